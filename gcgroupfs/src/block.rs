@@ -1,5 +1,4 @@
-//! Control and usage blocks as files: making ours, and refusing theirs unless it is exactly what it should
-//! be.
+//! Control and usage blocks as files: creates control blocks, and maps usage blocks after strict checks.
 //!
 //! It does not know what the fields mean.
 
@@ -14,12 +13,12 @@ use nix::unistd::ftruncate;
 
 use crate::sys::{ControlMap, UsageMap};
 
-/// What keeps a file's size as it is: without these, a mapping of it can be made to fault.
+/// Seals that fix a file's size: without them, access to a mapping can be made to fault.
 const FIXED_SIZE: SealFlag = SealFlag::F_SEAL_SHRINK
     .union(SealFlag::F_SEAL_GROW)
     .union(SealFlag::F_SEAL_SEAL);
 
-/// Makes an empty control block, mapped writable here and for everyone else read-only for ever.
+/// Creates an empty control block, writable only through the mapping returned.
 ///
 /// # Errors
 /// Out of memory or descriptors.
@@ -30,7 +29,7 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
     )?;
     ftruncate(&file, i64::try_from(CONTROL_SIZE).map_err(|_| Errno::EFBIG)?)?;
     let map = ControlMap::new(&file).map_err(errno)?;
-    // F_SEAL_FUTURE_WRITE (Linux 5.1) spares the mapping that exists: ours.
+    // F_SEAL_FUTURE_WRITE (Linux 5.1) does not affect the existing mapping, which is ours.
     fcntl(
         &file,
         FcntlArg::F_ADD_SEALS(FIXED_SIZE | SealFlag::F_SEAL_FUTURE_WRITE),
@@ -38,20 +37,19 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
     Ok((map, file))
 }
 
-/// Whether the file is a memfd of fixed size. Closing one waits for nobody. The seals are asked for: that is
-/// answered by the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE
-/// mount waits for that somebody.
+/// Returns whether the file is a memfd of fixed size, whose close never blocks. Queries the seals: the kernel
+/// answers that itself for every kind of file, while even fstat(2) of a file on a FUSE mount waits for its
+/// server.
 pub fn is_memfd(file: &OwnedFd) -> bool {
-    // A file of an ordinary tmpfs has F_SEAL_SEAL alone, so the others say that it is a memfd.
+    // A file on an ordinary tmpfs has only F_SEAL_SEAL, so the other seals identify a memfd.
     fcntl(file, FcntlArg::F_GET_SEALS)
         .is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(FIXED_SIZE))
 }
 
-/// Maps a usage block that a process sent.
+/// Maps a usage block received from a process.
 ///
 /// # Errors
-/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be
-/// written.
+/// `EINVAL` if it is not a memfd of the exact size whose size is sealed; `EPERM` if it cannot be written.
 pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
     if !is_memfd(file) {
         return Err(Errno::EINVAL);
@@ -66,13 +64,13 @@ fn errno(error: std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-/// Usage blocks as processes make them.
+/// Usage blocks as processes create them.
 #[cfg(any(test, fuzzing))]
 #[allow(clippy::unwrap_used, reason = "for tests")]
 pub mod theirs {
     use super::*;
 
-    /// As a well-behaved hook makes it, but for the size and seals asked for.
+    /// Creates a usage block as a well-behaved hook does, with the given size and seals.
     pub fn usage_file(size: usize, seals: SealFlag) -> OwnedFd {
         let file = memfd_create("usage", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&file, i64::try_from(size).unwrap()).unwrap();
@@ -80,7 +78,7 @@ pub mod theirs {
         file
     }
 
-    /// As above, in order.
+    /// Creates a valid usage block.
     pub fn good_usage_file() -> OwnedFd {
         usage_file(USAGE_SIZE, FIXED_SIZE)
     }
@@ -96,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_block_is_writable_here_and_nowhere_else() {
+    fn control_block_is_writable_only_by_its_mapping() {
         let (ours, file) = new_control().unwrap();
         let theirs = memmap2::MmapOptions::new()
             .map_raw_read_only(&file.as_fd())
@@ -113,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_block_cannot_be_opened_anew_unsealed_or_emptied() {
+    fn control_block_cannot_be_reopened_unsealed_or_emptied() {
         use std::os::fd::AsRawFd;
 
         use nix::fcntl::{FallocateFlags, fallocate};
@@ -135,7 +133,7 @@ mod tests {
             );
             let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             assert!(fallocate(file, hole, 0, length).is_err(), "emptied");
-            // No seal can be taken off, and none put on, such as one against our own writing.
+            // No seal can be removed, and none added, such as one against our own writes.
             for seal in [SealFlag::empty(), SealFlag::F_SEAL_WRITE] {
                 assert_eq!(fcntl(file, FcntlArg::F_ADD_SEALS(seal)), Err(Errno::EPERM));
             }
@@ -144,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn a_good_usage_block_is_mapped() {
+    fn valid_usage_block_is_mapped() {
         let map = map_usage(&good_usage_file()).unwrap();
         assert!(!map.is_understood());
     }
 
     #[test]
-    fn a_usage_block_of_another_size_is_refused() {
+    fn usage_block_of_another_size_is_refused() {
         for size in [
             0,
             USAGE_SIZE - 4096,
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_block_that_could_still_change_size_is_refused() {
+    fn usage_block_of_variable_size_is_refused() {
         for missing in [
             SealFlag::F_SEAL_SHRINK,
             SealFlag::F_SEAL_GROW,
@@ -179,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_block_in_which_nothing_can_be_granted_is_refused() {
+    fn read_only_usage_block_is_refused() {
         for seal in [SealFlag::F_SEAL_WRITE, SealFlag::F_SEAL_FUTURE_WRITE] {
             let file = usage_file(USAGE_SIZE, FIXED_SIZE | seal);
             assert_eq!(map_usage(&file).unwrap_err(), Errno::EPERM, "{seal:?}");
@@ -187,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_memfd_are_refused() {
+    fn file_that_is_no_memfd_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(USAGE_SIZE as u64).unwrap();
         assert_eq!(map_usage(&file.into()).unwrap_err(), Errno::EINVAL);

@@ -1,7 +1,6 @@
-//! The FUSE adapter: kernel requests in, calls on the tree, replies out. The only module that imports fuser.
-//! It knows inodes, open files and replies, and neither a file by name nor a controller. Here is what it
-//! consists of, and how it begins.
-//!
+//! The FUSE adapter: translates kernel requests into calls of the tree and replies. It is the only module
+//! that imports fuser. It knows inodes, open files and replies, but no file by name and no controller. This
+//! file has its parts and its start.
 #![doc = include_str!("fuse/fuse.md")]
 
 mod adapter;
@@ -47,25 +46,25 @@ pub use announce::Spot;
 pub use forget::{Forgetter, deliver, done, next};
 pub use relay::Attended;
 
-/// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a
-/// third more (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two
-/// requests that somebody does).
+/// Number of request loops. One, since no callback waits and a panic in one is caught. A second one costs
+/// every `cat` a third more (25 us instead of 18): the kernel wakes it for the release, for which no process
+/// waits.
 const LOOPS: usize = 1;
 
-/// How the daemon came by its end of the mount, an open /dev/fuse.
+/// Origin of the open /dev/fuse.
 #[derive(Debug)]
 pub enum Link {
     /// Just mounted.
     Fresh(OwnedFd),
-    /// Kept by a supervisor. Others may have answered over it before.
+    /// Kept by a supervisor; earlier daemons may have answered over it.
     Kept(Kept),
 }
 
-/// Answers the requests of what is mounted at `spot`, on threads of its own. Calls `ended` when the mount is
-/// gone, or with the error that ended it. Gives what is to be stopped before it is unmounted.
+/// Answers the requests of the mount at `spot` on separate threads. Calls `ended` when the mount is gone, or
+/// with the error that ended it. Returns the invalidation helper, to be stopped before unmounting.
 ///
 /// # Errors
-/// If the kernel's first message is not understood, or there are no threads to be had.
+/// The kernel's first message is not understood, or no thread can be started.
 pub fn serve(
     tree: Arc<Tree>,
     link: Link,
@@ -90,7 +89,7 @@ pub fn serve(
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
     let (session, forgetter, takeover) = match link {
-        // Who may come in is the kernel's to say, by the mount's options.
+        // The kernel decides who has access, by the mount's options.
         Link::Fresh(device) => {
             let forgetter =
                 Forgetter::helped(Relay::new(launcher.clone(), device.try_clone()?, spot.clone()));
@@ -123,10 +122,10 @@ pub fn serve(
     Ok(forgetter)
 }
 
-/// Reads the kernel's first message, for daemons that are to take over from one another.
+/// Reads FUSE_INIT, for daemons that replace one another.
 ///
 /// # Errors
-/// The kernel does not send again what one of them has left unanswered.
+/// The kernel cannot resend requests left unanswered by an earlier daemon.
 pub fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
     takeover::first_message(device)
 }

@@ -1,6 +1,5 @@
-//! What fuzzers feed: each target takes any bytes, and panics when something is not as it must be with any
-//! bytes. The programs around them are in gcgroupfs/fuzz; a test runs each target over its seeds, and over
-//! many spoilt copies.
+//! Fuzz targets: each takes any bytes and panics if an invariant is violated. The programs around them are in
+//! gcgroupfs/fuzz; a test runs each target over its seeds and over many corrupted copies.
 
 #![allow(clippy::unwrap_used, reason = "a failure is what is looked for")]
 
@@ -18,10 +17,10 @@ use crate::tree::fixture::{OWNER, ROOT, World};
 use crate::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
 use crate::{config, journal, sys};
 
-/// Takes any bytes.
+/// Function under test, which takes any bytes.
 pub type Target = fn(&[u8]);
 
-/// Each by the name of its program and of its directory of seeds.
+/// Targets, by the name of their program and of their directory of seeds.
 pub const TARGETS: &[(&str, Target)] = &[
     ("message", message),
     ("store", store),
@@ -36,8 +35,8 @@ thread_local! {
     static WORLD: OnceCell<(World, ProcessId)> = const { OnceCell::new() };
 }
 
-/// With a tree of two devices and of one process in a group in a group, which keeps what earlier inputs have
-/// done to it.
+/// Calls `body` with a tree of two devices and one process in a nested group, which keeps the effects of
+/// earlier inputs.
 fn with_world(body: impl FnOnce(&World, ProcessId)) {
     WORLD.with(|world| {
         let (world, id) = world.get_or_init(|| {
@@ -49,12 +48,12 @@ fn with_world(body: impl FnOnce(&World, ProcessId)) {
             (world, id)
         });
         body(world, *id);
-        // Nobody else listens.
+        // Cannot fail: there is no other listener.
         drop(world.take_notices());
     });
 }
 
-/// A packet on the socket, of a hook's registration or of a request.
+/// Decodes a packet on the socket, as a registration or a request.
 pub fn message(packet: &[u8]) {
     let _ = message::tag(packet);
     if let Ok(hello) = Hello::from_bytes(packet) {
@@ -87,7 +86,7 @@ pub fn message(packet: &[u8]) {
     });
 }
 
-/// A write to a control file: the first byte says which, and as whom; the rest is what is written.
+/// Writes to a control file: the first byte selects the file and the caller, the rest is the data.
 pub fn store(data: &[u8]) {
     let Some((which, text)) = data.split_first() else {
         return;
@@ -127,7 +126,7 @@ pub fn store(data: &[u8]) {
     });
 }
 
-/// A process that writes what it likes into its usage block: pairs of a word's number and its new value.
+/// Writes to the usage block as a hostile process: pairs of a word's index and its new value.
 pub fn usage(data: &[u8]) {
     with_world(|world, id| {
         let blocks = world.tree.blocks(id).unwrap();
@@ -144,13 +143,13 @@ pub fn usage(data: &[u8]) {
     });
 }
 
-/// The files of a directory that can be read.
+/// Returns the readable files of a directory.
 fn readable(world: &World, place: Place) -> impl Iterator<Item = &'static ControlFile> {
     let files = file::files_in(&world.tree, place).unwrap();
     files.filter(|file| !matches!(file.io, Io::Write(_)))
 }
 
-/// Everything that there is to read.
+/// Reads all files.
 fn show_all(world: &World) {
     for path in ["", "100", "100/0", "100/1", "team", "team/a", "team/a/0"] {
         let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
@@ -172,7 +171,7 @@ fn show_all(world: &World) {
     }
 }
 
-/// Everything that there is to read in a directory and below.
+/// Reads all files in a directory and below.
 fn show_tree(world: &World, place: Place) {
     for file in readable(world, place) {
         file.show(&world.tree, place).unwrap();
@@ -182,7 +181,7 @@ fn show_tree(world: &World, place: Place) {
     }
 }
 
-/// A state file: whatever is understood of it is written so that it is understood again.
+/// Reads a state file: what is understood must be written so that it is understood again.
 pub fn settings(text: &[u8]) {
     journal::check::<Saved>(text);
     if let Ok(saved) = serde_json::from_slice::<Saved>(text) {
@@ -208,8 +207,8 @@ pub fn settings(text: &[u8]) {
     }
 }
 
-/// A configuration: either it is refused with the place of what is wrong, or whatever process comes is led to
-/// a group that can be made, or to none.
+/// Reads a configuration: either it is refused with the position of the error, or every process is assigned
+/// to a group that can be created, or to none.
 pub fn configuration(text: &[u8]) {
     let Ok(text) = str::from_utf8(text) else { return };
     let (nr_lines, path) = (text.matches('\n').count() + 1, Path::new("gcgroupfs.toml"));
@@ -266,10 +265,10 @@ mod tests {
 
     use super::*;
 
-    /// Spoilt copies of each seed.
+    /// Number of corrupted copies of each seed.
     const COPIES: u64 = 300;
 
-    /// xorshift64*: the same numbers each time.
+    /// Random numbers by xorshift64*, the same in each run.
     struct Numbers(u64);
 
     impl Numbers {
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_bears_its_seeds_and_what_becomes_of_them() {
+    fn every_target_accepts_its_seeds_and_corrupted_copies() {
         let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
         for (name, target) in TARGETS {
             let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_has_its_program() {
+    fn every_target_has_a_program() {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/Cargo.toml");
         let manifest = fs::read_to_string(manifest).unwrap();
         let programs = manifest.lines().filter_map(|line| line.strip_prefix("name = \""));

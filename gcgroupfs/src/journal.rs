@@ -1,14 +1,14 @@
-//! The state file: every setting, so that a daemon that starts again has it.
+//! The journal: a state file with all settings, for the next daemon.
 //!
-//! A first line with the boot id, then one JSON line for each change, appended by one write(2) before the
-//! write that caused it is answered; a daemon killed at any point loses at most the line it was writing. Each
-//! line holds all settings of one process or group and a number; of several for one of them the highest
-//! number counts, so that lines may be appended in any order. Lines have a version and a checksum ([`line`]).
-//! What settings are, the journal does not know.
+//! The first line has the boot id. After it comes one JSON line for each change, appended by one write(2)
+//! before the write that caused it is answered; a daemon killed at any point loses at most the line it was
+//! writing. Each line holds all settings of one process or group, and a number; of several lines with one key
+//! the highest number counts, so lines may be appended in any order. Lines have a version and a checksum
+//! ([`line`]). The journal does not know what the settings mean.
 //!
-//! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored
-//! are held in memory, the latest of each process and group, and [`Journal::tend`] tries again. A change is
-//! answered all the same.
+//! A full or read-only disk or a removed file is survived: lines that cannot be stored are held in memory,
+//! the latest of each process and group, and [`Journal::tend`] tries again. Changes are acknowledged
+//! meanwhile.
 
 mod key;
 mod line;
@@ -40,38 +40,38 @@ use self::stored::Stored;
 /// The file's name in the state directory.
 const NAME: &str = "settings.jsonl";
 
-/// Bytes appended since the last compaction that call for another, if that left less. So a file has no more
-/// than twice what is to be kept and this, and rewriting it costs no more than appending has. Lines that are
-/// held in memory are bounded by as much.
+/// Minimum number of bytes appended since the last compaction before the next one, which also waits until as
+/// much has been appended as was left. So a file is at most twice as long as what it must keep, plus this,
+/// and rewriting costs no more than appending. Also bounds the lines held in memory.
 const COMPACT_AFTER: u64 = 1 << 20;
 
-/// Bytes of lines in memory up to which each new change tries to store all of them.
+/// While the held lines are at most this long, in bytes, each new change tries to store all of them.
 const AT_ONCE: u64 = 64 << 10;
 
-/// The first and the longest pause between two attempts to store what could not be stored.
+/// First and longest pause between two attempts to store held lines.
 const RETRY: Duration = Duration::from_millis(250);
 const LONGEST_RETRY: Duration = Duration::from_secs(8);
 
-/// The least time between two times that trouble is logged.
+/// Minimum time between two log lines about the journal's trouble.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether the file is still there.
+/// Interval between checks that the file still exists.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// How well settings are stored.
+/// Condition of the journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether there are settings that the next daemon would not have.
+    /// Whether there are settings that are not stored.
     pub is_degraded: bool,
-    /// Lines that were damaged in the file that this daemon found at its start; 1 if it was not understood.
+    /// Number of damaged lines in the file that this daemon found; 1 if the format was unknown.
     pub nr_damaged: u64,
 }
 
-/// An open state file. Locked for as long as it is open, so that no other daemon writes it.
+/// An open state file, locked while it is open, so that no other daemon writes it.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// This boot's id.
+    /// Boot id of the running system.
     boot: String,
     header: Vec<u8>,
     next: AtomicU64,
@@ -81,13 +81,13 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins the state file in `directory` and returns what is on file of those that `sift` keeps.
-    /// What it changes takes the place of what was there in one step. Where the file system refuses that, the
-    /// journal goes on with the old file, or without any.
+    /// Opens or creates the state file in `directory` and returns the stored records that `sift` keeps. The
+    /// file is replaced atomically. If the file system refuses that, the journal continues with the old file,
+    /// or without any.
     ///
     /// # Errors
-    /// The file is another user's, can be written by others, or is no regular file, or another daemon holds
-    /// it.
+    /// The file belongs to another user, can be written by others or is not a regular file, or another daemon
+    /// holds its lock.
     pub fn open<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
@@ -97,12 +97,11 @@ impl Journal {
         Self::begin(path, locked, sift)
     }
 
-    /// As [`open`](Self::open), but does not mind a lock that is held by a predecessor that was killed and
-    /// cannot end: it writes no more, and what it has locked is no longer the file of that name when this is
-    /// done.
+    /// Opens the state file like [`open`](Self::open), but ignores a lock held by a killed predecessor that
+    /// cannot exit: it writes no more, and the file that it has locked is replaced here.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The same as for [`open`](Self::open).
     pub fn open_beside_killed<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
@@ -110,7 +109,7 @@ impl Journal {
         let path = directory.join(NAME);
         let locked = match place::lock(&path) {
             Err(refusal @ Refusal::InUse(_)) => {
-                warn!("{refusal}: by a daemon that was killed");
+                warn!("{refusal}: the holder is a killed daemon");
                 place::open(&path)
             }
             locked => locked,
@@ -127,14 +126,14 @@ impl Journal {
         let (file, text) = match locked.and_then(|file| place::read_all(&path, file)) {
             Ok((file, text)) => (Some(file), text),
             Err(refusal @ Refusal::System { .. }) => {
-                warn!("{refusal}: goes on without what was stored there");
+                warn!("{refusal}: continuing without the stored settings");
                 (None, Vec::new())
             }
             Err(refusal) => return Err(refusal.into()),
         };
         let mut replay = Replay::of(&text, &boot);
         let mut before = replay.hashes()?;
-        // A last line that lacks its newline is cut off and stored again.
+        // A last line without a newline is cut off and stored again.
         replay.tail.and_then(|tail| before.remove(&tail));
         replay.sift(sift);
         let mut stored = Stored::new(file, replay.end as u64);
@@ -142,7 +141,7 @@ impl Journal {
         if replay.end < text.len() {
             match replay.fault {
                 None => stored.cut(),
-                // All of it is to be in the copy.
+                // The copy must contain all of it.
                 Some(_) => stored.is_spoilt = true,
             }
         }
@@ -174,8 +173,8 @@ impl Journal {
         ))
     }
 
-    /// Stores what was read and sifted: in a fresh file, or, if there can be none, as what has changed in the
-    /// old one.
+    /// Stores the records that were read and sifted: in a new file or, if none can be created, as changed
+    /// lines appended to the old one.
     fn store_sifted<S: Serialize + DeserializeOwned + Default>(
         &self,
         replay: &Replay<S>,
@@ -206,13 +205,13 @@ impl Journal {
         Ok(())
     }
 
-    /// The number for a change: take it where changes are ordered, before [`Self::append`].
+    /// Returns the next record number. Take it where changes are ordered, before [`Self::append`].
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Relaxed)
     }
 
-    /// Stores all settings of a process. What cannot be stored is held in memory until [`tend`](Self::tend)
-    /// can.
+    /// Stores all settings of a process. A record that cannot be stored is held in memory until
+    /// [`tend`](Self::tend) can store it.
     pub fn append<S: Serialize>(&self, seq: u64, key: Key, settings: &S) {
         self.append_all(&[(seq, key, settings)]);
     }
@@ -224,7 +223,7 @@ impl Journal {
             .map(|(seq, key, settings)| Ok((*seq, *key, self.line(*seq, *key, settings)?)));
         let lines = match lines.collect::<io::Result<Vec<_>>>() {
             Ok(lines) => lines,
-            // No settings are such.
+            // Cannot happen: all settings can be encoded.
             Err(error) => return warn!("settings cannot be written as JSON: {error}"),
         };
         let mut state = self.state.lock();
@@ -247,7 +246,7 @@ impl Journal {
         self.note(&mut state, stored);
     }
 
-    /// Returns how well settings are stored now.
+    /// Returns the journal's condition.
     pub fn condition(&self) -> Condition {
         Condition {
             is_degraded: self.is_degraded.load(Relaxed),
@@ -255,19 +254,18 @@ impl Journal {
         }
     }
 
-    /// Returns whether [`Self::tend`] has something to do now. Never waits for a disk: not so while somebody
-    /// writes, who asks then.
+    /// Returns whether [`Self::tend`] has work to do. Never waits for a disk: returns false while another
+    /// thread writes, which checks afterwards.
     pub fn is_due(&self) -> bool {
         let state = self.state.try_lock();
         state.is_some_and(|state| state.is_wanting() && state.due.is_none())
     }
 
-    /// Stores what could not be stored, makes the file again where somebody has removed it, and keeps the
-    /// file short. To be called by one thread, at the latest when it says; a failure makes it wait longer
-    /// each time.
+    /// Stores held lines, creates the file again if it was removed, and compacts it. Called by one thread, at
+    /// the latest at the time returned; each failure lengthens the pause.
     pub fn tend(&self, now: Instant, is_alive: impl Fn(Key) -> bool) -> Instant {
         let Some(mut state) = self.state.try_lock() else {
-            // Somebody writes, perhaps to a slow disk.
+            // Another thread writes, perhaps to a slow disk.
             return now + RETRY;
         };
         if now.saturating_duration_since(state.checked) >= CHECK {
@@ -304,8 +302,8 @@ impl Journal {
         state.due.map_or(check, |due| due.min(check))
     }
 
-    /// Rewrites the file without what is superseded or of dead processes, and with what is held in memory.
-    /// Appending goes on meanwhile: only the lines that came during the rewriting are copied under the lock.
+    /// Rewrites the file without lines that are superseded or of dead processes, and with the lines held in
+    /// memory. Appending continues meanwhile: only lines added during the rewrite are copied under the lock.
     ///
     /// # Errors
     /// The file system refuses; the old file is then still in place.
@@ -321,18 +319,19 @@ impl Journal {
         if replaced.is_err() && self.state.lock().nr_held_bytes > COMPACT_AFTER {
             let dead: Vec<Key> = held.into_iter().filter(|key| !is_alive(*key)).collect();
             let mut state = self.state.lock();
-            // Lines of the dead may be on file, which counts on their being superseded.
+            // The file may have older lines of these processes, which the dropped lines would have
+            // superseded.
             state.is_spoilt = true;
             dead.iter().for_each(|key| state.release(key));
         }
         replaced
     }
 
-    /// Puts a file that begins with `text` in the place of the one that is there, of which it holds the first
+    /// Replaces the current file by one that begins with `text`, which stands for the current file's first
     /// `end` bytes.
     fn replace(&self, text: &[u8], end: usize) -> io::Result<()> {
         let is_ours = (self.state.lock().file.as_ref()).is_some_and(|file| place::is_at(file, &self.path));
-        // No other daemon may have made a file of that name meanwhile.
+        // Fails if another daemon has created a file of that name meanwhile.
         let found = match is_ours {
             true => None,
             false => {
@@ -361,7 +360,7 @@ impl Journal {
         line::encode(&self.boot, &Record { seq, key, settings })
     }
 
-    /// Notes whether settings could be stored, and logs it where that is not as it was.
+    /// Records whether settings could be stored, and logs a change of that.
     fn note(&self, state: &mut Stored, stored: io::Result<()>) {
         let path = self.path.display();
         match (stored, self.is_degraded.load(Relaxed)) {
@@ -374,7 +373,7 @@ impl Journal {
             (Err(error), false) => {
                 self.is_degraded.store(true, Relaxed);
                 let now = Instant::now();
-                // A disk that is nearly full takes some lines and not others.
+                // A nearly full disk stores some lines and not others.
                 state.is_told = state
                     .told
                     .is_none_or(|told| now.saturating_duration_since(told) >= QUIET);

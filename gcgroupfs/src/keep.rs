@@ -1,6 +1,6 @@
-//! What a supervisor keeps for the daemons that it starts one after another: the two ends that the world
-//! knows (the mount's and the socket's), and what one daemon has told the kernel and the next must know. It
-//! does not know what the kernel is told.
+//! What a supervisor keeps for the daemons that it starts one after another: /dev/fuse and the listening
+//! socket, and what one daemon has told the kernel and the next must know. The contents are opaque to this
+//! module.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 
 use crate::sys;
 
-/// How many processes, and how many files that are polled, are remembered. Of more, the successor is not
-/// told: a reader may then find a process missing for a moment, and a poller sleep until the next change.
+/// Capacity for processes, and for polled files. What does not fit is unknown to the next daemon: a reader
+/// may then briefly miss a process, and a poller sleep until the next change.
 const NR_SLOTS: u64 = 16 << 10;
 
-/// What a daemon takes over.
+/// What a daemon takes over from the supervisor.
 #[derive(Debug)]
 pub struct Kept {
     /// The open /dev/fuse.
@@ -30,22 +30,22 @@ pub struct Kept {
     pub number: u64,
     /// The listening socket.
     pub listener: OwnedFd,
-    /// The kernel's first message over the device, which only the first daemon would have seen.
+    /// FUSE_INIT, which only the first daemon could read from the device.
     pub init: Vec<u8>,
-    /// Takes notifications, as [`crate::fuse`] words them, and writes them to the device.
+    /// Receives notifications in the format of [`crate::fuse`] and has them written to the device.
     pub relay: OwnedFd,
-    /// Processes that the kernel may know.
+    /// Processes whose names the kernel may have cached.
     pub roster: Arc<Slots<24>>,
-    /// Files that are polled.
+    /// Polled files.
     pub pollers: Arc<Slots<8>>,
-    /// The configuration that holds.
+    /// The configuration in force.
     pub configuration: Arc<Note>,
-    /// The daemon's end of its line to the supervisor: it answers each packet with one, and closes it by
-    /// ending.
+    /// The daemon's end of its socket to the supervisor: it answers each packet with one, and closes the
+    /// socket by ending.
     pub line: OwnedFd,
 }
 
-/// [`Kept`] as an argument: numbers of descriptors that are inherited, and the device's.
+/// [`Kept`] as a command line argument: numbers of inherited descriptors, and the mount's device number.
 #[derive(Debug, Clone)]
 pub struct Inheritance {
     numbers: [i32; 8],
@@ -90,10 +90,11 @@ impl Keeper {
         })
     }
 
-    /// What to tell a daemon, which inherits all of it and its own line to the supervisor.
+    /// Returns the argument for a daemon, which inherits these descriptors and `line`, its socket to the
+    /// supervisor.
     ///
     /// # Errors
-    /// None that is known.
+    /// A descriptor's close-on-exec flag cannot be changed; no such case is known.
     pub fn bequeath(&self, line: &OwnedFd) -> io::Result<Inheritance> {
         let all = [
             &self.device,
@@ -116,10 +117,10 @@ impl Keeper {
 }
 
 impl Inheritance {
-    /// Takes what was inherited, once.
+    /// Takes ownership of the inherited descriptors. Call once.
     ///
     /// # Errors
-    /// It was not.
+    /// A descriptor was not inherited.
     pub fn take(&self) -> io::Result<Kept> {
         let mut taken = Vec::new();
         for number in self.numbers {
@@ -167,7 +168,7 @@ impl FromStr for Inheritance {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "is the supervisor's to give".to_owned();
+        let wrong = || "is reserved for the supervisor".to_owned();
         let (numbers, device) = text.rsplit_once(',').ok_or_else(wrong)?;
         let numbers: Result<Vec<i32>, _> = numbers.split(',').map(str::parse).collect();
         let numbers = numbers.map_err(|_| wrong())?.try_into().map_err(|_| wrong())?;
@@ -176,21 +177,21 @@ impl FromStr for Inheritance {
     }
 }
 
-/// A text that outlives who wrote it.
+/// A text in shared memory that outlives its writer.
 #[derive(Debug)]
 pub struct Note(File);
 
 impl Note {
-    /// Takes the place of what was written before. Who is killed meanwhile leaves nothing.
+    /// Replaces the text. A writer that is killed meanwhile leaves no text.
     pub fn put(&self, text: &str) {
         let result =
             (self.0.set_len(0)).and_then(|()| self.0.write_all_at(format!("{text}\n").as_bytes(), 0));
         if let Err(error) = result {
-            tracing::debug!(%error, "cannot leave a note for a successor");
+            tracing::debug!(%error, "cannot store a record for the next daemon");
         }
     }
 
-    /// What was written last; none, if nothing was.
+    /// Returns the text written last, if any.
     pub fn get(&self) -> Option<String> {
         let mut bytes = Vec::new();
         let mut file = &self.0;
@@ -200,8 +201,8 @@ impl Note {
     }
 }
 
-/// Records of `N` bytes in shared memory, which outlive who writes them. Each is written by one pwrite(2), so
-/// there is no half of one.
+/// Records of `N` bytes in shared memory, which outlive their writer. Each is written by one pwrite(2), so
+/// none is torn.
 #[derive(Debug)]
 pub struct Slots<const N: usize> {
     file: File,
@@ -228,8 +229,8 @@ impl<const N: usize> Slots<N> {
         }
     }
 
-    /// What a predecessor has left. It is kept until [`remove`](Self::remove)d. Call once, before anything is
-    /// put.
+    /// Returns the records left by a predecessor. Each is kept until it is [`remove`](Self::remove)d. Call
+    /// once, before [`put`](Self::put).
     ///
     /// # Errors
     /// The memory cannot be read.
@@ -251,7 +252,7 @@ impl<const N: usize> Slots<N> {
         Ok(state.at.keys().copied().collect())
     }
 
-    /// Remembers a record, if there is room and it is not there yet.
+    /// Stores a record, if there is room and it is not stored yet.
     pub fn put(&self, record: [u8; N]) {
         let mut state = self.state.lock();
         if state.at.contains_key(&record) {
@@ -280,7 +281,7 @@ impl<const N: usize> Slots<N> {
     fn write(&self, at: u64, record: [u8; N]) -> bool {
         let result = self.file.write_all_at(&record, at * N as u64);
         if let Err(error) = &result {
-            tracing::debug!(%error, "cannot leave a note for a successor");
+            tracing::debug!(%error, "cannot store a record for the next daemon");
         }
         result.is_ok()
     }
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_outlive_who_wrote_them() {
+    fn records_outlive_their_writer() {
         let file = tempfile::tempfile().unwrap();
         let first = Slots::<8>::new(file.try_clone().unwrap());
         for number in 1..=5_u64 {
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_what_was_written_last() {
+    fn note_is_what_was_written_last() {
         let file = tempfile::tempfile().unwrap();
         let note = Note(file.try_clone().unwrap());
         assert_eq!(note.get(), None);
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inheritance_is_read_as_it_is_written() {
+    fn inheritance_is_read_as_it_is_written() {
         let text = "3,4,5,6,7,8,9,10,58";
         assert_eq!(text.parse::<Inheritance>().unwrap().to_string(), text);
         for wrong in ["", "1", "3,4,5,6,7,8,9,58", "a,4,5,6,7,8,9,10,58"] {

@@ -1,8 +1,8 @@
-//! Mounting and unmounting at a path. It knows neither FUSE messages nor what is in the tree.
+//! Mounts and unmounts at a path. This module knows neither FUSE messages nor the tree.
 //!
-//! We call mount(2) and umount2(2) ourselves: unmounting must work while clients hold files open, and
-//! starting must work on what a killed predecessor has left, a dead mount on which every path look-up fails.
-//! So the mount point is never looked at before /proc/self/mountinfo has been.
+//! It calls mount(2) and umount2(2) directly: unmounting must work while clients hold files open, and a new
+//! daemon must start on what a killed predecessor has left, a dead mount on which every path lookup fails. So
+//! /proc/self/mountinfo is always read before the mount point is touched.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -28,40 +28,41 @@ pub use watch::Watch;
 
 use abort::abort_dead;
 
-/// The type under which the kernel lists the mount.
+/// File system type in mountinfo.
 const TYPE: &str = "fuse.gcgroup";
 
-/// How long a mount at our place may take to show whether anybody answers for it.
+/// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// As many links as the kernel follows.
+/// Maximum number of symbolic links followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// What is mounted; dropping it unmounts.
+/// A mount; dropping it unmounts.
 #[derive(Debug)]
 pub struct Mount {
     point: PathBuf,
-    /// The kernel's number for it, so that we never unmount what somebody else has mounted there since.
+    /// Mount id, so that a mount made there later by another process is never unmounted.
     id: Option<u64>,
     device: u64,
 }
 
 impl Mount {
-    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there: those that
-    /// nobody answers for, and those of `source`, which is ours now. Gives the open /dev/fuse over which the
-    /// kernel will ask, and which must be answered from now on.
+    /// Mounts at `point`, creating the directory if missing, and replaces dead mounts there: those for which
+    /// no daemon answers, and those of `source`, which this daemon now owns. Returns the open /dev/fuse,
+    /// whose requests must be answered from now on.
     ///
-    /// The kernel lists the mount as that of `source`, the daemon's socket, by which [`point_of`] finds it.
-    /// Without `allow_other`, it lets nobody in but who mounts.
+    /// The kernel lists `source`, the daemon's socket, as the mounted device, by which [`point_of`] finds the
+    /// mount. Without `allow_other` only the mounting user has access.
     ///
     /// # Errors
-    /// `EBUSY` if another daemon answers there; what mount(2) or, for others than root, fusermount3 says.
+    /// `EBUSY` if another daemon answers there; errors of mount(2) or, for users other than root,
+    /// fusermount3.
     pub fn new(point: &Path, source: &Path, allow_other: bool) -> io::Result<(Self, OwnedFd)> {
         let point = absolute(point)?;
         replace_dead(&point, source)?;
-        // Parents made on the way are for everybody to pass through, as /run and /sys/fs/cgroup are.
+        // New parent directories can be searched by all users, like /run and /sys/fs/cgroup.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
-        // There may have been a link in what was missing.
+        // A missing component may have been a link.
         let point = absolute(&point)?;
         let device = if geteuid().is_root() {
             mount_as_root(&point, source, allow_other)?
@@ -84,16 +85,16 @@ impl Mount {
         &self.point
     }
 
-    /// The number of the device that files on it have, as stat(2) tells it.
+    /// Returns the device number that stat(2) reports for its files.
     pub fn device(&self) -> u64 {
         self.device
     }
 
-    /// Takes the mount out of the file system at once, also while clients hold files open. Theirs go on
-    /// working for as long as the daemon does.
+    /// Detaches the mount at once, even while clients hold files open. These files work as long as the daemon
+    /// runs.
     ///
     /// # Errors
-    /// What umount2(2) or fusermount3 says. None if it has been unmounted already.
+    /// Those of umount2(2) or fusermount3. None if it is unmounted already.
     pub fn unmount(&mut self) -> io::Result<()> {
         let Some(id) = self.id.take() else { return Ok(()) };
         match mounts(&self.point)?.last() {
@@ -143,7 +144,7 @@ fn detach(point: &Path) -> io::Result<()> {
     }
 }
 
-/// Detaches every mount of ours at `point` that nobody answers for any more.
+/// Detaches every gcgroupfs mount at `point` for which no daemon answers.
 fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
     while let Some(top) = mounts(point)?.last().filter(|top| top.is_ours) {
         if top.source != source && is_alive(point)? {
@@ -159,14 +160,14 @@ fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a daemon answers for the mount at `point`. Asked on a thread of its own, since one that neither
-/// answers nor dies would keep us for ever.
+/// Returns whether a daemon answers for the mount at `point`. Checked on a separate thread, because a daemon
+/// that neither answers nor dies would block the caller for ever.
 fn is_alive(point: &Path) -> io::Result<bool> {
     let (sender, receiver) = channel();
     let point = point.to_owned();
     thread::Builder::new()
         .name("probe".to_owned())
-        // Opening asks the daemon; attributes alone may come from the kernel's memory.
+        // Opening sends a request to the daemon; attributes may come from the kernel's cache.
         .spawn(move || sender.send(File::open(point)))?;
     match receiver.recv_timeout(PATIENCE) {
         Ok(Ok(_)) => Ok(true),
@@ -179,7 +180,7 @@ fn is_alive(point: &Path) -> io::Result<bool> {
     }
 }
 
-/// Where the daemon that listens on `socket` shows its control files, if it shows them to us.
+/// Returns the mount point of the daemon that listens on `socket`, if it is visible to this process.
 pub fn point_of(socket: &Path) -> Option<PathBuf> {
     let socket = std::path::absolute(socket).ok()?;
     let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -189,13 +190,13 @@ pub fn point_of(socket: &Path) -> Option<PathBuf> {
         .map(|entry| entry.point)
 }
 
-/// Whether the mount of this device number is listed at `point`, though its connection has ended: it was not
-/// unmounted.
+/// Returns whether the mount with this device number is still listed at `point`: it was not unmounted,
+/// although its connection has ended.
 pub fn is_listed(point: &Path, device: u64) -> bool {
     ours(point).is_ok_and(|entries| entries.iter().any(|entry| entry.device == device))
 }
 
-/// Whether `path`, an absolute one, lies on a mount of ours.
+/// Returns whether `path`, an absolute path, lies on a gcgroupfs mount.
 pub fn has(path: &Path) -> bool {
     fs::read_to_string("/proc/self/mountinfo").is_ok_and(|text| {
         let entries = visible(&text);
@@ -210,18 +211,18 @@ pub fn has(path: &Path) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     id: u64,
-    /// The mount that it is mounted on.
+    /// Id of the parent mount.
     parent: u64,
     device: u64,
     point: PathBuf,
-    /// What is mounted, in its own words: of ours, the daemon's socket.
+    /// Mount source: for our mounts, the daemon's socket.
     source: PathBuf,
     is_ours: bool,
-    /// Its root and not a directory in it.
+    /// Whether the root of the file system is mounted, not a directory in it.
     is_whole: bool,
 }
 
-/// What is mounted at `point`, the visible one last.
+/// Returns the mounts at `point`, the visible one last.
 fn mounts(point: &Path) -> io::Result<Vec<Entry>> {
     Ok(at(&fs::read_to_string("/proc/self/mountinfo")?, point))
 }
@@ -230,12 +231,12 @@ fn ours(point: &Path) -> io::Result<Vec<Entry>> {
     Ok(mounts(point)?.into_iter().filter(|entry| entry.is_ours).collect())
 }
 
-/// The mounts at `point`, of the text of /proc/self/mountinfo.
+/// Returns the mounts at `point` from the text of /proc/self/mountinfo.
 fn at(mountinfo: &str, point: &Path) -> Vec<Entry> {
     entries(mountinfo).filter(|entry| entry.point == point).collect()
 }
 
-/// Of several mounts at one point the last, which hides the others.
+/// Returns the visible mounts: of several at one point the last hides the others.
 fn visible(mountinfo: &str) -> Vec<Entry> {
     let mut last = BTreeMap::new();
     for entry in entries(mountinfo) {
@@ -244,7 +245,7 @@ fn visible(mountinfo: &str) -> Vec<Entry> {
     last.into_values().collect()
 }
 
-/// The text of /proc/self/mountinfo (proc(5)).
+/// Parses the text of /proc/self/mountinfo (proc(5)).
 fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
     mountinfo.lines().filter_map(|line| {
         let (fields, kind) = line.split_once(" - ")?;
@@ -268,7 +269,7 @@ fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// A path as the kernel writes it there: blanks, tabs, newlines and backslashes are `\ooo`.
+/// Decodes a path of mountinfo, in which blanks, tabs, newlines and backslashes are written `\ooo`.
 fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -287,11 +288,11 @@ fn unescaped(text: &str) -> String {
     })
 }
 
-/// The path as the kernel lists mounts under it: absolute and without links.
+/// Returns the path as the kernel lists mounts: absolute and without links.
 fn absolute(point: &Path) -> io::Result<PathBuf> {
     let mut point = below_links(point)?;
     for _ in 0..MAX_LINKS {
-        // On the last component a dead mount may sit. Of what is no link, this asks nobody.
+        // The last component may be a dead mount. Reading it as a link sends no request to a daemon.
         match fs::read_link(&point) {
             Ok(target) => point = below_links(&point.parent().unwrap_or(&point).join(target))?,
             Err(_) => return Ok(point),
@@ -300,7 +301,7 @@ fn absolute(point: &Path) -> io::Result<PathBuf> {
     Err(Errno::ELOOP.into())
 }
 
-/// The path without links but for its last component, which is not looked at.
+/// Resolves all links except that of the last component, which is not accessed.
 fn below_links(point: &Path) -> io::Result<PathBuf> {
     let point = std::path::absolute(point)?;
     match point.components().next_back() {
@@ -332,7 +333,7 @@ mod tests {
         95 22 0:51 / /other rw - fuse.sshfs host: rw\n";
 
     #[test]
-    fn mounts_are_found_by_place_in_order_and_by_type() {
+    fn mounts_are_found_by_path_and_type_in_order() {
         let found: Vec<_> = at(MOUNTINFO, Path::new("/gcgroup"))
             .iter()
             .map(|entry| (entry.id, entry.is_ours))
@@ -354,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn of_mounts_at_one_point_the_last_is_seen() {
+    fn last_of_several_mounts_at_a_point_is_visible() {
         let seen: Vec<_> = visible(MOUNTINFO).iter().map(|entry| entry.id).collect();
         assert_eq!(seen, [22, 93, 95, 96, 94]);
     }
 
     #[test]
-    fn a_mount_point_is_listed_without_links() {
+    fn mount_point_is_listed_without_links() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();

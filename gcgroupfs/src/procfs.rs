@@ -245,7 +245,7 @@ mod tests {
         READERS.lock().offenders.clear();
     }
     #[test]
-    fn processes_of_all_users_hold_up_so_many_threads() {
+    fn threads_blocked_by_all_users_are_bounded() {
         let mut readers = Readers::default();
         for pid in 0..u32::try_from(MAX_STUCK).unwrap() {
             assert!(readers.patience(1 << 23).is_ok());

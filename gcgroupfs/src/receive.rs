@@ -1,7 +1,5 @@
-//! The receiver: a disposable process that takes descriptors out of clients' messages.
-//!
-//! A client can send any descriptor, even one whose close waits for that client for ever: a file on its own
-//! FUSE mount. The daemon therefore never receives a descriptor from a client. It passes the client's
+//! A client can send any descriptor, even one whose close waits for that client for ever, such as a file on
+//! its own FUSE mount. So the daemon never receives a descriptor from a client. It passes the client's
 //! connection to this process, which receives the message and forwards the descriptor only if it is a memfd,
 //! whose close never waits. After anything else the receiver reports that and ends, which may take for ever;
 //! no process waits for it, and the daemon starts another. It holds nothing but its current task.
@@ -119,7 +117,8 @@ pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
             return Ok(());
         };
         let (taken, others) = take(&connection);
-        // Before the answer, while the daemon still has it, so this is not the last close, which could wait.
+        // Closed before the answer, while the daemon still has it: so this is not the last close, which could
+        // block.
         drop(connection);
         let error = taken.as_ref().map_or_else(|errno| *errno as i32, |_| 0);
         let is_last = !others.is_empty();
@@ -130,7 +129,7 @@ pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
         };
         send(daemon, &answer.to_bytes(), taken.ok().as_ref())?;
         if is_last {
-            // They are closed here, which may take for ever.
+            // The descriptors are closed here, which may take for ever.
             return Ok(());
         }
     }

@@ -1,9 +1,9 @@
-//! The socket: hooks register on it, the command line asks on it. One thread, one epoll loop, which never
-//! waits for anybody: not for a client that does not read, not for the closing of what a client sent, which
-//! never gets here.
+//! The daemon's Unix socket: hooks register on it, the command line sends requests on it. One thread runs one
+//! epoll loop, which never waits for a client, whether it does not read its answers or sent a descriptor that
+//! takes long to close (the daemon never holds such a descriptor).
 //!
-//! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
-//!
+//! All input is treated as hostile until it has been checked. This module does not know what control files
+//! mean.
 #![doc = include_str!("server/takeover.md")]
 
 pub mod answer;
@@ -57,37 +57,38 @@ pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
 pub use self::receivers::Start as StartReceiver;
 
-/// Lines a second that clients can have us log by what they do wrong.
+/// Log lines per second that misbehaving clients can cause.
 const MAX_COMPLAINTS: u32 = 5;
 
-/// What a user may take of the loop's time at once.
+/// Loop time that one user may use in one burst.
 const ADVANCE: Duration = Duration::from_millis(25);
 
-/// The unit of what depends on time.
+/// Granularity of timers in this module.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Connections that are looked at in one turn of the loop because their time has come: thousands may end at
+/// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
 /// once.
 const MAX_DUE: usize = 64;
 
-/// How often connections lost without a death are looked at.
+/// Interval between checks of processes whose connection was lost but that have not died.
 const TEND: Duration = Duration::from_secs(1);
 
-/// After so long, whoever was governed before a restart is back; groups that were there for others alone go.
-/// Those who are not back and live are looked for again then.
+/// Time after start at which processes governed before the restart are taken to have registered again.
+/// Transient groups that are empty by then are removed. Processes that are alive but have not registered are
+/// checked again after each such interval.
 const RETURN: Duration = Duration::from_secs(10);
 
-/// What an event is about.
+/// Source of an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Listener,
     Wake,
-    /// A receiver has an answer.
+    /// A receiver process has answered.
     Receiver,
-    /// The supervisor asks whether we answer.
+    /// The supervisor checks that the daemon answers, or sends a new listening socket.
     Supervisor,
     Connection(u64),
-    /// A pidfd: readable when the process has ended.
+    /// A process's pidfd, readable when the process has ended.
     Process(u64),
 }
 
@@ -105,7 +106,7 @@ impl From<Token> for u64 {
 }
 
 impl From<u64> for Token {
-    /// Numbers begin at 1, so 0 and 1 are free for the others.
+    /// Decodes a token. Connection and process numbers begin at 1, so words 0 and 1 are free.
     fn from(word: u64) -> Self {
         match (word, word & 1) {
             (0, _) => Self::Listener,
@@ -118,24 +119,24 @@ impl From<u64> for Token {
     }
 }
 
-/// The daemon's end of the socket.
+/// Event loop of the daemon's socket.
 #[derive(Debug)]
 pub struct Server {
     epoll: Arc<Epoll>,
     listener: Listener,
-    /// Something to read here means: look whether to go on.
+    /// Readable when [`Self::run`] must call `go_on` again or an enquiry has been answered.
     woken: UnixStream,
     waker: UnixStream,
     tree: Arc<Tree>,
     journal: Arc<Journal>,
     receivers: Receivers,
-    /// To the supervisor, if there is one.
+    /// Socket to the supervisor, if there is one.
     line: Option<OwnedFd>,
     registry: Registry,
     enquiries: Enquiries,
     connections: Connections,
     last_number: u64,
-    /// Nobody is accepted before: there is no room.
+    /// No connection is accepted before this time, because descriptors or memory had run out.
     full_until: Option<Instant>,
     complaints: Rate,
     shares: Shares,
@@ -143,14 +144,15 @@ pub struct Server {
     strangers: Strangers,
     next_tend: Option<Instant>,
     next_journal: Instant,
-    /// When to look for those that have not come back after a restart.
+    /// Next check for processes that have not registered again after a restart.
     all_back: Option<Instant>,
-    /// When to look whether the socket's file is there.
+    /// Next check that the socket's file exists.
     next_look: Option<Instant>,
 }
 
 impl Server {
-    /// Begins to watch, with what the journal remembers; serves nobody yet.
+    /// Sets up the event loop with the records remembered from the journal. Serves nothing until
+    /// [`Self::run`].
     ///
     /// # Errors
     /// Out of descriptors.
@@ -174,7 +176,7 @@ impl Server {
         epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
         let next_look = listener.next_look(Instant::now());
         let bells = Arc::new(Bells::default());
-        // The bells first: a thaw should not wait for the disk.
+        // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         show_condition(&tree, &journal);
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
@@ -211,7 +213,7 @@ impl Server {
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
             strangers: Strangers::default(),
-            // Whoever was here before may come back.
+            // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
             all_back: Some(Instant::now() + RETURN),
@@ -219,7 +221,7 @@ impl Server {
         })
     }
 
-    /// A byte written to it makes [`Self::run`] look whether to go on.
+    /// Returns a socket to which a byte is written to make [`Self::run`] call `go_on` again.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -227,16 +229,16 @@ impl Server {
         self.waker.try_clone()
     }
 
-    /// The rules that whoever registers is asked by. There are none at first.
+    /// Returns the rules that are applied to new processes. They are empty at first.
     pub fn rules(&self) -> CurrentRules {
         self.enquiries.rules()
     }
 
-    /// Tells a supervisor at the other end of this socket that the daemon serves, and then, whenever it asks,
-    /// that it still does.
+    /// Tells the supervisor at the other end of `line` that the daemon serves, and answers each of its later
+    /// checks.
     ///
     /// # Errors
-    /// The kernel refuses to tell of events.
+    /// The kernel refuses to watch the descriptor.
     pub fn report_to(&mut self, line: OwnedFd) -> anyhow::Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Supervisor.into());
         self.epoll
@@ -248,7 +250,7 @@ impl Server {
     }
 
     fn reassure(&self) {
-        // Takes the lock that everything takes: so it has not been lost.
+        // Takes the tree's lock, so the answer also proves that the lock is not held for ever.
         let _ = self.tree.processes();
         if let Some(line) = &self.line {
             let _ = send(
@@ -274,7 +276,7 @@ impl Server {
                 None => self.reassure(),
             },
             Err(Errno::EAGAIN | Errno::EINTR) => {}
-            // It has ended, and we are told by a signal.
+            // The supervisor has ended; a signal reports that separately.
             Ok(_) | Err(_) => {
                 let _ = self.epoll.delete(line);
                 self.line = None;
@@ -282,10 +284,10 @@ impl Server {
         }
     }
 
-    /// Serves until `go_on`, asked after each wake-up, says no.
+    /// Serves until `go_on`, which is called after each wake-up, returns false.
     ///
     /// # Errors
-    /// The kernel refuses to tell of events.
+    /// The kernel refuses to report events.
     pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
@@ -311,7 +313,7 @@ impl Server {
         Ok(())
     }
 
-    /// Without anything that depends on time the loop sleeps until something happens.
+    /// Returns how long the loop may sleep: until the earliest timer, or without limit if none is set.
     fn timeout(&self) -> EpollTimeout {
         let now = Instant::now();
         let tick = self.receivers.depends_on_time().then(|| now + TICK);
@@ -328,7 +330,7 @@ impl Server {
         .flatten()
         .min()
         {
-            // Rounded up, or the loop would spin through the last millisecond.
+            // Rounded up, so that the loop does not spin through the last millisecond.
             Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
                 .map_or(EpollTimeout::ZERO, EpollTimeout::from),
             None => EpollTimeout::NONE,
@@ -384,7 +386,7 @@ impl Server {
     }
 
     fn drain_wake(&mut self) {
-        // Empty or closed: either way there is nothing more to know.
+        // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
         while let Some((applicant, verdict)) = self.enquiries.answer() {
             self.admit_or_refuse(applicant, verdict);
@@ -400,7 +402,7 @@ impl Server {
                 }
                 self.pause();
             }
-            // Nobody there any more, or gone before being accepted.
+            // The client disconnected before it was accepted.
             Err(error) => debug!("accept: {error}"),
         }
     }
@@ -427,7 +429,7 @@ impl Server {
         self.connections.insert(number, connection);
     }
 
-    /// Accepts nobody for a while.
+    /// Stops accepting connections for one [`TICK`].
     fn pause(&mut self) {
         self.full_until = Some(Instant::now() + TICK);
         self.listen(EpollFlags::empty());
@@ -440,11 +442,11 @@ impl Server {
         }
     }
 
-    /// Listens on the socket that has taken the place of `old`, after those who are waiting there have been
-    /// let in.
+    /// Listens on the socket that has replaced `old`, after accepting the connections that are queued on
+    /// `old`.
     fn listen_anew(&mut self, old: OwnedFd) {
         let _ = self.epoll.delete(&old);
-        // Whoever still has a way to it gets no further, or there could be no end.
+        // No further client can connect to the old socket; otherwise this loop might not end.
         let _ = shutdown(old.as_raw_fd(), Shutdown::Both);
         while let Ok(socket) = sys::accept(&old) {
             self.welcome(socket);
@@ -455,8 +457,8 @@ impl Server {
         }
     }
 
-    /// Before the end: closes all connections, so that nothing that clients have sent is left for exit(2) to
-    /// close.
+    /// Closes all connections before the daemon ends, so that exit(2) does not have to close descriptors that
+    /// clients have sent.
     fn retire_all(&mut self) {
         self.listener.refuse();
         while let Ok(socket) = sys::accept(&self.listener) {
@@ -468,11 +470,12 @@ impl Server {
         self.receivers.close_doomed();
     }
 
-    /// Keeps the journal, and shows at the root whether it can be.
+    /// Maintains the journal and publishes its condition in the root's files.
     fn tend_journal(&mut self, now: Instant) {
         let is_kept = |key: Key| match key.group_number() {
             Some(number) => self.tree.has_group(GroupId(number)),
-            // Of one whose end has not been noticed, it is still to be told what it had counted.
+            // The record of a process whose end has not been noticed yet is needed: its counts are still to
+            // be added to its groups and the root.
             None => self.registry.has_in_mind(key) || is_kept(key),
         };
         self.next_journal = self.journal.tend(now, is_kept);
@@ -485,7 +488,7 @@ impl Server {
     }
 }
 
-/// Leaves out those that have ended: what they had counted stays in the groups that they were in, and in the
+/// Removes the records of ended processes; their counts are added to the groups that they were in and to the
 /// root.
 pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
@@ -498,13 +501,14 @@ pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     }
 }
 
-/// Whether what is on file under a key may still mean somebody.
+/// Returns whether a record with this key may still refer to something: a group, the root or a living
+/// process.
 fn is_kept(key: Key) -> bool {
     key.pid == 0 || process::is_alive(key.pid, key.start_time)
 }
 
-/// Gives the root and the groups what they had before. A policy of the command line takes the place of what
-/// was written.
+/// Restores the root and the groups from their records. A policy given on the command line overrides the
+/// root's stored settings.
 pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Saved>, has_policy: bool) {
     let mut root = remembered.remove(&Key::ROOT).unwrap_or_default();
     if has_policy {
@@ -513,7 +517,8 @@ pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Sa
     let groups = remembered.extract_if(.., |key, _| key.group_number().is_some());
     let groups = groups.filter_map(|(key, saved)| Some((GroupId(key.group_number()?), saved)));
     tree.restore(root, groups.collect());
-    // With the number that the next group has: what told of the last one that was removed is soon forgotten.
+    // The root's record stores the next group number: the record of a removed group with the highest number
+    // may be dropped.
     journal.append(journal.number(), Key::ROOT, &tree.saved_root());
 }
 
@@ -525,7 +530,7 @@ fn show_condition(tree: &Tree, journal: &Journal) {
     tree.set_storage(is_degraded, nr_damaged);
 }
 
-/// Changes what of a connection the loop is told.
+/// Changes the epoll events of a connection.
 fn watch(epoll: &Epoll, socket: &OwnedFd, number: u64, flags: EpollFlags) {
     let mut event = EpollEvent::new(flags, Token::Connection(number).into());
     if let Err(error) = epoll.modify(socket, &mut event) {

@@ -1,7 +1,7 @@
-//! The system calls and mappings that need `unsafe`: the only module of the daemon that has any.
+//! System calls and mappings that need `unsafe`: the daemon's only module that has any.
 //!
-//! Everything here turns a raw descriptor, address or system call into an owned or borrowed value that cannot
-//! be misused. It knows nothing of messages, processes or files.
+//! Each item turns a raw descriptor, address or system call into an owned or borrowed value that cannot be
+//! misused. This module knows nothing of messages, processes or files.
 
 #![allow(unsafe_code, reason = "the one module that is allowed to; see main.rs")]
 
@@ -16,17 +16,17 @@ use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
 
-/// The most descriptors one message can carry: the kernel's `SCM_MAX_FD`.
+/// Maximum number of descriptors in one message: the kernel's `SCM_MAX_FD`.
 const MAX_DESCRIPTORS: usize = 253;
 
 /// A control block, mapped writable.
 pub struct ControlMap(MmapRaw);
 
 impl ControlMap {
-    /// Maps a file of exactly [`map::CONTROL_SIZE`] bytes; the caller has made it so.
+    /// Maps a file of exactly [`map::CONTROL_SIZE`] bytes, which the caller has created.
     ///
     /// # Errors
-    /// What mmap(2) says.
+    /// Those of mmap(2).
     pub fn new(file: &impl AsFd) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
         Ok(Self(MmapOptions::new().len(map::CONTROL_SIZE).map_raw(file)?))
@@ -48,25 +48,25 @@ impl fmt::Debug for ControlMap {
     }
 }
 
-/// A usage block, mapped. Writable, since one word for each device is the daemon's.
+/// A usage block, mapped writable, because the daemon writes one word for each device.
 pub struct UsageMap(MmapRaw);
 
 impl UsageMap {
-    /// Maps a file of exactly [`map::USAGE_SIZE`] bytes that cannot shrink; the caller has checked it.
+    /// Maps a file of exactly [`map::USAGE_SIZE`] bytes that cannot shrink, which the caller has checked.
     ///
     /// # Errors
-    /// What mmap(2) says.
+    /// Those of mmap(2).
     pub fn new(file: &impl AsFd) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
         Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
     }
 }
 
-/// All of a usage block, for tests that write it without regard to what it means.
+/// Returns all words of a usage block, for tests that write it without regard to their meaning.
 #[cfg(any(test, fuzzing))]
 pub fn words(usage: &Usage) -> &[std::sync::atomic::AtomicU64] {
     let words = std::ptr::from_ref(usage).cast();
-    // SAFETY: the block is nothing but atomics, page-aligned and USAGE_SIZE long, and as long borrowed.
+    // SAFETY: the block consists of atomics, is page-aligned and USAGE_SIZE long, and stays borrowed.
     unsafe { std::slice::from_raw_parts(words, map::USAGE_SIZE / 8) }
 }
 
@@ -87,13 +87,13 @@ impl fmt::Debug for UsageMap {
 
 /// Wakes every thread, of any process, that waits on `word` (`FUTEX_WAKE` on shared memory).
 pub fn wake_all(word: &AtomicU32) {
-    // SAFETY: FUTEX_WAKE reads nothing but the address, which is that of a live word.
+    // SAFETY: FUTEX_WAKE uses only the address, which is that of a live word.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
     }
 }
 
-/// A descriptor for the process that `pid` names now: pidfd_open(2), Linux 5.3.
+/// Returns a descriptor of the process that `pid` denotes now: pidfd_open(2), Linux 5.3.
 ///
 /// # Errors
 /// `ESRCH` if there is none.
@@ -103,7 +103,7 @@ pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     new_descriptor(fd)
 }
 
-/// A descriptor for the thread that `tid` names now: pidfd_open(2) with `PIDFD_THREAD`, Linux 6.9.
+/// Returns a descriptor of the thread that `tid` denotes now: pidfd_open(2) with `PIDFD_THREAD`, Linux 6.9.
 ///
 /// # Errors
 /// `ESRCH` if there is none.
@@ -115,10 +115,10 @@ pub fn pidfd_open_thread(tid: i32) -> io::Result<OwnedFd> {
     new_descriptor(fd)
 }
 
-/// A copy of another thread's descriptor: pidfd_getfd(2), Linux 5.6.
+/// Duplicates another thread's descriptor: pidfd_getfd(2), Linux 5.6.
 ///
 /// # Errors
-/// What pidfd_getfd(2) says.
+/// Those of pidfd_getfd(2).
 pub fn pidfd_getfd(pidfd: &impl AsFd, number: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes integers and returns a new descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_fd().as_raw_fd(), number, 0) };
@@ -127,31 +127,31 @@ pub fn pidfd_getfd(pidfd: &impl AsFd, number: i32) -> io::Result<OwnedFd> {
 
 fn new_descriptor(fd: i64) -> io::Result<OwnedFd> {
     match i32::try_from(fd) {
-        // SAFETY: the kernel just gave us this descriptor; nobody else has it.
+        // SAFETY: the kernel has just created this descriptor; it has no other owner.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Takes a descriptor that was inherited under this number, and closes it on the next exec.
+/// Takes ownership of an inherited descriptor, and sets its close-on-exec flag.
 ///
 /// # Errors
-/// `EBADF` if there is none.
+/// `EBADF` if it is not open.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: fcntl(2) with F_SETFD takes integers.
     if number < 3 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: it is open, and its number came with the command line: nobody here has taken it.
+    // SAFETY: it is open, and its number came with the command line: it has no other owner here.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Puts what `with` is open on in the place of what `number` is open on.
+/// Makes descriptor `number` refer to the file of `with`.
 ///
 /// # Errors
-/// What dup3(2) says.
+/// Those of dup3(2).
 pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
-    // SAFETY: takes integers; whoever owns `number` goes on owning it.
+    // SAFETY: takes integers; the owner of `number` stays its owner.
     let done = unsafe { libc::dup3(with.as_fd().as_raw_fd(), number, libc::O_CLOEXEC) };
     if done < 0 {
         Err(io::Error::last_os_error())
@@ -160,21 +160,21 @@ pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Closes every descriptor from this number on: close_range(2), Linux 5.9. For a process that has just begun,
-/// which has not opened any itself.
+/// Closes every descriptor from this number on: close_range(2), Linux 5.9. For a process that has just
+/// started and has not opened any itself.
 ///
 /// # Errors
 /// The kernel is too old.
 pub fn close_from(number: u32) -> io::Result<()> {
-    // SAFETY: takes integers. Nobody here owns what is closed: the process has it from who executed it.
+    // SAFETY: takes integers. The closed descriptors have no owner here: the process inherited them.
     if unsafe { libc::syscall(libc::SYS_close_range, number, u32::MAX, 0) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// Has every descriptor from this number on closed on exec: close_range(2) with `CLOSE_RANGE_CLOEXEC`, Linux
-/// 5.11.
+/// Sets the close-on-exec flag of every descriptor from this number on: close_range(2) with
+/// `CLOSE_RANGE_CLOEXEC`, Linux 5.11.
 ///
 /// # Errors
 /// The kernel is too old.
@@ -187,17 +187,17 @@ pub fn close_on_exec_from(number: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The supplementary groups of who connected the socket's other end, as they were then (`SO_PEERGROUPS`,
-/// Linux 4.13).
+/// Returns the supplementary groups of the process that connected the socket's other end, as of then
+/// (`SO_PEERGROUPS`, Linux 4.13).
 ///
 /// # Errors
-/// The socket is none of ours.
+/// The descriptor is not a Unix socket.
 pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups: Vec<u32> = vec![0; 32];
     loop {
         let room = size_of_val(groups.as_slice());
         let mut length = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
-        // SAFETY: writes at most `length` bytes, of which there is room for `room`, and the length.
+        // SAFETY: writes at most `length` bytes, for which `room` is large enough, and the length.
         let done = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -214,7 +214,7 @@ pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
                 groups.truncate(there);
                 return Ok(groups);
             }
-            // Too many: the length is what it takes.
+            // The buffer is too small; the kernel has returned the length that is needed.
             (_, Some(libc::ERANGE)) if there > groups.len() => groups.resize(there, 0),
             _ => return Err(error),
         }
@@ -224,28 +224,28 @@ pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
 /// Accepts one connection, non-blocking and closed on exec.
 ///
 /// # Errors
-/// What accept4(2) says; `EAGAIN` if nobody waits.
+/// Those of accept4(2); `EAGAIN` if none is pending.
 pub fn accept(listener: &impl AsFd) -> nix::Result<OwnedFd> {
     let fd = socket::accept4(
         listener.as_fd().as_raw_fd(),
         SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
     )?;
-    // SAFETY: accept4 just gave us this descriptor; nobody else has it.
+    // SAFETY: accept4 has just created this descriptor; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// One packet, as it came.
+/// A received packet.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes of the buffer that are the packet.
+    /// Length of the packet in the buffer, in bytes.
     pub length: usize,
-    /// Every descriptor that came along.
+    /// Descriptors received with the packet.
     pub descriptors: Vec<OwnedFd>,
-    /// The packet, or the list of descriptors, was longer than the room for it.
+    /// Whether the packet or the list of descriptors was longer than its buffer.
     pub truncated: bool,
 }
 
-/// Two connected `SOCK_SEQPACKET` sockets, closed on exec.
+/// Returns two connected `SOCK_SEQPACKET` sockets, closed on exec.
 ///
 /// # Errors
 /// Out of descriptors.
@@ -258,22 +258,22 @@ pub fn packet_pair() -> nix::Result<(OwnedFd, OwnedFd)> {
     )
 }
 
-/// The next packet of a connection, when its descriptors are not to be received.
+/// Result of [`receive_plain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plain {
-    /// A packet of so many bytes, without descriptors. It has been taken.
+    /// A packet of this many bytes without descriptors. It has been received.
     Packet(usize),
-    /// A packet of so many bytes that carries descriptors. It is still in the socket.
+    /// A packet of this many bytes that carries descriptors. It is still in the socket.
     WithRights(usize),
-    /// A packet that is longer than the buffer, or has no bytes; or there will be none any more.
+    /// A packet that is longer than the buffer or empty, or the end of the connection.
     Senseless,
 }
 
 /// Receives a packet without descriptors, without waiting. Descriptors are never installed here, nor is the
-/// last reference to one dropped: closing it could take for ever.
+/// last reference to one dropped, because closing it could block for ever.
 ///
 /// # Errors
-/// What recvmsg(2) says; `EAGAIN` if there is none.
+/// Those of recvmsg(2); `EAGAIN` if there is no packet.
 pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<Plain> {
     let (length, flags) = peek(socket, buffer)?;
     if flags.contains(MsgFlags::MSG_CTRUNC) {
@@ -282,12 +282,12 @@ pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<Plain> 
     if length == 0 || flags.contains(MsgFlags::MSG_TRUNC) {
         return Ok(Plain::Senseless);
     }
-    // Nobody else reads here, so this is what was looked at.
+    // This is the packet just examined, because no other thread reads here.
     socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).map(Plain::Packet)
 }
 
-/// Looks at the next packet, with no room for descriptors: the kernel then says `MSG_CTRUNC` if there are
-/// any, and leaves them where they are.
+/// Peeks at the next packet without room for descriptors: the kernel sets `MSG_CTRUNC` if there are any, and
+/// leaves them in the socket.
 fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
@@ -295,18 +295,18 @@ fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
     Ok((message.bytes, message.flags))
 }
 
-/// Takes all packets out of a connection that has been shut down for receiving, so that no more come. Says
-/// whether that is done: a packet that carries descriptors stays, with all behind it. A connection without
-/// packets can be closed without waiting.
+/// Receives and drops all packets of a connection that has been shut down for receiving. Returns whether the
+/// connection is now empty, and so can be closed without waiting: a packet that carries descriptors stays,
+/// with all behind it.
 pub fn drain(socket: &OwnedFd) -> bool {
-    // More than a sender's buffer holds, which counts 500 bytes and more for each.
+    // More packets than a sender's buffer holds, which counts at least 500 bytes for each.
     const MOST: usize = 1 << 16;
     for _ in 0..MOST {
         let mut byte = [0];
         match peek(socket, &mut byte) {
             Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => return false,
-            // Either a packet of no bytes or the end. If credentials are to come with packets, and there is
-            // no room for them, the kernel says so of a packet.
+            // Either an empty packet or the end. If credentials come with packets and there is no room for
+            // them, the kernel sets `MSG_CTRUNC` for a packet.
             Ok((0, _)) => {
                 if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
                     return false;
@@ -335,7 +335,7 @@ pub fn drain(socket: &OwnedFd) -> bool {
 /// connection.
 ///
 /// # Errors
-/// What recvmsg(2) says; `EAGAIN` if there is none.
+/// Those of recvmsg(2); `EAGAIN` if there is no packet.
 pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
     let mut space = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(buffer)];
@@ -345,11 +345,10 @@ pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
         .flags
         .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
     let mut descriptors = Vec::new();
-    // An Err means MSG_CTRUNC; the descriptors that did arrive would leak, but there is room for all there
-    // can be.
+    // An Err means MSG_CTRUNC, and received descriptors would leak; but there is room for the maximum.
     for part in message.cmsgs().into_iter().flatten() {
         if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel installed these descriptors for this message; nobody else has them.
+            // SAFETY: the kernel has installed these descriptors for this message; they have no other owner.
             descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -360,7 +359,7 @@ pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
     })
 }
 
-/// What tests of the other side need: a hook's view of a control block, and a hook's publishing.
+/// A hook's view of a control block, for tests.
 #[cfg(test)]
 #[derive(Debug)]
 pub struct ControlReader(MmapRaw);

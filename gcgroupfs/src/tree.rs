@@ -1,9 +1,8 @@
-//! The model: devices, governed processes and what is asked of them. It knows no mount, no GPU and no disk,
-//! and of clocks only how old a process is; it stores into control blocks and reads usage blocks, and tells
-//! listeners what others must act on.
+//! The model: devices, governed processes, groups and their settings. It knows no mount, no GPU and no disk,
+//! and of clocks only the age of processes. It stores into control blocks, reads usage blocks, and notifies
+//! listeners of changes that others must act on.
 //!
-//! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
-//!
+//! All state is behind one lock, held for loads and stores only, so no caller waits for a system call.
 #![doc = include_str!("tree/groups.md")]
 
 mod access;
@@ -79,85 +78,85 @@ pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
 pub use view::{Scope, View};
 
-/// The least important `compute.priority`.
+/// Largest `compute.priority`, which is the lowest priority.
 pub const MAX_PRIORITY: u32 = 15;
 
 /// One GPU, or one MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Its slot in every block, and its directory's name. Equals its position in the tree's list.
+    /// Slot in every block, and name of its directory. Equals its position in the tree's list.
     pub index: usize,
-    /// As the driver's `cuDeviceGetUuid_v2` gives it.
+    /// UUID as returned by `cuDeviceGetUuid_v2`.
     pub uuid: [u8; 16],
-    /// As NVML spells it (`GPU-...`, `MIG-...`); settings are kept by it, so that they outlive a renumbering.
+    /// UUID as NVML spells it (`GPU-...`, `MIG-...`); key of the settings, which so survive a renumbering.
     pub uuid_text: String,
-    /// As NVML spells it (`00000000:01:00.0`). That of the GPU, for all its instances.
+    /// PCI address of the GPU as NVML spells it (`00000000:01:00.0`), also for its instances.
     pub pci: String,
-    /// Bytes of memory; zero if unknown.
+    /// Memory size in bytes; zero if unknown.
     pub total: u64,
     pub name: String,
 }
 
-/// The two blocks of a process, mapped. Whoever implements it keeps them mapped while it lives.
+/// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
     fn usage(&self) -> &Usage;
 }
 
-/// All there is to know, and the lock around it.
+/// The model, behind its lock.
 pub struct Tree {
     state: Mutex<State>,
     listeners: RwLock<Vec<Arc<dyn Listener>>>,
 }
 
-/// What the lock protects.
+/// State protected by the lock.
 #[derive(Debug)]
 pub struct State {
-    /// Whom the root belongs to: whoever runs the daemon, and as good as root in it.
+    /// Owner of the root: the user that runs the daemon, who has root's rights in it.
     owner: Owner,
     devices: Vec<Device>,
-    /// What is asked of everybody.
+    /// Settings of the root, which hold for all processes.
     root: Settings,
-    /// Whom the root's directory was given to, and what it lets others do.
+    /// Owner and mode of the root's directory.
     access: Option<Access>,
     groups: BTreeMap<GroupId, Group>,
-    /// The groups in the root.
+    /// Groups directly in the root.
     top: BTreeMap<String, GroupId>,
-    /// The number of the next one.
+    /// Number of the next group.
     next_group: GroupId,
-    /// What processes have of the groups' limits.
+    /// Grants of the groups' memory limits.
     grants: Grants,
-    /// What they have of the groups' bounds of what may be swapped out.
+    /// Grants of the groups' swap limits.
     swap_grants: Grants,
-    /// Who has asked for more and cannot be answered yet.
+    /// Requests for grants that cannot be answered yet.
     asking: BTreeSet<ProcessId>,
-    /// Processes of groups that may use the GPU though they are not registered, by pid and start time.
+    /// Processes of groups that may use the GPU although they are not registered, by pid and start time.
     ungoverned: BTreeMap<(u32, u64), GroupId>,
-    /// Processes that are about to take memory of the host.
+    /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
-    /// How many groups there are that a user has made.
+    /// Number of existing groups that each user has created.
     nr_made: HashMap<u32, usize>,
-    /// Holds until another is asked for.
+    /// Policy in force until `compute.policy` is written.
     default_policy: Policy,
-    /// Boxed: the map moves its values about, and keeps room for more of them.
+    /// Boxed, because the map moves its values and has spare capacity.
     processes: BTreeMap<ProcessId, Box<Process>>,
-    /// The process that has a pid's directory.
+    /// Process that owns the directory of each pid.
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
     pressure: pressure::Pressure,
-    /// Counts of those that have left, with this daemon and those before: a total never falls.
+    /// Counts of processes that have left, under this daemon and earlier ones, so that a total never falls.
     departed: Sums,
-    /// Of what has changed together and may not all be on file, if anybody keeps records.
+    /// Subjects that changed together and may not all be stored yet, if records are kept.
     unwritten: Option<Vec<Notice>>,
     audit: unmanaged::Audit,
     storage: Storage,
-    /// How often somebody has asked whether there are new devices.
+    /// Number of requests to look for new devices.
     nr_devices_asked: u64,
 }
 
 impl Tree {
-    /// An empty tree over `devices`, of which those beyond the blocks' slots are left out. Its root belongs
-    /// to `owner`.
+    /// Creates an empty tree with `devices`, without those beyond the blocks' slots. Its root belongs to
+    /// `owner`.
     pub fn new(owner: Owner, mut devices: Vec<Device>) -> Self {
         devices.truncate(OTHER_DEVICE);
         for (index, device) in devices.iter_mut().enumerate() {
@@ -196,15 +195,15 @@ impl Tree {
         }
     }
 
-    /// Tells `listener` of everything from now on.
+    /// Notifies `listener` of all changes from now on.
     pub fn listen(&self, listener: Arc<dyn Listener>) {
         self.listeners.write().push(listener);
     }
 
-    /// The process has rung: its usage block says something new, about its work, about what it wants to be
-    /// granted, or about what events files show.
+    /// Handles a process's doorbell: its usage block has changed, in its work, its requests for grants, or
+    /// what events files show.
     pub fn rung(&self, id: ProcessId) {
-        // First of all: it may be waiting, or somebody more important.
+        // Done first: the process, or a more important one, may be waiting.
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         state.answer_requests(id, &mut notices);
@@ -216,8 +215,8 @@ impl Tree {
         self.note_events(id);
     }
 
-    /// A process's pid, and the driver's error (CUresult) that keeps the process from being known to stand
-    /// still, if there is one: `drain_error` of `gcgroup.events`.
+    /// Returns a process's pid and the driver error (CUresult) that prevents its freeze from being known to
+    /// have drained, if there is one: `drain_error` of `gcgroup.events`.
     pub fn drain_error(&self, id: ProcessId) -> Option<(u32, u32)> {
         let state = self.state.lock();
         let process = state.processes.get(&id)?;
@@ -225,7 +224,7 @@ impl Tree {
         Some((process.identity.pid, error))
     }
 
-    /// Tells of changes of what events files show.
+    /// Notifies listeners of changes in what events files show.
     fn note_events(&self, id: ProcessId) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -234,7 +233,7 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// Whether the process still answers. One that does not is shown as `hook lost`.
+    /// Sets whether the process still has its connection. If not, it is shown as `hook lost`.
     pub fn set_hook(&self, id: ProcessId, ok: bool) {
         if let Some(process) = self.state.lock().processes.get_mut(&id) {
             process.hook_ok = ok;
@@ -242,20 +241,21 @@ impl Tree {
         self.note_events(id);
     }
 
-    /// The policy that holds until `compute.policy` is written.
+    /// Sets the policy that holds until `compute.policy` is written.
     pub fn set_default_policy(&self, policy: Policy) {
         self.state.lock().default_policy = policy;
     }
 
-    /// Notes what the driver says the process holds on a device beyond its own ledger, in bytes.
+    /// Stores the number of bytes that the process holds on a device beyond its own ledger, according to the
+    /// driver.
     pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
         let mut state = self.state.lock();
         let State {
             processes, devices, ..
         } = &mut *state;
         if let (Some(process), true) = (processes.get_mut(&id), device < devices.len()) {
-            // The peak is the ledger's and the overhead of now; what it was with that of before is not to
-            // fall.
+            // The shown peak is the ledger's peak plus the present overhead; it must not fall below what it
+            // was with the earlier overhead.
             process.keep_peaks(device, devices);
             enforce::store_overhead(process, device, bytes);
             state.grants.set_overhead(id, device, bytes);
@@ -272,7 +272,7 @@ impl Tree {
         kept.map_or(Evidence::Unknown, |kept| kept.evidence)
     }
 
-    /// Notes whether there is evidence that the process uses a device as it claims.
+    /// Stores whether there is evidence that the process uses a device as it claims.
     pub fn set_evidence(&self, id: ProcessId, device: usize, evidence: Evidence) {
         let mut state = self.state.lock();
         let process = state.processes.get_mut(&id);
@@ -282,14 +282,14 @@ impl Tree {
         drop(state);
         let before = before.unwrap_or(evidence);
         if (before == Evidence::Refuted) != (evidence == Evidence::Refuted) {
-            // Others may go on, or have to wait.
+            // Other processes may proceed, or have to wait.
             self.tell(&[Notice::Rung(id)]);
         }
     }
 
-    /// NVML shows these processes to hold so many bytes on a device, contexts and all.
+    /// Stores how many bytes NVML shows each of these processes to hold on a device, contexts included.
     pub fn show_held(&self, device: usize, held: &[(ProcessId, u64)]) {
-        // Others come in between.
+        // In parts, so that other threads get the lock in between.
         for some in held.chunks(64) {
             let mut state = self.state.lock();
             for (id, bytes) in some {
@@ -298,7 +298,7 @@ impl Tree {
         }
     }
 
-    /// Everybody's pid and blocks, for who compares them with what the driver says.
+    /// Returns the pid and the blocks of each process, for comparison with the driver's data.
     pub fn ledgers(&self) -> Vec<(ProcessId, u32, Arc<dyn Blocks>)> {
         let state = self.state.lock();
         let ledger = |(pid, id): (&u32, &ProcessId)| {
@@ -308,28 +308,28 @@ impl Tree {
         state.pids.iter().filter_map(ledger).collect()
     }
 
-    /// How often somebody has asked who uses the devices past the hooks.
+    /// Returns the number of requests for a scan for GPU processes without a hook.
     pub fn nr_audits_asked(&self) -> u64 {
         self.state.lock().audit.nr_asked()
     }
 
-    /// Answers those who had asked when it was `asked` times.
+    /// Stores the result of a scan, which answers the first `asked` requests.
     pub fn set_unmanaged(&self, found: Vec<Unmanaged>, asked: u64) {
         self.state.lock().audit.answer(found, asked);
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub fn nr_devices(&self) -> usize {
         self.state.lock().devices.len()
     }
 
-    /// Who the process is, or nothing if it has left.
+    /// Returns the process's identity, or `None` if it has left.
     pub fn identity(&self, id: ProcessId) -> Option<Identity> {
         let state = self.state.lock();
         Some(state.processes.get(&id)?.identity.clone())
     }
 
-    /// The process's blocks, or nothing if it has left.
+    /// Returns the process's blocks, or `None` if it has left.
     #[cfg(any(test, fuzzing))]
     pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
         self.state
@@ -339,12 +339,12 @@ impl Tree {
             .map(|process| process.blocks.clone())
     }
 
-    /// The process whose directory is named `pid`.
+    /// Returns the process whose directory is named `pid`.
     pub fn find(&self, pid: u32) -> Option<ProcessId> {
         self.state.lock().pids.get(&pid).copied()
     }
 
-    /// Everybody, by pid.
+    /// Returns all processes, by pid.
     pub fn processes(&self) -> Vec<(ProcessId, Identity)> {
         let state = self.state.lock();
         state
@@ -354,12 +354,12 @@ impl Tree {
             .collect()
     }
 
-    /// Whether the caller may do what root may: root, and whoever runs the daemon.
+    /// Returns whether the caller has root's rights: root, and the user that runs the daemon.
     pub fn is_root(&self, caller: Caller) -> bool {
         self.state.lock().is_root(caller)
     }
 
-    /// Reads: calls `show` with what there is to see at a place.
+    /// Reads: calls `show` with a view of a place.
     ///
     /// # Errors
     /// [`Error::Gone`], and those of `show`.
@@ -372,15 +372,15 @@ impl Tree {
         result
     }
 
-    /// Reads an events file: as [`view`](Self::view), and every change that `show` sees has been counted
-    /// before. A process changes its usage block before it rings, so a reader could see a change that is
-    /// counted, and told to pollers, later.
+    /// Reads an events file like [`view`](Self::view), after counting every change that `show` sees. A
+    /// process changes its usage block before it rings, so otherwise a reader could see a change that is
+    /// counted and reported to pollers later.
     ///
     /// # Errors
-    /// As [`view`](Self::view).
+    /// The same as for [`view`](Self::view).
     pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
-        /// Processes change while they are looked at. One that does so all the time has its pollers woken
-        /// once too often.
+        /// Maximum number of attempts, because processes change meanwhile. Pollers of one that changes
+        /// continually are woken once too often.
         const MOST: usize = 4;
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -397,8 +397,8 @@ impl Tree {
         result
     }
 
-    /// Writes: calls `store` with what can be changed at a place, in the caller's name. What it changes is in
-    /// the control block when this returns.
+    /// Writes: calls `store` with an editor of a place, with the caller's rights. The changes are in the
+    /// control block when this returns.
     ///
     /// # Errors
     /// [`Error::Gone`], and those of `store`, which then has changed nothing.
@@ -422,7 +422,7 @@ impl Tree {
         if notices.is_empty() {
             return;
         }
-        // What a listener does about it may have others to be told.
+        // A listener's action may cause further notices.
         let is_put_off = later::is_put_off(notices);
         for listener in self.listeners.read_recursive().iter() {
             if !(is_put_off && listener.may_wait()) {

@@ -97,9 +97,7 @@ fn users_priority_number_stays_above_roots_or_default() {
     let dir = Dir::of(&mount, pid);
     assert_eq!(dir.number("compute.priority"), 8, "the wish is raised");
     wait_until("the log says so", || {
-        mount
-            .log()
-            .contains("asks in vain for priority 0: 8 is the lowest")
+        mount.log().contains("does not get priority 0: 8 is the lowest")
     });
     let write = |value: u64| format!("echo {value} > {pid}/compute.priority");
     may_not(&mount, ALICE, &write(7), NOT_PERMITTED);

@@ -152,7 +152,7 @@ fn run_starts_in_the_named_group_if_permitted() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(&format!("group {group}: {why}")), "{said}");
     }
-    let said = "of user 1000 asks in vain for group \"batch/night\"";
+    let said = "of user 1000 is not admitted to group \"batch/night\"";
     wait_until("the daemon says so", || ruled.mount.log().contains(said));
     root.quit();
     wait_until("the group goes", || !ruled.has("batch"));

@@ -37,55 +37,55 @@ use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where the control files are shown; made if it is not there [default: /gcgroup; for other users than
-    /// root, $XDG_RUNTIME_DIR/gcgroup]
+    /// Mount point of the control files; created if missing [default: /gcgroup; for users other than root,
+    /// $XDG_RUNTIME_DIR/gcgroup]
     mountpoint: Option<PathBuf>,
-    /// Where settings are kept over a restart; by default where the socket is
+    /// Directory of the state file, which keeps settings over a restart [default: the socket's directory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Let other users see the control files
     #[arg(long)]
     allow_other: bool,
-    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml; for other users than root,
-    /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it is there]
+    /// Configuration file; read again on SIGHUP [default: /etc/gcgroupfs.toml; for users other than root,
+    /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it exists]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// What compute.priority means, in place of what the configuration and compute.policy said
+    /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
-    /// What frozen processes do when the daemon is gone for longer than the grace time
+    /// What frozen processes do when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
-    /// Milliseconds without a daemon before that
+    /// Grace time without a daemon, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     grace: u32,
-    /// Serve the socket alone
+    /// Serve only the socket, without a mount
     #[arg(long)]
     no_fuse: bool,
-    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails
-    /// (Linux 6.9; without effect before)
+    /// Keep the mount and the socket in a supervisor that restarts the daemon when it dies, so that no read
+    /// fails (Linux 6.9; ignored before)
     #[arg(long, conflicts_with = "no_fuse")]
     supervise: bool,
     #[arg(long, hide = true, conflicts_with = "no_fuse")]
     adopt: Option<Inheritance>,
-    /// A predecessor that was killed cannot end
+    /// A killed predecessor cannot exit
     #[arg(long, hide = true, requires = "adopt")]
     beside_killed: bool,
-    /// What is logged: error, warn, info, debug, trace, or by module
+    /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnDaemonLoss {
-    /// Go on
+    /// Continue
     Open,
     /// Stay frozen
     Hold,
 }
 
 impl Arguments {
-    /// As the control block has it: all ones is never.
+    /// Returns the grace time as stored in the control block: all ones means for ever.
     fn grace_msec(&self) -> u32 {
         match self.on_daemon_loss {
             OnDaemonLoss::Open => self.grace.min(u32::MAX - 1),
@@ -94,11 +94,10 @@ impl Arguments {
     }
 }
 
-/// Runs until SIGTERM or SIGINT, or until it is unmounted.
+/// Runs the daemon until SIGTERM, SIGINT or an unmount.
 ///
 /// # Errors
-/// The socket, the state file or the mount cannot be had, or the mount has failed: somebody has aborted its
-/// connection.
+/// The socket, the state file or the mount is not available, or the mount's connection was aborted.
 pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
@@ -108,7 +107,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .init();
     raise_descriptor_limit();
     survive_file_limit()?;
-    // What whoever started us had open is nobody else's (Linux 5.11; what we open is closed on exec anyway).
+    // Descriptors inherited from the parent process are not passed on (Linux 5.11; our own are closed on exec
+    // anyway).
     let _ = sys::close_on_exec_from(3);
     let socket = std::path::absolute(socket)?;
     let point = match &arguments.mountpoint {
@@ -120,11 +120,12 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
-    let mut kept = kept.context("--adopt is the supervisor's to give")?;
+    let mut kept = kept.context("--adopt is reserved for the supervisor")?;
     let source = config::Source::new(arguments.config.clone(), places::configuration());
     let note = kept.as_ref().map(|kept| kept.configuration.clone());
     let (config, text) = source.read().or_else(|error| {
-        // Whom a predecessor has governed is not to be without a daemon for what somebody has written since.
+        // Processes governed by a predecessor must not lose the daemon because the configuration was damaged
+        // since.
         let Some(text) = note.as_ref().and_then(|note| note.get()) else {
             return Err(error);
         };
@@ -137,18 +138,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .as_deref()
         .or(socket.parent())
         .unwrap_or(Path::new("/"));
-    // The journal makes it, too, when it can be made.
+    // The journal creates it as well, once that is possible.
     if let Err(error) = std::fs::create_dir_all(state_dir) {
         warn!("cannot make {}: {error}", state_dir.display());
     }
 
-    // Before there is any client.
+    // Done before there is any client.
     let launcher = Arc::new(Launcher::start().context("cannot start the launcher of helpers")?);
-    // First of all, so that of two daemons the second leaves everything alone.
+    // Done first, so that a second daemon changes nothing.
     let listener = match &mut kept {
         None => Listener::bind(&socket)?,
         Some(kept) => {
-            // Without the supervisor nobody would follow us.
+            // Without the supervisor no daemon would replace this one.
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
             Listener::kept(kept.listener.try_clone()?)
         }
@@ -162,7 +163,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
-    // Before the server, so that it is told of changes first: whose turn it is should not wait for the disk.
+    // Registered before the server's listeners, because scheduling should not wait for the disk.
     let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
@@ -230,7 +231,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shows the tree at `point`.
+/// Mounts the tree at `point`.
 fn show(
     (point, socket): (&Path, &Path),
     allow_other: bool,
@@ -255,7 +256,7 @@ fn show(
     })
 }
 
-/// What is mounted and answered for.
+/// A mount for which this daemon answers.
 struct Shown {
     forgetter: fuse::Forgetter,
     mount: Mount,
@@ -269,7 +270,7 @@ impl Drop for Shown {
     }
 }
 
-/// When the mount has ended, the daemon is to stop: without an error if somebody has unmounted it.
+/// Stops the daemon when the mount has ended: without an error if it was unmounted.
 fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + 'static {
     move |result| {
         match result {
@@ -277,7 +278,7 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
                 error!("the mount has failed: {error}");
                 stop.fail();
             }
-            // By the kernel's list of connections, or umount -f of what is in use.
+            // Aborted by the kernel's list of connections, or by `umount -f` of a mount in use.
             Ok(()) if mount::is_listed(&spot.point, spot.device) => {
                 error!("the connection of the mount was aborted");
                 stop.fail();
@@ -288,7 +289,7 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
     }
 }
 
-/// Whoever runs the daemon owns its root.
+/// Returns the owner of the root directory: the user that runs the daemon.
 fn owner() -> Owner {
     Owner {
         uid: nix::unistd::geteuid().as_raw(),
@@ -296,11 +297,12 @@ fn owner() -> Owner {
     }
 }
 
-/// Descriptors that the daemon has at most: they bound how many processes and connections there are, and so
-/// its memory. Some systems have a hard limit of a thousand millions.
+/// Maximum number of descriptors: it bounds the number of processes and connections, and so the daemon's
+/// memory. Some systems have a hard limit of 10^9.
 const MAX_DESCRIPTORS: u64 = 128 << 10;
 
-/// Every process costs two descriptors; the usual soft limit is for programs that use select(2).
+/// Raises the soft limit of descriptors: each process takes two, and the usual soft limit is for programs
+/// that use select(2).
 fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
         let most = hard.min(MAX_DESCRIPTORS);
@@ -311,13 +313,13 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Has a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending the process. By a handler, since
-/// programs that are executed would inherit that the signal is ignored.
+/// Makes a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending the process. Uses a handler,
+/// because executed programs would inherit an ignored signal.
 fn survive_file_limit() -> io::Result<()> {
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// A flag that the signal sets, waking the server.
+/// Returns a flag that the signal sets; the signal also wakes the server.
 fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal, asked.clone())?;
@@ -325,7 +327,7 @@ fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
     Ok(asked)
 }
 
-/// Whether to stop, and how to make the server look.
+/// Request to stop, and the means to wake the server.
 #[derive(Debug, Clone)]
 struct Stop {
     asked: Arc<AtomicBool>,
@@ -334,7 +336,7 @@ struct Stop {
 }
 
 impl Stop {
-    /// Asked for by SIGTERM and SIGINT.
+    /// Returns a request that SIGTERM and SIGINT set.
     fn on_signals(waker: UnixStream) -> anyhow::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
@@ -350,7 +352,7 @@ impl Stop {
 
     fn ask(&self) {
         self.asked.store(true, Relaxed);
-        // If it is full, the server is woken already.
+        // If it is full, the server has been woken already.
         let _ = (&*self.waker).write(&[0]);
     }
 
@@ -358,7 +360,7 @@ impl Stop {
         self.asked.load(Relaxed)
     }
 
-    /// The daemon ends with an error.
+    /// Makes the daemon end with an error.
     fn fail(&self) {
         self.failed.store(true, Relaxed);
     }
@@ -368,12 +370,12 @@ impl Stop {
     }
 }
 
-/// Tells a service manager that the daemon serves.
+/// Notifies a service manager that the daemon serves.
 pub(super) fn tell_ready() {
     notify("READY=1");
 }
 
-/// Tells a service manager that started us, as sd_notify(3) does.
+/// Sends a notification to the service manager that started this process, as sd_notify(3) does.
 pub(super) fn notify(text: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -1,5 +1,5 @@
-//! `gcgroupfs mount --supervise`: a small process that keeps the mount and the socket while daemons come and
-//! go. It answers nobody itself: who asks while there is no daemon waits for the next one.
+//! `gcgroupfs mount --supervise`: a small process that keeps the mount and the socket while daemons are
+//! replaced. It answers no request itself: requests made without a daemon wait for the next one.
 
 mod restarts;
 
@@ -37,47 +37,47 @@ mod ends;
 
 use ends::Ends;
 
-/// The option that this is about, which the daemons are started without.
+/// The supervisor's own option, which is not passed to daemons.
 const OPTION: &str = "--supervise";
 
-/// The option by which they learn what they inherit.
+/// Option that tells daemons what they inherit.
 const ADOPT: &str = "--adopt";
 
-/// The option for those that begin while a predecessor that was killed cannot end.
+/// Option for daemons that start while a killed predecessor cannot exit.
 const BESIDE_KILLED: &str = "--beside-killed";
 
-/// A daemon that gives up after less than this does so each time.
+/// A daemon that gives up before this time would do so each time.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// How long a daemon may take until it serves. What it asks the driver then may take long.
+/// How long a daemon may take until it serves, including slow calls of the driver.
 const BEGINNING: Duration = Duration::from_secs(120);
 
-/// How long it may take for an answer, and, when it has closed everything, to its end.
+/// How long a daemon may take to answer, and to end once it has closed everything.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Between an answer and the next question.
+/// Time between an answer and the next check.
 const PAUSE_BETWEEN: Duration = Duration::from_secs(2);
 
-/// How long it may take to end when it has been asked to.
+/// How long a daemon may take to end on request.
 const ENDING: Duration = Duration::from_secs(30);
 
-/// How long it may take to end when it has been killed.
+/// How long a daemon may take to end after SIGKILL.
 const DYING: Duration = Duration::from_secs(2);
 
-/// The exit status of a daemon that knows why it cannot go on. The next one could not either, but for what
-/// passes: a disk that is full.
+/// Exit status of a daemon that cannot continue. The next one could not either, unless the cause passes, such
+/// as a full disk.
 const GIVES_UP: i32 = 1;
 
-/// For how long daemons may give up one after another, once one has served.
+/// How long daemons may give up one after another, once one has served.
 const TRIAL: Duration = Duration::from_secs(60);
 
-/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself. Gives whether it could: under an older
-/// kernel it does nothing, and leaves nothing.
+/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself. Returns false, without side effects, if
+/// the kernel is too old.
 ///
 /// # Errors
-/// The mount or the socket cannot be had, a daemon gives up, or somebody has aborted the mount's connection.
+/// The mount or the socket is not available, a daemon gives up, or the mount's connection was aborted.
 pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
-    // First of all, so that of two daemons the second leaves everything alone.
+    // Done first, so that a second daemon changes nothing.
     let listener = Listener::bind(socket)?;
     let cannot = || format!("cannot mount at {}", point.display());
     let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
@@ -94,13 +94,13 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
         device: mount.device(),
     };
     let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
-        .context("cannot start who has the kernel forget")?;
+        .context("cannot start the invalidation helper")?;
     let mut keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
     let result = follow(&mut keeper, &mut ends, socket, &mut signals);
-    // It finds who waits for an answer by the mount.
+    // It finds waiting requests through the mount.
     helper.stop(|| drop(keeper));
     if let Err(error) = ends.mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
@@ -108,12 +108,11 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
     result.map(|()| true)
 }
 
-/// Starts one daemon after another.
+/// Starts daemons one after another.
 fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
     let mut restarts = Restarts::default();
     let (mut has_served, mut trial) = (false, None);
-    // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one
-    // needs.
+    // Daemons that cannot exit because of another process's file. They hold nothing that the next one needs.
     let mut abandoned = Vec::new();
     let mut helpers = Vec::new();
     loop {
@@ -124,7 +123,7 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
         let before = restarts::nr_killed_for_memory();
         let mut daemon = match start(keeper, !abandoned.is_empty()) {
-            // Out of memory or of processes: for a while, perhaps.
+            // Out of memory or processes, perhaps temporarily.
             Err(error) if has_served => {
                 restarts.wait(signals, &format!("{error:#}"), &Life::default());
                 continue;
@@ -183,7 +182,7 @@ fn start(keeper: &Keeper, is_beside_killed: bool) -> anyhow::Result<Daemon> {
         .arg(ADOPT)
         .arg(inheritance.to_string())
         .args(is_beside_killed.then_some(BESIDE_KILLED))
-        // They are not the ones that the service manager knows.
+        // The service manager knows only the supervisor.
         .env_remove("NOTIFY_SOCKET")
         .spawn()
         .context("cannot start the daemon")?;
@@ -194,7 +193,7 @@ fn start(keeper: &Keeper, is_beside_killed: bool) -> anyhow::Result<Daemon> {
     })
 }
 
-/// Has a daemon's clients look for the next one, by a process that nobody waits for.
+/// Starts a process that makes a daemon's clients look for the next one; it is not waited for.
 fn sever(pid: u32, socket: &Path) -> Option<Child> {
     let pid = pid.to_string();
     let words = [OsStr::new("sever"), OsStr::new(&pid), socket.as_os_str()];
@@ -203,34 +202,34 @@ fn sever(pid: u32, socket: &Path) -> Option<Child> {
         .stdout(Stdio::null())
         .spawn();
     started
-        .inspect_err(|error| warn!("clients of the daemon that cannot end stay with it: {error}"))
+        .inspect_err(|error| warn!("cannot disconnect the clients of the daemon that cannot end: {error}"))
         .ok()
 }
 
-/// A daemon that was started.
+/// A started daemon.
 struct Daemon {
     child: Child,
-    /// Nobody but the daemon has the other end, so this says when it has ended, also if a thread of it
-    /// cannot. It answers each packet, and sends one of itself when it begins to serve.
+    /// Socket whose other end only the daemon has, so its end is seen here even if one of its threads cannot
+    /// exit. The daemon answers each packet, and sends one when it begins to serve.
     line: Option<OwnedFd>,
     has_served: bool,
 }
 
-/// How a daemon's time is over.
+/// How a daemon has ended.
 enum End {
     Ended(ExitStatus),
-    /// It was killed, or is about to be, and a thread of it waits in the kernel for somebody else.
+    /// It was killed, or is about to be, and one of its threads is blocked in the kernel by another process.
     Stuck,
 }
 
-/// By when something is to have happened.
+/// Deadline for the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
-    /// It serves, or answers.
+    /// The daemon serves, or answers.
     Answer(Instant),
-    /// It is asked again whether it answers.
+    /// The next check is sent.
     Question(Instant),
-    /// It has ended.
+    /// The daemon has ended.
     End(Instant),
 }
 
@@ -242,8 +241,8 @@ impl Due {
 }
 
 impl Daemon {
-    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer.
-    /// `nr_failed` daemons before it have failed.
+    /// Waits for the daemon's end, forwards signals to it, and kills it if it does not answer. `nr_failed`
+    /// daemons before it have failed.
     fn attend(
         &mut self,
         signals: &mut Signals,
@@ -269,7 +268,7 @@ impl Daemon {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // It may be gone already.
+            // It may have ended already.
             if let Some(status) = self.child.try_wait()? {
                 return Ok(End::Ended(status));
             }
@@ -294,7 +293,7 @@ impl Daemon {
                     self.ask();
                     Due::Answer(Instant::now() + PATIENCE)
                 }
-                // Somebody has stopped it, and knows why.
+                // It was stopped deliberately.
                 Due::Answer(_) if is_stopped(pid) => Due::Answer(Instant::now() + PATIENCE),
                 Due::Answer(_) => {
                     warn!("the daemon does not answer");
@@ -309,7 +308,7 @@ impl Daemon {
         }
     }
 
-    /// What there is to wait for after all that the daemon has said by now.
+    /// Reads what the daemon has sent and returns what to wait for next.
     fn listen(&mut self, mut due: Due) -> Due {
         while let Some(line) = &self.line {
             match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
@@ -320,7 +319,7 @@ impl Daemon {
                     }
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) => break,
-                // Its end: the process has closed everything, and is about to be seen to have ended.
+                // End of file: the process has closed everything and is about to end.
                 Ok(_) | Err(_) => {
                     self.line = None;
                     due = Due::End(Instant::now() + PATIENCE);
@@ -341,15 +340,14 @@ impl Daemon {
     }
 }
 
-/// Whether somebody has stopped the process, by SIGSTOP or as a debugger does. This file of /proc is never
-/// held up.
+/// Returns whether the process is stopped, by SIGSTOP or a debugger. Reading this file of /proc never blocks.
 fn is_stopped(pid: Pid) -> bool {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     text.lines()
         .any(|line| line.starts_with("State:\tT") || line.starts_with("State:\tt"))
 }
 
-/// What we are told by signals.
+/// Signals received by the supervisor.
 struct Signals {
     end: Arc<AtomicBool>,
     reload: Arc<AtomicBool>,
@@ -373,7 +371,7 @@ impl Signals {
         self.end.load(Relaxed)
     }
 
-    /// What the daemon is to be told.
+    /// Returns the next signal to forward to the daemon.
     fn take(&mut self) -> Option<Signal> {
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
         if self.is_end_asked() {

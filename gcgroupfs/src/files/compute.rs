@@ -1,4 +1,4 @@
-//! `compute.*`: what a process does with the devices, and whether it may.
+//! `compute.*`: a process's use of the devices, and its limits.
 
 use gcgroup_abi::Submission;
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_symbols_are_counted_of_the_process_as_a_whole() {
+    fn unknown_symbols_are_counted_per_process() {
         let world = World::new(1);
         let id = world.join(100);
         world.usage(id).nr_unknown_symbols.store(3, Relaxed);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_closed_for_the_process_or_for_the_device() {
+    fn gate_is_closed_by_process_or_device_freeze() {
         let world = World::new(2);
         let id = world.join(100);
         world.store("100/compute.freeze", ROOT, "1").unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generation_moves_only_when_a_gate_does() {
+    fn generation_changes_only_with_a_gate() {
         let world = World::new(1);
         let id = world.join(100);
         let generation = || world.control(id).devices[0].freeze_generation.load(Relaxed);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_is_said_only_of_the_freeze_that_was_acknowledged() {
+    fn frozen_is_shown_only_for_the_acknowledged_freeze() {
         let world = World::new(1);
         let id = world.join(100);
         let frozen = |path: &str| world.show(path).contains("frozen 1\n");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_tells_the_journal_and_rings_only_for_gates() {
+    fn change_is_journaled_and_rings_only_for_gates() {
         let world = World::new(1);
         let id = world.join(100);
         world.take_notices();

@@ -1,4 +1,4 @@
-//! `gcgroup.*` and the root's lists: who is governed, on what, and how far they have come.
+//! `gcgroup.*` and the root's lists: governed processes, their devices and their progress.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(super) const FILES: &[ControlFile] = &[
             is_list: true,
             ask: |view| view.ask_audit(),
             is_answered: |view| view.has_audit(),
-            // NVML is asked, which may take long the first time.
+            // NVML is queried, which may take long the first time.
             patience: Duration::from_secs(3),
         }),
         io: Read(|view| Ok(view.unmanaged().iter().map(|one| format!("{one}\n")).collect())),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_gcgroup_stat_asks_those_who_have_kernels_left() {
+    fn reading_gcgroup_stat_asks_processes_with_pending_work() {
         let world = World::new(1);
         let (busy, idle) = (world.join(100), world.join(101));
         world.submit(busy, 0, 1);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn more_ended_than_submitted_leaves_none_pending() {
+    fn more_completed_than_submitted_leaves_none_pending() {
         let world = World::new(1);
         let id = world.join(100);
         world.usage(id).devices[0].nr_ended.store(3, Relaxed);
@@ -222,7 +222,7 @@ mod tests {
         );
     }
     #[test]
-    fn root_events_tell_of_settings_that_are_not_stored() {
+    fn root_events_show_settings_that_are_not_stored() {
         let world = World::new(1);
         let text = || world.show("gcgroup.events");
         assert_eq!(text(), "journal_degraded 0\njournal_damaged 0\n");

@@ -1,4 +1,4 @@
-//! `memory.*`: what a process keeps on the devices, and how much of it it may keep.
+//! `memory.*`: a process's memory on the devices, and its limits.
 
 use gcgroup_abi::Kind;
 
@@ -125,7 +125,7 @@ mod tests {
     use crate::tree::fixture::{ROOT, TOTAL, World};
 
     #[test]
-    fn threads_count_for_themselves_and_one_may_free_what_another_has_allocated() {
+    fn memory_freed_by_another_thread_is_summed_correctly() {
         let world = World::new(2);
         let id = world.join(100);
         let usage = world.usage(id);
@@ -147,13 +147,13 @@ mod tests {
             assert!(stat.contains(line), "{stat}");
         }
         assert!(world.show("100/memory.stat").contains("\nvmm 257\n"));
-        // The free is seen, and the allocation is not yet.
+        // The free is visible, and the allocation is not yet.
         usage.threads[0].kind(Kind::Vmm).unwrap().store(0, Relaxed);
         assert!(world.show("100/1/memory.stat").contains("\nvmm 0\n"));
     }
 
     #[test]
-    fn a_process_is_the_sum_of_its_devices_and_the_root_of_its_processes() {
+    fn process_sums_its_devices_and_root_its_processes() {
         let world = World::new(2);
         let (one, other) = (world.join(100), world.join(101));
         for (id, device, bytes) in [
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn no_process_is_believed_to_hold_more_than_the_device_has() {
+    fn claim_beyond_the_device_size_is_clamped() {
         let world = World::new(1);
         let id = world.join(100);
         world.usage(id).devices[0].memory_current.store(u64::MAX, Relaxed);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_keep_that_they_have_freed_is_not_used() {
+    fn freed_bytes_kept_by_threads_are_not_counted() {
         let world = World::new(1);
         let id = world.join(100);
         let usage = world.usage(id);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_peak_starts_at_what_is_charged_and_grows_again() {
+    fn reset_peak_starts_at_the_charge_and_grows_again() {
         for place in ["100", "100/0"] {
             let world = World::new(1);
             let id = world.join(100);
@@ -225,13 +225,13 @@ mod tests {
             let peak = format!("{place}/memory.peak");
             assert_eq!(world.show(&peak), "100\n");
             world.store(&peak, ROOT, "x").unwrap();
-            // The process has not looked yet.
+            // The process has not seen the reset yet.
             assert_eq!(world.show(&peak), "10\n");
             usage.devices[0].memory_current.store(30, Relaxed);
             assert_eq!(world.show(&peak), "30\n");
             usage.devices[0].memory_current.store(5, Relaxed);
             assert_eq!(world.show(&peak), "10\n");
-            // Now it has.
+            // Now it has seen the reset.
             usage.devices[0].memory_peak.store(30, Relaxed);
             usage.memory_peak.store(30, Relaxed);
             usage.devices[0]
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_usage_is_accepted_and_counted() {
+    fn limit_below_usage_is_accepted_and_counted() {
         let world = World::new(1);
         let id = world.join(100);
         world.usage(id).devices[0].memory_current.store(4096, Relaxed);

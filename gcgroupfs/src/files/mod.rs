@@ -6,18 +6,17 @@ mod memory;
 
 use crate::file::ControlFile;
 
-/// Every control file there is. A file's position decides its inode number, so the order is part of nothing
-/// else.
+/// All control files. Inode numbers are derived from a file's position; the order has no other effect.
 pub const FILES: &[&[ControlFile]] = &[gcgroup::FILES, memory::FILES, compute::FILES];
 
-/// [`FILES`], one after another.
+/// Returns all files of [`FILES`].
 pub fn all() -> impl Iterator<Item = &'static ControlFile> {
     FILES.iter().copied().flatten()
 }
 
-/// A file's position in [`all`].
+/// Returns a file's position in [`all`].
 pub fn position(file: &ControlFile) -> usize {
-    // Every row is of the table; there are no others.
+    // Never fails: every row is in the table.
     all().position(|row| row.name == file.name).unwrap_or(0)
 }
 
@@ -29,7 +28,7 @@ mod tests {
     use crate::file::{self, Io, Node, PAGE};
     use crate::tree::fixture::{ROOT, World};
 
-    /// Every file of every directory of a fresh process, of a group that it is in, and of the root.
+    /// Calls `test` for every file of every directory of a new process, of its group and of the root.
     fn each(world: &World, mut test: impl FnMut(&str, crate::tree::Place, &'static ControlFile)) {
         world.group("team/a");
         let _ = world.store("team/a/gcgroup.procs", ROOT, "100");
@@ -44,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_of_the_right_letters() {
+    fn names_are_unique_with_permitted_characters() {
         let mut seen = HashSet::new();
         for file in all() {
             assert!(seen.insert(file.name), "{} occurs twice", file.name);
@@ -58,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_controllers_name() {
+    fn file_name_begins_with_its_controller() {
         for (table, controller) in FILES.iter().zip(["", "memory.", "compute."]) {
             assert!(table.iter().all(|file| file.name.starts_with(controller)));
         }
@@ -79,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_somewhere_and_there_are_slots_for_all() {
+    fn every_file_has_a_directory_and_a_slot() {
         assert!(all().all(|file| file.on.root || file.on.process || file.on.group));
         assert!(all().count() <= 254);
     }
 
     #[test]
-    fn showing_a_fresh_process_never_fails() {
+    fn every_file_of_a_new_process_can_be_shown() {
         let world = World::new(2);
         world.join(100);
         each(&world, |path, place, file| {
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_read_write_file_shows_can_be_stored_back() {
+    fn shown_value_can_be_stored_back() {
         let world = World::new(2);
         world.join(100);
         each(&world, |path, place, file| {
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_usage_block_never_fails_a_read_nor_outgrows_a_page() {
+    fn hostile_usage_block_is_readable_within_a_page() {
         let world = World::new(2);
         let id = world.join(100);
         world.fill_usage(id, u64::MAX);

@@ -1,15 +1,14 @@
-//! A queue to a thread that clients can hold up, by keeping a directory's lock in the kernel: it takes so
-//! many messages and no more. What is lost then costs little: the kernel finds out itself that a name has
-//! gone, and watchers miss it.
+//! A bounded queue to a thread that clients can block by holding a directory's lock in the kernel. A lost
+//! message costs little: the kernel discovers later that a name is gone, and watchers miss the event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 
-/// Messages that wait at most. Ten thousand processes that end at once are told in full.
+/// Capacity in messages, enough for ten thousand processes that end at once.
 const MOST: usize = 64 << 10;
 
-/// Makes a queue; `purpose` says in the log what is lost.
+/// Creates a queue; `purpose` describes lost messages in the log.
 pub(super) fn backlog<T>(purpose: &'static str) -> (Sender<T>, Receiver<T>) {
     let (sender, receiver) = mpsc::channel();
     let nr = Arc::new(AtomicUsize::new(0));
@@ -22,7 +21,7 @@ pub(super) fn backlog<T>(purpose: &'static str) -> (Sender<T>, Receiver<T>) {
     (sender, Receiver { queue: receiver, nr })
 }
 
-/// The end that is written.
+/// Sending end.
 #[derive(Debug)]
 pub(super) struct Sender<T> {
     queue: mpsc::Sender<T>,
@@ -32,7 +31,7 @@ pub(super) struct Sender<T> {
     is_full: AtomicBool,
 }
 
-/// The end that is read.
+/// Receiving end.
 #[derive(Debug)]
 pub(super) struct Receiver<T> {
     queue: mpsc::Receiver<T>,
@@ -46,25 +45,25 @@ impl<T> Sender<T> {
         if !has_room {
             self.nr.fetch_sub(1, Relaxed);
             if !self.is_full.swap(true, Relaxed) {
-                tracing::warn!("{} is held up: some is left out", self.purpose);
+                tracing::warn!("{} is blocked: messages are dropped", self.purpose);
             }
             return false;
         }
         self.is_full.store(false, Relaxed);
-        // The thread ends with the daemon.
+        // The receiving thread ends only with the daemon.
         self.queue.send(message).is_ok()
     }
 }
 
 impl<T> Receiver<T> {
-    /// Waits for the next message; none when there will be no more.
+    /// Waits for the next message; returns `None` once no more can come.
     pub(super) fn next(&self) -> Option<T> {
         let next = self.queue.recv().ok()?;
         self.nr.fetch_sub(1, Relaxed);
         Some(next)
     }
 
-    /// Takes the next message if it is there.
+    /// Returns the next message if there is one.
     pub(super) fn try_next(&self) -> Option<T> {
         let next = self.queue.try_recv().ok()?;
         self.nr.fetch_sub(1, Relaxed);
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_takes_so_many_and_again_when_some_are_taken() {
+    fn full_queue_accepts_messages_after_some_are_taken() {
         let (sender, receiver) = backlog("test");
         assert_eq!((0..2 * MOST).filter(|n| sender.send(*n)).count(), MOST);
         assert_eq!((receiver.next(), receiver.try_next()), (Some(0), Some(1)));

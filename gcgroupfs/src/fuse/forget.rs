@@ -1,7 +1,7 @@
-//! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our
-//! answer. A daemon that was killed in that write would not come to its end before it is answered, and so
-//! never. So another process writes, a helper: under a supervisor its, since the next daemon gives the
-//! answer; else ours.
+//! Invalidates names in the kernel's cache. The kernel locks the directory for that, and the holder of the
+//! lock may be waiting for the daemon's answer: a daemon killed in that write could not exit before that
+//! answer, so never. So a helper process does the write: the supervisor's, because the next daemon gives the
+//! answer; otherwise the daemon's own.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,23 +16,23 @@ use parking_lot::Mutex;
 
 use super::relay::Relay;
 
-/// Numbers of notifications in the kernel's `include/uapi/linux/fuse.h`.
+/// Notification codes of the kernel's `include/uapi/linux/fuse.h`.
 const INVAL_ENTRY: u32 = 3;
 const DELETE: u32 = 6;
 pub(super) const RESEND: u32 = 7;
 
-/// The longest message to who writes.
+/// Maximum length of a message to the helper, in bytes.
 const MAX_LENGTH: usize = 1024;
 
-/// How long what is being forgotten may take when the daemon stops. It waits for nobody but us.
+/// How long a pending invalidation may take when the daemon stops. It waits only for the daemon.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Who writes to the kernel.
+/// The process that writes invalidations to the kernel.
 #[derive(Debug, Clone)]
 pub enum Forgetter {
-    /// A helper of ours. It has been done when it is back.
+    /// A helper of this daemon; calls return once the kernel has taken the message.
     Helped(Arc<Mutex<Relay>>),
-    /// The supervisor's helper, some time.
+    /// The supervisor's helper, which writes the message later.
     Relayed(Arc<OwnedFd>),
 }
 
@@ -41,19 +41,19 @@ impl Forgetter {
         Self::Helped(Arc::new(Mutex::new(relay)))
     }
 
-    /// The directory entry has gone. Whether the kernel knows it is its own matter.
+    /// Reports that a directory entry was deleted, whether or not the kernel has cached it.
     pub(super) fn delete(&self, parent: INodeNo, child: INodeNo, name: &OsStr) -> io::Result<()> {
-        // Deleting also wakes those who watch the directory, but the kernel refuses it while something below
-        // is in use; then it is enough to have the name asked for again. The mount itself may be gone by now.
+        // FUSE_NOTIFY_DELETE also wakes watchers of the directory, but the kernel refuses it while something
+        // below is in use; then invalidating the name is enough. The mount itself may be gone by now.
         self.pass(&[delete(parent, child, name), inval_entry(parent, name)])
     }
 
-    /// The name is to be asked for again.
+    /// Invalidates a cached name.
     pub(super) fn inval_entry(&self, parent: INodeNo, name: &OsStr) -> io::Result<()> {
         self.pass(&[inval_entry(parent, name)])
     }
 
-    /// Sends notifications of which the second is for when the kernel refuses the first.
+    /// Sends notifications; the second is used if the kernel refuses the first.
     fn pass(&self, messages: &[Vec<u8>]) -> io::Result<()> {
         let messages = messages.concat();
         match self {
@@ -65,20 +65,20 @@ impl Forgetter {
         }
     }
 
-    /// Has nothing forgotten any more, and ends the helper. To be called while requests are still answered:
-    /// who waits for a directory's lock would go on waiting.
+    /// Stops invalidating and ends the helper. Call it while requests are still answered: otherwise a helper
+    /// that waits for a directory's lock would wait for ever.
     pub fn stop(&self) {
         if let Self::Helped(relay) = self {
             match relay.try_lock_for(PATIENCE) {
                 Some(mut relay) => relay.stop(),
-                None => tracing::warn!("the kernel still has not forgotten what has gone"),
+                None => tracing::warn!("the kernel has not invalidated all removed names"),
             }
         }
     }
 }
 
-/// What comes over a relay, if there is still somebody to send. It stays there until it is [`done`]: should
-/// we be killed before that, another finds it.
+/// Returns the next message of a relay; `None` once the other end is closed. The message stays in the socket
+/// until it is [`done`]: if this process is killed before that, the next helper finds it.
 ///
 /// # Errors
 /// The relay is broken.
@@ -89,8 +89,8 @@ pub fn next(relay: &impl AsFd) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(buffer).filter(|messages| !messages.is_empty()))
 }
 
-/// Takes what has come out of the relay, and says so with a byte. Daemons of a supervisor do not wait for it:
-/// when too many are there, it is left unsaid.
+/// Removes the current message from the relay and acknowledges it with a byte. Daemons under a supervisor do
+/// not read these bytes: when the socket is full, the acknowledgement is dropped.
 ///
 /// # Errors
 /// The relay is broken.
@@ -101,12 +101,12 @@ pub fn done(relay: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to `device` the first of these notifications that the kernel takes.
+/// Writes to `device` the first of these notifications that the kernel accepts.
 pub fn deliver(messages: &[u8], device: &impl AsFd) {
     let mut rest = messages;
     while let Some((message, others)) = first(rest) {
         rest = others;
-        // That the kernel knows no such entry is as good.
+        // An entry unknown to the kernel needs no invalidation.
         match nix::unistd::write(device, message) {
             Ok(_) | Err(nix::errno::Errno::ENOENT) => break,
             Err(_) => {}
@@ -114,13 +114,14 @@ pub fn deliver(messages: &[u8], device: &impl AsFd) {
     }
 }
 
-/// Splits off a message, by the length it begins with.
+/// Splits off a message, by the length with which it begins.
 fn first(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, _) = bytes.split_first_chunk::<4>()?;
     bytes.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-/// A notification: `struct fuse_out_header`, whose error is the notification's number, and its body.
+/// Encodes a notification: `struct fuse_out_header`, whose error field is the notification's code, and its
+/// body.
 pub(super) fn notification(code: u32, body: &[&[u8]]) -> Vec<u8> {
     let body = body.concat();
     let length = u32::try_from(16 + body.len()).unwrap_or(u32::MAX);
@@ -145,7 +146,7 @@ fn delete(INodeNo(parent): INodeNo, INodeNo(child): INodeNo, name: &OsStr) -> Ve
     notification(DELETE, &[&nodes, &length, &[0; 4], &name])
 }
 
-/// The name with the zero that ends it, and its length without.
+/// Returns the name with a terminating zero, and its length without it.
 fn named(name: &OsStr) -> (Vec<u8>, [u8; 4]) {
     let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
     ([name.as_bytes(), b"\0"].concat(), length.to_le_bytes())
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_told_apart_by_their_lengths() {
+    fn messages_are_separated_by_their_lengths() {
         let (parent, child, name) = (INodeNo(1), INodeNo(2), OsStr::new("100"));
         let both = [delete(parent, child, name), inval_entry(parent, name)];
         assert_eq!((both[0].len(), both[1].len()), (16 + 24 + 4, 16 + 16 + 4));

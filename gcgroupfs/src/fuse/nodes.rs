@@ -1,4 +1,4 @@
-//! What the adapter's callbacks do, each with a value or an error for an answer.
+//! Implements the adapter's callbacks; each returns a value or an error for the reply.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
 use crate::tree::{Caller, DIRECTORY_MODE, Entity, Later, Place, Tree};
 
-/// How long the kernel may keep what it was told: until we say otherwise, which we do.
+/// How long the kernel may cache names and attributes: until they are invalidated.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
 
-/// Block size that is shown, bytes.
+/// Block size shown, in bytes.
 pub(super) const BLOCK: u32 = 4096;
 
 /// The tree as inodes and open files.
@@ -25,7 +25,7 @@ pub(super) const BLOCK: u32 = 4096;
 pub(super) struct Nodes {
     tree: Arc<Tree>,
     pub(super) handles: Handles,
-    /// The time every node shows.
+    /// Timestamp of every node.
     since: SystemTime,
 }
 
@@ -42,8 +42,8 @@ impl Nodes {
         inode::node(&self.tree, ino)
     }
 
-    /// What a path has led to. The kernel may remember a process's directory until it is told that it has
-    /// gone, and another be there by that name: after an exec(2), within milliseconds.
+    /// Returns the node of an inode reached by a path. The kernel may have cached a process's directory that
+    /// is gone, while another one has that name: after an exec(2), within milliseconds.
     pub(super) fn reached(&self, ino: INodeNo) -> Result<Node> {
         self.node(ino).map_err(|error| match error {
             Error::Gone => Error::Stale,
@@ -51,18 +51,18 @@ impl Nodes {
         })
     }
 
-    /// Whether a node has gone.
+    /// Returns whether a node no longer exists.
     pub(super) fn is_gone(&self, node: Node) -> bool {
         let (Node::Dir(place) | Node::File(place, _)) = node;
         self.tree.level(place).is_err()
     }
 
-    /// Whether poll(2) waits for the file's changes.
+    /// Returns whether poll(2) waits for changes of the file.
     pub(super) fn is_events(&self, node: Node) -> bool {
         matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
     }
 
-    /// The events files of an entity: of its directory, and of those for devices.
+    /// Returns the events files of an entity: those of its directory and of its device directories.
     pub(super) fn events_files(&self, place: Place) -> Vec<INodeNo> {
         let below = self.tree.directories(place).unwrap_or_default().into_iter();
         let on_devices = below.filter(|(_, below)| below.entity == place.entity);
@@ -77,14 +77,14 @@ impl Nodes {
             .collect()
     }
 
-    /// Notes that the kernel may know all events files of a directory and of those in it.
+    /// Notes that the kernel may have cached all events files of a directory and of those in it.
     pub(super) fn know_events(&self, known: &Known, place: Place) {
         for ino in self.events_files(place) {
             known.look_up(ino, self.nr_changes(ino));
         }
     }
 
-    /// As above, of the root and of all groups.
+    /// Notes that the kernel may have cached the events files of the root and of all groups.
     pub(super) fn know_groups(&self, known: &Known) {
         self.know_events(known, Place::ROOT);
         for group in self.tree.groups() {
@@ -92,7 +92,7 @@ impl Nodes {
         }
     }
 
-    /// The path of a group's directory, below the mount point; empty for the root.
+    /// Returns the path of a group's directory below the mount point; empty for the root.
     pub(super) fn path(&self, place: Place) -> String {
         match place.whose() {
             Entity::Group(id) => self.tree.path(Some(id)),
@@ -100,13 +100,13 @@ impl Nodes {
         }
     }
 
-    /// Whether nothing in a directory has that name.
+    /// Returns whether a directory has no entry of that name.
     pub(super) fn has_no_directory(&self, parent: Place, name: impl AsRef<OsStr>) -> bool {
         let name = name.as_ref().to_str();
         name.is_none_or(|name| self.tree.directory(parent, name).is_err())
     }
 
-    /// Whether nothing in the directory of that number has that name.
+    /// Returns whether the directory with this inode number has no entry of that name.
     pub(super) fn is_absent(&self, parent: INodeNo, name: &OsStr) -> bool {
         match self.node(parent) {
             Ok(Node::Dir(parent)) => self.has_no_directory(parent, name),
@@ -114,7 +114,7 @@ impl Nodes {
         }
     }
 
-    /// A directory of which nothing but its number matters.
+    /// Returns attributes of a directory of which only the inode number matters.
     pub(super) fn bare_directory(&self, ino: INodeNo) -> FileAttr {
         FileAttr {
             ino,
@@ -168,8 +168,8 @@ impl Nodes {
         Ok((node, ttl, attr))
     }
 
-    /// Makes a group in a directory that the kernel lets the caller write. `is_again`: an earlier daemon may
-    /// have done it, and not have lived to say so.
+    /// Creates a group in a directory that the kernel lets the caller write. `is_again`: the request is
+    /// resent, so an earlier daemon may have done it without answering.
     pub(super) fn make_group(
         &self,
         caller: Caller,
@@ -182,18 +182,19 @@ impl Nodes {
             return Err(Error::NotDirectory);
         };
         let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
-        // Only the permission bits are meant, and these fit.
+        // Only the permission bits are used, and these fit.
         let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
         let made = told_by_kernel(|| file::make_group(&self.tree, parent, name, caller, mode));
         let made = match made {
-            // It was made before the daemon that made it could say so.
+            // Created by an earlier daemon that could not answer.
             Err(Error::Exists) if is_again => self.tree.made_by(parent, name, caller).ok_or(Error::Exists)?,
             made => made?,
         };
         self.attributes(Node::Dir(made))
     }
 
-    /// Removes a group from a directory that the kernel lets the caller write. `is_again`: as above.
+    /// Removes a group from a directory that the kernel lets the caller write. `is_again`: the request is
+    /// resent, so an earlier daemon may have done it without answering.
     pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr, is_again: bool) -> Result<()> {
         let Node::Dir(parent) = self.node(parent)? else {
             return Err(Error::NotDirectory);
@@ -205,7 +206,7 @@ impl Nodes {
         }
     }
 
-    /// Gives a group's directory away, or the root's, or changes what it lets others do.
+    /// Changes the owner or the mode of a group's directory or of the root.
     pub(super) fn set_access(
         &self,
         caller: Caller,
@@ -221,8 +222,8 @@ impl Nodes {
         self.attributes(Node::Dir(place))
     }
 
-    /// The nodes that belong to whom a directory belongs to: its files, and its directories for devices with
-    /// theirs.
+    /// Returns the nodes that share a directory's owner: its files, and its device directories with their
+    /// files.
     pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
         let Ok(Node::Dir(place)) = self.node(ino) else {
             return Vec::new();
@@ -247,16 +248,16 @@ impl Nodes {
             OpenAccMode::O_WRONLY => 0o200,
             OpenAccMode::O_RDWR => 0o600,
         };
-        // The kernel has compared the mode with the caller, but lets root pass whatever it says.
+        // The kernel has checked the mode for the caller, but lets root pass in any case.
         if file.mode() & wanted != wanted {
             return Err(Error::WrongAccess);
         }
         self.handles.open_file(OpenFile::new(caller, ino))
     }
 
-    /// The text to read from: rendered at offset 0, as it was then after that.
+    /// Returns the text to read from: rendered at offset 0, and unchanged for later offsets.
     pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
-        // Even of a text that is kept, nothing is read once the directory is gone.
+        // A stored text is not readable either once the directory is gone.
         let Node::File(place, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
@@ -265,8 +266,8 @@ impl Nodes {
         }
         let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
         let text = Arc::<str>::from(text);
-        // Who asks for more than there is, and goes on where a predecessor's answer ended, has had all of
-        // that one: it asked it for as much. What follows is the end, and not the tail of another text.
+        // A reader that continues where a predecessor's answer ended, beyond this text, has read all of that
+        // answer. So it gets the end of the file, not the tail of another text.
         if offset > 0 && self.handles.is_inherited(handle, ino) && text.len() <= size as usize {
             return Ok(Arc::from(""));
         }
@@ -274,7 +275,7 @@ impl Nodes {
         Ok(text)
     }
 
-    /// Asks for what a read from the start would show. For how long to wait for the answer.
+    /// Requests the data that a read from the start would show. Returns how long to wait for the answer.
     pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<Option<Duration>> {
         match self.node(ino)? {
             Node::File(place, file) if offset == 0 => file.ask(&self.tree, place),
@@ -282,7 +283,7 @@ impl Nodes {
         }
     }
 
-    /// Whether the answer is there. It is, too, when it no longer matters.
+    /// Returns whether the answer has arrived, or is no longer needed.
     pub(super) fn has_answer(&self, ino: INodeNo) -> bool {
         match self.node(ino) {
             Ok(Node::File(place, file)) => file.has_answer(&self.tree, place).unwrap_or(true),
@@ -290,8 +291,8 @@ impl Nodes {
         }
     }
 
-    /// Whether there is something new in an events file. In other files there always is, as in any plain
-    /// file.
+    /// Returns the poll events of a file: whether an events file has changed. Other files are always ready,
+    /// like any plain file.
     pub(super) fn poll(
         &self,
         ino: INodeNo,
@@ -310,12 +311,13 @@ impl Nodes {
             return Ok(PLAIN);
         }
         let has_news = self.handles.wait(handle, ino, notifier);
-        // It may have gone before there was anybody to wake.
+        // The directory may have disappeared before the poller was registered.
         let has_news = has_news || self.node(ino).is_err();
         Ok(if has_news { CHANGED } else { PLAIN })
     }
 
-    /// How often what an open file shows has changed; a file that has gone will never change again.
+    /// Returns how often the contents of an open file have changed; those of a file that is gone never change
+    /// again.
     pub(super) fn nr_changes(&self, ino: INodeNo) -> u64 {
         match self.node(ino) {
             Ok(Node::File(place, file)) => file.nr_changes(&self.tree, place).unwrap_or(u64::MAX),
@@ -328,15 +330,15 @@ impl Nodes {
         let Node::File(place, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
-        // Whoever opened the file is asking, as with cgroups: a descriptor handed to a more powerful program
-        // does not borrow its power.
+        // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
+        // not gain its rights.
         let caller = self.handles.opener(handle, caller);
         file.store(&self.tree, place, caller, data).inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
         })
     }
 
-    /// What has been put off when somebody wrote.
+    /// Carries out storing that was deferred at a write.
     pub(super) fn put_on_file(&self, later: Later) {
         self.tree.tell_later(later);
     }
@@ -374,9 +376,9 @@ mod tests {
     use super::*;
     use crate::tree::fixture::{OWNER, World};
 
-    /// So that the kernel walks the path anew, and finds who is there now, or that nobody is.
+    /// ESTALE makes the kernel resolve the path again and find the present process, or none.
     #[test]
-    fn who_is_led_to_a_process_that_has_gone_is_told_that_the_path_is_stale() {
+    fn path_to_an_ended_process_is_reported_as_stale() {
         let world = World::new(1);
         let id = world.join(100);
         let nodes = Nodes::new(world.tree.clone());

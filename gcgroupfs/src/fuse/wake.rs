@@ -1,6 +1,5 @@
-//! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait
-//! for the kernel to tell of it.
-//!
+//! Wakes pollers of events files, on a separate thread, so that the cause of an event does not wait for the
+//! kernel's notification.
 #![doc = include_str!("notification.md")]
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -13,17 +12,17 @@ use std::time::{Duration, Instant};
 use super::nodes::Nodes;
 use crate::tree::{Listener, Notice, Place};
 
-/// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A
-/// process that makes events in a loop must not keep its watchers busy. (What they were not told of yet does
-/// not end their poll(2) either, so reading again at once gains them nothing.)
+/// Minimum time between two wake-ups of one poller, which then sees all changes at once. A process that
+/// causes events in a loop must not keep its watchers busy. (Changes not reported yet do not end poll(2)
+/// either, so polling again at once gains nothing.)
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Passes events on to the pollers.
+/// Passes events to the pollers.
 #[derive(Debug)]
 pub(super) struct Waker(Sender<u64>);
 
 impl Waker {
-    /// Starts the thread that wakes.
+    /// Starts the waking thread.
     pub(super) fn start(nodes: Arc<Nodes>) -> io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new()
@@ -50,23 +49,24 @@ impl Waker {
     }
 }
 
-/// Whose pollers have been woken within the last [`PAUSE`], and what has happened to them since.
+/// Entities whose pollers were woken within the last [`PAUSE`], and whether they have changed since.
 #[derive(Debug, Default)]
 struct Turns {
     /// In the order in which their pauses end.
     resting: VecDeque<(Instant, u64)>,
-    /// Of those: whether something has happened.
+    /// Whether each has changed since.
     has_changed: HashMap<u64, bool>,
 }
 
 impl Turns {
-    /// How long until somebody's pause is over.
+    /// Returns the time until the next pause ends.
     fn until_next(&self, now: Instant) -> Option<Duration> {
         let (until, _) = self.resting.front()?;
         Some(until.saturating_duration_since(now))
     }
 
-    /// Whose pollers are to be woken now: of those that have changed, who is not resting, and who was.
+    /// Returns the entities whose pollers must be woken now: changed ones that are not pausing, and those
+    /// that changed during a pause that is over.
     fn take(&mut self, changed: impl Iterator<Item = u64>, now: Instant) -> BTreeSet<u64> {
         let mut due = BTreeSet::new();
         while let Some((_, entity)) = self.resting.pop_front_if(|(until, _)| *until <= now) {
@@ -90,7 +90,7 @@ impl Turns {
     }
 }
 
-/// Wakes those for whom there is something new.
+/// Wakes the pollers of these entities whose files have changed.
 fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
     let inos = nodes.handles.of(entities);
     let counts = inos.into_iter().map(|ino| (ino, nodes.nr_changes(ino))).collect();
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_woken_at_once_and_then_no_more_often_than_its_pause_allows() {
+    fn poller_is_woken_at_once_then_once_per_pause() {
         let start = Instant::now();
         let at = |tenths: u32| start + PAUSE * tenths / 10;
         let mut turns = Turns::default();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_told_of_waits_for_the_next_turn() {
+    fn change_during_a_wake_up_waits_for_the_next_turn() {
         let start = Instant::now();
         let mut turns = Turns::default();
         assert_eq!(turns.take([1, 2, 1].into_iter(), start), [1, 2].into());

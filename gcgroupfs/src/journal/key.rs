@@ -1,9 +1,9 @@
-//! What the lines of a state file are about.
+//! Keys of the lines in a state file.
 
 use serde::{Deserialize, Serialize};
 
-/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its
-/// start time in clock ticks since boot.
+/// Subject of a line: a process, a group or the root. A process is identified, until the machine reboots, by
+/// its pid in the daemon's pid namespace and its start time in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub pid: u32,
@@ -11,13 +11,13 @@ pub struct Key {
 }
 
 impl Key {
-    /// What is asked of everybody: no process has this pid.
+    /// Key of the root: no process has this pid.
     pub const ROOT: Self = Self {
         pid: 0,
         start_time: 0,
     };
 
-    /// Of a group: no process has this pid either.
+    /// Returns a group's key: no process has its pid.
     pub fn group(number: u64) -> Self {
         Self {
             pid: 0,
@@ -25,7 +25,7 @@ impl Key {
         }
     }
 
-    /// The number of the group, if it is one's.
+    /// Returns the group's number if this is a group's key.
     pub fn group_number(self) -> Option<u64> {
         Some(self.start_time).filter(|number| self.pid == 0 && *number != 0)
     }

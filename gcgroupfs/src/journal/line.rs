@@ -1,18 +1,18 @@
-//! One line of a state file, encoded and decoded: a JSON object that begins with the format's version and a
+//! Encodes and decodes one line of a state file: a JSON object that begins with the format's version and a
 //! checksum.
 //!
-//! `{"v":2,"crc":"89abcdef","seq":1,"pid":…}`. The checksum is the CRC-32 (IEEE) of a salt, of the version's
-//! digits and of all that follows the checksum, so it finds every damage of up to 32 neighbouring bits. The
-//! salt of a record is the boot id: a record that is valid was written since the machine was booted, also
-//! where the file's first line is damaged. How a line begins and what its checksum covers stays as it is in
-//! later versions, so that a newer line is not taken for damage.
+//! `{"v":2,"crc":"89abcdef","seq":1,"pid":…}`. The checksum is the CRC-32 (IEEE) of a salt, the version's
+//! digits and all that follows the checksum, so it detects any damage within 32 adjacent bits. The salt of a
+//! record is the boot id: a valid record was written since the machine was booted, even if the file's first
+//! line is damaged. The start of a line and the range of its checksum must not change in later versions, so
+//! that a newer line is not taken for damage.
 
 use std::io;
 
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// The version of the format that is written. Version 1 had neither versions nor checksums in its lines.
+/// Format version that is written. Lines of version 1 had neither version nor checksum.
 pub(super) const VERSION: u32 = 2;
 
 const HEAD: &[u8] = b"{\"v\":";
@@ -23,11 +23,11 @@ const AFTER_CRC: &[u8] = b"\",";
 /// Why a line cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// No valid line begins so: the line is damaged, or of version 1.
+    /// The line is damaged or of version 1: its beginning is not valid.
     Form,
-    /// The checksum is another one, or the object is not what was expected.
+    /// The checksum does not match, or the object is not of the expected type.
     Damage,
-    /// The line is valid and of a later version.
+    /// The line is valid, but of a later version.
     Newer,
 }
 
@@ -55,10 +55,7 @@ pub(super) fn encode(salt: &str, value: &impl Serialize) -> io::Result<Vec<u8>> 
     Ok(parts.concat())
 }
 
-/// Decodes a line, with or without its newline.
-///
-/// # Errors
-/// As [`Fault`] says.
+/// A [`Fault`].
 pub(super) fn decode<T: DeserializeOwned>(salt: &str, line: &[u8]) -> Result<T, Fault> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let Parts { version, crc, body } = split(line).ok_or(Fault::Form)?;
@@ -71,8 +68,8 @@ pub(super) fn decode<T: DeserializeOwned>(salt: &str, line: &[u8]) -> Result<T, 
     serde_json::from_slice(&[b"{", body].concat()).map_err(|_| Fault::Damage)
 }
 
-/// Returns whether `rest`, the end of a file, is the beginning of a line whose writer was stopped. A line
-/// that is damaged in its last byte, the newline, is not: nothing that is written ends there.
+/// Returns whether `rest`, the end of a file, is the beginning of a line whose writer was killed. A line
+/// damaged in its last byte, the newline, is not: a writer never stops there.
 pub(super) fn is_torn(rest: &[u8]) -> bool {
     match split(rest) {
         Some(Parts { body, .. }) => {
@@ -96,7 +93,7 @@ pub(super) fn is_torn(rest: &[u8]) -> bool {
     }
 }
 
-/// What a line consists of.
+/// Parts of a line.
 struct Parts<'a> {
     /// Decimal digits.
     version: &'a [u8],

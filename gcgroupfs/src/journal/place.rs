@@ -1,5 +1,4 @@
-//! The state file's place in the file system: opened and locked if it is fit, replaced in one step, kept as a
-//! copy.
+//! The state file in the file system: checked, opened and locked, replaced atomically, and kept as a copy.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
@@ -12,22 +11,22 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::geteuid;
 use thiserror::Error;
 
-/// How long a lock is waited for, and the time between two attempts.
+/// How long to wait for a lock, and the time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) const PAUSE: Duration = Duration::from_millis(5);
 
-/// No link is followed, since others may write the directory, and no writer of a FIFO is waited for.
+/// Links are not followed, because others may write the directory; opening a FIFO does not wait for a writer.
 const FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
 
-/// Why the file cannot be had.
+/// Why the file cannot be used.
 #[derive(Debug, Error)]
 pub(super) enum Refusal {
-    /// Somebody has put something else there. The text says what.
+    /// The file is of a wrong type, owner or mode. The text says which.
     #[error("{} {what}", path.display())]
     Unfit { path: PathBuf, what: String },
     #[error("{} is in use by another gcgroupfs (give this one another --state-dir)", .0.display())]
     InUse(PathBuf),
-    /// The file system refuses, perhaps for a while.
+    /// A file system error, perhaps temporary.
     #[error("{}: {error}", path.display())]
     System { path: PathBuf, error: io::Error },
 }
@@ -39,18 +38,18 @@ impl Refusal {
     }
 }
 
-/// Opens the file, makes it if there is none (and its directory), and locks it.
+/// Opens and locks the file; creates it and its directory if missing.
 ///
 /// # Errors
-/// As [`Refusal`] says.
+/// A [`Refusal`].
 pub(super) fn lock(path: &Path) -> Result<File, Refusal> {
     lock_within(path, PATIENCE)
 }
 
-/// Opens and locks the file as [`lock`] does, without waiting for another holder of the lock.
+/// Opens and locks the file like [`lock`], without waiting for another holder of the lock.
 ///
 /// # Errors
-/// As [`lock`].
+/// A [`Refusal`].
 pub(super) fn lock_now(path: &Path) -> Result<File, Refusal> {
     lock_within(path, Duration::ZERO)
 }
@@ -67,10 +66,10 @@ fn lock_within(path: &Path, patience: Duration) -> Result<File, Refusal> {
     }
 }
 
-/// Opens the file, or makes it; for reading alone where it cannot be written.
+/// Opens or creates the file; read-only if it cannot be written.
 ///
 /// # Errors
-/// As [`Refusal`] says.
+/// A [`Refusal`].
 pub(super) fn open(path: &Path) -> Result<File, Refusal> {
     let file = open_any(path).map_err(|error| match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => unfit(path, kind(&found)),
@@ -89,7 +88,7 @@ pub(super) fn open(path: &Path) -> Result<File, Refusal> {
         return Err(unfit(path, &what));
     }
     if mode != 0o600 {
-        // Others may have read it already; a read-only file system keeps it so.
+        // Other users may have opened it already. On a read-only file system the mode cannot be changed.
         let _ = file.set_permissions(Permissions::from_mode(0o600));
     }
     Ok(file)
@@ -128,7 +127,7 @@ fn open_any(path: &Path) -> io::Result<File> {
                 ) =>
             {
                 let mut options = OpenOptions::new();
-                // What was wrong with writing says more than what is wrong with reading.
+                // The error of opening for writing says more than that of opening for reading.
                 return options
                     .read(true)
                     .custom_flags(FLAGS)
@@ -144,7 +143,7 @@ fn open_any(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Makes the file, and its directory where that is not there either.
+/// Creates the file, and its directory if missing.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create_new(true);
@@ -158,15 +157,14 @@ fn create(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a
-/// lock to that process, which lets go of it when it executes its program or ends. Returns whether the file
-/// is locked.
+/// Locks a file, waiting at most `patience`: a process that a killed daemon was starting may hold the lock
+/// until it executes its program or ends. Returns whether the file is locked.
 fn take(file: &File, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     loop {
         match file.try_lock() {
             Ok(()) => return true,
-            // A file system without locks has nobody to keep out.
+            // A file system without locks cannot keep another daemon out.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => return true,
             Err(_) if Instant::now() >= deadline => return false,
             Err(_) => thread::sleep(PAUSE),
@@ -174,7 +172,7 @@ fn take(file: &File, patience: Duration) -> bool {
     }
 }
 
-/// Returns whether the file still has that name.
+/// Returns whether the file is still at `path`.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(file), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else {
         return false;
@@ -195,20 +193,20 @@ pub(super) fn read_all(path: &Path, file: File) -> Result<(File, Vec<u8>), Refus
         .map_err(|error| Refusal::system(path, error))
 }
 
-/// Reads the first `length` bytes of a file, whatever its name is by now.
+/// Reads the first `length` bytes of a file, independent of its name.
 pub(super) fn read(file: &File, length: u64) -> io::Result<Vec<u8>> {
     let mut text = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?];
     file.read_exact_at(&mut text, 0)?;
     Ok(text)
 }
 
-/// Returns where the copy of a damaged file is. There is one, of the last that was found.
+/// Returns the path of the copy of a damaged file. Only the latest copy is kept.
 pub(super) fn copy(path: &Path) -> PathBuf {
     path.with_extension("corrupt")
 }
 
-/// Keeps the file at `path` as [`copy`], until a fresh one takes its name. Takes no room where the file
-/// system has links.
+/// Keeps the file at `path` as [`copy`] until a new one takes its name. Uses a hard link, and so no space,
+/// where the file system has them.
 pub(super) fn set_aside(path: &Path) -> io::Result<()> {
     let copy = copy(path);
     remove(&copy)?;
@@ -228,7 +226,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A file that is to take another's name. Removed if it does not: on a full disk its room is needed.
+/// A new file that is to replace another. Removed if it does not, because a full disk needs its space.
 #[derive(Debug)]
 pub(super) struct Fresh {
     pub(super) file: File,
@@ -240,7 +238,7 @@ pub(super) struct Fresh {
 struct Name(Option<PathBuf>);
 
 impl Fresh {
-    /// Makes a file beside `path`, locked before it can have that name.
+    /// Creates a file beside `path`, locked before it gets that name.
     pub(super) fn beside(path: &Path) -> io::Result<Self> {
         let path = path.with_extension("new");
         remove(&path)?;
@@ -252,7 +250,7 @@ impl Fresh {
         Ok(Self { file, name })
     }
 
-    /// Takes the name `path`.
+    /// Renames the file to `path`.
     pub(super) fn place(mut self, path: &Path) -> io::Result<File> {
         if let Some(name) = &self.name.0 {
             fs::rename(name, path)?;

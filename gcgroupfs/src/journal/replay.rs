@@ -1,5 +1,5 @@
-//! What a state file says, read and written: of several lines for one key the one with the highest number
-//! counts.
+//! Reads and rewrites the contents of a state file: of several lines with one key the one with the highest
+//! number counts.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,24 +14,24 @@ use serde_json::Value;
 use super::Key;
 use super::line::{Fault, decode, encode, is_torn};
 
-/// The highest number that is believed: there are as many more to give.
+/// Highest number accepted; as many more are left to assign.
 const MAX_NUMBER: u64 = u64::MAX / 2;
 
-/// The first line. Its checksum has no salt.
+/// First line. Its checksum has no salt.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {
-    /// Start times mean nothing after a reboot.
+    /// Start times are meaningless after a reboot.
     boot_id: String,
 }
 
-/// The first line of a file of version 1, whose lines have no checksums.
+/// First line of a file of version 1, whose lines have no checksums.
 #[derive(Debug, Deserialize)]
 struct OldHeader {
     gcgroupfs_settings: u32,
     boot_id: String,
 }
 
-/// Every other line.
+/// Any other line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record<S> {
     pub(super) seq: u64,
@@ -40,35 +40,35 @@ pub(super) struct Record<S> {
     pub(super) settings: S,
 }
 
-/// What a file says.
+/// Contents of a file.
 #[derive(Debug)]
 pub(super) struct Replay<S> {
     pub(super) latest: BTreeMap<Key, Record<S>>,
     pub(super) highest: u64,
-    /// What is wrong with the file, beyond a last line that was not finished.
+    /// What is wrong with the file, except an unfinished last line.
     pub(super) fault: Option<&'static str>,
-    /// Lines that are damaged; 1 of a file that is not understood.
+    /// Number of damaged lines; 1 for a file of an unknown format.
     pub(super) nr_damaged: u64,
-    /// Where the last line that ends with a newline ends, in bytes.
+    /// End of the last line that has a newline, in bytes.
     pub(super) end: usize,
-    /// The key of a record after that, which lacks nothing but its newline.
+    /// Key of a record after that, which only lacks its newline.
     pub(super) tail: Option<Key>,
 }
 
-/// What the first line says of those that follow.
+/// What the first line says about the others.
 enum First {
-    /// They are of this boot. Whether lines of version 1 are among them.
+    /// They are of this boot; says whether lines of version 1 are among them.
     Ours { is_old: bool },
     /// They are of another boot.
     Others,
-    /// They are of a format that is not known.
+    /// Their format is unknown.
     Unknown(&'static str),
-    /// The first line is damaged. Records of this boot are known by their checksums.
+    /// The first line is damaged. Records of this boot are recognised by their checksums.
     Damaged,
 }
 
 impl<S: DeserializeOwned> Replay<S> {
-    /// Reads a file of which `boot` is this boot's id.
+    /// Reads the text of a file; `boot` is this boot's id.
     pub(super) fn of(text: &[u8], boot: &str) -> Self {
         let newline = text.iter().rposition(|byte| *byte == b'\n');
         let mut replay = Self {
@@ -83,7 +83,7 @@ impl<S: DeserializeOwned> Replay<S> {
         let mut lines = text.split_inclusive(is_newline);
         let Some(first) = lines.next() else { return replay };
         let is_old = match First::of(first, boot) {
-            // Nothing is to be appended to it.
+            // Nothing may be appended to it.
             First::Others => {
                 replay.end = 0;
                 return replay;
@@ -95,7 +95,7 @@ impl<S: DeserializeOwned> Replay<S> {
             First::Ours { is_old } => is_old,
             First::Damaged => {
                 replay.fault = Some("not a file of settings");
-                // It may be the first record.
+                // This line may be the first record.
                 lines = text.split_inclusive(is_newline);
                 false
             }
@@ -111,7 +111,7 @@ impl<S: DeserializeOwned> Replay<S> {
     }
 
     fn read(&mut self, line: &[u8], boot: &str, is_old: bool) {
-        // What an older daemon could not finish is followed by an empty line.
+        // An older daemon's unfinished line may be followed by an empty line.
         if line == b"\n" {
             return;
         }
@@ -121,7 +121,7 @@ impl<S: DeserializeOwned> Replay<S> {
             record => record,
         };
         match record {
-            // No daemon has come so far: those that follow would count for less, and never again for more.
+            // No daemon assigns such numbers, and later records could never exceed this one.
             Ok(record) if record.seq > MAX_NUMBER => self.damage("damaged"),
             Ok(record) => {
                 self.tail = (!is_whole).then_some(record.key);
@@ -171,7 +171,7 @@ impl<S: DeserializeOwned> Replay<S> {
 }
 
 impl<S: Serialize> Replay<S> {
-    /// A file that says this and nothing else.
+    /// Returns a file with this contents alone.
     pub(super) fn text(&self, boot: &str) -> io::Result<Vec<u8>> {
         let mut text = header(boot)?;
         for record in self.latest.values() {
@@ -180,7 +180,7 @@ impl<S: Serialize> Replay<S> {
         Ok(text)
     }
 
-    /// Returns a hash of the settings of each key, to be compared.
+    /// Returns a hash of the settings of each key, for comparison.
     pub(super) fn hashes(&self) -> io::Result<BTreeMap<Key, u64>> {
         let records = self.latest.iter();
         let hashes = records.map(|(key, record)| {
@@ -209,8 +209,8 @@ impl First {
     }
 }
 
-/// Returns what is left of a file when what is superseded, damaged or of dead processes is left out. Takes no
-/// more memory than the file has bytes, and some for each record.
+/// Returns the file's text without lines that are superseded, damaged or of dead processes. Takes no more
+/// memory than the file has bytes, and some for each record.
 pub(super) fn compacted(text: &[u8], boot: &str, is_alive: impl Fn(Key) -> bool) -> io::Result<Vec<u8>> {
     let is_newline = |byte: &u8| *byte == b'\n';
     let first = text.split_inclusive(is_newline).next().unwrap_or_default();
@@ -242,7 +242,8 @@ pub(super) fn header(boot: &str) -> io::Result<Vec<u8>> {
     encode("", &Header { boot_id })
 }
 
-/// Panics if what is understood of a state file, of this boot or another, would not be understood again.
+/// Panics if the contents read from a state file, of this boot or another, cannot be read again after
+/// writing.
 #[cfg(any(test, fuzzing))]
 #[allow(clippy::unwrap_used, reason = "for tests")]
 pub fn check<S: Serialize + DeserializeOwned>(text: &[u8]) {
@@ -259,7 +260,7 @@ pub fn check<S: Serialize + DeserializeOwned>(text: &[u8]) {
     }
 }
 
-/// This boot of the machine; empty where the kernel does not tell.
+/// Returns the boot id; empty if the kernel does not report it.
 pub(super) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()

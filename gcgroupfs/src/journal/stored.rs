@@ -1,4 +1,4 @@
-//! The file that is appended to, and the lines that it could not take.
+//! The file that is appended to, and the lines that could not be stored in it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,28 +7,28 @@ use std::time::{Duration, Instant};
 
 use super::{COMPACT_AFTER, Key};
 
-/// What is stored, and what is not.
+/// The open file and the lines held in memory.
 #[derive(Debug)]
 pub(super) struct Stored {
-    /// None where it could not be opened.
+    /// `None` if it could not be opened.
     pub(super) file: Option<File>,
-    /// Bytes of the file that are whole lines.
+    /// Length of the file's complete lines, in bytes.
     pub(super) length: u64,
-    /// Bytes that the last compaction left.
+    /// Length of the file after the last compaction, in bytes.
     pub(super) kept: u64,
-    /// Lines that could not be stored, and their numbers: the latest of each process and group.
+    /// Lines that could not be stored, with their numbers: the latest of each process and group.
     pub(super) held: BTreeMap<Key, (u64, Vec<u8>)>,
     pub(super) nr_held_bytes: u64,
-    /// Nothing more can be appended to the file, and another must take its place.
+    /// Nothing can be appended to the file any more; it must be replaced.
     pub(super) is_spoilt: bool,
-    /// The file of that name is to be kept as a copy when another takes its place.
+    /// The file of that name must be kept as a copy when it is replaced.
     pub(super) keep_copy: bool,
-    /// When to try again, and the pause before that.
+    /// Time of the next attempt, and the pause before it.
     pub(super) due: Option<Instant>,
     pub(super) pause: Duration,
-    /// When it was last looked whether the file is there.
+    /// Time of the last check that the file exists.
     pub(super) checked: Instant,
-    /// When trouble was last logged, and whether this one was.
+    /// Time of the last log line about trouble, and whether the present trouble was logged.
     pub(super) told: Option<Instant>,
     pub(super) is_told: bool,
 }
@@ -51,7 +51,7 @@ impl Stored {
         }
     }
 
-    /// Holds a line in memory, in the place of older ones of that key.
+    /// Holds a line in memory, in place of an older one with this key.
     pub(super) fn hold(&mut self, seq: u64, key: Key, line: Vec<u8>) {
         if self.held.get(&key).is_some_and(|(held, _)| *held > seq) {
             return;
@@ -62,31 +62,30 @@ impl Stored {
         }
     }
 
-    /// Holds the line of that key no longer.
+    /// Drops the held line with this key.
     pub(super) fn release(&mut self, key: &Key) {
         if let Some((_, line)) = self.held.remove(key) {
             self.nr_held_bytes -= line.len() as u64;
         }
     }
 
-    /// Returns all lines that are held. Those of processes are before those of the groups that they have
-    /// left, and the root's is the last: what a write that is cut off has lost counts nowhere, and nothing
-    /// counts twice.
+    /// Returns all held lines, processes before the groups that they have left, and the root last: counts
+    /// lost by a torn write are then counted nowhere, and none twice.
     pub(super) fn held_text(&self) -> Vec<u8> {
         let lines = self.held.values().rev().flat_map(|(_, line)| line);
         lines.copied().collect()
     }
 
-    /// Notes that all lines that were held are in the file.
+    /// Drops all held lines, which are in the file now.
     pub(super) fn has_stored(&mut self) {
         self.held.clear();
         self.nr_held_bytes = 0;
     }
 
-    /// Appends all lines that are held.
+    /// Appends all held lines.
     ///
     /// # Errors
-    /// They cannot be stored, and are held on.
+    /// They cannot be stored, and remain held.
     pub(super) fn flush(&mut self, header: &[u8]) -> io::Result<()> {
         if self.held.is_empty() {
             return Ok(());
@@ -96,11 +95,11 @@ impl Stored {
         Ok(())
     }
 
-    /// Appends lines by one write(2), so that a daemon that is killed leaves at most a line that is cut off;
-    /// `header` comes first in an empty file.
+    /// Appends lines with one write(2), so that a killed daemon leaves at most one torn line; in an empty
+    /// file `header` comes first.
     ///
     /// # Errors
-    /// The file system takes less than all of it; then it has none.
+    /// The file system cannot take all of it; then nothing is appended.
     pub(super) fn write(&mut self, header: &[u8], text: &[u8]) -> io::Result<()> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
         let header = if self.length == 0 { header } else { &[] };
@@ -113,18 +112,18 @@ impl Stored {
         Ok(())
     }
 
-    /// Cuts off what is not a whole line.
+    /// Truncates the file after its last complete line.
     pub(super) fn cut(&mut self) {
         let cut = self.file.as_ref().map(|file| file.set_len(self.length));
         self.is_spoilt |= !matches!(cut, Some(Ok(())));
     }
 
-    /// Returns whether enough has been appended for a compaction to be worth its while.
+    /// Returns whether enough has been appended for a compaction.
     pub(super) fn is_long(&self) -> bool {
         self.length.saturating_sub(self.kept) >= self.kept.max(COMPACT_AFTER)
     }
 
-    /// Returns whether there is anything to store, or to compact.
+    /// Returns whether there are lines to store, or a compaction is due.
     pub(super) fn is_wanting(&self) -> bool {
         self.is_spoilt || !self.held.is_empty() || self.is_long()
     }

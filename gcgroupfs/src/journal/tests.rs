@@ -1,4 +1,4 @@
-//! Files cut, damaged, shared and rewritten.
+//! State files that are cut, damaged, shared and rewritten.
 
 mod damage;
 mod place;
@@ -25,7 +25,7 @@ fn append(journal: &Journal, key: Key, settings: u32) {
     journal.append(journal.number(), key, &settings);
 }
 
-/// Appends what is no line.
+/// Appends bytes that are not a line.
 fn write(journal: &Journal, bytes: &[u8]) {
     journal.state.lock().write(&[], bytes).unwrap();
 }
@@ -35,7 +35,7 @@ fn is_long(journal: &Journal) -> bool {
 }
 
 #[test]
-fn the_last_settings_of_each_process_come_back() {
+fn reopened_journal_has_the_last_settings_of_each_process() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     assert!(found.is_empty());
@@ -52,7 +52,7 @@ fn the_last_settings_of_each_process_come_back() {
 }
 
 #[test]
-fn the_number_decides_and_not_the_order_on_file() {
+fn record_number_decides_not_the_order_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     let (first, second) = (journal.number(), journal.number());
@@ -71,7 +71,7 @@ fn the_number_decides_and_not_the_order_on_file() {
 }
 
 #[test]
-fn the_dead_are_dropped() {
+fn records_of_dead_processes_are_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
@@ -84,7 +84,7 @@ fn the_dead_are_dropped() {
 }
 
 #[test]
-fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
+fn file_cut_anywhere_keeps_the_lines_before_the_cut() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
@@ -95,7 +95,7 @@ fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
     let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
     for cut in ends[0]..=whole.len() {
         fs::write(&path, &whole[..cut]).unwrap();
-        // A line is whole with its last brace, newline or not.
+        // A line is complete with its last brace, with or without a newline.
         let lines = ends[1..].iter().filter(|end| cut + 1 >= **end).count();
         let found = reopen(directory.path());
         assert_eq!(
@@ -108,7 +108,7 @@ fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
 }
 
 #[test]
-fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
+fn damaged_file_is_copied_and_its_valid_lines_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
@@ -128,7 +128,7 @@ fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
 }
 
 #[test]
-fn a_number_that_no_daemon_gives_is_damage_and_those_that_follow_count() {
+fn impossible_number_is_damage_and_later_lines_count() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
@@ -142,7 +142,7 @@ fn a_number_that_no_daemon_gives_is_damage_and_those_that_follow_count() {
 }
 
 #[test]
-fn what_is_set_aside_goes_through_no_link() {
+fn copy_of_a_damaged_file_follows_no_link() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     let path = journal.path.clone();
@@ -171,13 +171,13 @@ fn settings_of_another_boot_are_not_restored() {
 }
 
 #[test]
-fn what_is_appended_during_a_compaction_is_kept() {
+fn line_appended_during_a_compaction_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     append(&journal, A, 2);
     let before = fs::metadata(&journal.path).unwrap().len();
-    // Liveness is asked for between the reading and the replacing.
+    // Liveness is queried between the reading and the replacing.
     journal
         .compact(|_| {
             append(&journal, B, 3);
@@ -191,7 +191,7 @@ fn what_is_appended_during_a_compaction_is_kept() {
 }
 
 #[test]
-fn a_file_is_rewritten_when_it_has_more_that_is_superseded_than_what_counts() {
+fn file_is_compacted_when_most_of_it_is_superseded() {
     const MIB: u64 = 1 << 20;
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<String>(directory.path(), |_| ()).unwrap();
@@ -217,7 +217,7 @@ fn a_file_is_rewritten_when_it_has_more_that_is_superseded_than_what_counts() {
 }
 
 #[test]
-fn a_second_daemon_is_refused() {
+fn second_daemon_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (_journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     let error = Journal::open::<u32>(directory.path(), |_| ()).unwrap_err();
@@ -225,7 +225,7 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
-fn a_daemon_beside_one_that_was_killed_has_its_records_and_a_file_of_its_own() {
+fn daemon_beside_a_killed_one_has_its_records_in_an_own_file() {
     let directory = tempfile::tempdir().unwrap();
     let (killed, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&killed, A, 1);
@@ -242,7 +242,7 @@ fn a_daemon_beside_one_that_was_killed_has_its_records_and_a_file_of_its_own() {
 }
 
 #[test]
-fn a_lock_that_is_held_for_a_moment_more_is_waited_for() {
+fn lock_that_is_soon_released_is_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);

@@ -1,4 +1,4 @@
-//! Breaking a connection that nobody answers over.
+//! Aborts FUSE connections over which no daemon answers.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -12,22 +12,23 @@ use nix::sys::stat::minor;
 
 use super::mounts;
 
-/// Where the kernel shows its FUSE connections, in directories named by the device numbers' minors.
+/// Directory of the kernel's FUSE connections, named by the minor device numbers.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Has those who wait for an answer from the mount of this device number at `point` get an error, and what
-/// writes to its connection come back. `kernel` is the connection's other end: once that is broken, its
-/// number and its place may be those of another mount, which is left alone.
+/// Aborts the connection of the mount with this device number at `point`: waiting requests fail, and blocked
+/// writes to the device return. `kernel` is the connection's other end: once that is broken, number and path
+/// may belong to another mount, which is left alone.
 pub fn abort(point: &Path, device: u64, kernel: &impl AsFd) {
     abort_if(point, device, || is_connected(kernel));
 }
 
-/// The same for the mount of a daemon that has ended. Nobody else may mount at `point` meanwhile.
+/// Aborts the connection of a daemon that has ended. No other process may mount at `point` meanwhile.
 pub(super) fn abort_dead(point: &Path, device: u64) {
     abort_if(point, device, || true);
 }
 
-/// What is asked last, after all that is broken has been opened, says whether that is the right one.
+/// Aborts the connection if `is_right` says so. It is called last, after the file through which the
+/// connection is aborted has been opened.
 fn abort_if(point: &Path, device: u64, is_right: impl Fn() -> bool) {
     let by_number = by_number(device, &is_right);
     if let Err(error) = by_number.or_else(|_| by_place(point, device, &is_right)) {
@@ -35,18 +36,19 @@ fn abort_if(point: &Path, device: u64, is_right: impl Fn() -> bool) {
     }
 }
 
-/// By the kernel's list. The file belongs to who has mounted it.
+/// Aborts by the kernel's list of connections. The file belongs to the mounting user.
 fn by_number(device: u64, is_right: impl Fn() -> bool) -> io::Result<()> {
-    // For writing alone, so that nothing is made where it is not.
+    // Opened for writing without O_CREAT, so that no file is created.
     let mut file = OpenOptions::new()
         .write(true)
         .open(format!("{CONNECTIONS}/{}/abort", minor(device)))?;
     if is_right() { file.write_all(b"1") } else { Ok(()) }
 }
 
-/// As `umount -f` does, for root: the mount is broken but stays, since it is open here.
+/// Aborts as `umount -f` does, for root: the connection is aborted but the mount stays, because it is open
+/// here.
 fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Result<()> {
-    // The kernel asks nobody for that.
+    // The kernel sends no request for that.
     let root = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
@@ -57,14 +59,13 @@ fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Resul
     let id = id.and_then(|id| id.trim().parse::<u64>().ok());
     let is_there = (mounts(point)?.iter()).any(|mount| Some(mount.id) == id && mount.device == device);
     if is_there && is_right() {
-        // It says EBUSY, and has broken the connection by then.
+        // It fails with EBUSY after aborting the connection.
         let _ = umount2(format!("/proc/self/fd/{number}").as_str(), MntFlags::MNT_FORCE);
     }
     Ok(())
 }
 
-/// Whether the kernel has not let go of the mount that this end belongs to (fuse_dev_poll() says POLLERR
-/// then).
+/// Returns whether the connection of this end still exists (otherwise fuse_dev_poll() returns POLLERR).
 pub fn is_connected(kernel: &impl AsFd) -> bool {
     let mut watched = [PollFd::new(kernel.as_fd(), PollFlags::empty())];
     let answer = poll(&mut watched, PollTimeout::ZERO);
@@ -78,7 +79,7 @@ mod tests {
 
     /// Needs root and /dev/fuse, as mounting does.
     #[test]
-    fn a_connection_is_broken_and_never_its_successor_in_the_same_place() {
+    fn abort_breaks_a_connection_but_not_its_successor() {
         let directory = tempfile::tempdir().unwrap();
         let point = directory.path().canonicalize().unwrap();
         let device = || mounts(&point).unwrap().last().unwrap().device;

@@ -1,5 +1,5 @@
-//! fusermount3(1), which mounts for those who are not root: it opens /dev/fuse, mounts it, and hands it back
-//! over a socket.
+//! Runs fusermount3(1), which mounts for users other than root: it opens /dev/fuse, mounts, and sends the
+//! descriptor over a socket.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,10 +14,10 @@ use crate::sys;
 
 const PROGRAM: &str = "fusermount3";
 
-/// Mounts at `point` in the caller's name.
+/// Mounts at `point` for the calling user.
 ///
 /// # Errors
-/// If the program is not installed, or refuses.
+/// The program is not installed, or refuses.
 pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
@@ -26,7 +26,7 @@ pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Resul
         SockFlag::SOCK_CLOEXEC,
     )?;
     fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    // Commas and backslashes would end the option.
+    // Escaped, because commas and backslashes would end the option.
     let source = source.to_string_lossy().replace('\\', "\\\\").replace(',', "\\,");
     let mut options = format!("fsname={source},subtype=gcgroup,nosuid,nodev,noexec,default_permissions");
     if allow_other {
@@ -39,7 +39,7 @@ pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Resul
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
     run(command, point)?;
     drop(theirs);
-    // It has ended, so what it had to send is there.
+    // The program has ended, so its message has arrived.
     let mut byte = [0];
     let received = sys::receive(&ours, &mut byte)?;
     received
@@ -49,10 +49,10 @@ pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Resul
         .ok_or_else(|| io::Error::other(format!("{PROGRAM} sent no descriptor")))
 }
 
-/// Unmounts `point`, also while it is in use.
+/// Unmounts `point`, even while it is in use.
 ///
 /// # Errors
-/// As [`mount`].
+/// The same as for [`mount`].
 pub(super) fn unmount(point: &Path) -> io::Result<()> {
     let mut command = Command::new(PROGRAM);
     command.args(["-u", "-q", "-z"].map(OsStr::new));

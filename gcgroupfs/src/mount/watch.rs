@@ -1,5 +1,4 @@
-//! Watching for mounts that hide ours: readers of the mount point then see something else, and nobody would
-//! know why.
+//! Detects mounts that hide ours: readers of the mount point then silently see something else.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -12,24 +11,24 @@ use tracing::{info, warn};
 
 use super::{Entry, entries};
 
-/// The least time between two looks. Reading a long table takes a while, and others can change it all the
-/// time.
+/// Minimum time between two checks. Reading a long table takes time, and other processes can change it
+/// continually.
 const PAUSE: Duration = Duration::from_millis(400);
 
-/// Tells in the log, once each, that our mount is hidden and that it is seen again.
+/// Logs once each time that our mount becomes hidden or visible.
 #[derive(Debug)]
 pub struct Watch {
     point: PathBuf,
     device: u64,
-    /// The mount table. The kernel marks it as changed until it is polled.
+    /// The mount table; poll(2) reports each change once.
     table: File,
-    /// When it was last looked at.
+    /// Time of the last check.
     last: Option<Instant>,
     is_hidden: bool,
 }
 
 impl Watch {
-    /// Watches the mount of this device number at `point`, which is absolute and without links.
+    /// Watches the mount with this device number at `point`, which is absolute and without links.
     ///
     /// # Errors
     /// The mount table cannot be opened.
@@ -43,8 +42,8 @@ impl Watch {
         })
     }
 
-    /// Looks at the mount table if it has changed, at most each [`PAUSE`]. Asks nothing of any mounted file
-    /// system, which might not answer.
+    /// Reads the mount table if it has changed, at most once per [`PAUSE`]. Accesses no mounted file system,
+    /// which might not answer.
     pub fn look(&mut self, now: Instant) {
         if self.last.is_some_and(|last| now.duration_since(last) < PAUSE) {
             return;
@@ -75,8 +74,8 @@ impl Watch {
     }
 }
 
-/// A mount that hides ours: one at the same place or above it that ours is not mounted on, directly or by
-/// others.
+/// Returns a mount that hides ours: one at the same point or above it on which ours is not mounted, directly
+/// or through others.
 fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
     let is_it = |entry: &&Entry| entry.is_ours && entry.device == device && entry.point == point;
     let ours = all.iter().rfind(is_it)?;
@@ -84,7 +83,7 @@ fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entr
         all.iter()
             .find(|other| other.id == entry.parent && other.id != entry.id)
     };
-    // The table may change while it is read, so that it has a circle.
+    // The table may change while it is read and so contain a cycle.
     let chain = std::iter::successors(Some(ours), below).take(all.len());
     let chain: Vec<u64> = chain.map(|entry| entry.id).collect();
     all.iter()

@@ -56,7 +56,7 @@ impl UseClaim {
         Some(Self {
             is_any: claims_now || matches!(known, Evidence::Asked | Evidence::Refuted),
             claims_now,
-            // They may have been before the device had a number.
+            // The submissions may have been counted before the device had a number.
             progress: usage.progress(OTHER_DEVICE).wrapping_add(usage.progress(device)),
             charged: blocks.control().devices.get(device)?.usage_nsec.load(Relaxed),
         })
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_was_never_submitted_is_none() {
+    fn claimed_work_without_submissions_is_refuted() {
         let verdicts = looks(&[
             (0, 0, None),
             (0, 100, None),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn three_idle_looks_refute_and_any_sign_of_work_is_enough() {
+    fn three_idle_looks_refute_a_claim_unless_work_shows() {
         let idle = Some(false);
         let busy = |signs: [(u64, Option<bool>); 6]| -> Vec<bool> {
             let claims = (1..)
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_to_little_time_is_not_looked_into() {
+    fn claim_to_little_time_is_not_checked() {
         let little: Vec<_> = (1..10).map(|at| (7, at * 190, Some(false))).collect();
         assert!(!looks(&little).contains(&true));
     }

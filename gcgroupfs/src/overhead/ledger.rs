@@ -1,30 +1,30 @@
-//! A process's own account of a device, and what the process holds beyond it.
+//! A process's ledger for a device, and what the process holds beyond it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst, fence};
 
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage, UsageDevice};
 
-/// A process's own account of a device, by its own word: compared and subtracted, and nothing more.
+/// A process's ledger for a device as written by the process: only compared and subtracted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ledger {
     pub(super) charged: u64,
-    /// Charged, but on the device only as far as it has been used there.
+    /// Bytes charged that are on the device only as far as they have been used there.
     pub(super) managed: u64,
-    /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems
-    /// to have stood still has.
+    /// Counters that change before bytes are uncharged that the device no longer holds, so equal values prove
+    /// that the ledger did not change.
     pub(super) counts: [u64; 4],
     pub(super) unsettled: u64,
     pub(super) unsettled_threads: u64,
-    /// Whether threads keep what they uncharge. While that changes, it cannot be told what is charged.
+    /// Whether threads keep what they uncharge. While that changes, the charged sum is unknown.
     pub(super) stocks: Option<Stocks>,
 }
 
 impl Ledger {
-    /// Reads the account of a device, including what the process charged to devices whose number it did not
+    /// Reads the ledger of a device, including what the process charged to devices whose number it did not
     /// know: they may be this one.
     pub(super) fn of(usage: &Usage, device: usize) -> Option<Self> {
         let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
-        // Bytes move from the second to the first: read last, so that none is missed on its way.
+        // Bytes move from the second to the first, which is read last, so that none is missed.
         let sum = |word: fn(&UsageDevice) -> &AtomicU64| {
             let word = |slot: &&UsageDevice| word(slot).load(Acquire);
             slots.iter().rev().map(word).fold(0, u64::wrapping_add)
@@ -54,13 +54,13 @@ impl Ledger {
         Some(ledger)
     }
 
-    /// Tells that no call is under way that may have made the device hold more than is charged.
+    /// Returns whether no call is under way that may have made the device hold more than is charged.
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
     }
 
-    /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface tells how much managed
-    /// memory is on the device, so the `known` result is kept where it is still possible.
+    /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface reports how much managed
+    /// memory is on the device, so the `known` result is kept as long as it is possible.
     pub(super) fn overhead(&self, held: u64, known: u64) -> u64 {
         let least = held.saturating_sub(self.charged);
         let most = held.saturating_sub(self.charged.saturating_sub(self.managed));

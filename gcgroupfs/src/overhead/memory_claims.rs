@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_for_long_is_told_of() {
+    fn lasting_unconfirmed_claim_is_reported() {
         let mut claims = Unconfirmed::default();
         let (place, start) = ((ProcessId(1), 0), Instant::now());
         let mut note = |seconds, claims_now: [u64; 2], held| {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_memory_is_not_missed_but_where_there_is_no_context() {
+    fn managed_memory_is_unconfirmed_only_without_a_context() {
         assert_eq!(claim(GIB, GIB).beyond(Some(0)), 0);
         assert_eq!(claim(GIB, GIB).beyond(None), GIB);
         assert_eq!(claim(GIB, u64::MAX).beyond(Some(0)), 0);

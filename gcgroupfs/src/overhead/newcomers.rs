@@ -31,7 +31,7 @@ impl Newcomers {
             .map(|(id, _, blocks)| (id, blocks.usage().devices[OTHER_DEVICE].nr_contexts.load(Relaxed)))
             .filter(|(_, nr_contexts)| *nr_contexts > 0)
             .collect();
-        // A device that is still unknown after a search is none of ours.
+        // A device that is still unknown after a search is not one of the daemon's.
         let is_new = |(id, nr_contexts): (&ProcessId, &u32)| self.elsewhere.get(id) != Some(nr_contexts);
         if asked != self.asked || elsewhere.iter().any(is_new) {
             tree.add_devices(source.new_devices());

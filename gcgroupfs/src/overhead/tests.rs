@@ -1,4 +1,4 @@
-//! Samples of what is held beyond ledgers, taken from invented sources.
+//! Samples of memory beyond the ledgers, from simulated sources.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,7 +11,7 @@ use super::samples::Samples;
 use crate::tree::Evidence;
 use crate::tree::fixture::World;
 
-/// Says that process 100 holds so much, after having it do something.
+/// Reports that process 100 holds this many bytes, after calling the function.
 struct Says<F>(Option<u64>, F);
 
 impl<F: Fn() + Send> Source for Says<F> {
@@ -23,7 +23,7 @@ impl<F: Fn() + Send> Source for Says<F> {
 
 const NOTHING: fn() = || ();
 
-/// What is shown after two samples.
+/// Returns the overhead shown after two samples.
 fn overhead(world: &World, source: &impl Source) -> String {
     let mut samples = Samples::default();
     samples.take(&world.tree, source).unwrap();
@@ -34,7 +34,7 @@ fn overhead(world: &World, source: &impl Source) -> String {
 }
 
 #[test]
-fn what_is_held_beyond_the_ledger_is_the_contexts() {
+fn bytes_beyond_the_ledger_are_overhead() {
     let world = World::new(1);
     let id = world.join(100);
     let current = &world.usage(id).devices[0].memory_current;
@@ -59,7 +59,7 @@ fn what_is_held_beyond_the_ledger_is_the_contexts() {
 }
 
 #[test]
-fn a_sample_that_something_happened_during_counts_for_nothing() {
+fn sample_during_a_change_is_ignored() {
     let world = World::new(1);
     let id = world.join(100);
     let usage = world.usage(id);
@@ -109,7 +109,7 @@ fn a_sample_that_something_happened_during_counts_for_nothing() {
 }
 
 #[test]
-fn what_threads_keep_is_not_charged_and_nothing_is_measured_while_that_changes() {
+fn bytes_kept_by_threads_are_not_charged_nor_measured() {
     let world = World::new(1);
     let id = world.join(100);
     let usage = world.usage(id);
@@ -127,7 +127,7 @@ fn what_threads_keep_is_not_charged_and_nothing_is_measured_while_that_changes()
 }
 
 #[test]
-fn what_was_charged_before_there_was_a_daemon_is_no_context() {
+fn charge_made_before_the_daemon_is_no_overhead() {
     let world = World::new(1);
     let id = world.join(100);
     let other = &world.usage(id).devices[OTHER_DEVICE];
@@ -136,7 +136,7 @@ fn what_was_charged_before_there_was_a_daemon_is_no_context() {
 }
 
 #[test]
-fn the_greater_of_two_samples_counts() {
+fn greater_of_two_samples_counts() {
     let world = World::new(1);
     let id = world.join(100);
     let mut samples = Samples::default();
@@ -149,7 +149,7 @@ fn the_greater_of_two_samples_counts() {
     assert!(samples.last.is_empty());
 }
 
-/// Lists these, and none but these.
+/// Lists exactly these pids.
 struct Lists<'a>(&'a [u32]);
 
 impl Source for Lists<'_> {
@@ -163,7 +163,7 @@ impl Source for Lists<'_> {
 }
 
 #[test]
-fn who_claims_to_use_a_device_and_is_not_listed_is_refuted_until_it_is() {
+fn use_claim_is_refuted_until_the_process_is_listed() {
     let world = World::new(1);
     let (liar, idle) = (world.join(100), world.join(101));
     let claims = |nr_contexts| {
@@ -193,7 +193,7 @@ fn who_claims_to_use_a_device_and_is_not_listed_is_refuted_until_it_is() {
 }
 
 #[test]
-fn a_short_claim_between_two_looks_is_refuted_too() {
+fn short_claim_between_two_looks_is_refuted() {
     let world = World::new(1);
     let (liar, _) = (world.join(100), world.join(101));
     let waiting = &world.usage(liar).devices[0].nr_waiting;
@@ -206,7 +206,7 @@ fn a_short_claim_between_two_looks_is_refuted_too() {
 }
 
 #[test]
-fn managed_memory_that_is_not_on_the_device_does_not_hide_a_context() {
+fn managed_memory_elsewhere_does_not_hide_a_context() {
     let ledger = |charged, managed| Ledger {
         charged,
         managed,

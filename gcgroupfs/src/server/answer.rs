@@ -1,4 +1,5 @@
-//! Answers requests of the command line from the same table as the mount, by the same rules.
+//! Answers requests of the command line from the table of control files, with the permissions that hold on
+//! the mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,26 +14,26 @@ use crate::tree::{DIRECTORY_MODE, GroupId, Place, Tree};
 
 pub use super::begin::Credentials;
 
-/// The most files one may ask for of each directory.
+/// Maximum number of files that a list request may name per directory.
 const MAX_FILES: usize = 64;
 
-/// One line of the answer to a list.
+/// One line of the answer to a list request.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     pid: &'a str,
-    /// None for the process as a whole.
+    /// `None` for the process's own directory.
     device: Option<&'a str>,
     uid: u32,
     comm: &'a str,
-    /// The path of its group; empty in the root. Not there if the asker could not find out on the mount.
+    /// Path of its group; empty for the root. Absent if the client could not find it out on the mount.
     #[serde(skip_serializing_if = "Option::is_none")]
     group: Option<&'a str>,
-    /// Each name with what the file shows; without those that are not there.
+    /// Contents of each requested file, by name, without files that do not exist.
     files: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Answers one packet. `text` is what the connection has been reading, and returned is what it goes on to
-/// read. Nothing, if the packet is no request.
+/// Answers one packet. `text` is what the connection has been reading; the second value returned is what it
+/// reads from then on. Returns `None` if the packet is not a request.
 pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let request = match Request::from_bytes(packet) {
         Ok(request) => request,
@@ -57,7 +58,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
     })
 }
 
-/// What a path leads to, if the asker may go there.
+/// Resolves a path, if the client may search all directories on it.
 fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
     file::resolve_if(tree, path, |place| asker.may_search(tree, place))
 }
@@ -65,7 +66,7 @@ fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
 fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
     match resolve(tree, asker, path)? {
         Node::File(place, file) => {
-            // Nobody is kept waiting here: what is found is for who asks next.
+            // Does not wait for the process's answer: it is shown to the next reader.
             file.ask(tree, place)?;
             Ok(file.show(tree, place)?.into_bytes())
         }
@@ -94,7 +95,8 @@ fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     }
 }
 
-/// The directory that a path leads to but for its last name, if the asker may change it, and that name.
+/// Returns the directory that contains the path's last name, if the client may change that directory, and the
+/// last name.
 fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place, &'a str)> {
     let path = path.trim_matches('/');
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -105,7 +107,7 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place,
     }
 }
 
-/// Processes come and go meanwhile: of one that is gone, what is gone is left out.
+/// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
 fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
     if !asker.may_search(tree, Place::ROOT)? {
         return Err(Error::WrongAccess);
@@ -143,7 +145,7 @@ fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Whether the asker could find a group and see who is in it.
+/// Returns whether the client could find the group on the mount and see its members.
 fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
     let mut place = Place::of(group);
     let mut open = asker.may_search(tree, place).unwrap_or(false);
@@ -169,7 +171,7 @@ mod tests {
 
     const ALICE: u32 = 1000;
 
-    /// What comes of a request: an errno, or 0.
+    /// Performs a request and returns its errno, or 0.
     fn go(world: &World, asker: &Credentials, operation: Operation, name: &str, value: &[u8]) -> i32 {
         let request = Request {
             operation,
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_past_a_directory_that_is_closed_to_him() {
+    fn request_below_a_closed_directory_is_refused() {
         let world = World::new(1);
         let root = Credentials::default();
         let alice = Credentials {

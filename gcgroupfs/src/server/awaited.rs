@@ -1,6 +1,5 @@
-//! Processes that were in groups when the last daemon ended, and have not registered with this one yet. What
-//! they have charged nobody knows before they do; so in their groups nothing is granted meanwhile, for a
-//! while.
+//! Processes that were in groups when the last daemon ended and have not registered with this one yet. Until
+//! they do, their charges are unknown, so nothing is granted in their groups, for at most [`PATIENCE`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +9,9 @@ use crate::journal::Key;
 use crate::process;
 use crate::tree::{GroupId, Saved, Tree};
 
-/// A hook that has lost its daemon looks for another every 500 ms at least. One that does not, because it is
-/// stopped, is waited for no longer; what it holds counts when it comes. Less than a hook waits for an
-/// answer.
+/// Maximum wait for such a process. A hook that has lost its daemon looks for another at least every 500 ms;
+/// one that does not is stopped, and what it holds counts when it registers. Shorter than a hook's wait for a
+/// grant.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -23,7 +22,7 @@ pub struct Awaited {
 }
 
 impl Awaited {
-    /// Waits for those of the remembered that are in groups.
+    /// Awaits the remembered processes that are in groups.
     pub fn new(tree: Arc<Tree>, remembered: &BTreeMap<Key, Saved>) -> Self {
         let groups = remembered
             .iter()
@@ -31,7 +30,7 @@ impl Awaited {
         let groups: BTreeMap<_, _> = groups.collect();
         for (key, group) in &groups {
             tree.await_member(*group);
-            // Its gates may have opened while there was no daemon.
+            // Its gates may have opened while no daemon ran.
             tree.set_ungoverned((key.pid, key.start_time), *group);
         }
         Self {
@@ -41,24 +40,25 @@ impl Awaited {
         }
     }
 
-    /// Whether there is anybody left.
+    /// Returns whether any process is still awaited.
     pub fn is_any(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// Whether the process has not come back yet.
+    /// Returns whether the process has not registered yet.
     pub fn is_awaited(&self, key: Key) -> bool {
         self.groups.contains_key(&key)
     }
 
-    /// The process has registered.
+    /// Stops waiting for a process that has registered.
     pub fn came(&mut self, key: Key) {
         if let Some(group) = self.groups.remove(&key) {
             self.tree.member_told(group);
         }
     }
 
-    /// Gives up those that have ended, and in the end all. Returns who has been given up.
+    /// Stops waiting for processes that have ended, and for all after [`PATIENCE`]. Returns the processes
+    /// given up.
     pub fn tend(&mut self, now: Instant) -> Vec<Key> {
         let is_over = now >= self.until;
         let is_gone = |key: &Key| is_over || !process::is_alive(key.pid, key.start_time);

@@ -1,6 +1,6 @@
-//! Where a process begins: in the group of the one that started it; else where a rule says; and, as far as
-//! that leaves it the choice, where it asks to. Groups that are not there are made, and go with the last who
-//! is in them.
+//! Chooses the group in which a process begins: that of its nearest governed ancestor; otherwise the one that
+//! a rule names; and, within that, the group that the process asks for. Missing groups are created, and
+//! removed with their last member.
 
 use nix::unistd::{getegid, geteuid};
 
@@ -9,14 +9,14 @@ use crate::file;
 use crate::rules::{Group, Verdict};
 use crate::tree::{Caller, Entity, GroupId, Owner, Place, Settings, Transient, Tree};
 
-/// Who asks, according to the kernel.
+/// Credentials of a client, as the kernel reports them.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
     pub uid: u32,
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// In a container: its users are not those of the machine, whatever their numbers, and may change
+    /// The client is in a container: its user ids do not denote users of this machine, and it may change
     /// nothing.
     pub is_contained: bool,
 }
@@ -30,12 +30,12 @@ impl Credentials {
         }
     }
 
-    /// Whether they may do what root may; in a container, nobody may.
+    /// Returns whether the client has root's rights; never in a container.
     pub fn is_root(&self, tree: &Tree) -> bool {
         !self.is_contained && tree.is_root(self.caller())
     }
 
-    /// Whether groups may be made in a directory and removed, as the kernel would have it of one on the
+    /// Returns whether the client may create and remove groups in a directory, by the mode bits, as on the
     /// mount.
     ///
     /// # Errors
@@ -44,8 +44,8 @@ impl Credentials {
         Ok(!self.is_contained && tree.may_change(place, self.in_group_of(tree, place)?)?)
     }
 
-    /// Whether what is in a directory may be opened, likewise. In a container is nobody whom the directory
-    /// knows.
+    /// Returns whether the client may search a directory, by the mode bits. For a client in a container only
+    /// the bits for others count.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -56,7 +56,7 @@ impl Credentials {
         tree.may_search(place, self.in_group_of(tree, place)?)
     }
 
-    /// Whether names in a directory may be read and opened, likewise.
+    /// Returns whether the client may read and search a directory, by the mode bits.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -67,26 +67,26 @@ impl Credentials {
         tree.may_find(place, self.in_group_of(tree, place)?)
     }
 
-    /// In the directory's group, if they are in that among others.
+    /// Returns the client's uid, with the directory's gid if the client is in that group.
     fn in_group_of(&self, tree: &Tree, place: Place) -> Result<Caller> {
         let Owner { gid, .. } = tree.access(place)?.owner;
         let gid = if self.groups.contains(&gid) { gid } else { self.gid };
         Ok(Caller { gid, ..self.caller() })
     }
 
-    /// Whether `gcgroup.procs` may be written: that is the owner's and root's.
+    /// Returns whether the client may write `gcgroup.procs`: only the owner and root may.
     fn may_enter(&self, tree: &Tree, place: Place) -> Result<bool> {
         Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(place)?.uid == self.uid))
     }
 }
 
-/// What is known of a process that begins.
+/// What is known of a process that registers for the first time.
 #[derive(Debug)]
 pub struct Beginner<'a> {
     pub who: &'a Credentials,
-    /// The group of the process that started it.
+    /// Group of the nearest governed ancestor.
     pub above: Option<GroupId>,
-    /// What the rules say of it.
+    /// Verdict of the rules.
     pub verdict: &'a Verdict,
     pub wish: Option<&'a str>,
 }
@@ -94,15 +94,16 @@ pub struct Beginner<'a> {
 /// Where a process begins.
 #[derive(Debug, Default)]
 pub struct Beginning {
-    /// None for the root.
+    /// `None` for the root.
     pub group: Option<GroupId>,
-    /// Whether that is the group that the process asks for, or the one that a rule gives to those who ask so.
+    /// Whether this is the group that the process asks for, or the one that a rule gives to processes that
+    /// ask for it.
     pub is_as_wished: bool,
-    /// For people to read: what has not come about and why.
+    /// Log messages: requests that were not fulfilled, and why.
     pub troubles: Vec<String>,
 }
 
-/// Finds the group that a process begins in, and makes it if it is not there.
+/// Finds the group in which a process begins, and creates it if it does not exist.
 pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     let mut troubles = Vec::new();
     let mut is_as_wished = false;
@@ -111,7 +112,7 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
         let (reached, done) = by_rule(tree, process.who, group);
         if let Err(error) = done {
             troubles.push(format!(
-                "gets no farther than {:?} to group {:?}, as a rule has it: {error}",
+                "reaches only {:?} of group {:?}, which a rule names: {error}",
                 tree.path(reached),
                 group.path
             ));
@@ -124,11 +125,11 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
         match by_wish(tree, process.who, group, wish) {
             Ok(wished) => (group, is_as_wished) = (Some(wished), true),
-            Err(error) => troubles.push(format!("asks in vain for group {wish:?}: {error}")),
+            Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
         }
     }
     if !troubles.is_empty() {
-        // Made on the way, and for nobody.
+        // Removes groups that were created for the failed attempt.
         tree.reap_transient(group);
     }
     Beginning {
@@ -138,8 +139,8 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     }
 }
 
-/// The group that a rule names, made if it is not there: what is set for it is root's word. If that cannot
-/// be, as far as it goes: whoever has spoilt the rest, a limit above still holds.
+/// Finds or creates the group that a rule names; settings made for it count as root's. If the path cannot be
+/// completed, returns the deepest group reached, so that the limits of the groups above still hold.
 fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, Result<()>) {
     let root = Caller {
         uid: geteuid().as_raw(),
@@ -163,7 +164,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
                 Settings::default()
             },
         };
-        // A user's account may be full: that must not keep the user out of a rule's group.
+        // A user who has used up the permitted number of groups must still get into a rule's group.
         let maker = if step.number < group.nr_ruled {
             root
         } else {
@@ -173,16 +174,15 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
     })
 }
 
-/// The group that a process asks for, made if it is not there.
+/// Finds or creates the group that a process asks for.
 ///
 /// # Errors
-/// `EACCES` if its user may not put it there, or not make it; `EPERM` if it is not in that where the process
-/// begins otherwise, and not the user's to move it to, or if it is in a container; as making a group.
+/// `EACCES` if its user may not enter or create the group; `EPERM` if the group is outside of the one in
+/// which the process begins and the user may not move it there, or if the process is in a container; errors
+/// of creating a group.
 fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
     if who.is_contained {
-        return Err(Error::NotYours(
-            "it is in a container, and no rule heeds its wish",
-        ));
+        return Err(Error::NotYours("it is in a container, and no rule admits it"));
     }
     if !may_leave(tree, who, begins, path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));
@@ -209,10 +209,10 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     Ok(id)
 }
 
-/// Whether a process of theirs could begin in the group, being nowhere else.
+/// Checks whether a process of the client, being in no group, could begin in the group.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it could not.
 pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     let mut place = Place::ROOT;
     file::check_group_path(path.trim_matches('/'))?;
@@ -222,7 +222,7 @@ pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
         }
         match tree.directory(place, name) {
             Ok(next) if matches!(next.whose(), Entity::Group(_)) => place = next,
-            // Whoever makes the first that is missing makes all others in it.
+            // The user that creates the first missing group may create those below it.
             Err(Error::NotFound) if who.may_change(tree, place)? => return Ok(()),
             _ => return Err(Error::WrongAccess),
         }
@@ -233,15 +233,15 @@ pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     Err(Error::WrongAccess)
 }
 
-/// One of the names of a path.
+/// One component of a path.
 struct Step {
-    /// Counting from 0.
+    /// Index, from 0.
     number: usize,
     is_last: bool,
 }
 
-/// Goes down a path of groups, of which `make` makes those that are not there: how far it got, and whether
-/// that is all.
+/// Walks down a path of groups and creates missing ones with `make`. Returns the deepest group reached, and
+/// an error if that is not the whole path.
 fn descend(
     tree: &Tree,
     path: &str,
@@ -268,8 +268,8 @@ fn descend(
     (reached, Ok(()))
 }
 
-/// Whether a process that begins in one group may go to another: into a group within its own; further if what
-/// both are in is its user's; from the root, anywhere.
+/// Returns whether a process that begins in one group may choose another: one below its own; another if its
+/// user owns the nearest common group; from the root, any.
 fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<bool> {
     let own = tree.path(begins);
     if begins.is_none() || tree.is_root(who.caller()) {

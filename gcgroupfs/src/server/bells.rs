@@ -1,8 +1,8 @@
-//! Telling processes that their control block has something for them: by a packet to the hook's helper
-//! thread, and by waking the threads that wait at gates.
+//! Doorbells: tell a process that its control block has changed, by a packet to the hook's helper thread, and
+//! wake the threads that wait at gates.
 //!
-//! Called on whatever thread has changed something, and never waits: a process that does not read its packets
-//! has one waiting already.
+//! Called on the thread that made the change; never waits. If a process does not read its packets, one is
+//! already pending.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use crate::sys::{ControlMap, UsageMap, wake_all};
 use crate::tree::{Blocks, Listener, Notice, ProcessId};
 
-/// A process's blocks, mapped.
+/// A process's mapped blocks.
 #[derive(Debug)]
 pub struct Mapped {
     pub control: ControlMap,
@@ -34,7 +34,7 @@ impl Blocks for Mapped {
     }
 }
 
-/// Everybody who can be rung.
+/// Doorbells of all registered processes.
 #[derive(Debug, Default)]
 pub struct Bells {
     bells: RwLock<HashMap<ProcessId, Bell>>,
@@ -43,12 +43,12 @@ pub struct Bells {
 #[derive(Debug)]
 struct Bell {
     blocks: Arc<Mapped>,
-    /// None while the hook's connection is lost.
+    /// `None` while the hook's connection is lost.
     socket: Option<Arc<OwnedFd>>,
 }
 
 impl Bells {
-    /// Makes a process known.
+    /// Adds a process.
     pub fn hang(&self, id: ProcessId, blocks: Arc<Mapped>, socket: Arc<OwnedFd>) {
         self.bells.write().insert(
             id,
@@ -59,19 +59,19 @@ impl Bells {
         );
     }
 
-    /// Forgets a process's connection, for the caller to close, but still wakes its waiters.
+    /// Drops a process's connection, for the caller to close; its waiting threads are still woken.
     pub fn mute(&self, id: ProcessId) {
         if let Some(bell) = self.bells.write().get_mut(&id) {
             bell.socket = None;
         }
     }
 
-    /// Forgets a process.
+    /// Removes a process.
     pub fn remove(&self, id: ProcessId) {
         self.bells.write().remove(&id);
     }
 
-    /// Wakes who waits for an answer about a device.
+    /// Wakes the threads that wait for a grant on a device.
     fn wake(&self, id: ProcessId, device: usize) {
         let bells = self.bells.read();
         let control = bells.get(&id).map(|bell| bell.blocks.control());
@@ -81,13 +81,14 @@ impl Bells {
     }
 
     fn ring(&self, id: ProcessId) {
-        // Nobody waits for this lock for longer than it takes to change the map: the send does not wait.
+        // Writers of the map do not wait long for this lock, because the send does not block.
         let bells = self.bells.read();
         let Some(bell) = bells.get(&id) else { return };
         bell.blocks.wake();
         if let Some(socket) = &bell.socket {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            // EAGAIN: it has been rung before and not looked. Anything else: the event loop hears of it too.
+            // EAGAIN: a doorbell is already pending. On other errors the event loop notices the lost
+            // connection, too.
             let _ = send(socket.as_raw_fd(), &bare(Tag::Doorbell), flags);
         }
     }
@@ -104,7 +105,8 @@ impl Listener for Bells {
 }
 
 impl Mapped {
-    /// Wakes the threads that wait at gates that do not hold any more, and those that asked for room.
+    /// Wakes the threads that wait at gates that are no longer frozen, and those that wait for an answer to a
+    /// request for memory pressure.
     fn wake(&self) {
         let asking = self.control.devices.iter().zip(&self.usage.devices);
         asking

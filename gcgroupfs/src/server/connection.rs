@@ -1,4 +1,4 @@
-//! One connection: of a hook, of the command line, or of somebody who has not said yet.
+//! One connection: of a hook, of the command line, or of a client that has not sent anything yet.
 
 mod request;
 
@@ -26,42 +26,42 @@ use crate::share::User;
 use crate::sys::{self, Plain};
 use crate::tree::ProcessId;
 
-/// How long somebody may be connected without saying what for, or without asking anything more.
+/// How long a connection may stay open without a first request, or after its last one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Doorbells that a hook may ring in one [`super::TICK`]; then it is not listened to for the rest of it.
+/// Doorbells that a hook may ring in one [`super::TICK`]; beyond that its connection is not read until the
+/// tick is over.
 ///
-/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at
-/// most; and for each allocation, where it has charged all that its groups have granted, which takes 100 us
-/// and more.
+/// An honest hook rings when work begins after its process was idle, at most once a millisecond, and for each
+/// allocation once its groups' grants are used up, which takes 100 us or more.
 const MAX_RINGS: u32 = 1024;
 
 #[derive(Debug)]
 pub struct Connection {
     socket: Arc<OwnedFd>,
-    /// Of the process that connected; 0 if it has none here.
+    /// Pid of the process that connected; 0 if it is not visible in the daemon's pid namespace.
     pid: u32,
     uid: u32,
     gid: u32,
-    /// Once it was asked for: see [`process::is_contained`].
+    /// Set at the first query: see [`process::is_contained`].
     is_contained: Option<bool>,
     kind: Kind,
-    /// When it last said something that counts.
+    /// Time of the last relevant packet.
     last: Instant,
     nr_rings: u32,
-    /// It is not listened to before.
+    /// The connection is not read before this time.
     muted_until: Option<Instant>,
 }
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Has not said anything.
+    /// Has not sent anything.
     New,
     /// A process that registers, while its usage block is received.
     Sender(Hello),
-    /// A process that registers, while the rules are asked about it.
+    /// A process that registers, while the rules are evaluated for it.
     Applicant,
-    /// The command line: the text it is reading.
+    /// The command line, with the text that it is reading.
     Client(Vec<u8>),
     /// A registered process.
     Hook {
@@ -104,7 +104,7 @@ impl Connection {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
-    /// When it must be looked at, unless something happens to it; none for a hook that is listened to.
+    /// Returns when the connection must be examined next; `None` for a hook that is not muted.
     pub fn next_look(&self) -> Option<Instant> {
         self.muted_until
             .or_else(|| self.is_visitor().then(|| self.last + PATIENCE))
@@ -114,7 +114,7 @@ impl Connection {
         self.is_visitor() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
-    /// Bytes of the text that it is reading.
+    /// Returns the size of the text that the client is reading, in bytes.
     pub fn held(&self) -> usize {
         match &self.kind {
             Kind::Client(text) => text.len(),
@@ -122,7 +122,7 @@ impl Connection {
         }
     }
 
-    /// Whose requests they are.
+    /// Returns the user to whom the client's requests are charged.
     fn user(&mut self) -> User {
         let socket = &self.socket;
         let is_contained = *self
@@ -131,7 +131,7 @@ impl Connection {
         (self.uid, is_contained)
     }
 
-    /// Listens again to a client that rang too often, asked too much, or registered too soon.
+    /// Reads again from a client that rang too often, used too much time or registered too soon.
     pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
         if self.muted_until.is_some_and(|until| until <= now) {
             self.muted_until = None;
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Counts a doorbell; says whether it was one too many.
+    /// Counts a doorbell and returns whether it exceeds the limit.
     fn is_ringing_too_often(&mut self) -> bool {
         let now = Instant::now();
         if now.duration_since(self.last) >= TICK {
@@ -151,13 +151,13 @@ impl Connection {
 }
 
 impl Server {
-    /// Takes one packet, so that everybody gets a turn.
+    /// Handles one packet, so that all connections are served in turn.
     pub(super) fn serve(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
         if connection.is_visitor() {
-            // Nobody listens to it, so what is told of it is its end.
+            // Its packets are not watched for, so the event reports its end.
             if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
                 return self.hang_up(number);
             }
@@ -181,7 +181,7 @@ impl Server {
         }
     }
 
-    /// Does not listen to a connection until then. The end of it is told all the same.
+    /// Stops reading a connection until `until`. Its end is still reported.
     fn mute(&mut self, number: u64, until: Instant) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.muted_until = Some(until);
@@ -190,7 +190,7 @@ impl Server {
         }
     }
 
-    /// Whether the packet made sense from this connection.
+    /// Handles a packet without descriptors. Returns whether it is valid on this connection.
     fn take(&mut self, number: u64, packet: &[u8]) -> bool {
         let tag = message::tag(packet);
         let Some(connection) = self.connections.get_mut(&number) else {
@@ -210,7 +210,7 @@ impl Server {
                 true
             }
             (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
-            // Without a usage block.
+            // A registration without a usage block.
             (Ok(Tag::Hello), Kind::New) => {
                 if self.hello(number, packet).is_some() {
                     self.refuse(number, Errno::EINVAL);
@@ -221,7 +221,8 @@ impl Server {
         }
     }
 
-    /// Whether a packet that carries descriptors made sense. It stays in the socket, for a receiver.
+    /// Handles a packet that carries descriptors and returns whether it is valid. The packet stays in the
+    /// socket, to be read by a receiver.
     fn take_with_rights(&mut self, number: u64, packet: &[u8]) -> bool {
         let is_hello = message::tag(packet) == Ok(Tag::Hello);
         if !is_hello
@@ -240,11 +241,11 @@ impl Server {
         };
         let now = Instant::now();
         if let Some(delay) = self.registry.delay(connection.pid, now) {
-            // Its packet waits in the socket, and so costs no more than any other connection does.
+            // The packet waits in the socket and costs no more than any connection.
             self.mute(number, now + delay);
             return true;
         }
-        // One that insists lets nothing through if it gives up.
+        // A hook with `GCGROUP_REQUIRED` lets nothing through when it gives up.
         if hello.insists == 0 {
             self.registry.asks(connection.pid);
         }
@@ -254,14 +255,15 @@ impl Server {
             return false;
         }
         connection.kind = Kind::Sender(hello);
-        // Until the receiver has answered, nobody else reads here. The end is told all the same.
+        // Only the receiver reads from the socket until it has answered. The connection's end is still
+        // reported.
         watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
         true
     }
 
-    /// What a process introduces itself with. Where it is not understood, it is told so.
+    /// Parses a registration. If it is malformed or of another version, sends the error and returns `None`.
     fn hello(&mut self, number: u64, packet: &[u8]) -> Option<Hello> {
-        // The version first: what else another one says may be of another length.
+        // The version is checked first: other versions may have other lengths.
         if let Ok(version) = message::version(packet)
             && version != gcgroup_abi::VERSION
         {
@@ -276,14 +278,14 @@ impl Server {
         hello.ok()
     }
 
-    /// Goes on with the registrations whose usage blocks have come.
+    /// Continues the registrations whose usage blocks have been received.
     pub(super) fn take_usage_blocks(&mut self) {
         while let Some((number, usage)) = self.receivers.answer() {
             self.take_usage(number, usage);
         }
     }
 
-    /// Goes on with a registration whose usage block has come, or tells the process why it has not.
+    /// Continues a registration whose usage block has been received, or sends the process the error.
     pub(super) fn take_usage(&mut self, number: u64, usage: nix::Result<OwnedFd>) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -299,8 +301,8 @@ impl Server {
         }
     }
 
-    /// Registers it at once, or when the rules have been asked. A user's daemon governs the user's own
-    /// processes alone.
+    /// Registers the process at once, or after the rules have been evaluated. A user's daemon governs only
+    /// that user's processes.
     fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
         let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
@@ -324,7 +326,7 @@ impl Server {
         self.enquiries.ask(applicant)
     }
 
-    /// Goes on with a registration that has waited for its verdict.
+    /// Continues a registration after its verdict.
     pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: nix::Result<Verdict>) {
         let number = applicant.number;
         if let Err(errno) = verdict.and_then(|verdict| self.admit(applicant, &verdict)) {
@@ -365,14 +367,14 @@ impl Server {
             self.connections.is_hook_now(number);
         }
         if let Err(error) = sent {
-            // It has gone already: its end will be noticed as any other's.
+            // The process has ended already; its end is noticed in the usual way.
             debug!("a process left while it registered: {error}");
         }
         Ok(())
     }
 
     fn refuse(&mut self, number: u64, errno: Errno) {
-        // A process that cannot be looked at yet may come again.
+        // A process that cannot be examined yet may try again.
         let errno = match errno {
             Errno::ETIMEDOUT => Errno::EAGAIN,
             errno => errno,
@@ -386,8 +388,8 @@ impl Server {
         self.welcome_not(number, errno);
     }
 
-    /// Tells of a process whose hook was built for another daemon, once for each: it goes on asking, in case
-    /// the next daemon is its own.
+    /// Logs, once for each process, that its hook has another version. The hook keeps trying, because the
+    /// next daemon may match.
     fn complain_of(&mut self, number: u64, version: u32) {
         let Some(connection) = self.connections.get(&number) else {
             return;
@@ -410,7 +412,7 @@ impl Server {
         }
     }
 
-    /// Has the log tell when an error of the driver begins to keep a freeze from being known to have drained.
+    /// Logs when a driver error first prevents a freeze from being known to have drained.
     fn report_drain_error(&mut self, number: u64, process: ProcessId) {
         let error = self.tree.drain_error(process);
         let Some(connection) = self.connections.get_mut(&number) else {
@@ -440,7 +442,7 @@ impl Server {
             status,
         }
         .to_bytes();
-        // Who does not read it learns by the end of the connection.
+        // A client that does not read it notices the end of the connection.
         let _ = send(
             connection.socket.as_raw_fd(),
             &welcome,
@@ -448,7 +450,7 @@ impl Server {
         );
     }
 
-    /// Ends a connection, and with it what it stood for.
+    /// Closes a connection and ends what depends on it.
     pub(super) fn hang_up(&mut self, number: u64) {
         match self.connections.get(&number) {
             Some(Connection {
@@ -458,7 +460,7 @@ impl Server {
                 self.registry.lost(*process, number);
                 self.next_tend = self.next_tend.or(Some(Instant::now() + TEND));
             }
-            // A hook that has waited in vain, maybe: nobody has looked at what it sent.
+            // This may be a hook that gave up waiting: its packets have not been read.
             Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
             _ => {}
         }
@@ -467,7 +469,7 @@ impl Server {
 
     fn forget(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            // The set goes by the file, which may live on.
+            // The epoll set refers to the open file, which may outlive this descriptor.
             let _ = self.epoll.delete(&*connection.socket);
             self.receivers.retire(connection.socket);
         }

@@ -1,27 +1,27 @@
-//! All connections by their numbers, who has how many, and when each must be looked at next.
+//! All connections by number, the number of each user's, and when each must be examined next.
 //!
-//! Nothing here walks over all connections: what a turn of the loop costs does not depend on how many there
-//! are.
+//! Nothing here walks over all connections, so the cost of a turn of the loop does not depend on their
+//! number.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use super::connection::Connection;
 
-/// Connections of one user that are not (or not yet) those of a registered process.
+/// Maximum number of one user's connections that do not belong to registered processes.
 pub const MAX_VISITORS_PER_UID: usize = 1024;
 
-/// Bytes of the texts that one user reads, and that all read together, where a text takes several packets.
-/// The last quarter is for users with little.
+/// Bytes of the texts that one user's clients and all clients together are reading, where a text takes
+/// several packets. The last quarter is reserved for users with at most [`LITTLE`].
 const MAX_HELD_PER_UID: usize = 64 << 20;
 const MAX_HELD: usize = 256 << 20;
 const LITTLE: usize = 1 << 20;
 
-/// Whether another connection of a user's may come.
+/// Result of [`Connections::admission`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
     Free,
-    /// If the connection of this number is closed first.
+    /// Admitted if the connection with this number is closed first.
     InPlaceOf(u64),
     Refused,
 }
@@ -29,28 +29,29 @@ pub enum Admission {
 #[derive(Debug)]
 pub struct Connections {
     all: HashMap<u64, Entry>,
-    /// One entry for each connection for which time matters.
+    /// One entry for each connection that has a timer.
     due: BTreeSet<(Instant, u64)>,
-    /// How many connections may be visitors.
+    /// Maximum number of connections that do not belong to registered processes.
     most: usize,
-    /// Those that are not of registered processes, oldest first for each user: numbers are counted up.
+    /// Connections that do not belong to registered processes, oldest first for each user, as numbers are
+    /// counted up.
     visitors: BTreeSet<(u32, u64)>,
     users: HashMap<u32, User>,
-    /// Bytes of the texts that all are reading.
+    /// Bytes of the texts that all clients are reading.
     held: usize,
-    /// The users by how many visitors each has.
+    /// Users ordered by their number of such connections.
     ranking: BTreeSet<(usize, u32)>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Boxed, as the map may have twice the room that it needs.
+    /// Boxed, because the map may allocate twice the room it needs.
     connection: Box<Connection>,
-    /// Its time in the queue.
+    /// Its time in the queue `due`.
     due: Option<Instant>,
 }
 
-/// What one user's visitors come to.
+/// Totals of one user's connections that do not belong to registered processes.
 #[derive(Debug, Default)]
 struct User {
     nr_visitors: usize,
@@ -59,7 +60,7 @@ struct User {
 }
 
 impl Connections {
-    /// With room for so many visitors.
+    /// Creates a table with room for `most` connections that do not belong to registered processes.
     pub fn new(most: usize) -> Self {
         Self {
             all: HashMap::new(),
@@ -80,8 +81,8 @@ impl Connections {
         self.all.get_mut(number).map(|entry| entry.connection.as_mut())
     }
 
-    /// Whether the user may have another connection. Where there is no more room, the user with the most
-    /// visitors loses the oldest of them to a user with fewer.
+    /// Decides whether the user may have another connection. If the table is full, the user with the most
+    /// connections loses the oldest one to a user with fewer.
     pub fn admission(&self, uid: u32) -> Admission {
         let own = self.users.get(&uid).map_or(0, |user| user.nr_visitors);
         if own >= MAX_VISITORS_PER_UID {
@@ -97,7 +98,7 @@ impl Connections {
         oldest.map_or(Admission::Refused, |(_, number)| Admission::InPlaceOf(*number))
     }
 
-    /// Adds a visitor; numbers are counted up.
+    /// Adds a connection; numbers must increase.
     pub fn insert(&mut self, number: u64, connection: Box<Connection>) {
         let uid = connection.uid();
         self.visitors.insert((uid, number));
@@ -131,14 +132,14 @@ impl Connections {
         removed.map(|connection| *connection).collect()
     }
 
-    /// The connection has become that of a registered process.
+    /// Reclassifies a connection as that of a registered process.
     pub fn is_hook_now(&mut self, number: u64) {
         if let Some(uid) = self.get(&number).map(Connection::uid) {
             self.end_visit(number, uid, 0);
         }
     }
 
-    /// Returns whether a visitor of the user may read a text of so many bytes more.
+    /// Returns whether a client of the user may read a text with `bytes` more.
     pub fn has_room_for_text(&self, uid: u32, bytes: usize) -> bool {
         let own = self
             .users
@@ -152,7 +153,7 @@ impl Connections {
         bytes == 0 || (own <= MAX_HELD_PER_UID && self.held.saturating_add(bytes) <= most)
     }
 
-    /// A visitor of the user reads a text of so many bytes, in place of another.
+    /// Records that a client of the user reads a text of `now` bytes in place of one of `before` bytes.
     pub fn note_text(&mut self, uid: u32, before: usize, now: usize) {
         if let Some(user) = self.users.get_mut(&uid) {
             user.held = (user.held + now).saturating_sub(before);
@@ -160,7 +161,7 @@ impl Connections {
         }
     }
 
-    /// Has the connection looked at when the time has come, if it is not to be before.
+    /// Schedules an examination of the connection at `when`, unless an earlier one is scheduled.
     pub fn look_at(&mut self, number: u64, when: Instant) {
         let Some(entry) = self.all.get_mut(&number) else {
             return;
@@ -174,12 +175,12 @@ impl Connections {
         self.due.insert((when, number));
     }
 
-    /// When the next one must be looked at.
+    /// Returns the time of the next scheduled examination.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(when, _)| *when)
     }
 
-    /// Takes the next one out of the queue whose time has come.
+    /// Removes and returns the next connection whose time has come.
     pub fn pop_due(&mut self, now: Instant) -> Option<u64> {
         let number = self.due.first().filter(|(when, _)| *when <= now)?.1;
         self.due.pop_first();
@@ -219,13 +220,13 @@ mod tests {
 
     use super::*;
 
-    /// A connection of that user's, which nobody is at the other end of.
+    /// Returns a connection of the user whose other end is closed.
     fn of(uid: u32) -> Box<Connection> {
         let (socket, _) = UnixStream::pair().unwrap();
         Box::new(Connection::new(OwnedFd::from(socket), 0, uid, uid))
     }
 
-    /// Lets the user's next connection in, as the server does; whether there was room.
+    /// Admits the user's next connection as the server does; returns whether there was room.
     fn come(connections: &mut Connections, last: &mut u64, uid: u32) -> bool {
         match connections.admission(uid) {
             Admission::Refused => return false,
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn full_table_is_shared_equally_by_all_who_come() {
+    fn full_table_is_shared_equally_by_users() {
         let (mut connections, mut last) = (Connections::new(60), 0);
         for _ in 0..100 {
             come(&mut connections, &mut last, 1);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn oldest_connection_makes_room_and_hooks_never_do() {
+    fn full_table_drops_the_oldest_connection_never_a_hook() {
         let (mut connections, mut last) = (Connections::new(2), 0);
         for _ in 0..3 {
             connections.insert(last + 1, of(1));
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_has_each_connection_once_and_by_its_earliest_time() {
+    fn queue_keeps_only_the_earliest_time_of_a_connection() {
         let (mut connections, start) = (Connections::new(10), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         for number in 1..4 {
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_counted_as_long_as_they_are_read() {
+    fn texts_are_counted_while_they_are_read() {
         let mut connections = Connections::new(10);
         connections.insert(1, of(1));
         connections.insert(2, of(1));

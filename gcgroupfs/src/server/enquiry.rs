@@ -1,5 +1,5 @@
-//! Asking the rules about those who register. What they ask about comes from /proc and from the users'
-//! database, which may be far away; so it is looked up on a thread of its own, and the loop goes on.
+//! Evaluates the rules for processes that register. The facts come from /proc and from the users' database,
+//! which may be remote, so they are looked up on a separate thread while the loop continues.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -16,19 +16,19 @@ use crate::process::Peer;
 use crate::rules::{Facts, Rules, Verdict, user_name};
 use crate::sys::UsageMap;
 
-/// Names of users that are remembered until the rules are read again.
+/// User names cached until the rules are reloaded.
 const MAX_NAMES: usize = 4096;
 
-/// Processes of one user, and of all, that wait for their verdict.
+/// Maximum number of processes of one user, and of all, that wait for their verdict.
 const MAX_WAITING_PER_UID: usize = 256;
 const MAX_WAITING: usize = 4096;
 
-/// The rules as they are now.
+/// The rules in force.
 #[derive(Debug, Clone, Default)]
 pub struct Current(Arc<RwLock<Arc<Rules>>>);
 
 impl Current {
-    /// They hold for whoever registers from now on.
+    /// Replaces the rules, for processes that register from now on.
     pub fn set(&self, rules: Rules) {
         *self.0.write() = Arc::new(rules);
     }
@@ -38,17 +38,17 @@ impl Current {
     }
 }
 
-/// A process that wants to register, and has said all that it has to say.
+/// A process that registers, with all that is needed to do so.
 #[derive(Debug)]
 pub struct Applicant {
-    /// Its connection.
+    /// Number of its connection.
     pub number: u64,
     pub peer: Peer,
     pub hello: Hello,
     pub usage: UsageMap,
 }
 
-/// The thread that asks, and both ways to it.
+/// The thread that evaluates the rules, and the channels to and from it.
 #[derive(Debug)]
 pub struct Enquiries {
     rules: Current,
@@ -57,7 +57,7 @@ pub struct Enquiries {
     waiting: Waiting,
 }
 
-/// How many wait for their verdict, of each user and in all.
+/// Numbers of processes that wait for their verdict, by user and in all.
 #[derive(Debug, Default)]
 struct Waiting {
     by_uid: HashMap<u32, usize>,
@@ -65,7 +65,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Counts one more of the user's, if there is room.
+    /// Counts one more process of the user; returns false if there is no room.
     fn add(&mut self, uid: u32) -> bool {
         let own = self.by_uid.get(&uid).copied().unwrap_or(0);
         let has_room = own < MAX_WAITING_PER_UID && self.total < MAX_WAITING;
@@ -76,7 +76,7 @@ impl Waiting {
         has_room
     }
 
-    /// Counts one less.
+    /// Counts one process of the user less.
     fn remove(&mut self, uid: u32) {
         self.total = self.total.saturating_sub(1);
         if let Some(own) = self.by_uid.get_mut(&uid) {
@@ -89,7 +89,7 @@ impl Waiting {
 }
 
 impl Enquiries {
-    /// `waker` is written to when there is an answer.
+    /// Starts the thread, which writes to `waker` when there is an answer.
     ///
     /// # Errors
     /// Out of threads.
@@ -105,7 +105,7 @@ impl Enquiries {
                 if answer.send((applicant, verdict)).is_err() {
                     return;
                 }
-                // If it is full, the loop is woken already.
+                // If it is full, the loop has been woken already.
                 let _ = (&waker).write(&[0]);
             }
         })?;
@@ -121,16 +121,16 @@ impl Enquiries {
         self.rules.clone()
     }
 
-    /// Whether there is anything to ask.
+    /// Returns whether there are any rules.
     pub fn are_needed(&self) -> bool {
         !self.rules.get().is_empty()
     }
 
-    /// Asks.
+    /// Queues a process for its verdict.
     ///
     /// # Errors
-    /// `EAGAIN` if there is nobody to ask any more, or if too many wait: also those whose connection has
-    /// ended meanwhile.
+    /// `EAGAIN` if the thread has ended, or if too many wait, including those whose connection has ended
+    /// meanwhile.
     pub fn ask(&mut self, applicant: Applicant) -> nix::Result<()> {
         if !self.waiting.add(applicant.peer.uid) {
             return Err(Errno::EAGAIN);
@@ -138,7 +138,7 @@ impl Enquiries {
         self.questions.send(applicant).map_err(|_| Errno::EAGAIN)
     }
 
-    /// An answer, if there is one.
+    /// Returns the next answer, if there is one.
     pub fn answer(&mut self) -> Option<(Applicant, nix::Result<Verdict>)> {
         let (applicant, verdict) = self.answers.try_recv().ok()?;
         self.waiting.remove(applicant.peer.uid);
@@ -146,10 +146,10 @@ impl Enquiries {
     }
 }
 
-/// What the rules say of a process.
+/// Evaluates the rules for a process.
 ///
 /// # Errors
-/// It has ended, or holds up looking at it.
+/// The process has ended, or reading its /proc files blocks.
 fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> nix::Result<Verdict> {
     let mut facts = Facts::of_peer(&applicant.peer, applicant.hello.group.as_str())?;
     if rules.want_user() {
@@ -158,7 +158,7 @@ fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> nix::R
     Ok(rules.verdict(&facts))
 }
 
-/// The names of users, as they were when they were first asked for.
+/// User names, as they were when first looked up.
 #[derive(Debug, Default)]
 struct Names {
     rules: Arc<Rules>,
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_wait_are_bounded_for_each_user_and_in_all() {
+    fn waiting_processes_are_bounded_per_user_and_in_all() {
         let mut waiting = Waiting::default();
         let mut fill = |uid| (0..MAX_WAITING).filter(|_| waiting.add(uid)).count();
         assert_eq!(fill(1), MAX_WAITING_PER_UID);

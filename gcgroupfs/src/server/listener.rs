@@ -1,5 +1,5 @@
-//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one, and made
-//! again when its file has gone.
+//! The socket's file: taken over from a dead daemon, never from a living one, and created again when it has
+//! been removed.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
@@ -24,43 +24,43 @@ mod restore;
 
 use restore::{Restored, restore};
 
-/// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
+/// Length of the accept queue; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
-/// How often the socket's file is looked at.
+/// Interval between checks of the socket's file.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long to wait for another daemon that is being started at the same place.
+/// How long to wait for another daemon that is starting at the same path.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Device, inode, and time of the last change, since inode numbers are soon used again.
+/// Device, inode and ctime of a file; inode numbers are soon reused.
 type FileId = (u64, u64, i64, i64);
 
 fn id(file: &Metadata) -> FileId {
     (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
 }
 
-/// A listening `SOCK_SEQPACKET` socket, of root's daemon open to everyone; its file goes with it.
+/// A listening `SOCK_SEQPACKET` socket, for root's daemon open to all users. Its file is removed on drop.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// Its file, if that is ours to remove: which one it was, so that a successor's is not.
+    /// Path and identity of its file, if it is ours to remove; the identity protects a successor's file.
     file: Option<(PathBuf, FileId)>,
-    /// What was last told of a file that cannot be made again.
+    /// Last logged reason why the file cannot be created again.
     complaint: String,
-    /// Whether the directory's lock was held by another process at the last look.
+    /// Whether another process held the directory's lock at the last check.
     has_waited: bool,
 }
 
 impl Listener {
-    /// Makes the directory if there is none, and the socket in it.
+    /// Creates the socket, and its directory if missing.
     ///
     /// # Errors
-    /// Somebody listens there already, what is there is no socket, or the place cannot be written.
+    /// Another daemon listens there, the file there is not a socket, or the path cannot be written.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
         let directory = make_directory(path)?;
-        // Looking and taking over are several steps; two daemons must not take them at once.
+        // Checking and taking over are several steps; two daemons must not take them at once.
         let _turn = turn(directory)?;
         clear(path, &address)?;
         let (socket, file) = make(path, &address)?;
@@ -72,7 +72,7 @@ impl Listener {
         })
     }
 
-    /// One that a supervisor listens on and keeps.
+    /// Returns a listener for a socket that belongs to the supervisor.
     pub fn kept(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -82,15 +82,15 @@ impl Listener {
         }
     }
 
-    /// When to [look](Self::look) next, if there is a file to look after.
+    /// Returns when to [look](Self::look) next, if there is a file to check.
     pub fn next_look(&self, now: Instant) -> Option<Instant> {
         self.file.is_some().then(|| now + LOOK)
     }
 
-    /// Looks whether the socket's file is there; if it was removed or replaced, makes another socket in its
-    /// place, and returns the one that nobody can reach any more. Waits for nobody. What cannot be done is
-    /// told in the log, once, and tried again at the next look: another daemon that listens there is left
-    /// alone. Any other file there is renamed to `NAME.displaced`.
+    /// Checks the socket's file. If it was removed or replaced, creates another socket there and returns the
+    /// old one, which can no longer be reached. Does not wait. Failures are logged once and the check is
+    /// repeated: another daemon that listens there is left alone. Any other file there is renamed to
+    /// `NAME.displaced`.
     pub fn look(&mut self) -> Option<OwnedFd> {
         let (path, ours) = self.file.as_mut()?;
         let needs_lock = !std::mem::take(&mut self.has_waited);
@@ -114,19 +114,19 @@ impl Listener {
         None
     }
 
-    /// Takes a socket in place of its own, which it returns.
+    /// Replaces the socket and returns the old one.
     pub fn replace(&mut self, socket: OwnedFd) -> OwnedFd {
         std::mem::replace(&mut self.socket, socket)
     }
 
-    /// Lets nobody connect any more, unless it is a supervisor's.
+    /// Refuses further connections, unless the socket belongs to a supervisor.
     pub fn refuse(&self) {
         if self.file.is_some() {
             let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         }
     }
 
-    /// For those who accept in our place. The file goes with us.
+    /// Duplicates the socket for daemons that accept on it. The file is still removed by this process.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -146,13 +146,13 @@ impl Drop for Listener {
         if let Some((path, ours)) = &self.file
             && fs::symlink_metadata(path).is_ok_and(|file| id(&file) == *ours)
         {
-            // Nobody is left to be told of a failure; the next daemon clears it away.
+            // A failure cannot be reported any more; the next daemon removes the file.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Makes the directory of a socket if there is none, and returns its path.
+/// Creates the directory of a socket if missing, and returns its path.
 fn make_directory(path: &Path) -> anyhow::Result<&Path> {
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
@@ -166,11 +166,11 @@ fn make_directory(path: &Path) -> anyhow::Result<&Path> {
     Ok(directory)
 }
 
-/// Listens at a path where nothing is.
+/// Listens at a path where no file exists.
 fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
     let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
     bind(socket.as_raw_fd(), address).with_context(|| format!("cannot make {}", path.display()))?;
-    // A user's daemon is for the user's own processes.
+    // A user's daemon serves only that user's processes.
     let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
     fs::set_permissions(path, Permissions::from_mode(mode))?;
     let file = fs::symlink_metadata(path)?;
@@ -187,7 +187,8 @@ pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
     )
 }
 
-/// Waits for the directory's lock, but not for ever: anybody who can open the directory can hold it.
+/// Waits for the directory's lock, at most [`TAKEOVER_PATIENCE`]: any process that can open the directory can
+/// hold it.
 fn turn(directory: &Path) -> anyhow::Result<Option<Flock<File>>> {
     let mut file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
     let deadline = Instant::now() + TAKEOVER_PATIENCE;
@@ -201,7 +202,7 @@ fn turn(directory: &Path) -> anyhow::Result<Option<Flock<File>>> {
     }
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket on which no process listens.
 fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -217,12 +218,12 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
                 return fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()));
             }
             Err(Errno::ENOENT) => return Ok(()),
-            // A daemon that was killed while it started a process: the socket closes when that executes its
-            // program.
+            // The daemon was killed while it started a process: that copy of the socket is closed when the
+            // process executes its program.
             Ok(()) if is_orphan(&probe) && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // Also a full backlog, or a socket of another type: there is somebody.
+            // Includes a full backlog and a socket of another type: a process listens there.
             _ => bail!(
                 "another daemon listens on {} (give this one another --socket)",
                 path.display()
@@ -231,7 +232,7 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Whether who began to listen at the other end is dead. See `SO_PEERCRED` in unix(7).
+/// Returns whether the process that called listen(2) on the other end is dead; see `SO_PEERCRED` in unix(7).
 fn is_orphan(probe: &OwnedFd) -> bool {
     let listener = getsockopt(probe, sockopt::PeerCredentials).map(|peer| u32::try_from(peer.pid()));
     matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid) == Err(Errno::ESRCH))
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_open_to_whom_it_is_for_and_goes_with_its_listener() {
+    fn socket_has_its_mode_and_is_removed_with_its_listener() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/s.sock");
         let listener = Listener::bind(&path).unwrap();
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_daemons_socket_is_left_alone() {
+    fn socket_of_a_living_daemon_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
         let _listener = Listener::bind(&path).unwrap();
@@ -263,11 +264,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_daemons_socket_is_replaced_and_the_successors_kept() {
+    fn dead_daemon_does_not_remove_its_successors_socket() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
         let mut dead = Listener::bind(&path).unwrap();
-        // As after kill -9: the file stays and nobody listens.
+        // As after `kill -9`: the file exists and no process listens.
         dead.socket = new_socket(SockFlag::empty()).unwrap();
         let _successor = Listener::bind(&path).unwrap();
         drop(dead);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_somebody_else_delays_a_new_socket_by_one_look() {
+    fn foreign_lock_delays_a_new_socket_by_one_look() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
         let mut listener = Listener::bind(&path).unwrap();
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn file_that_is_no_socket_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
         fs::write(&path, "precious").unwrap();
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_too_long_for_a_socket_says_so() {
+    fn path_too_long_for_a_socket_is_reported() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         let error = format!("{:#}", Listener::bind(&path).unwrap_err());
         assert!(error.contains("File name too long"), "{error}");

@@ -1,5 +1,4 @@
-//! Processes that live, and are or were registered, each by a number of the server's; and how their end is
-//! told.
+//! Living processes that are or were registered, by the server's numbers, and how their end is noticed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -19,17 +18,17 @@ use crate::process;
 use crate::sys;
 use crate::tree::ProcessId;
 
-/// Registrations of one process in a second; those beyond wait. A process needs one for each program that it
+/// Registrations of one process per second; further ones wait. A process needs one for each program that it
 /// executes.
 pub const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]
 pub struct Living {
-    /// Tells of the end of each.
+    /// Reports the end of each process.
     epoll: Arc<Epoll>,
-    /// Boxed, as the map may have twice the room that it needs.
+    /// Boxed, because the map may allocate twice the room it needs.
     processes: HashMap<u64, Box<Known>>,
-    /// Sorted, so that a pid's are found.
+    /// Sorted, so that all entries of a pid are adjacent.
     numbers: BTreeMap<Key, u64>,
     room: Processes,
 }
@@ -41,20 +40,20 @@ pub struct Known {
     uid: u32,
     pidfd: OwnedFd,
     pub registration: Option<Registration>,
-    /// How often it registers.
+    /// Limits how often it registers.
     pub pace: Pace,
-    /// A hook in it has asked to be registered and has not been, so it may have given up waiting.
+    /// A hook in the process has asked to be registered and has not been, so it may have given up waiting.
     pub is_asking: bool,
-    /// The group that it asked for when it registered last, if it was given that.
+    /// The group that it asked for at its last registration, if the request was fulfilled.
     pub wish: GroupName,
 }
 
 #[derive(Debug)]
 pub struct Registration {
     pub id: ProcessId,
-    /// The hook's connection; none when it is lost.
+    /// The hook's connection; `None` when it is lost.
     pub connection: Option<u64>,
-    /// What the process was executing.
+    /// Identifies the program that the process was executing.
     pub image: Option<(u64, u64)>,
 }
 
@@ -77,12 +76,12 @@ impl Living {
         self.processes.get(number).map(AsRef::as_ref)
     }
 
-    /// The living process of this pid, for when its start time cannot be asked for.
+    /// Returns the living process with this pid, for use when its start time cannot be read.
     pub fn find_pid(&self, pid: u32) -> Option<&Known> {
         self.processes.get(&self.number_of(pid)?).map(AsRef::as_ref)
     }
 
-    /// As [`find_pid`](Self::find_pid), to be changed.
+    /// Returns a mutable reference to the process that [`find_pid`](Self::find_pid) returns.
     pub fn find_pid_mut(&mut self, pid: u32) -> Option<&mut Known> {
         self.get_mut(self.number_of(pid)?)
     }
@@ -97,12 +96,12 @@ impl Living {
         numbers.rev().find(lives)
     }
 
-    /// Whether the process is among them as the user's, or may come to be.
+    /// Returns whether the process is known as this user's, or there is room for it.
     pub fn has_room_for(&self, key: Key, uid: u32) -> bool {
         self.find(key).is_some_and(|known| known.uid == uid) || self.room.has_room(uid)
     }
 
-    /// Those whose connection is lost: an exec may have followed.
+    /// Returns the registered processes whose connection is lost; they may have executed another program.
     pub fn lost(&self) -> Vec<u64> {
         let is_lost = |known: &Known| {
             let registration = known.registration.as_ref();
@@ -112,7 +111,8 @@ impl Living {
         lost.map(|(number, _)| *number).collect()
     }
 
-    /// The process's number: the one it has, or `number`, and then its death is watched for.
+    /// Returns the process's number: its existing one, or `number` for a new process, whose end is watched
+    /// from then on.
     pub fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
         if let Some(number) = self.numbers.get(&key) {
             if let Some(known) = self.processes.get_mut(number) {
@@ -141,7 +141,7 @@ impl Living {
         Ok(number)
     }
 
-    /// Likewise of one that has not registered.
+    /// Watches a process that has not registered, as `number`.
     ///
     /// # Errors
     /// `ESRCH` if it has ended; out of memory or descriptors.
@@ -150,18 +150,18 @@ impl Living {
         let pid = i32::try_from(key.pid).map_err(|_| Errno::ESRCH)?;
         let pidfd = sys::pidfd_open(pid).map_err(errno)?;
         let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|_| Errno::ESRCH)?;
-        // Looked at last: so all this was about that one, and not about a successor to its pid.
+        // Checked last: the facts above then belong to this process and not to a later one with its pid.
         if !process::is_alive(key.pid, key.start_time) {
             return Err(Errno::ESRCH);
         }
         self.know(number, key, owner.uid(), pidfd).map(drop)
     }
 
-    /// The process has ended.
+    /// Removes a process that has ended and returns its key.
     pub fn remove(&mut self, number: u64) -> Option<Key> {
         let known = self.processes.remove(&number)?;
         self.room.remove(known.uid);
-        // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
+        // Closing the pidfd's last descriptor would remove it from the epoll set as well.
         let _ = self.epoll.delete(&known.pidfd);
         if self.numbers.get(&known.key) == Some(&number) {
             self.numbers.remove(&known.key);
@@ -175,7 +175,7 @@ impl Known {
         self.uid
     }
 
-    /// Whether it executes what it executed when it registered.
+    /// Returns whether the process executes the program with which it registered.
     pub fn is_same_program(&self) -> bool {
         let Some(Registration {
             image: Some(image), ..
@@ -187,7 +187,7 @@ impl Known {
         debug!("{}: was {image:x?}, is {now:x?}", self.key.pid);
         match now {
             Ok(stat) => stat.start_time == self.key.start_time && stat.image == Some(image),
-            // It holds up looking at it; what it is about to execute is seen when it does not any more.
+            // Its /proc files block, because it is executing a program; the new program is seen later.
             Err(errno) => errno == Errno::ETIMEDOUT,
         }
     }

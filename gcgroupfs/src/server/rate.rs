@@ -1,9 +1,8 @@
-//! How often something may happen: [`Rate`] refuses what is too much, [`Pace`] says when it may happen
-//! instead.
+//! Rate limits: [`Rate`] refuses what exceeds the limit, [`Pace`] says how long it must wait.
 
 use std::time::{Duration, Instant};
 
-/// Allows so many a second, counted from the first.
+/// Allows `most` events per second; a second begins with its first event.
 #[derive(Debug)]
 pub struct Rate {
     most: u32,
@@ -20,7 +19,7 @@ impl Rate {
         }
     }
 
-    /// Counts one more, and says whether it is within the rate.
+    /// Counts an event and returns whether it is within the rate.
     pub fn allows(&mut self, now: Instant) -> bool {
         if self.is_over(now) {
             (self.since, self.count) = (Some(now), 0);
@@ -29,31 +28,30 @@ impl Rate {
         self.count <= self.most
     }
 
-    /// Whether one more would be beyond the rate.
+    /// Returns whether a further event would exceed the rate.
     pub fn is_spent(&self, now: Instant) -> bool {
         !self.is_over(now) && self.count >= self.most
     }
 
-    /// Whether the second that was counted in is over.
+    /// Returns whether the current second is over.
     pub fn is_over(&self, now: Instant) -> bool {
         self.since
             .is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1))
     }
 }
 
-/// Spreads what happens over time: a second's worth may happen at once, and then one each fraction of a
-/// second.
+/// Spreads events over time: a second's worth may happen at once, after that one each interval.
 #[derive(Debug)]
 pub struct Pace {
     interval: Duration,
-    /// How long before [`Self::end`] the next one may happen.
+    /// How long before [`Self::end`] the next event may happen.
     ahead: Duration,
-    /// When all that has happened would have, at the even pace.
+    /// When all events so far would have happened at an even pace.
     end: Option<Instant>,
 }
 
 impl Pace {
-    /// Allows `per_second` in each second; must not be zero.
+    /// Allows `per_second` events in each second; must not be zero.
     pub fn new(per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second;
         Self {
@@ -63,14 +61,13 @@ impl Pace {
         }
     }
 
-    /// Returns how long the next one must wait: at most a fraction of a second, and zero if it may happen
-    /// now.
+    /// Returns how long the next event must wait: at most one interval, zero if it may happen now.
     pub fn delay(&self, now: Instant) -> Duration {
         let end = self.end.unwrap_or(now);
         end.saturating_duration_since(now + self.ahead)
     }
 
-    /// Counts one, if it may happen now.
+    /// Counts an event if it may happen now, and returns whether it may.
     pub fn allows(&mut self, now: Instant) -> bool {
         let is_allowed = self.delay(now).is_zero();
         if is_allowed {
@@ -101,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn each_second_allows_as_many_as_the_last() {
+    fn rate_allows_the_same_number_each_second() {
         let start = Instant::now();
         let mut rate = Rate::new(2);
         for second in 0..3 {

@@ -1,5 +1,5 @@
-//! Receiver processes ([`crate::receive`]), as the daemon sees them: one at a time, replaced when it has
-//! ended or does not answer; and the closing of connections that hold descriptors which may never close.
+//! The daemon's side of receiver processes ([`crate::receive`]): runs one at a time, replaces it when it has
+//! ended or does not answer, and closes connections that hold descriptors whose close might block.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -19,19 +19,19 @@ use super::rate::Rate;
 use crate::receive::{Taken, Task};
 use crate::sys;
 
-/// How long a receiver may take for one message. It waits for nobody before it has answered.
+/// How long a receiver may take for one message. It does not wait for other processes before it has answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The least time between two starts that fail.
+/// Minimum time between two failed starts.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Descriptors other than memfds that one user can send in a second and be told of; each costs a receiver.
+/// Descriptors other than memfds that one user may send per second; each costs a receiver.
 const MAX_OFFENCES: u32 = 4;
 
-/// Descriptors in one message; the kernel takes 253.
+/// Descriptors in one message; the kernel allows 253.
 const MAX_CLOSED: usize = 250;
 
-/// Starts a receiver that serves the other end of this socket.
+/// Starts a receiver that serves the other end of the socket.
 pub type Start = Box<dyn Fn(OwnedFd) -> io::Result<()> + Send>;
 
 pub struct Receivers {
@@ -39,12 +39,13 @@ pub struct Receivers {
     epoll: Arc<Epoll>,
     running: Option<OwnedFd>,
     next_start: Instant,
-    /// What the running one works on, and since when. The connection is kept open until then.
+    /// The running receiver's task and its start. The connection is kept open until the receiver has
+    /// answered.
     busy: Option<(Waiting, Instant)>,
     waiting: VecDeque<Waiting>,
-    /// Connections that are closed and still used elsewhere.
+    /// Connections that were shut down but are still referenced elsewhere.
     retiring: Vec<Arc<OwnedFd>>,
-    /// Connections in which descriptors lie.
+    /// Connections in whose queues descriptors lie.
     doomed: Vec<OwnedFd>,
     offences: HashMap<u32, Rate>,
 }
@@ -79,16 +80,16 @@ impl Receivers {
             doomed: Vec::new(),
             offences: HashMap::new(),
         };
-        // Ready before the first client.
+        // Started now, so that the first client need not wait.
         receivers.ensure(Instant::now());
         receivers
     }
 
-    /// Has the next message of a connection received, which carries descriptors. [`Self::answer`] has what
-    /// came of it.
+    /// Queues the receiving of a connection's next message, which carries descriptors. [`Self::answer`]
+    /// returns the result.
     ///
     /// # Errors
-    /// `EAGAIN` if the user has sent too much that is no memfd.
+    /// `EAGAIN` if the user has sent too many descriptors that are not memfds.
     pub fn ask(&mut self, number: u64, uid: u32, socket: Arc<OwnedFd>) -> nix::Result<()> {
         let now = Instant::now();
         if self.offences.get(&uid).is_some_and(|rate| rate.is_spent(now)) {
@@ -99,8 +100,8 @@ impl Receivers {
         Ok(())
     }
 
-    /// The next answer, if there is one: the connection's number, and its usage block or the reason why there
-    /// is none.
+    /// Returns the next answer, if there is one: the connection's number and its usage block, or why there is
+    /// none.
     pub fn answer(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
         let running = self.running.as_ref()?;
         let mut buffer = [0; Taken::LENGTH];
@@ -132,9 +133,9 @@ impl Receivers {
         Some((taken.number, usage))
     }
 
-    /// Closes a connection, without waiting for what its client has sent.
+    /// Closes a connection without waiting for the close of descriptors that the client has sent.
     pub fn retire(&mut self, socket: Arc<OwnedFd>) {
-        // The other end learns at once, and nothing more gets into the queue.
+        // Notifies the client at once and keeps further messages out of the queue.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         match Arc::try_unwrap(socket) {
             Ok(socket) if sys::drain(&socket) => drop(socket),
@@ -143,7 +144,7 @@ impl Receivers {
         }
     }
 
-    /// Whether [`Self::tick`] is to be called soon.
+    /// Returns whether [`Self::tick`] must be called within a tick.
     pub fn depends_on_time(&self) -> bool {
         self.busy.is_some()
             || !self.waiting.is_empty()
@@ -151,7 +152,7 @@ impl Receivers {
             || !self.doomed.is_empty()
     }
 
-    /// Does what is due. Gives the answer to who has waited too long.
+    /// Does periodic work. Returns the failed task if the receiver has taken too long.
     pub fn tick(&mut self, now: Instant) -> Option<(u64, nix::Result<OwnedFd>)> {
         for socket in mem::take(&mut self.retiring) {
             self.retire(socket);
@@ -167,7 +168,7 @@ impl Receivers {
         None
     }
 
-    /// Has connections closed in which descriptors lie, by a receiver of their own.
+    /// Passes connections that hold descriptors to a separate receiver, which closes them.
     pub fn close_doomed(&mut self) {
         while !self.doomed.is_empty() {
             let rest = self.doomed.split_off(self.doomed.len().min(MAX_CLOSED));
@@ -181,12 +182,12 @@ impl Receivers {
                 self.doomed.extend(rest);
                 return;
             }
-            // Not the last close: they are on their way.
+            // Dropping them here is not the last close: the message holds references.
             self.doomed = rest;
         }
     }
 
-    /// Gives the receiver what is next.
+    /// Sends the next task to the receiver.
     fn pump(&mut self, now: Instant) {
         if self.busy.is_some() {
             return;
@@ -203,14 +204,14 @@ impl Receivers {
                 self.busy = Some((next, now));
                 return;
             }
-            // It has ended meanwhile.
+            // The receiver has ended meanwhile.
             self.waiting.push_front(next);
             self.replace();
             self.next_start = now + RETRY;
         }
     }
 
-    /// Gives up the running receiver, and what it works on.
+    /// Replaces the running receiver; its task fails with `EAGAIN`.
     fn abandon(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
         self.replace();
         let (busy, _) = self.busy.take()?;

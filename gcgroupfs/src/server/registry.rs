@@ -1,8 +1,8 @@
-//! Which processes are registered, by whom the kernel says they are; and what is remembered of them between
+//! Registered processes, identified by the kernel's word, and what is remembered of them between
 //! registrations.
 //!
-//! A process is named by pid and start time. It keeps its settings for as long as it lives: over an exec,
-//! over a lost connection, over a restart of the daemon.
+//! A process is identified by pid and start time. It keeps its settings while it lives: over an exec, a lost
+//! connection and a restart of the daemon.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -29,10 +29,10 @@ use crate::process::{self, Peer, Stat};
 use crate::rules::{Given, Verdict};
 use crate::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
 
-/// How often a group is looked for that others empty meanwhile.
+/// Attempts to choose and hold a group that may be emptied and removed meanwhile.
 const MAX_BEGINNINGS: usize = 8;
 
-/// How far up a governed ancestor is looked for.
+/// Maximum number of ancestors examined.
 const MAX_ANCESTORS: usize = 64;
 
 #[derive(Debug)]
@@ -40,24 +40,24 @@ pub struct Registry {
     tree: Arc<Tree>,
     bells: Arc<Bells>,
     journal: Arc<Journal>,
-    /// For the control blocks: how long gates stay closed without a daemon.
+    /// Stored in each control block: how long gates stay closed without a daemon, in ms.
     grace_msec: u32,
     living: Living,
-    /// Of those that are not registered now.
+    /// Processes that are not registered now.
     remembered: Remembered,
     awaited: Awaited,
     log_limit: LogLimit,
 }
 
-/// What a registration gives.
+/// Result of a registration.
 #[derive(Debug)]
 pub struct Registered {
     /// The process's number.
     pub number: u64,
     pub id: ProcessId,
-    /// The control block, to be sent.
+    /// Descriptor of the control block, to be sent to the process.
     pub control: OwnedFd,
-    /// The connection of an earlier registration, to be closed.
+    /// Connection of an earlier registration, to be closed.
     pub superseded: Option<u64>,
 }
 
@@ -84,31 +84,30 @@ impl Registry {
         }
     }
 
-    /// Whether another line of the log may be about a user.
+    /// Returns whether a further line about the user may be logged.
     pub fn may_log_of(&mut self, uid: u32) -> bool {
         self.log_limit.allows(uid, Instant::now())
     }
 
-    /// Whether the end of the process, if it has ended, is still to be noticed.
+    /// Returns whether the process is still tracked, so that its end, if it has ended, is yet to be handled.
     pub fn has_in_mind(&self, key: Key) -> bool {
         self.living.find(key).is_some() || self.remembered.get(key).is_some()
     }
 
-    /// Whether the process has been here before: then what holds for it is known.
+    /// Returns whether the process has registered before, so that its settings are known.
     pub fn is_known(&self, peer: &Peer) -> bool {
         self.saved(key(peer)).is_some()
     }
 
-    /// Returns how long the registration of the process with this pid must wait: nothing unless it registers
-    /// more often than it may.
+    /// Returns how long the registration of the process with this pid must wait, if it registers too often.
     pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
         let delay = self.living.find_pid(pid)?.pace.delay(now);
         (!delay.is_zero()).then_some(delay)
     }
 
-    /// Notes that a hook in the process with this pid has asked to be registered, or has ended its connection
-    /// without an answer: from now on it may give up waiting and let everything through, until it is
-    /// registered.
+    /// Notes that a hook in the process with this pid has asked to be registered, or has closed its
+    /// connection without an answer: from then until it is registered it may give up waiting and let
+    /// everything through.
     pub fn asks(&mut self, pid: u32) {
         if let Some(known) = self.living.find_pid_mut(pid) {
             known.is_asking = true;
@@ -116,12 +115,12 @@ impl Registry {
         }
     }
 
-    /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has
-    /// not been here before.
+    /// Registers a process and creates its directory, in place of any earlier one. The verdict is used only
+    /// at the first registration.
     ///
     /// # Errors
-    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes before [`delay`](Self::delay) is over,
-    /// `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
+    /// `EDQUOT` if its user has too many processes, `EAGAIN` if it comes before [`delay`](Self::delay) is
+    /// over, `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
     pub fn register(
         &mut self,
         applicant: Applicant,
@@ -157,7 +156,8 @@ impl Registry {
         }
         let (control, file) = block::new_control()?;
         control.grace_msec.store(self.grace_msec, Relaxed);
-        // Before the process is there for others to write to: what they write has a higher number.
+        // Taken before the process is visible to writers, so that records of later changes have higher
+        // numbers.
         let seq = self.journal.number();
         self.remembered.comes_as(key, stat.image);
         let is_kept;
@@ -242,9 +242,9 @@ impl Registry {
         })
     }
 
-    /// The process's connection has closed. It has ended, or executes another program, or has closed what it
-    /// did not know: in the last case its directory stays, and what is written there still holds it by shared
-    /// memory.
+    /// Handles the loss of a process's connection. The process has ended, executes another program, or has
+    /// closed a descriptor it did not know. In the last case its directory stays, and changes still reach it
+    /// through shared memory.
     pub fn lost(&mut self, process: u64, connection: u64) {
         let Some(known) = self.living.get_mut(process) else {
             return;
@@ -268,7 +268,7 @@ impl Registry {
         }
     }
 
-    /// The pidfd says that the process has ended.
+    /// Handles the end of a process, reported by its pidfd.
     pub fn died(&mut self, process: u64) {
         self.end_registration(process);
         if let Some(key) = self.living.remove(process) {
@@ -276,8 +276,8 @@ impl Registry {
         }
     }
 
-    /// Looks after those who are waited for, and those whose connection is lost. Returns when to look again,
-    /// if there are any left.
+    /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
+    /// are left.
     pub fn tend(&mut self, now: Instant) -> Option<Duration> {
         for key in self.awaited.tend(now) {
             if self.living.find(key).is_none_or(|known| !known.is_asking) {
@@ -293,29 +293,29 @@ impl Registry {
             .or(later)
     }
 
-    /// Has it noticed at once when those end that were in groups and have not come back: a group is not
-    /// removed while it is held for somebody.
+    /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
+    /// held for a process is not removed.
     pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
         for key in self.remembered.in_groups() {
             match self.living.watch(new_number(), key) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => self.remembered.ended(key),
-                // They are looked for from time to time, too.
+                // They are also checked periodically.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
         }
     }
 
-    /// Forgets those that have ended since the last daemon, and with them groups that were there for them
-    /// alone. Whether there are any left that have not come back.
+    /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
+    /// whether any are left that have not registered again.
     pub fn tend_remembered(&mut self) -> bool {
         let is_any_left = self.remembered.tend();
         self.tree.reap_transient(None);
         is_any_left
     }
 
-    /// Those whose connection is lost and who have executed another program leave. Whether there are any
-    /// others.
+    /// Ends the registrations of processes that lost their connection and execute another program. Returns
+    /// whether others with a lost connection remain.
     fn tend_lost(&mut self) -> bool {
         let mut is_any_left = false;
         for process in self.living.lost() {
@@ -327,7 +327,7 @@ impl Registry {
         is_any_left
     }
 
-    /// Removes the directory; the settings stay in mind until the process dies.
+    /// Removes the process's directory; its settings are remembered until it ends.
     fn end_registration(&mut self, process: u64) {
         let Some(known) = self.living.get_mut(process) else {
             return;
@@ -341,10 +341,10 @@ impl Registry {
         {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
-        // Before it is shown as what has been left behind: so a daemon that is killed then has told of
-        // nothing that the next one does not know.
+        // Stored before the counts appear as those of an ended program, so that a daemon killed then has
+        // shown nothing that the next one does not know.
         self.tree.write_counts_of(registration.id);
-        // Before it leaves its group, which would go with the last in it.
+        // Done before it leaves its group, which would otherwise be removed with its last member.
         if let Some(mut saved) = self.tree.saved(registration.id) {
             saved.take_counts();
             self.remembered.insert(key, saved);
@@ -352,7 +352,7 @@ impl Registry {
                 self.remembered.set_ungoverned(key);
             }
         }
-        // Somebody may have written to it meanwhile.
+        // Settings may have been written meanwhile.
         match self.tree.leave(registration.id, now()) {
             Some(saved) if !saved.is_default() => self.remembered.insert(key, saved),
             _ => self.remembered.remove(key),
@@ -360,7 +360,7 @@ impl Registry {
         self.bells.remove(registration.id);
     }
 
-    /// What holds for a process that registers again: as it was when it last was registered.
+    /// Returns the record of a process that registers again, as of its last registration.
     fn saved(&self, key: Key) -> Option<Saved> {
         let registration = self.registration(key);
         let saved = registration.and_then(|registration| self.tree.saved(registration.id));
@@ -371,12 +371,12 @@ impl Registry {
         self.living.find(key)?.registration.as_ref()
     }
 
-    /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and
-    /// it would go. And whether its wish is kept.
+    /// Chooses the group in which a new process begins and holds it until the process has joined, because it
+    /// might be emptied and removed meanwhile. Also returns whether the process's request is fulfilled.
     ///
     /// # Errors
-    /// `EAGAIN` if it always went before it could be held, or if an ancestor cannot be looked at; `EACCES` if
-    /// the process insists on another.
+    /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
+    /// examined; `EACCES` if the process insists on another group.
     fn begin(
         &mut self,
         pid: u32,
@@ -416,8 +416,8 @@ impl Registry {
         Err(Errno::EAGAIN)
     }
 
-    /// What holds for a new process: what the rules say, and within that what it wishes. If its user may not
-    /// have the priority that it wishes for, also the reason, for the log.
+    /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
+    /// its user may not set the priority that it asks for, also returns a log message.
     fn settings_of(
         &self,
         verdict: &Verdict,
@@ -430,13 +430,14 @@ impl Registry {
         let raised = settings.wish(hello, bound);
         let trouble = raised.map(|least| {
             let wished = hello.priority;
-            format!("asks in vain for priority {wished}: {least} is the lowest number that its user may set")
+            format!("does not get priority {wished}: {least} is the lowest number that its user may set")
         });
         (settings, trouble)
     }
 
-    /// Whether a wish is kept by `group`: that is the group wished for or one below it; or the process, or
-    /// its nearest governed ancestor, was in such a group by the same wish (`before`) and was moved since.
+    /// Returns whether the request `wish` is fulfilled by `group`: that is the requested group or one below
+    /// it; or the process, or its nearest governed ancestor, was in such a group by the same request
+    /// (`before`) and was moved since.
     fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
         let Some(wanted) = wish.as_str() else { return true };
         let path = self.tree.path(group);
@@ -444,16 +445,16 @@ impl Registry {
         before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// The group of the nearest of a process's ancestors that is governed, none for the root, and the wish
-    /// that it came with. Where a parent has ended, its children are others', and nobody can know.
+    /// Returns the group of the nearest governed ancestor (`None` for the root) and the group it had asked
+    /// for. Where a parent has ended, its children were reparented and their origin is unknown.
     ///
     /// # Errors
-    /// `EAGAIN` if an ancestor that is not governed holds up looking for its own.
+    /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
     fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
         let (mut parent, mut start_time) = (stat.parent, stat.start_time);
         for _ in 0..MAX_ANCESTORS {
             let (stat, known, saved) = match process::stat(parent) {
-                // Younger than its child: a successor to the parent's pid.
+                // Younger than its child: another process has the parent's pid now.
                 Ok(stat) if stat.start_time > start_time => return Ok(None),
                 Ok(stat) => {
                     let key = Key {

@@ -1,6 +1,6 @@
-//! What is remembered of processes that live and are not registered now: they execute another program, or
-//! have not come back after a restart. Their groups are there for them as long as they live, or a program
-//! could leave a group by executing another.
+//! Records of living processes that are not registered now: they are executing another program, or have not
+//! registered again after a restart. Their groups are held while they live; otherwise a program could leave a
+//! group by executing another.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Remembered {
 impl Remembered {
     pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
         for group in processes.values().filter_map(|saved| saved.group) {
-            // One that is not there cannot be held, nor let go.
+            // A group that does not exist can be neither held nor released.
             tree.hold_group(group);
         }
         Self { tree, processes }
@@ -28,19 +28,19 @@ impl Remembered {
         self.processes.get(&key)
     }
 
-    /// The process of this pid, for when its start time cannot be asked for.
+    /// Returns the record of the process with this pid, for use when its start time cannot be read.
     pub fn find_pid(&self, pid: u32) -> Option<&Saved> {
         let of_pid = self.processes.iter().filter(|(key, _)| key.pid == pid);
         of_pid.map(|(_, saved)| saved).next_back()
     }
 
-    /// Those for whom groups are held.
+    /// Returns the processes for which groups are held.
     pub fn in_groups(&self) -> Vec<Key> {
         let in_groups = self.processes.iter().filter(|(_, saved)| saved.group.is_some());
         in_groups.map(|(key, _)| *key).collect()
     }
 
-    /// Before the process leaves its group.
+    /// Remembers a process and holds its group. Called before the process leaves the group.
     pub fn insert(&mut self, key: Key, saved: Saved) {
         if let Some(group) = saved.group {
             self.tree.hold_group(group);
@@ -49,7 +49,7 @@ impl Remembered {
         self.let_go(before);
     }
 
-    /// Has the process count in its group as one that may use the GPU without being registered, until it is
+    /// Counts the process in its group as one that may use the GPU without being registered, until it is
     /// [removed](Self::remove).
     pub fn set_ungoverned(&self, key: Key) {
         if let Some(group) = self.get(key).and_then(|saved| saved.group) {
@@ -57,21 +57,22 @@ impl Remembered {
         }
     }
 
-    /// Forgets a process that is about to enter its group again. Returns whether it was remembered: then its
-    /// group stays held.
+    /// Drops the record of a process that is about to enter its group again. Returns whether there was one:
+    /// then its group stays held.
     pub fn take(&mut self, key: Key) -> bool {
         self.processes.remove(&key).is_some()
     }
 
-    /// After the process has entered its group again.
+    /// Drops the record of a process and releases its group. Called after the process has entered the group
+    /// again.
     pub fn remove(&mut self, key: Key) {
         self.tree.clear_ungoverned((key.pid, key.start_time));
         let before = self.processes.remove(&key);
         self.let_go(before);
     }
 
-    /// The process registers, and may execute another program by now than when it was written down what it
-    /// had counted: then that program has ended.
+    /// Handles the registration of a process. If it executes another program than when its counts were
+    /// recorded, that program has ended, and its counts are added to its groups and the root.
     pub fn comes_as(&mut self, key: Key, image: Option<(u64, u64)>) {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
@@ -80,8 +81,8 @@ impl Remembered {
         }
     }
 
-    /// The process has ended. If it has not been here before, nobody has told its groups and the root what it
-    /// had counted.
+    /// Handles the end of a process: its recorded counts, if not yet shown elsewhere, are added to its groups
+    /// and the root.
     pub fn ended(&mut self, key: Key) {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;
@@ -91,7 +92,8 @@ impl Remembered {
         self.let_go(Some(saved));
     }
 
-    /// Forgets those that have ended, of whose end nobody else would tell. Whether there are any left.
+    /// Removes the processes that have ended, whose end is not reported otherwise. Returns whether any are
+    /// left.
     pub fn tend(&mut self) -> bool {
         let is_dead = |key: &&Key| !process::is_alive(key.pid, key.start_time);
         let dead: Vec<Key> = self.processes.keys().filter(is_dead).copied().collect();

@@ -1,34 +1,34 @@
-//! What the daemon's descriptors are for, and how they are divided between users.
+//! How the daemon's descriptors are divided between purposes and users.
 //!
-//! A limit that one user could fill would keep all others out. So whoever has few may still come when others
-//! have filled theirs: visitors take the place of those of the user with the most, and a quarter of the room
-//! for processes is kept for users with few.
+//! A shared limit that one user could exhaust would keep all others out. So unregistered connections replace
+//! those of the user with the most, and a quarter of the room for processes is reserved for users with few.
 
 use std::collections::HashMap;
 
 use nix::sys::resource::{Resource, getrlimit};
 
-/// Assumed where the kernel does not say.
+/// Assumed if the kernel does not report the limit.
 const FEWEST: u64 = 1024;
 
 /// Processes that a user may register while less than a quarter of the room is left.
 const FEW: usize = 8;
 
-/// Registered processes of one user.
+/// Maximum number of registered processes of one user.
 const MAX_PER_UID: usize = 4096;
 
-/// How many descriptors may be open (`RLIMIT_NOFILE`).
+/// Returns how many descriptors may be open (`RLIMIT_NOFILE`).
 fn nr_descriptors() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(FEWEST, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Connections that are not those of registered processes: half of the descriptors.
+/// Returns the maximum number of connections that do not belong to registered processes: half of the
+/// descriptors.
 pub fn for_visitors() -> usize {
     nr_descriptors() / 2
 }
 
-/// The processes of each user that the daemon watches.
+/// Number of each user's processes that the daemon watches.
 #[derive(Debug)]
 pub struct Processes {
     most: usize,
@@ -37,8 +37,8 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Three eighths of the descriptors: each process takes a connection and a pidfd. The last eighth is for
-    /// files.
+    /// Uses three eighths of the descriptors, two for each process: a connection and a pidfd. The last eighth
+    /// is for files.
     pub fn new() -> Self {
         Self::at_most(nr_descriptors() / 8 * 3 / 2)
     }
@@ -51,7 +51,7 @@ impl Processes {
         }
     }
 
-    /// Whether another of the user's may register.
+    /// Returns whether another process of the user may register.
     pub fn has_room(&self, uid: u32) -> bool {
         let own = self.by_uid.get(&uid).copied().unwrap_or(0);
         let most = if own < FEW {
@@ -62,13 +62,13 @@ impl Processes {
         own < MAX_PER_UID && self.total < most
     }
 
-    /// Counts one of the user's.
+    /// Counts one more process of the user.
     pub fn add(&mut self, uid: u32) {
         self.total += 1;
         *self.by_uid.entry(uid).or_default() += 1;
     }
 
-    /// Counts one less.
+    /// Counts one process of the user less.
     pub fn remove(&mut self, uid: u32) {
         self.total = self.total.saturating_sub(1);
         if let Some(count) = self.by_uid.get_mut(&uid) {
@@ -84,7 +84,7 @@ impl Processes {
 mod tests {
     use super::*;
 
-    /// Registers as many as there is room for.
+    /// Registers processes until there is no room; returns how many.
     fn fill(processes: &mut Processes, uid: u32) -> usize {
         let mut count = 0;
         while processes.has_room(uid) {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_has_more_than_its_share_of_much_room() {
+    fn user_never_has_more_than_its_maximum() {
         let mut processes = Processes::at_most(1 << 20);
         assert_eq!(fill(&mut processes, 1), MAX_PER_UID);
         assert!(processes.has_room(2));

@@ -1,4 +1,4 @@
-//! Puts settings on file when they change, on the thread that changed them, before its caller is answered.
+//! Journals settings when they change, on the thread that changed them, before the writer is answered.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -11,12 +11,12 @@ use crate::tree::{Listener, Notice, Subject, Tree};
 
 #[derive(Debug)]
 pub struct Scribe {
-    /// The tree owns its listeners.
+    /// Weak, because the tree owns its listeners.
     tree: Weak<Tree>,
     journal: Arc<Journal>,
-    /// Of the event loop, which keeps the file short, and stores later what cannot be stored now.
+    /// Wakes the event loop, which compacts the file and retries what could not be stored.
     waker: UnixStream,
-    /// Held from when records are taken until they are on file.
+    /// Held from the collection of records until they are written.
     writing: Mutex<()>,
 }
 
@@ -37,7 +37,8 @@ impl Listener for Scribe {
         self.notices(std::slice::from_ref(notice));
     }
 
-    /// One write, so that what goes from one to another is not on file of both, or of neither.
+    /// Writes all records with one write, so that counts that move between two lines are never stored in both
+    /// or in neither.
     fn notices(&self, notices: &[Notice]) {
         if !notices.iter().any(Notice::is_of_record) {
             return;
@@ -45,14 +46,15 @@ impl Listener for Scribe {
         let Some(tree) = self.tree.upgrade() else { return };
         {
             let _writing = self.writing.lock();
-            // First the number, then what is to be kept: so a higher number never comes with something older.
+            // The number is taken before the records, so that a higher number never comes with older
+            // contents.
             let number = self.journal.number();
             let records = tree.records(notices).into_iter();
             let lines = records.map(|(subject, saved)| (number, key(subject), saved));
             self.journal.append_all(&lines.collect::<Vec<_>>());
         }
         if self.journal.is_due() {
-            // A full pipe wakes as well as one byte more.
+            // If the socket is full, the loop has been woken already.
             let _ = (&self.waker).write(&[0]);
         }
     }
@@ -80,8 +82,7 @@ mod tests {
     use crate::tree::Saved;
     use crate::tree::fixture::{ROOT, World};
 
-    /// Between each change and its being written somebody else writes something down, and the daemon is
-    /// killed.
+    /// Simulates another writer and a killed daemon between each change and its record.
     struct Killer {
         scribe: Arc<Scribe>,
         directory: PathBuf,
@@ -90,7 +91,7 @@ mod tests {
     }
 
     impl Killer {
-        /// What the daemon leaves when it is killed now.
+        /// Saves the state file as a daemon killed now would leave it.
         fn kill(&self) {
             let left = tempfile::tempdir().unwrap();
             let name = "settings.jsonl";
@@ -120,9 +121,8 @@ mod tests {
         launches.unwrap().parse().unwrap()
     }
 
-    /// Makes a change in the course of which each of these is written by somebody else. Gives what the next
-    /// daemon finds to have been launched in these places, wherever this one is killed, if all processes have
-    /// ended.
+    /// Makes a change while other threads write these records. Returns, for each moment at which the daemon
+    /// may be killed, the launches that the next daemon finds in these places if all processes have ended.
     fn found(places: &[&str], change: impl Fn(&World)) -> Vec<Vec<u64>> {
         let directory = tempfile::tempdir().unwrap();
         let (journal, _) = Journal::open::<Saved>(directory.path(), |_| ()).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ended_have_counted_counts_once_wherever_the_daemon_is_killed() {
+    fn ended_process_counts_once_wherever_the_daemon_is_killed() {
         let found = found(&["", "a", "a/b"], |world| {
             world.tree.leave(world.tree.find(100).unwrap(), 1);
         });
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_a_move_counts_once_wherever_the_daemon_is_killed() {
+    fn move_keeps_counts_wherever_the_daemon_is_killed() {
         let found = found(&["", "a", "a/b", "c"], |world| {
             world.store("c/gcgroup.procs", ROOT, "100").unwrap();
         });

@@ -1,17 +1,17 @@
-//! Processes whose hook speaks another version, so that each is told of once however often it asks.
+//! Processes whose hook has another version, so that each is logged once however often it tries to register.
 
 use std::collections::HashSet;
 
 use crate::journal::Key;
 
-/// How many are remembered. Beyond, they are all forgotten, and told of once more.
+/// Capacity; when it is reached, the set is cleared and processes are logged once more.
 const MOST: usize = 4096;
 
 #[derive(Debug, Default)]
 pub struct Strangers(HashSet<Key>);
 
 impl Strangers {
-    /// Whether this one is met for the first time.
+    /// Adds a process and returns whether it was not in the set.
     pub fn meets(&mut self, key: Key) -> bool {
         if self.0.len() >= MOST {
             self.0.clear();
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_met_once_and_memory_ends() {
+    fn process_is_new_once_and_the_set_is_bounded() {
         let key = |pid| Key { pid, start_time: 5 };
         let mut strangers = Strangers::default();
         assert!(strangers.meets(key(1)) && !strangers.meets(key(1)));

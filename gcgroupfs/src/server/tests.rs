@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Another daemon in its place.
+    /// Replaces the daemon by another on the same state.
     fn restart(mut self) -> Self {
         self.halt();
         let Self { directory, .. } = &mut self;
@@ -138,7 +138,7 @@ impl World {
         file.store(&self.tree, place, ROOT, value.as_bytes()).unwrap();
     }
 
-    /// Waits for the daemon to come to a state. The deadline is for failures only.
+    /// Waits for a state of the daemon. The deadline is for failures only.
     fn until(&self, what: &str, condition: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !condition() {
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// The daemon still answers a stranger.
+    /// Asserts that the daemon answers a new client.
     fn assert_well(&self) {
         let asked = ask(&self.connect(), Operation::Get, "devices", b"");
         assert_eq!(asked.0, 0);
@@ -202,9 +202,9 @@ fn transmit(socket: &OwnedFd, packet: &[u8], descriptors: &[RawFd]) -> nix::Resu
     )
 }
 
-/// Waits for the answer to a Hello; None for a connection that was ended instead.
+/// Waits for the answer to a Hello; `None` if the connection was closed instead.
 fn welcome(socket: &OwnedFd) -> (Option<Welcome>, Option<OwnedFd>) {
-    // Waits here, since receiving does not.
+    // Waits here, because `sys::receive` does not.
     if recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::MSG_PEEK).unwrap_or(0) == 0 {
         return (None, None);
     }

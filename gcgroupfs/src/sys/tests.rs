@@ -1,4 +1,4 @@
-//! Receiving without descriptors.
+//! Receiving packets without their descriptors.
 
 use nix::sys::socket::{ControlMessage, Shutdown, sendmsg, shutdown};
 
@@ -12,7 +12,7 @@ fn send(socket: &OwnedFd, packet: &[u8], descriptors: &[i32]) {
 }
 
 #[test]
-fn a_packet_with_descriptors_stays_where_it_is() {
+fn packet_with_descriptors_stays_in_the_socket() {
     let (ours, theirs) = packet_pair().unwrap();
     let mut buffer = [0; 8];
     assert_eq!(receive_plain(&ours, &mut buffer), Err(Errno::EAGAIN));
@@ -42,8 +42,8 @@ fn a_packet_with_descriptors_stays_where_it_is() {
 }
 
 #[test]
-fn a_connection_is_drained_unless_it_holds_descriptors() {
-    // What lies in the connection, and whether it is empty after.
+fn connection_is_drained_unless_it_holds_descriptors() {
+    // Packets in the connection, and whether it is empty afterwards.
     let descriptor = [0];
     type Packets<'a> = &'a [(&'a [u8], bool)];
     let cases: [(Packets, bool); 6] = [

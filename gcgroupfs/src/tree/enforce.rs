@@ -1,4 +1,4 @@
-//! Stores into control blocks: the only module that does. It decides nothing; what holds is in the settings.
+//! Stores into control blocks, as the only module. It decides nothing: it publishes the settings.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -8,22 +8,22 @@ use super::arbitration::GateOrder;
 use super::process::{Process, slots};
 use super::{Device, ProcessId};
 
-/// The most GPU time, nanoseconds, that is believed to have been charged by an earlier daemon: nine years.
+/// Maximum GPU time, in nanoseconds, accepted as charged by an earlier daemon: nine years.
 const MAX_USAGE: u64 = 1 << 58;
 
-/// What has become of a gate.
+/// Result of [`arbitrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// It holds no more.
+    /// The gate has opened.
     pub(super) has_opened: bool,
-    /// The process must begin to watch its own work, or need not any more.
+    /// The process must begin or may stop metering its own work.
     pub(super) is_news: bool,
 }
 
-/// Fills a new process's block and makes it visible.
+/// Fills a new process's control block and makes it visible.
 ///
-/// Counters that both sides compare go on from where the usage block is, since that one outlives the daemon:
-/// a peak stays valid, and an old acknowledgement is never taken for one of a new freeze.
+/// Counters that both sides compare continue from the usage block, which outlives the daemon: a peak stays
+/// valid, and an old acknowledgement is never taken for one of a new freeze.
 pub(super) fn publish(process: &Process, devices: &[Device]) {
     let (control, usage) = (process.control(), process.usage());
     let ProcessId(generation) = process.id;
@@ -41,14 +41,14 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control.grants_swap.store(1, Relaxed);
     control.knows_stocks.store(1, Relaxed);
     control.answers_claims.store(1, Relaxed);
-    // A claim that was made before is not known here: the hook makes another.
+    // An earlier claim is unknown to this daemon: the hook makes another.
     answer_claim(process, process.usage().host_request.load(Relaxed), NO_LIMIT);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
 }
 
-/// Fills the slot of a device that has just been added as the last, in a block that is visible already.
+/// Fills the slot of a device that was just added as the last, in a block that is already visible.
 pub(super) fn prepare_device(process: &Process, devices: &[Device]) {
     if let Some(slot) = devices.len().checked_sub(1) {
         prepare(process, slot, devices);
@@ -61,7 +61,7 @@ pub(super) fn tell_device(process: &Process, devices: &[Device]) {
     process.control().nr_devices.store(nr_devices, Release);
 }
 
-/// Fills a slot, all but what settings say.
+/// Fills a slot, except for the settings.
 fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     let (Some(control), Some(usage)) = (
         process.control().devices.get(slot),
@@ -77,7 +77,7 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     control
         .peak_generation
         .store(usage.peak_generation.load(Relaxed), Relaxed);
-    // Who waits for an answer of an earlier daemon's looks again, and asks again.
+    // A thread that waits for an earlier daemon's answer checks again and repeats its request.
     control
         .grant_answer
         .store(usage.grant_request.load(Relaxed), Relaxed);
@@ -92,18 +92,18 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     let Some(device) = devices.get(slot) else { return };
     let (low, high) = device.uuid.split_at(8);
     for (half, word) in [low, high].into_iter().zip(&control.uuid) {
-        // Both halves have eight bytes.
+        // Cannot fail: both halves have eight bytes.
         word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
     }
     control.memory_total.store(device.total, Relaxed);
     let before = usage.usage_nsec_before.load(Relaxed);
     control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
-    // Until it is measured.
+    // Holds until the overhead is measured.
     let before = usage.memory_overhead_before.load(Relaxed);
     control.memory_overhead.store(before.min(device.total), Relaxed);
 }
 
-/// Whether the process has something to move for what the limits are going to be.
+/// Returns whether the process must move memory for the new limits.
 fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
     let control = process.control();
     process.can_swap()
@@ -111,7 +111,8 @@ fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
             || control.memory_swap_max.load(Relaxed) != swap_max)
 }
 
-/// Asks for that many bytes more to be swapped out, to stay out or lent to somebody; the generation of that.
+/// Requests that `bytes` more be swapped out, to stay out or to be lent to another process. Returns the
+/// request's generation.
 pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: bool) -> Option<u32> {
     let (control, usage) = (process.control(), process.usage());
     let (control, usage) = (control.devices.get(device)?, usage.devices.get(device)?);
@@ -129,7 +130,7 @@ pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: boo
     Some(control.reclaim_generation.fetch_add(1, Release).wrapping_add(1))
 }
 
-/// Tells that others have made room, or that they cannot.
+/// Answers a request for memory pressure: whether other processes have made room.
 pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_granted: bool) {
     if let Some(control) = process.control().devices.get(device) {
         if !is_granted {
@@ -139,8 +140,8 @@ pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_
     }
 }
 
-/// Makes what is asked of the process hold. Returns whether a gate has closed or opened, or memory may have
-/// to move.
+/// Puts the process's settings in force. Returns whether a gate has closed or opened, or memory may have to
+/// move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
     let (control, asked) = (process.control(), &process.settings);
     let mut changed = swap(process, asked.memory_limit(None), process.swap_max(None, None));
@@ -178,7 +179,7 @@ pub(super) fn swap_max(process: &Process, devices: &[Device]) {
     }
 }
 
-/// Closes or opens one gate.
+/// Sets one gate.
 fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     if is_closed(control) == freeze {
         return false;
@@ -188,7 +189,7 @@ fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     true
 }
 
-/// Sets a gate as the arbiter has it. A frozen one stays so, and is set when it thaws.
+/// Sets a gate by the arbiter's order. A frozen gate stays frozen and is set when it thaws.
 pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder) -> Moved {
     let before = process.gate(device);
     let moved = Moved {
@@ -210,21 +211,21 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     moved
 }
 
-/// Adds GPU time to what the process has had on a device, nanoseconds.
+/// Adds `nsec` nanoseconds to the GPU time that the process was charged on a device.
 pub(super) fn charge(process: &Process, device: usize, nsec: u64) {
     if let Some(control) = process.control().devices.get(device) {
-        // Nobody else writes it.
+        // No other thread writes this word.
         let sum = control.usage_nsec.load(Relaxed).saturating_add(nsec);
         control.usage_nsec.store(sum, Relaxed);
     }
 }
 
-/// Whether a gate says that nothing may pass.
+/// Returns whether the gate lets nothing pass.
 pub(super) fn is_closed(control: &ControlDevice) -> bool {
     control.gate.load(Relaxed) == Gate::Frozen as u32
 }
 
-/// Begins a new peak, of the process or of it on a device.
+/// Resets the peak of the process, or its peak on one device.
 pub(super) fn reset_peak(process: &Process, device: Option<usize>) {
     let control = process.control();
     let generation = match device {
@@ -237,17 +238,17 @@ pub(super) fn reset_peak(process: &Process, device: Option<usize>) {
     generation.fetch_add(1, Relaxed);
 }
 
-/// Asks which submissions have ended.
+/// Asks the process which submissions have completed.
 pub(super) fn ask_progress(process: &Process) {
     process.control().progress_generation.fetch_add(1, Relaxed);
 }
 
-/// Whether the process says that it has found out since it was last asked.
+/// Returns whether the process has answered the last such request.
 pub(super) fn has_progress(process: &Process) -> bool {
     process.usage().progress_generation.load(Relaxed) == process.control().progress_generation.load(Relaxed)
 }
 
-/// Publishes what the process holds on a device beyond its ledger.
+/// Publishes the number of bytes that the process holds on a device beyond its ledger.
 pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
     if let Some(control) = process
         .control()
@@ -259,7 +260,7 @@ pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
     }
 }
 
-/// Answers a process's request for more on a device.
+/// Answers a process's request for a grant on a device.
 pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: bool) {
     if let Some(control) = process.control().devices.get(device) {
         if !is_granted {
@@ -269,12 +270,12 @@ pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: 
     }
 }
 
-/// What becomes of a request to swap out more.
+/// Answer to a request to swap out more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SwapAnswer {
     Granted,
     Refused,
-    /// Refused, and others have been asked to let go what they keep.
+    /// Refused; other processes have been asked to release their swap pools.
     Recalled,
 }
 
@@ -291,22 +292,23 @@ pub(super) fn answer_swap(process: &Process, device: usize, number: u32, answer:
     }
 }
 
-/// Answers a process's claim of the host's memory: `others` is the number of bytes that other processes are
-/// about to take.
+/// Answers a process's claim of host memory: `others` is the number of bytes that other processes are about
+/// to take.
 pub(super) fn answer_claim(process: &Process, number: u32, others: u64) {
     let control = process.control();
     control.host_claimed.store(others, Relaxed);
     control.host_answer.store(number, Release);
 }
 
-/// Asks a process to let go the host memory that it keeps.
+/// Asks a process to release its swap pool.
 pub(super) fn recall(process: &Process) {
     if let Some(control) = process.control().devices.first() {
         control.swap_recall.fetch_add(1, Relaxed);
     }
 }
 
-/// Publishes what the groups above allow a process on the device of that slot, and what they have left there.
+/// Publishes the limit that the groups above set for a process on the device of `slot`, and the room left in
+/// them.
 pub(super) fn allow(control: &Control, slot: usize, limit: u64, room: u64) {
     if let Some(control) = control.devices.get(slot) {
         control.group_limit.store(limit, Relaxed);

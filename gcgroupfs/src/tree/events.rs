@@ -1,22 +1,21 @@
-//! What events files show, reduced to what must be compared to know that it has changed, and how often it
-//! has.
+//! State shown by events files, reduced to what is needed to detect changes, and the number of changes.
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
 use super::{Device, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
 
-/// What the events files of one directory show, each with the number of changes so far: a poller compares
-/// that with what it was when it last read.
+/// State shown by the events files of one directory, each with its number of changes: a poller compares that
+/// number with the one of its last read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Directory {
     standing: Standing,
     nr_standing: u64,
-    /// All that `memory.events` shows, added up: none of it ever falls.
+    /// Sum of all counts in `memory.events`, none of which ever falls.
     counts: u64,
     nr_counts: u64,
 }
 
-/// `gcgroup.events`.
+/// State shown by `gcgroup.events`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) is_populated: bool,
@@ -26,11 +25,11 @@ pub(super) struct Standing {
     pub(super) drain_error: Option<u32>,
 }
 
-/// All events files of a process or a group: its own first, then those of each device.
+/// State of all events files of a process or a group: its own directory first, then one for each device.
 #[derive(Debug, Default)]
 pub(super) struct Events(Box<[Directory]>);
 
-/// How many directories with events files one has: its own, and one for each device.
+/// Returns the number of directories with events files: its own, and one for each device.
 pub(super) fn nr_places(nr_devices: usize) -> usize {
     nr_devices + 1
 }
@@ -52,17 +51,17 @@ impl Events {
         &mut self.0[at]
     }
 
-    /// How often `gcgroup.events` has changed.
+    /// Returns how often `gcgroup.events` has changed.
     pub(super) fn nr_standing_changes(&self, device: Option<usize>) -> u64 {
         self.at(device).nr_standing
     }
 
-    /// How often `memory.events` has changed.
+    /// Returns how often `memory.events` has changed.
     pub(super) fn nr_count_changes(&self, device: Option<usize>) -> u64 {
         self.at(device).nr_counts
     }
 
-    /// Whether it stood still when it was last looked at, by position.
+    /// Returns whether it was frozen at the last check, by position.
     pub(super) fn was_frozen(&self, at: usize) -> bool {
         self.0
             .get(at)
@@ -85,13 +84,13 @@ impl Events {
         changed
     }
 
-    /// Of what is a sum: one of the summands has changed.
+    /// Counts a change of a sum, one of whose terms has changed.
     pub(super) fn count_change(&mut self, at: usize) {
         self.at_mut(at).nr_counts += 1;
     }
 }
 
-/// What of a process's events has changed, by position.
+/// Changes in a process's events files, by position.
 #[derive(Debug, Default)]
 struct Changes {
     any: bool,
@@ -101,7 +100,7 @@ struct Changes {
 }
 
 impl State {
-    /// Counts and tells of changes since the last call, of the process and of all groups that it is in.
+    /// Counts and reports the changes since the last call, for the process and all groups that it is in.
     pub(super) fn note_events(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -133,7 +132,7 @@ impl State {
         });
     }
 
-    /// Counts and tells of changes of a process, or of all processes in a group unless it is a large one.
+    /// Counts and reports the changes of a process, or of all processes in a group unless it is large.
     /// Returns whether there were any.
     pub(super) fn note_events_below(&mut self, place: Place, notices: &mut Vec<Notice>) -> bool {
         let ids = match place.whose() {
@@ -153,7 +152,7 @@ impl State {
         notices.len() != before
     }
 
-    /// A process is in these groups, or is not any more.
+    /// Adds a process to the counts of these groups, or removes it.
     pub(super) fn count_member(
         &mut self,
         id: ProcessId,
@@ -185,7 +184,7 @@ impl State {
         }
     }
 
-    /// Calls with the group and each above it.
+    /// Calls `visit` with the group and each group above it.
     pub(super) fn each_above(&mut self, from: Option<GroupId>, mut visit: impl FnMut(&mut Group)) {
         let mut at = from;
         while let Some(group) = at.and_then(|id| self.groups.get_mut(&id)) {

@@ -1,8 +1,8 @@
-//! Memory of the host that processes are about to take for their moves. MemAvailable shows memory when it is
-//! taken, so two processes that look at once would count the same bytes twice. Each one states what it is
-//! about to take, and is told what the others have stated before it.
+//! Claims of host memory that processes are about to take for their moves. MemAvailable falls only once
+//! memory is taken, so two processes that read it at once would count the same bytes twice. Each process
+//! states what it is about to take, and is told what others have stated before.
 //!
-//! Nobody holds a lock, and nobody can: a claim of a process that is stopped, or that lies, is counted for
+//! No process can hold a lock for that: the claim of a process that is stopped, or lies, counts for
 //! [`LASTS`].
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::{Notice, ProcessId, State, enforce};
 
-/// How long a claim is counted. The hook uses an answer for half of that.
+/// How long a claim counts. The hook uses an answer for half of that.
 const LASTS: Duration = Duration::from_secs(2);
 
-/// The claims that have been answered, with the times of the answers.
+/// Answered claims, with the times of the answers.
 #[derive(Debug, Default)]
 pub(super) struct HostClaims(BTreeMap<ProcessId, Instant>);
 
@@ -25,7 +25,7 @@ impl HostClaims {
 }
 
 impl State {
-    /// Answers the last claim of a process, unless it has been answered.
+    /// Answers a process's last claim, unless it has been answered.
     pub(super) fn answer_claim(&mut self, id: ProcessId, now: Instant, notices: &mut Vec<Notice>) {
         let Some(process) = self.processes.get(&id) else {
             return;

@@ -1,18 +1,18 @@
-//! Processes that come and go.
+//! Processes that join and leave.
 
 use std::sync::Arc;
 
 use super::{Blocks, Exited, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited};
 
 impl Tree {
-    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its
-    /// control block and publishes it. A process that already has the pid's directory leaves first: its pid
-    /// was recycled, or it has executed another program. If the group it was in is gone, it is in the root.
+    /// Adds a process with its record from before, or with its initial settings; fills its control block and
+    /// publishes it. A process that already has the pid's directory leaves first: the pid was reused, or it
+    /// has executed another program. If its group no longer exists, the process is in the root.
     ///
-    /// Where the same process has the directory, what holds for it is taken from there, and not from `saved`:
-    /// it may have changed since that was copied.
+    /// If the same process has the directory, its present settings are used instead of `saved`, because they
+    /// may have changed since that copy was made.
     ///
-    /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
+    /// Before the call the caller sets `grace_msec`. The block must be handed out only afterwards.
     pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
         let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
         let held = saved.group.filter(|_| saved.is_held);
@@ -30,7 +30,7 @@ impl Tree {
         });
         let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
         let id = state.number(&identity);
-        // The same program once more: its directory stays.
+        // The same program registers again: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
         let mut process = Process::new(id, identity, blocks, saved.settings.clone(), &state.devices);
         saved.restore(&mut process, &state.devices);
@@ -47,7 +47,7 @@ impl Tree {
         }
         state.govern(id, saved.is_awaited);
         state.bound_swap(saved.group);
-        // Nobody can have seen anything else yet.
+        // No reader can have seen another value yet.
         state.note_events(id, &mut Vec::new());
         if let Some(old) = &old {
             state.reap(old.group, &mut notices);
@@ -59,14 +59,13 @@ impl Tree {
         id
     }
 
-    /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay
-    /// in the totals. A process that has left before is left alone.
+    /// Removes a process, which ended at `end` (seconds since 1970). Its charges are dropped, its counts stay
+    /// in the totals. Does nothing if it has left already.
     ///
-    /// Returns what is to be kept of it without its counts, as it was at the end: nobody writes to it after
-    /// that.
+    /// Returns its final record without counts; no further writes to it are possible.
     pub fn leave(&self, id: ProcessId, end: u64) -> Option<Saved> {
         let mut notices = Vec::new();
-        // Dropped after the lock: the last owner of the blocks unmaps them.
+        // Dropped after the lock, because the last owner of the blocks unmaps them.
         let mut state = self.state.lock();
         let process = state.processes.get(&id);
         let mut saved = process.map(|process| Saved::of_process(process, &state.devices));
@@ -86,8 +85,8 @@ impl Tree {
 }
 
 impl State {
-    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the
-    /// root's.
+    /// Returns the number of a process's program: 48 bits of a hash (splitmix64's mixing), not zero, which is
+    /// the root's.
     pub(super) fn number(&self, identity: &Identity) -> ProcessId {
         let Identity {
             pid,
@@ -113,8 +112,8 @@ impl State {
         ProcessId(number)
     }
 
-    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left
-    /// behind.
+    /// Removes a process. If it `goes_on` here at once, its counts are not added to those of processes that
+    /// have left.
     pub(super) fn leave(
         &mut self,
         id: ProcessId,
@@ -143,7 +142,7 @@ impl State {
         Some(process)
     }
 
-    /// What a process has counted stays in the root, and nothing of that with it.
+    /// Adds a leaving process's counts to the root's.
     fn depart_from_root(&mut self, process: &Process, exited: &Exited, notices: &mut Vec<Notice>) {
         let mut saved = Saved::of_process(process, &self.devices);
         if saved.take_counts().is_empty() {
@@ -152,8 +151,7 @@ impl State {
         self.departed += exited.sums.departed();
         let Identity { pid, start_time, .. } = process.identity;
         let saved = Box::new(saved);
-        // First of all: what was not written after it is lost, and what was written before it would count
-        // twice.
+        // Done first: records not written after it are lost, and those written before it would count twice.
         let departed = Notice::Departed {
             pid,
             start_time,

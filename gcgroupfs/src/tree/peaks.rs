@@ -1,10 +1,10 @@
-//! The most that groups have held at one moment. Nobody adds up what processes hold while they allocate, so
-//! it is known of the moments in which somebody looks.
+//! Peaks of groups: the highest sums observed. Sums are not maintained while processes allocate, so they are
+//! known only for the moments at which they are sampled.
 //!
-//! What each process was last seen to hold is kept, and added up for each group above, so that a look at one
-//! process costs no more than the depth. Such a sum is of several moments: what one process has freed since
-//! it was looked at would count together with what another has allocated. So it is a hint, and before it
-//! counts as a peak all of the group is looked at.
+//! The last sample of each process is stored and summed for each group above, so sampling one process costs
+//! no more than the depth. Such a sum mixes several moments: memory freed by one process since its sample
+//! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
+//! all of the group is sampled.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,24 +16,24 @@ use super::group::believed;
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Tree, sums};
 
-/// In a group of more, one process's bell is no reason to look at all of them; that is done each second.
+/// A group with more members is sampled once per second, not at each doorbell of one process.
 pub(super) const MAX_LOOK: usize = 64;
 
-/// What a process charges next, since it has asked for it and was granted it.
+/// A charge that a process is about to make, after a grant.
 #[derive(Debug, Clone, Copy)]
 struct Next {
     /// The device's slot.
     device: usize,
     bytes: u64,
-    /// All that it may have charged there then.
+    /// Total that it may have charged there then, in bytes.
     granted: u64,
 }
 
 impl Tree {
-    /// Looks at what these processes hold, for the peaks of the groups that they are in, and has those
-    /// written down that have grown. Nobody else can know of a peak that has passed, so call it now and then.
+    /// Samples these processes for the peaks of their groups, and has grown peaks recorded. A peak between
+    /// two samples is missed, so call it periodically.
     pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
-        // Others come in between.
+        // In parts, so that other threads get the lock in between.
         for id in processes {
             self.state.lock().see(id, None);
         }
@@ -60,8 +60,7 @@ impl Tree {
 }
 
 impl State {
-    /// Looks at what a process holds, and at all of the groups that seem to hold more with it than ever,
-    /// unless they are large.
+    /// Samples a process, and all of the groups whose sum seems to exceed their peak, unless they are large.
     pub(super) fn observe(&mut self, id: ProcessId) {
         self.see(id, None);
         let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
@@ -74,8 +73,8 @@ impl State {
         }
     }
 
-    /// The process is being granted what it asked for on a device, and charges it next: looks at its groups
-    /// as they are then, but for large ones.
+    /// Samples a process's groups, except large ones, as they will be once it has charged what it is being
+    /// granted on a device.
     pub(super) fn observe_grant(&mut self, id: ProcessId, device: usize, bytes: u64) {
         let Some(granted) = self.grants.granted(id, device) else {
             return;
@@ -100,12 +99,13 @@ impl State {
         self.note_peaks(&chain, outermost);
     }
 
-    /// Looks at all in a group.
+    /// Samples all processes in a group.
     fn look(&mut self, id: GroupId) {
         self.look_up_to(&[id], 0);
     }
 
-    /// Looks at all in the last of these groups, each of which is in the next, for the peaks of all of them.
+    /// Samples all processes in `chain[last]` for the peaks of all groups up to it; each group lies in the
+    /// next.
     fn look_up_to(&mut self, chain: &[GroupId], last: usize) {
         self.see_within(chain, last);
         self.note_peaks(chain, last);
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// Notes what a process holds, and that its groups hold it.
+    /// Stores a process's sample and updates its groups' sums.
     fn see(&mut self, id: ProcessId, next: Option<Next>) {
         let Some(process) = self.processes.get(&id) else {
             return;
@@ -139,7 +139,7 @@ impl State {
         self.hold(group, before.unwrap_or_default(), now);
     }
 
-    /// In a group is held `now`, and not `before` any more.
+    /// Replaces `before` by `now` in the sums of a group and those above.
     fn hold(&mut self, from: Option<GroupId>, before: Vec<u64>, now: Vec<u64>) {
         let (mut at, mut before, mut now) = (from, before, now);
         while let Some(id) = at {
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// The most that is believed to be held in a group, by place.
+    /// Returns the most that a group is believed to hold, by place.
     fn caps(&self, id: GroupId) -> Vec<u64> {
         self.places().map(|device| self.grants.cap(id, device)).collect()
     }
@@ -161,7 +161,7 @@ impl State {
         [None].into_iter().chain((0..self.devices.len()).map(Some))
     }
 
-    /// What a process was last seen to hold goes from one group to another.
+    /// Moves a process's last sample from one group to another.
     pub(super) fn carry(&mut self, id: ProcessId, from: Option<GroupId>, to: Option<GroupId>) {
         let Some(process) = self.processes.get(&id) else {
             return;
@@ -171,15 +171,15 @@ impl State {
         self.hold(to, Vec::new(), observed);
     }
 
-    /// Somebody was shown that a group holds so much: its peak is not to be less.
+    /// Raises a group's peak to a value of `memory.current` that was shown to a reader.
     pub(super) fn was_shown(&mut self, id: GroupId, device: Option<usize>, bytes: u64) {
         if let Some(group) = self.groups.get_mut(&id) {
             group.note_peak(device, bytes);
         }
     }
 
-    /// The highest `memory.current` of a group that anybody can know of: what was seen, and what one process
-    /// alone has had that has been nowhere else.
+    /// Returns the highest known `memory.current` of a group: the highest sum observed, or the peak of a
+    /// single process that has been in no other group.
     pub(super) fn group_peak(&self, id: GroupId, device: Option<usize>) -> u64 {
         let counted = self
             .groups
@@ -195,7 +195,7 @@ impl State {
         current.max(highest.unwrap_or(0)).max(counted.peak)
     }
 
-    /// The peak of a process, as far as the groups from its own up to that one can have held so much.
+    /// Returns a process's peak, bounded by what the groups from its own up to `id` can have held.
     fn peak_within(&self, process: &Process, id: GroupId, device: Option<usize>) -> u64 {
         let mut way = self.chain(process.group);
         let end = way.iter().position(|group| *group == id);
@@ -215,7 +215,7 @@ impl State {
         sums::peak(process, device, &self.devices).min(most)
     }
 
-    /// `memory.current` of a group, as far as it is believed.
+    /// Returns a group's `memory.current`, as far as it is believed.
     pub(super) fn group_current(&self, id: GroupId, device: Option<usize>) -> u64 {
         let places: Vec<Option<usize>> = match device {
             Some(_) => vec![device],
@@ -228,15 +228,15 @@ impl State {
             .unwrap_or(0)
     }
 
-    /// Bytes of a group on the host, as far as they are believed.
+    /// Returns a group's swapped bytes, as far as they are believed.
     pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
         let of = |process: &Process, place| sums::swapped(process, place, self.devices.len());
         let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
         swapped.first().map_or(0, |bytes| (*bytes).min(host_memory()))
     }
 
-    /// What is believed to be held in a group, by place: of the processes directly in it all that `of` says,
-    /// of the groups in it what they can have.
+    /// Returns what is believed to be held in a group, by place: for processes directly in it all that `of`
+    /// returns, for groups in it at most what they can have.
     fn believed_in(
         &self,
         id: GroupId,
@@ -268,7 +268,7 @@ impl State {
         }
     }
 
-    /// `memory.current` of everybody together, as far as it is believed.
+    /// Returns the sum of all `memory.current`, as far as it is believed.
     pub(super) fn root_current(&self) -> u64 {
         let alone = self.processes.values().filter(|process| process.group.is_none());
         let alone = alone.map(|process| self.current_of(process, None));
@@ -276,7 +276,7 @@ impl State {
         alone.chain(groups).fold(0, u64::saturating_add)
     }
 
-    /// `memory.current` of a process, as far as it is believed of one in a group.
+    /// Returns a process's `memory.current`, as far as that is believed in its group.
     fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
         let on = |slot: usize| {
             let charged = process
@@ -288,7 +288,7 @@ impl State {
         sums::over_slots(device, self.devices.len(), on)
     }
 
-    /// What a process holds, by place.
+    /// Returns what a process holds, by place.
     fn held_by(&self, process: &Process, next: Option<Next>) -> Vec<u64> {
         let mut now: Vec<u64> = self
             .places()

@@ -1,20 +1,20 @@
-//! How well settings are stored, as somebody else says: shown in the root's `gcgroup.events`.
+//! Condition of the journal, as set by its owner and shown in the root's `gcgroup.events`.
 
 use super::{Notice, Tree};
 
-/// What is shown.
+/// Condition of the journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Storage {
-    /// Whether there are settings that the next daemon would not have.
+    /// Whether there are settings that are not stored.
     pub is_degraded: bool,
-    /// Damaged lines that were found when the daemon started.
+    /// Number of damaged lines found at the daemon's start.
     pub nr_damaged: u64,
-    /// How often any of that has changed.
+    /// Number of changes of the above.
     pub nr_changes: u64,
 }
 
 impl Tree {
-    /// Sets what the root shows of how settings are stored, and wakes who polls it.
+    /// Sets the condition that the root shows, and wakes its pollers.
     pub fn set_storage(&self, is_degraded: bool, nr_damaged: u64) {
         let mut state = self.state.lock();
         let before = state.storage;

@@ -1,4 +1,4 @@
-//! Joining and leaving, and what stays.
+//! Joining, leaving, and what is kept afterwards.
 
 mod claims;
 mod devices;
@@ -20,7 +20,7 @@ use super::{Identity, Level, Notice, Place, Saved, Settings};
 use crate::error::Error;
 
 #[test]
-fn a_block_is_complete_when_it_is_published() {
+fn published_block_is_complete() {
     let world = World::new(2);
     let mut settings = Settings::default();
     settings.set_memory_limit(Some("GPU-1"), 77, true).unwrap();
@@ -53,7 +53,7 @@ fn a_block_is_complete_when_it_is_published() {
 }
 
 #[test]
-fn a_fresh_process_has_the_defaults() {
+fn new_process_has_the_defaults() {
     let world = World::new(1);
     world.join(100);
     assert_eq!(world.show("100/memory.limit"), "max\n");
@@ -69,7 +69,7 @@ fn a_fresh_process_has_the_defaults() {
 }
 
 #[test]
-fn ids_are_never_reused_and_a_recycled_pid_takes_the_directory_over() {
+fn reused_pid_gets_a_new_id_and_the_directory() {
     let world = World::new(1);
     let first = world.join(100);
     let second = world.join(100);
@@ -96,7 +96,7 @@ fn ids_are_never_reused_and_a_recycled_pid_takes_the_directory_over() {
 }
 
 #[test]
-fn settings_hold_across_a_registration_anew() {
+fn settings_survive_another_registration() {
     let world = World::new(1);
     let id = world.join(100);
     world.store("100/memory.limit", ROOT, "1G").unwrap();
@@ -120,7 +120,7 @@ fn settings_hold_across_a_registration_anew() {
 }
 
 #[test]
-fn an_old_acknowledgement_is_not_taken_for_one_of_a_new_freeze() {
+fn old_acknowledgement_does_not_confirm_a_new_freeze() {
     for drained in [0, 1, 2, 3, u32::MAX] {
         for at_start in [false, true] {
             let world = World::new(1);
@@ -145,7 +145,7 @@ fn an_old_acknowledgement_is_not_taken_for_one_of_a_new_freeze() {
 }
 
 #[test]
-fn a_peak_outlives_the_registration() {
+fn peak_outlives_the_registration() {
     let world = World::new(1);
     let blocks = blocks();
     let usage = blocks.usage();
@@ -159,7 +159,7 @@ fn a_peak_outlives_the_registration() {
 }
 
 #[test]
-fn totals_keep_the_counts_of_those_that_left_but_not_their_charges() {
+fn totals_keep_counts_of_ended_processes_not_charges() {
     let world = World::new(1);
     let id = world.join(100);
     world.submit(id, 0, 5);
@@ -176,7 +176,7 @@ fn totals_keep_the_counts_of_those_that_left_but_not_their_charges() {
 }
 
 #[test]
-fn one_user_does_not_push_all_others_out_of_exited() {
+fn one_user_does_not_displace_all_others_from_exited() {
     let world = World::new(1);
     let leave = |pid, uid| {
         let identity = Identity { uid, ..identity(pid) };
@@ -207,7 +207,7 @@ fn one_user_does_not_push_all_others_out_of_exited() {
 }
 
 #[test]
-fn the_last_64_that_left_are_remembered_latest_first() {
+fn exited_lists_the_last_64_latest_first() {
     let world = World::new(1);
     for pid in 1..=70 {
         let id = world.join(pid);
@@ -222,7 +222,7 @@ fn the_last_64_that_left_are_remembered_latest_first() {
 }
 
 #[test]
-fn without_devices_a_process_still_freezes() {
+fn process_freezes_without_devices() {
     let world = World::new(0);
     let id = world.join(100);
     world.store("100/compute.freeze", ROOT, "1").unwrap();
@@ -235,7 +235,7 @@ fn without_devices_a_process_still_freezes() {
 }
 
 #[test]
-fn a_lost_hook_shows_and_an_overwritten_block_counts_as_one() {
+fn lost_hook_or_overwritten_block_is_shown() {
     let world = World::new(1);
     let id = world.join(100);
     world.take_notices();
@@ -247,7 +247,7 @@ fn a_lost_hook_shows_and_an_overwritten_block_counts_as_one() {
 }
 
 #[test]
-fn a_program_that_registers_again_keeps_its_directory() {
+fn program_that_registers_again_keeps_its_directory() {
     let world = World::new(1);
     let identity = identity(100);
     let first = world.tree.join(identity.clone(), blocks(), Settings::default());

@@ -1,14 +1,14 @@
 //! Processes of a group that are not registered and may use the GPU: such a group is not frozen.
 //!
-//! A process that executes another program leaves its group's members until the new program's hook registers,
-//! which it does before its first submission. Meanwhile it can start no work. But a hook does not wait for
-//! ever: one that has asked in vain lets everything through. So the server tells us of a process whose hook
-//! has asked, until it is registered.
+//! A process that executes another program is no member of its group until the new program's hook registers,
+//! which it does before its first submission. Meanwhile it cannot submit work. But a hook that has asked to
+//! be registered and got no answer eventually lets everything through. So the server reports each process
+//! whose hook has asked, until it is registered.
 
 use super::{GroupId, Notice, State, Tree};
 
 impl Tree {
-    /// Has the process of this pid and start time count in `group`, which is held for it, as one that may use
+    /// Counts the process with this pid and start time in `group`, which is held for it, as one that may use
     /// the GPU. The group and those above are not frozen until [`clear_ungoverned`](Self::clear_ungoverned).
     pub fn set_ungoverned(&self, process: (u32, u64), group: GroupId) {
         let mut notices = Vec::new();
@@ -20,8 +20,8 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// The process is registered, has ended, or can start no work before it is registered. To be called
-    /// before its group is released; without effect on a process that does not count.
+    /// Stops counting a process that is registered, has ended, or can submit nothing before it is registered.
+    /// Call it before its group is released; no effect on a process that is not counted.
     pub fn clear_ungoverned(&self, process: (u32, u64)) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -44,7 +44,7 @@ impl State {
         });
     }
 
-    /// The lowest pid of those in a group or below it.
+    /// Returns the lowest pid of such processes in a group or below it.
     pub(super) fn first_ungoverned(&self, group: GroupId) -> Option<u32> {
         let mut all = self.ungoverned.iter();
         let found = all.find(|(_, within)| self.chain(Some(**within)).contains(&group));

@@ -1,4 +1,4 @@
-//! The two ends that the world knows, the mount and the socket, and what others do to them meanwhile.
+//! The mount and the socket, and the detection of what other processes do to them.
 
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,10 +17,10 @@ pub(super) struct Ends {
     listener: Listener,
     watch: Watch,
     next_look: Option<Instant>,
-    /// The socket before the present one. Its last reference is dropped long after the daemon has let in who
-    /// waited there.
+    /// The previous socket. Its last reference is dropped long after the daemon has accepted the clients
+    /// queued there.
     old: Option<OwnedFd>,
-    /// Whether the daemon has the present socket, or will find it.
+    /// Whether the daemon has the present socket, or will inherit it.
     is_told: bool,
 }
 
@@ -38,13 +38,13 @@ impl Ends {
         })
     }
 
-    /// When to [look](Self::look) next.
+    /// Returns when to [look](Self::look) next.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.next_look
     }
 
-    /// Looks whether the mount is seen and the socket's file is there, if it is time to. A new socket is
-    /// kept, and sent to the daemon over `line`.
+    /// Checks, if due, that the mount is visible and the socket's file exists. A new socket is kept and sent
+    /// to the daemon over `line`.
     pub(super) fn look(&mut self, keeper: &mut Keeper, line: Option<&OwnedFd>) {
         let now = Instant::now();
         if self.next_look.is_none_or(|when| now < when) {
@@ -69,15 +69,15 @@ impl Ends {
         }
     }
 
-    /// A daemon begins, with the present socket.
+    /// Notes that a daemon starts with the present socket.
     pub(super) fn begins(&mut self) {
         self.is_told = true;
     }
 
-    /// Whether the mount is there no more, so that there is nothing that a daemon could answer for.
+    /// Returns whether the mount is gone, so that a daemon has nothing to serve.
     ///
     /// # Errors
-    /// Somebody has aborted its connection.
+    /// The mount's connection was aborted.
     pub(super) fn is_unmounted(&self, keeper: &Keeper) -> anyhow::Result<bool> {
         if mount::is_connected(&keeper.device) {
             return Ok(false);

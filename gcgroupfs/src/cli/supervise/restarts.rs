@@ -1,6 +1,5 @@
-//! When the next daemon is started after one has ended: soon after one that served and was killed by
-//! somebody, and later and later while daemons fail by themselves, as when the machine has no memory for
-//! them.
+//! When to start the next daemon: soon after one that served and was killed from outside, and after growing
+//! pauses while daemons fail by themselves, for instance because the machine is out of memory.
 
 use std::fs;
 use std::process::ExitStatus;
@@ -12,30 +11,30 @@ use tracing::{info, warn};
 use super::Signals;
 use crate::cli::mount;
 
-/// A daemon that served for longer, and was killed by somebody, is followed at once.
+/// A daemon that served for longer and was killed from outside is replaced at once.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The longest pause after one that was killed by somebody. Processes wait for a second before they try again
+/// Longest pause after a daemon that was killed from outside. Hooks wait for one second before they try again
 /// to register.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The longest pause after one that failed by itself; one that lived for longer is followed at once.
+/// Longest pause after a daemon that failed by itself; one that lived for longer is replaced at once.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How a daemon has lived.
+/// Facts about a daemon's life.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Life {
     pub(super) lasted: Duration,
-    /// Whether it ever said that it serves.
+    /// Whether it ever reported that it serves.
     pub(super) has_served: bool,
-    /// What it was ended by.
+    /// Signal that ended it.
     pub(super) signal: Option<i32>,
-    /// Whether the kernel has killed for memory meanwhile.
+    /// Whether the kernel has killed a process for lack of memory meanwhile.
     pub(super) is_for_memory: bool,
 }
 
 impl Life {
-    /// Returns what is told of its end.
+    /// Returns the log text about its end.
     pub(super) fn end(&self, status: ExitStatus) -> String {
         match self.signal {
             Some(SIGKILL) if self.is_for_memory => "the daemon was killed for memory (signal 9)".to_owned(),
@@ -44,16 +43,16 @@ impl Life {
         }
     }
 
-    /// Whether somebody has ended a daemon that was well.
+    /// Returns whether a healthy daemon was killed from outside.
     fn is_by_somebody(&self) -> bool {
         self.has_served && self.signal == Some(SIGKILL) && !self.is_for_memory
     }
 }
 
-/// How the last daemons have fared.
+/// Record of the last daemons.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
-    /// Those that failed by themselves, in a row.
+    /// Number that failed by themselves, in a row.
     nr: u32,
     pause: Duration,
 }
@@ -83,8 +82,8 @@ impl Restarts {
         self.pause
     }
 
-    /// Tells of a daemon's end (the log, and the service manager) and waits until the next is due, or a
-    /// signal comes.
+    /// Reports a daemon's end to the log and the service manager, and waits until the next start is due or a
+    /// signal arrives.
     pub(super) fn wait(&mut self, signals: &Signals, end: &str, life: &Life) {
         let pause = self.pause(life);
         if self.nr > 1 {
@@ -98,14 +97,14 @@ impl Restarts {
     }
 }
 
-/// Tells that a daemon serves after others have failed.
+/// Reports that a daemon serves after others have failed.
 pub(super) fn tell_served(nr_failed: u32) {
     info!("the daemon serves again after {nr_failed} failures");
     mount::notify("STATUS=");
 }
 
-/// Returns how many processes of the machine the kernel has killed for memory, in a memory cgroup or in all;
-/// zero where it does not tell.
+/// Returns how many processes the kernel has killed for lack of memory, in the memory cgroup or the whole
+/// machine; 0 if unknown.
 pub(super) fn nr_killed_for_memory() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_that_fails_by_itself_is_followed_later_and_later() {
+    fn daemon_that_fails_by_itself_is_restarted_with_growing_delay() {
         for life in [
             life(100, false, SIGKILL, false),
             life(20_000, true, SIGKILL, true),
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_that_is_killed_by_somebody_is_followed_soon() {
+    fn daemon_killed_from_outside_is_restarted_soon() {
         let mut restarts = Restarts::default();
         assert_eq!(pauses(life(100, true, SIGKILL, false), &mut restarts)[19], PAUSE);
         assert_eq!(restarts.nr(), 0);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_that_lived_long_is_followed_at_once() {
+    fn daemon_that_lived_long_is_restarted_at_once() {
         let mut restarts = Restarts::default();
         pauses(life(100, false, 6, false), &mut restarts);
         assert_eq!(restarts.pause(&life(31_000, true, 6, false)), Duration::ZERO);

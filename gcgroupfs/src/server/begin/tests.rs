@@ -45,7 +45,7 @@ fn owner(world: &World, path: &str) -> u32 {
     world.tree.owner(find(world, path).unwrap()).unwrap().uid
 }
 
-/// The path of the group that somebody's process begins in, and what went wrong.
+/// Returns the path of the group in which a process begins, and the log messages.
 fn begins(
     world: &World,
     who: Credentials,
@@ -81,14 +81,14 @@ fn begins(
 }
 
 #[test]
-fn a_rules_group_is_made_with_what_is_set_for_it_and_is_roots() {
+fn rule_group_has_its_settings_and_belongs_to_root() {
     let world = World::new(1);
     let rule = "group = { name = \"users/u{uid}\", memory.limit = 4096 }";
     assert_eq!(begins(&world, alice(), None, rule, "").0, "users/u1000");
     assert_eq!(world.show("users/u1000/memory.limit"), "4096\n");
     assert_eq!(world.show("users/memory.limit"), "max\n");
     assert_eq!((owner(&world, "users"), owner(&world, "users/u1000")), (0, 0));
-    // One that is there already stays as it is.
+    // An existing group keeps its settings.
     make(&world, "users/u7", 0);
     let seven = Credentials { uid: 7, ..alice() };
     assert_eq!(begins(&world, seven, None, rule, "").0, "users/u7");
@@ -96,7 +96,7 @@ fn a_rules_group_is_made_with_what_is_set_for_it_and_is_roots() {
 }
 
 #[test]
-fn a_delegated_group_is_its_users_within_what_root_has_set() {
+fn delegated_group_belongs_to_its_user_within_roots_bounds() {
     let world = World::new(1);
     let rule = "group = { name = \"users/u{uid}\", delegate = true, memory.limit = 4096 }";
     assert_eq!(begins(&world, alice(), None, rule, "").0, "users/u1000");
@@ -111,7 +111,7 @@ fn a_delegated_group_is_its_users_within_what_root_has_set() {
 }
 
 #[test]
-fn a_child_begins_where_its_parent_is_whatever_rules_say() {
+fn child_begins_in_its_parents_group_despite_rules() {
     let world = World::new(1);
     let above = make(&world, "job", 0);
     let begun = begins(&world, alice(), Some(above), "group.name = \"other\"", "");
@@ -120,7 +120,7 @@ fn a_child_begins_where_its_parent_is_whatever_rules_say() {
 }
 
 #[test]
-fn a_wish_needs_the_right_to_enter_and_to_make() {
+fn requested_group_needs_permission_to_enter_and_create() {
     let world = World::new(1);
     make(&world, "roots", 0);
     make(&world, "hers", ALICE);
@@ -143,7 +143,7 @@ fn a_wish_needs_the_right_to_enter_and_to_make() {
                 assert_eq!((group.as_str(), trouble.as_str()), (wish.trim_matches('/'), ""));
             } else {
                 assert_eq!(group, "", "{wish}");
-                assert!(trouble.contains("in vain"), "{wish}: {trouble}");
+                assert!(trouble.contains("not admitted"), "{wish}: {trouble}");
             }
             world.tree.reap_transient(None);
         }
@@ -151,7 +151,7 @@ fn a_wish_needs_the_right_to_enter_and_to_make() {
 }
 
 #[test]
-fn the_right_to_make_is_that_of_the_mode_as_the_kernel_has_it() {
+fn permission_to_create_follows_the_mode_as_in_the_kernel() {
     let world = World::new(1);
     make(&world, "shared", 7);
     let place = find(&world, "shared").unwrap();
@@ -167,7 +167,7 @@ fn the_right_to_make_is_that_of_the_mode_as_the_kernel_has_it() {
         (1000, 0o775, true),
         (28, 0o775, false),
         (28, 0o777, true),
-        // Who is in the group is not among the others.
+        // A member of the directory's group is not one of the others.
         (27, 0o707, false),
         (27, 0o755, false),
     ] {
@@ -190,7 +190,7 @@ fn the_right_to_make_is_that_of_the_mode_as_the_kernel_has_it() {
 }
 
 #[test]
-fn a_wish_holds_within_where_a_process_begins_otherwise() {
+fn request_counts_within_the_initial_group() {
     let world = World::new(1);
     make(&world, "elsewhere", ALICE);
     let delegated = "group = { name = \"u{uid}\", delegate = true }";
@@ -201,7 +201,7 @@ fn a_wish_holds_within_where_a_process_begins_otherwise() {
     let (group, trouble) = begins(&world, alice(), None, delegated, "elsewhere");
     assert_eq!(group, "u1000");
     assert!(trouble.contains("outside"), "{trouble}");
-    // Unless both are in what is theirs.
+    // Allowed if both lie in a group that is the user's.
     let one = make(&world, "elsewhere/one", ALICE);
     make(&world, "elsewhere/other", ALICE);
     assert_eq!(
@@ -209,7 +209,7 @@ fn a_wish_holds_within_where_a_process_begins_otherwise() {
         "elsewhere/other"
     );
     assert_eq!(begins(&world, alice(), Some(one), "", "u1000").0, "elsewhere/one");
-    // Root goes where it likes, and a rule may give the wish what it likes.
+    // Root may choose any group, and a rule may honour any request.
     assert_eq!(begins(&world, root(), Some(one), "", "u1000").0, "u1000");
     let granted = "match.wish = \"*\"\ngroup.name = \"batch/{wish}\"";
     assert_eq!(
@@ -219,13 +219,13 @@ fn a_wish_holds_within_where_a_process_begins_otherwise() {
 }
 
 #[test]
-fn where_a_rules_group_cannot_be_a_process_begins_as_near_as_it_goes() {
+fn impossible_rule_group_leaves_the_deepest_group_reached() {
     let world = World::new(1);
     let deep = "group.name = \"b/c/d/e/f/g/h/{wish}\"";
     let (group, trouble) = begins(&world, alice(), None, deep, "i/j");
     assert_eq!(group, "b/c/d/e/f/g/h/i");
-    assert!(trouble.contains("as a rule has it"), "{trouble}");
-    // What a process asks for does not help it out of what the rule has for certain.
+    assert!(trouble.contains("which a rule names"), "{trouble}");
+    // A process cannot leave the rule's group by its request.
     let by_wish = "group.name = \"users/u{uid}/{wish}\"";
     for wish in ["memory.limit", "..", "a//b", "7"] {
         let (group, trouble) = begins(&world, alice(), None, by_wish, wish);
@@ -237,7 +237,7 @@ fn where_a_rules_group_cannot_be_a_process_begins_as_near_as_it_goes() {
 }
 
 #[test]
-fn who_has_made_too_many_groups_is_in_the_rules_all_the_same() {
+fn user_over_the_group_quota_still_gets_the_rule_group() {
     let world = World::new(1);
     make(&world, "hers", ALICE);
     let mut nr_made = 1;
@@ -254,7 +254,7 @@ fn who_has_made_too_many_groups_is_in_the_rules_all_the_same() {
 }
 
 #[test]
-fn who_asks_beforehand_is_told_of_names_that_no_group_can_have() {
+fn check_before_the_start_reports_invalid_names() {
     let world = World::new(1);
     for (path, errno) in [
         ("team/a", 0),
@@ -276,7 +276,7 @@ fn who_asks_beforehand_is_told_of_names_that_no_group_can_have() {
 }
 
 #[test]
-fn a_wish_from_a_container_is_the_rules_to_heed() {
+fn request_from_a_container_needs_a_rule() {
     let world = World::new(1);
     make(&world, "team", 0);
     let contained = || Credentials {

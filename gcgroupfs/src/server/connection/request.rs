@@ -1,4 +1,4 @@
-//! Requests of the command line: answered at once, within what a user may take of the loop's time and of
+//! Handles requests of the command line: they are answered at once, within the user's shares of loop time and
 //! memory.
 
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use crate::server::answer::{Credentials, answer};
 use crate::sys;
 
 impl Server {
-    /// Answers a request; nobody is waited for, so who does not read the answers is hung up on.
+    /// Answers a request without waiting: a client that does not read its answers is disconnected.
     pub(super) fn take_request(&mut self, number: u64, packet: &[u8]) -> bool {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
@@ -33,7 +33,8 @@ impl Server {
         self.connections.note_text(asker.uid, held, 0);
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
-            // A rule may give a process what its user may not take: only the registration can tell.
+            // A rule may admit a process to a group that its user may not enter: only a registration can
+            // tell.
             Ok(request) if request.operation == Operation::MayBegin && self.enquiries.are_needed() => {
                 Some((Answer::part(&[], 0).to_bytes(), Vec::new()))
             }

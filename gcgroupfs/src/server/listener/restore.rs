@@ -1,4 +1,4 @@
-//! Making the socket again where its file was removed or replaced, without waiting for anybody.
+//! Creates the socket again where its file was removed or replaced, without waiting.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,21 +14,20 @@ use nix::sys::socket::{SockFlag, UnixAddr, connect};
 use super::{FileId, id, make, make_directory, new_socket};
 use crate::process;
 
-/// What has become of the socket's file.
+/// State of the socket's file after a check.
 pub(super) enum Restored {
     IsThere,
-    /// It is not there, and another process has the directory's lock: a daemon that is being started there,
-    /// or anybody else.
+    /// The file is missing, and another process, perhaps a starting daemon, holds the directory's lock.
     Waits,
-    /// It was not there, and this is the socket that is there now.
+    /// The file was missing; this is the new socket.
     Made(OwnedFd),
 }
 
-/// Makes a socket at `path` if the one whose file was `ours` is not there, and notes its file in `ours`.
-/// Without the directory's lock only if that is not needed.
+/// Creates a socket at `path` unless the file identified by `ours` is there, and stores the new file's
+/// identity in `ours`. Ignores a directory lock held by another process if `needs_lock` is false.
 ///
 /// # Errors
-/// Another daemon listens there, or the place cannot be written.
+/// Another daemon listens there, or the path cannot be written.
 pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyhow::Result<Restored> {
     if is_there(path, ours)? {
         return Ok(Restored::IsThere);
@@ -46,8 +45,8 @@ pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyho
     Ok(Restored::Made(socket))
 }
 
-/// Whether the file at `path` is our socket's. Its inode number may have been given to another one; if the
-/// time of the last change is another, too, the kernel is asked who listens there.
+/// Returns whether the file at `path` is our socket's. Its inode number may have been reused; if the ctime
+/// differs as well, the kernel is asked which process listens there.
 fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
     let there = match fs::symlink_metadata(path) {
         Ok(file) => id(&file),
@@ -75,7 +74,7 @@ fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
     Ok(is_same)
 }
 
-/// Removes a socket that nobody listens on, and renames anything else to `NAME.displaced`.
+/// Removes a socket on which no process listens, and renames any other file to `NAME.displaced`.
 fn clear_away(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -10,10 +10,11 @@ use crate::server::enquiry::Applicant;
 use crate::server::living::MAX_PER_SECOND;
 use crate::tree::Place;
 
-/// No process has it: kernel.pid_max is 2^22 at most. So a lost connection of it is that of an exec.
+/// No process has this pid, because kernel.pid_max is 2^22 at most. So the loss of its connection counts as
+/// an exec.
 const PID: u32 = 1 << 23;
 
-/// A world with the group `team`, which is frozen.
+/// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
     world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
@@ -21,7 +22,7 @@ fn frozen() -> World {
     world
 }
 
-/// A registry beside the world's own, over its tree.
+/// A second registry over the world's tree.
 struct Executing<'w> {
     world: &'w World,
     registry: Registry,
@@ -48,7 +49,7 @@ impl<'w> Executing<'w> {
         }
     }
 
-    /// Registers the program that the process runs by now, by the connection of that number; gives the
+    /// Registers the program that the process runs now, over the connection of that number; returns the
     /// process's number.
     fn register(&mut self, connection: u64) -> u64 {
         let applicant = Applicant {
@@ -126,7 +127,7 @@ fn group_is_not_frozen_while_a_restarted_daemon_awaits_members() {
     let world = world.restart();
     let busy = format!("populated 1\nfrozen 0\ndraining {}\n", me());
     assert_eq!(world.show("team/gcgroup.events"), busy);
-    // It has no hook any more, so it does not come back.
+    // It has no hook any more, so it does not register again.
     world.until("it is given up", || {
         world.show("team/gcgroup.events") == "populated 1\nfrozen 1\n"
     });

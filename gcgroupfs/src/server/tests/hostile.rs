@@ -1,4 +1,4 @@
-//! What nobody should send, and what must not come of it.
+//! Invalid and hostile input, and what it must not cause.
 
 use super::*;
 use crate::process::Peer;
@@ -9,7 +9,7 @@ use crate::server::living::MAX_PER_SECOND;
 use crate::sys::UsageMap;
 
 #[test]
-fn blocks_that_are_not_what_they_should_be_are_refused_with_a_reason() {
+fn invalid_usage_block_is_refused_with_an_errno() {
     let world = World::new();
     let (pipe, _end) = nix::unistd::pipe().unwrap();
     let small = usage_file(
@@ -56,7 +56,7 @@ fn blocks_that_are_not_what_they_should_be_are_refused_with_a_reason() {
 }
 
 #[test]
-fn senseless_packets_end_the_connection_and_nothing_else() {
+fn invalid_packet_ends_only_its_connection() {
     let world = World::new();
     let usage = good_usage_file();
     let long = vec![0x55; 64 << 10];
@@ -107,7 +107,7 @@ fn senseless_packets_end_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
+fn descriptor_that_cannot_be_closed_blocks_no_other_client() {
     let world = World::new();
     let (sent, _stuck) = lingering();
     let socket = world.connect();
@@ -118,7 +118,7 @@ fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
         Some(libc::EINVAL.unsigned_abs())
     );
     world.assert_well();
-    // Unread in a connection that is closed, it is just as bad.
+    // Unread in a closed connection it is just as harmful.
     let (sent, _stuck) = lingering();
     let socket = world.connect();
     transmit(&socket, b"junk", &[]).unwrap();
@@ -128,12 +128,12 @@ fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
     world.assert_well();
 }
 
-/// Closes on another thread: if the daemon has closed its own first, it is we who wait for the peer.
+/// Closes on another thread: if the daemon has closed its own copy first, this close waits for the peer.
 fn close_aside(sent: std::net::TcpStream) {
     std::thread::spawn(move || drop(sent));
 }
 
-/// A TCP socket whose close(2) waits for a peer that does not read, and that peer.
+/// Returns a TCP socket whose close(2) waits for a peer that does not read, and that peer.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let sent = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -149,7 +149,7 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
 }
 
 #[test]
-fn a_hook_that_never_reads_and_rings_without_end_holds_up_nobody() {
+fn hook_that_rings_and_never_reads_blocks_no_other_client() {
     let world = World::new();
     let hook = world.register();
     for value in 0..5000 {

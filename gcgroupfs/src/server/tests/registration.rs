@@ -1,11 +1,11 @@
-//! Processes that come, change, and go.
+//! Processes that register, change and end.
 
 use super::*;
 use crate::rules::Verdict;
 use crate::tree::{Notice, Place};
 
 #[test]
-fn a_process_has_a_directory_from_its_registration_to_the_end_of_its_program() {
+fn directory_lasts_from_registration_to_the_programs_end() {
     let world = World::new();
     let hook = world.register();
     assert_eq!(world.pids(), [me()]);
@@ -16,7 +16,7 @@ fn a_process_has_a_directory_from_its_registration_to_the_end_of_its_program() {
 }
 
 #[test]
-fn a_lost_connection_is_shown_and_the_process_still_governed() {
+fn process_with_a_lost_connection_is_still_governed() {
     let world = World::new();
     let usage = good_usage_file();
     sys::publish_usage(&usage);
@@ -28,7 +28,7 @@ fn a_lost_connection_is_shown_and_the_process_still_governed() {
     world.store(&format!("{}/compute.freeze", me()), "1");
     assert_eq!(hook.control.devices[0].gate.load(Relaxed), Gate::Frozen as u32);
 
-    // It connects again: its own settings hold from the start.
+    // It registers again: its own settings hold from the start.
     let usage = good_usage_file();
     sys::publish_usage(&usage);
     let hook = Hook::register(world.connect(), &Hello::PLAIN, usage);
@@ -38,7 +38,7 @@ fn a_lost_connection_is_shown_and_the_process_still_governed() {
 }
 
 #[test]
-fn a_change_is_in_the_block_and_rung_before_the_write_returns() {
+fn change_is_in_force_and_rung_before_the_write_returns() {
     let world = World::new();
     let hook = world.register();
     world.store(&format!("{}/0/memory.limit", me()), "4096");
@@ -50,7 +50,7 @@ fn a_change_is_in_the_block_and_rung_before_the_write_returns() {
 }
 
 #[test]
-fn wishes_hold_until_somebody_writes() {
+fn requested_settings_hold_until_a_write() {
     let world = World::new();
     let hello = Hello {
         memory_limit: 1 << 20,
@@ -66,7 +66,7 @@ fn wishes_hold_until_somebody_writes() {
 }
 
 #[test]
-fn a_restarted_daemon_has_the_settings_of_those_who_come_back() {
+fn restarted_daemon_has_the_settings_of_processes() {
     let world = World::new();
     let _hook = world.register();
     world.store(&format!("{}/memory.limit", me()), "12345");
@@ -79,7 +79,7 @@ fn a_restarted_daemon_has_the_settings_of_those_who_come_back() {
 }
 
 #[test]
-fn a_new_registration_takes_the_place_of_the_old_one() {
+fn new_registration_replaces_the_old_one() {
     let world = World::new();
     let old = world.register();
     let new = world.register();
@@ -100,9 +100,9 @@ fn a_new_registration_takes_the_place_of_the_old_one() {
 }
 
 #[test]
-fn a_killed_process_leaves_no_directory() {
+fn killed_process_leaves_no_directory() {
     let world = World::new();
-    // A shell cannot send descriptors, so the socket is connected in its name: between fork and exec.
+    // A shell cannot send descriptors, so the socket is connected in its name between fork and exec.
     let mut child = std::process::Command::new("sleep")
         .arg("600")
         .stdin(Stdio::null())
@@ -146,7 +146,7 @@ fn a_killed_process_leaves_no_directory() {
 }
 
 #[test]
-fn a_hook_of_another_version_is_told_so_whatever_else_it_says() {
+fn hook_of_another_version_is_always_told_so() {
     let world = World::new();
     let hello = Hello {
         abi: gcgroup_abi::VERSION + 1,
@@ -167,7 +167,7 @@ fn a_hook_of_another_version_is_told_so_whatever_else_it_says() {
     world.assert_well();
 }
 
-/// Takes the process that joins out of the group "team", and removes that.
+/// Moves the joining process out of the group "team" and removes the group.
 struct Remover {
     tree: std::sync::Weak<Tree>,
     removed: parking_lot::Mutex<Option<crate::error::Result<()>>>,
@@ -189,7 +189,7 @@ impl crate::tree::Listener for Remover {
 }
 
 #[test]
-fn a_group_of_a_process_that_came_back_can_be_emptied_at_once() {
+fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
     world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();

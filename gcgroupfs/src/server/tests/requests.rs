@@ -1,9 +1,9 @@
-//! The command line's side.
+//! Requests of the command line.
 
 use super::*;
 
 #[test]
-fn requests_follow_the_rules_of_the_mount() {
+fn requests_have_the_permissions_of_the_mount() {
     let world = World::new();
     let _hook = world.register();
     let client = world.connect();
@@ -46,7 +46,7 @@ fn requests_follow_the_rules_of_the_mount() {
 }
 
 #[test]
-fn groups_are_made_removed_and_entered_without_the_mount() {
+fn groups_are_created_and_entered_without_the_mount() {
     let world = World::new();
     let _hook = world.register();
     let client = world.connect();
@@ -69,7 +69,7 @@ fn groups_are_made_removed_and_entered_without_the_mount() {
     assert_eq!(world.show("a/b/gcgroup.procs"), format!("{pid}\n"));
     assert_eq!(go(Operation::Remove, "a/b", b""), libc::EBUSY);
 
-    // Another daemon finds them as they were, and the process in its place.
+    // Another daemon finds the groups unchanged, with the process in its group.
     world.store("a/memory.limit", "1G");
     drop(client);
     let world = world.restart();
@@ -87,11 +87,11 @@ fn groups_are_made_removed_and_entered_without_the_mount() {
 }
 
 #[test]
-fn who_asks_without_end_is_answered_in_time_and_nothing_is_kept_of_what_was_read() {
+fn endless_requests_are_throttled_and_texts_released() {
     let world = World::new();
     let _hook = world.register();
     let client = world.connect();
-    // More than a quarter of the time that passes: it is made to wait, and nothing is lost.
+    // More than a quarter of the time: the client is made to wait, and no answer is lost.
     for _ in 0..2000 {
         assert_eq!(
             ask(&client, Operation::List, "memory.stat\ncompute.stat", b"").0,

@@ -1,10 +1,10 @@
-//! Processes that rules are asked about.
+//! Processes for which rules are evaluated.
 
 use super::*;
 use crate::config;
 
 impl World {
-    /// The text is that of a configuration.
+    /// Sets the rules from the text of a configuration.
     fn rule(&self, text: &str) {
         let config = config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
         self.rules.set(config.rules);
@@ -16,7 +16,7 @@ impl World {
 }
 
 #[test]
-fn what_the_first_rule_sets_holds_from_the_start() {
+fn settings_of_the_first_rule_hold_from_the_start() {
     let world = World::new();
     let exe = std::env::current_exe().unwrap();
     world.rule(&format!(
@@ -45,7 +45,7 @@ fn what_the_first_rule_sets_holds_from_the_start() {
 }
 
 #[test]
-fn what_was_set_before_wins_and_so_does_what_the_rules_said_then() {
+fn stored_settings_and_verdict_outrank_new_rules() {
     let world = World::new();
     world.rule("[[rule]]\nprocess.memory.limit = 4096");
     let hook = world.register();
@@ -66,7 +66,7 @@ fn what_was_set_before_wins_and_so_does_what_the_rules_said_then() {
 }
 
 #[test]
-fn who_hangs_up_before_the_verdict_is_forgotten_and_others_register() {
+fn client_gone_before_the_verdict_delays_no_other() {
     let world = World::new();
     world.rule("[[rule]]\nmatch.uid = 4294967294\ngroup.name = \"{user}\"");
     for _ in 0..10 {
@@ -80,12 +80,12 @@ fn who_hangs_up_before_the_verdict_is_forgotten_and_others_register() {
 }
 
 #[test]
-fn a_second_packet_before_the_verdict_ends_the_connection_or_comes_after_it() {
+fn second_packet_around_the_verdict_ends_the_connection() {
     let world = World::new();
     world.rule("[[rule]]\nprocess.memory.limit = 4096");
     let (socket, usage) = (world.connect(), good_usage_file());
     transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
-    // A second Hello is wrong either way.
+    // A second Hello is invalid either way.
     transmit(&socket, &Hello::PLAIN.to_bytes(), &[]).unwrap();
     let mut buffer = [0; 64];
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).is_ok_and(|length| length > 0) {}
