@@ -87,7 +87,7 @@ pub struct UsageDevice {
     pub nr_oom: AtomicU64,
     /// Kernels known to have completed.
     pub nr_ended: AtomicU64,
-    /// Number of submissions that waited at a frozen gate, and the time they waited, nanoseconds.
+    /// Number of submissions that waited at a frozen gate, and the time they waited, microseconds.
     pub nr_frozen: AtomicU64,
     pub frozen_usec: AtomicU64,
     /// Earlier hooks counted entries here.
@@ -118,7 +118,7 @@ pub struct UsageDevice {
     /// The last `usage_nsec` of a control block that was replaced.
     pub usage_nsec_before: AtomicU64,
     /// Number of submissions that waited at a throttled gate or for admission, and the time they waited,
-    /// nanoseconds.
+    /// microseconds.
     pub nr_throttled: AtomicU64,
     pub throttled_usec: AtomicU64,
     /// Batches that passed a throttled gate because `patience_usec` had passed.
