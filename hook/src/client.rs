@@ -65,8 +65,8 @@ impl From<io::Error> for Refusal {
 /// The program may close the connection at any time and open a file of its own under the number.
 ///
 /// # Errors
-/// [`Refusal::Absent`] or [`Refusal::Unanswered`] if that happens; otherwise the reason why the process is not
-/// registered.
+/// [`Refusal::Absent`] or [`Refusal::Unanswered`] if that happens; otherwise the reason why the process is
+/// not registered.
 pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,

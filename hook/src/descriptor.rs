@@ -17,7 +17,7 @@ pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let length = libc::off_t::try_from(size).map_err(io::Error::other)?;
     // SAFETY: a file of ours.
@@ -148,7 +148,7 @@ fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     } else {
         duplicate()
     };
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     if descriptor::with_room(make) != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
 }
 

@@ -250,7 +250,7 @@ mod tests {
         control.publish();
         process.adopt(&file);
         let mut progress = Progress::new();
-        assert_eq!(progress.step(process), Step::default(), "nobody asked");
+        assert_eq!(progress.step(process), Step::default(), "no request");
         let slot = process
             .slots
             .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);

@@ -201,7 +201,11 @@ mod tests {
         let (process, control) = member(0);
         assert_eq!(process.charge_host(0, 50), NOT_YET);
         answer(process, control, None);
-        assert_eq!(process.charge_host(0, 40), NOT_YET, "smaller than the refused size");
+        assert_eq!(
+            process.charge_host(0, 40),
+            NOT_YET,
+            "smaller than the refused size"
+        );
         answer(process, control, None);
         assert_eq!(process.charge_host(0, 40), NOT_GRANTED);
         assert_eq!(process.charge_host(0, 40), NOT_YET, "a refusal is used once");

@@ -128,7 +128,7 @@ fn allocations_are_summed_over_threads() {
     assert_eq!(
         shared.nr_alloc.load(Relaxed),
         0,
-        "nobody has written where others write"
+        "shared words are untouched"
     );
 
     let mine = process.slots.of_test(process, local(0), 1);
