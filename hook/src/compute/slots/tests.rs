@@ -125,11 +125,7 @@ fn allocations_are_summed_over_threads() {
         }
     });
     assert_eq!(sums(1), (4000, 0, 400_000));
-    assert_eq!(
-        shared.nr_alloc.load(Relaxed),
-        0,
-        "shared words are untouched"
-    );
+    assert_eq!(shared.nr_alloc.load(Relaxed), 0, "shared words are untouched");
 
     let mine = process.slots.of_test(process, local(0), 1);
     count(mine, 1, 1);
