@@ -1,4 +1,5 @@
-//! Makes the list of exported names from the hook's table, so that there is one list of hooked functions.
+//! Generates the list of exported names from the hook's table, so that there is only one list of hooked
+//! functions.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,13 +10,13 @@ const TABLE: &str = "../src/table.rs";
 fn main() {
     println!("cargo::rerun-if-changed={TABLE}");
     println!("cargo::rerun-if-changed=build.rs");
-    // Loads beside any C library, and into programs that have none of ours: so it is linked with none.
+    // The library loads beside any C library, so it is linked with none.
     println!("cargo::rustc-link-arg-cdylib=-nostdlib");
     println!("cargo::rustc-link-arg-cdylib=-nostartfiles");
     println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libgcgroup.so");
-    // As few mappings as can be, for every exec on the machine pays for each: no segment for constants alone,
-    // none to protect after relocation (what is left in it are the stubs' pointers, which change). One hash
-    // table will do.
+    // As few mappings as possible, since every exec on the machine pays for each: no separate segment for
+    // constants, and none to protect after relocation (it would hold only the stubs' pointers, which change).
+    // One hash table suffices.
     println!("cargo::rustc-link-arg-cdylib=-Wl,--no-rosegment,-z,norelro,-z,now,-z,noexecstack");
     println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu,--build-id=none");
 
@@ -32,7 +33,7 @@ fn main() {
     fs::write(out.join("names.rs"), source(&names)).expect("OUT_DIR can be written");
 }
 
-/// The symbols of a row, from the line it begins on: `fn cuMemcpy [cuMemcpy_ptds](…`.
+/// Returns the symbols of a row, given its first line: `fn cuMemcpy [cuMemcpy_ptds](…`.
 fn names_of_row(line: &str) -> Vec<&str> {
     let Some(row) = line.trim_start().strip_prefix("fn ") else {
         return Vec::new();
@@ -45,7 +46,7 @@ fn names_of_row(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// All names one after the other, where each begins, and a stub for each.
+/// Returns source text: all names concatenated, the offset of each, and a stub for each.
 fn source(names: &[&str]) -> String {
     let mut text = String::from("/// Sorted, each ended by a zero.\nstatic NAMES: &[u8] = b\"");
     let mut starts = Vec::new();

@@ -1,7 +1,7 @@
-//! This process's two blocks: where they are mapped, and what is mapped there.
+//! The process's usage and control block: their files and mappings.
 //!
-//! Both keep their addresses for the life of the process, whatever happens to the daemon, so that pointers to
-//! gates and counters stay good. Knows no socket: `client` brings the daemon's control block.
+//! Both keep their addresses for the life of the process, also when the daemon changes, so that pointers to
+//! gates and counters stay valid. This module uses no socket: `client` receives the daemon's control block.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,27 +14,27 @@ use parking_lot::Mutex;
 use crate::descriptor::{self, Descriptor};
 use crate::mapping::Mapping;
 
-/// The daemon's block is not what we understand.
+/// Why a control block is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotOurs {
-    /// Not of the size, seals or kind that a control block has.
+    /// Wrong size, seals or file type.
     Kind,
-    /// A block of another version.
+    /// This other version.
     Version(u32),
 }
 
 #[derive(Debug)]
 pub(crate) struct Blocks {
     usage: Mapping,
-    /// `None` where there was no descriptor for it, or memory files are refused: until there is one, no
-    /// daemon can see our usage, but the limits still hold.
+    /// `None` where there was no descriptor for it, or memory files are refused. Until there is one, no
+    /// daemon can read the usage block, but the limits still apply.
     usage_file: Mutex<Option<Descriptor>>,
     control: Mapping,
 }
 
 impl Blocks {
-    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`, and so much that may
-    /// be swapped out.
+    /// Makes new blocks for a process without a daemon: all gates open, `memory_limit` and `memory_swap_max`
+    /// for the process (bytes), no other limit.
     pub(crate) fn new(memory_limit: u64, memory_swap_max: u64) -> io::Result<Self> {
         let usage = Mapping::place(USAGE_SIZE)?;
         let usage_file = match shared_usage() {
@@ -43,7 +43,7 @@ impl Blocks {
                 Descriptor::new(file).ok()
             }
             Err(_) => {
-                // Shared, so that a file can take its place once one can be had: see `refile`.
+                // Shared, so that a file can replace it later: see `refile`.
                 let shared = Mapping::shared_anonymous(USAGE_SIZE)?;
                 shared.keep_from_children()?;
                 shared.replace(&usage)?;
@@ -78,36 +78,38 @@ impl Blocks {
     }
 
     pub(crate) fn usage(&self) -> &Usage {
-        // SAFETY: page-aligned, of this size, mapped as long as `self` is; nobody can shrink the file.
+        // SAFETY: page-aligned, of this size, mapped as long as `self` is; seals keep the file from
+        // shrinking.
         unsafe { map::usage(self.usage.address()) }
     }
 
-    /// Read only: a store through it is fatal.
+    /// Returns the control block. It is mapped read-only: a store faults.
     pub(crate) fn control(&self) -> &Control {
         // SAFETY: page-aligned, of this size, mapped as long as `self` is; what replaces it has the same
         // size.
         unsafe { map::control(self.control.address()) }
     }
 
-    /// Lends the usage block's file, which is made anew where there is none or the program closed it.
+    /// Passes the usage block's file to `body`. Makes a new file where there is none or the program closed
+    /// it.
     ///
     /// # Errors
-    /// There is none, and none can be made.
+    /// There is no file and none can be made.
     pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(&Descriptor) -> T) -> io::Result<T> {
         let mut file = self.usage_file.lock();
         if file.as_ref().and_then(Descriptor::get).is_none() {
-            // The program closed what it thought nobody's. The block itself is still mapped.
+            // The program closed a descriptor that it did not know. The block is still mapped.
             *file = Some(Descriptor::new(self.refile()?)?);
         }
         let file = file.as_ref().ok_or(io::ErrorKind::NotFound)?;
         Ok(body(file))
     }
 
-    /// Puts a new file under the usage block, while other threads count in it.
+    /// Replaces the file of the usage block while other threads count in it.
     ///
-    /// Every word that changes is a sum or behaves as one, so what was added between the copy and the
-    /// exchange can be added after. It is seen through a second mapping of the old file, see mremap(2), old
-    /// size 0.
+    /// Every word that changes is a sum or behaves like one, so additions between the copy and the exchange
+    /// are added afterwards. They are read through a second mapping of the old file (mremap(2) with old size
+    /// 0).
     fn refile(&self) -> io::Result<OwnedFd> {
         let (new, file) = shared_usage()?;
         let old = self.usage.again()?;
@@ -122,7 +124,8 @@ impl Blocks {
                 missing => drop(to.fetch_add(missing, Relaxed)),
             }
         }
-        // What the daemon takes back now, it takes back in the old file: nothing is left to take.
+        // Grants that the daemon now withdraws, it withdraws in the old file: so no unused grant is left in
+        // the new one.
         for device in &self.usage().devices {
             for (current, granted) in [
                 (&device.memory_current, &device.memory_granted),
@@ -137,12 +140,12 @@ impl Blocks {
         Ok(file)
     }
 
-    /// Gives the descriptor up, in a forked child, whose parent the block belongs to.
+    /// Closes the descriptor in a forked child, since the block belongs to the parent.
     pub(crate) fn close_file(&self) {
         descriptor::close_in_child(&self.usage_file);
     }
 
-    /// Has the daemon's control block take the place of what governed before.
+    /// Maps the daemon's control block in place of the current one.
     pub(crate) fn adopt(&self, file: &impl AsRawFd) -> Result<(), NotOurs> {
         if !descriptor::has_fixed_size(file, CONTROL_SIZE) {
             return Err(NotOurs::Kind);
@@ -154,7 +157,7 @@ impl Blocks {
             return Err(NotOurs::Version(control.version()));
         }
         if control.grants_swap.load(Relaxed) == 0 {
-            // An earlier version: what may be swapped out is in its block.
+            // An earlier daemon does not grant swap; `memory.swap.max` in its block is the only bound.
             for device in &self.usage().devices {
                 device.swap_granted.store(NO_LIMIT, Relaxed);
             }
@@ -162,9 +165,10 @@ impl Blocks {
         new.replace(&self.control).map_err(|_| NotOurs::Kind)
     }
 
-    /// Keeps every setting but opens the gates, or those that are not frozen: nobody is left who could.
+    /// Replaces the control block by a private copy with open gates. With `keep_frozen` frozen gates stay
+    /// closed. Used when no daemon is left to open them.
     ///
-    /// Threads that wait on the block that is replaced find out when they next look, within
+    /// Threads that wait on the replaced block notice at their next check, within
     /// [`wait::RECHECK`](crate::compute::wait::RECHECK).
     pub(crate) fn open_gates(&self, keep_frozen: bool) -> io::Result<()> {
         let copy = Mapping::anonymous(CONTROL_SIZE)?;
@@ -184,7 +188,7 @@ impl Blocks {
     }
 }
 
-/// A block as the words it is made of.
+/// Returns the 64-bit words of a block.
 fn words(block: &Mapping) -> &[AtomicU64] {
     // SAFETY: a block's mapping, page-aligned and that large; words can have any value.
     unsafe { std::slice::from_raw_parts(block.address().cast::<AtomicU64>(), block.size() / 8) }
@@ -197,13 +201,14 @@ fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
     Ok((mapping, file))
 }
 
-/// Blocks of a test's own.
+/// Returns blocks for a test.
 #[cfg(test)]
 pub(crate) fn of_test(memory_limit: u64) -> &'static Blocks {
     Box::leak(Box::new(Blocks::new(memory_limit, 0).unwrap()))
 }
 
-/// A control block as a daemon makes it for a process in no group, and the daemon's view of it.
+/// Returns a control block as a daemon makes it for a process in no group, in the daemon's writable view, and
+/// its file.
 #[cfg(test)]
 pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
     let file = descriptor::sealed_file(c"gcgroup-control", CONTROL_SIZE).unwrap();
@@ -222,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_daemon_everything_passes_and_the_wished_limit_holds() {
+    fn new_blocks_have_open_gates_and_given_limit() {
         let blocks = of_test(4096);
         assert!(blocks.control().is_understood() && blocks.usage().is_understood());
         assert_eq!(blocks.control().memory_limit.load(Relaxed), 4096);
@@ -244,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_block_whose_file_the_program_closed_gets_another_and_loses_no_count() {
+    fn closed_usage_file_is_replaced_without_lost_counts() {
         let blocks = of_test(NO_LIMIT);
         let count = &blocks.usage().devices[2].nr_alloc;
         std::thread::scope(|scope| {
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_granted_and_not_used_is_not_taken_along_to_another_file() {
+    fn refile_drops_unused_grants() {
         let blocks = of_test(NO_LIMIT);
         let device = &blocks.usage().devices[1];
         device.memory_current.store(30, Relaxed);
@@ -289,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemons_block_takes_the_place_and_what_it_stores_is_seen() {
+    fn adopted_block_shows_later_stores() {
         let blocks = of_test(4096);
         let seen = blocks.control();
         let (daemon, file) = of_daemon();
@@ -302,14 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_shrink_is_no_control_block() {
+    fn unsealed_control_file_is_refused() {
         let blocks = of_test(NO_LIMIT);
         let file = descriptor::sealed_file(c"short", CONTROL_SIZE / 2).unwrap();
         assert_eq!(blocks.adopt(&file), Err(NotOurs::Kind));
     }
 
     #[test]
-    fn opening_the_gates_keeps_the_limits() {
+    fn open_gates_keeps_limits() {
         let blocks = of_test(NO_LIMIT);
         let (daemon, file) = of_daemon();
         daemon.memory_limit.store(8192, Relaxed);

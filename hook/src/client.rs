@@ -1,6 +1,7 @@
-//! Talking to the daemon: one `SOCK_SEQPACKET` connection, two descriptors at its beginning, doorbells after.
+//! The connection to the daemon: one `SOCK_SEQPACKET` socket. Registration passes two descriptors; doorbells
+//! follow.
 //!
-//! Knows nothing of what the blocks mean. Every wait here ends.
+//! This module does not interpret the blocks. Every wait has a time limit.
 
 use std::ffi::OsStr;
 use std::io;
@@ -15,41 +16,41 @@ use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
 use crate::descriptor::{self, Descriptor};
 use crate::sys;
 
-/// Why there is no daemon for this process.
+/// Why the process is not registered.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nobody listens.
+    /// No daemon listens.
     Absent,
-    /// A daemon listens, and has ended the connection or not answered in time.
+    /// A daemon listens but has closed the connection or not answered in time.
     Unanswered,
-    /// The program has used up its descriptors.
+    /// The program has no free descriptor.
     NoDescriptor,
-    /// It means something else by its blocks.
+    /// The daemon has this other version of the blocks.
     Version(u32),
-    /// The daemon does not admit this process, for this errno.
+    /// The daemon refuses this process with this errno.
     Refused(u32),
 }
 
 impl Refusal {
-    /// Whether the next attempt would end in the same way.
+    /// Returns whether a retry would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Version(_)) || self.is_for_permission()
     }
 
-    /// Whether a daemon listens that may admit the process in a moment.
+    /// Returns whether a listening daemon may admit the process on a retry.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Unanswered)
             || matches!(self, Self::Refused(errno) if *errno == libc::EAGAIN.cast_unsigned())
     }
 
-    /// Whether the daemon does not permit what the process asks for.
+    /// Returns whether the daemon refuses for lack of permission (EACCES, EPERM).
     pub(crate) fn is_for_permission(&self) -> bool {
         const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
         matches!(self, Self::Refused(errno) if PERMISSION.contains(errno))
     }
 }
 
-/// Of a connection that a daemon has taken.
+/// Classifies an error on an accepted connection.
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
@@ -59,10 +60,13 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Introduces the process; returns the connection and the control block's file.
+/// Registers the process. Returns the connection and the control block's file.
 ///
-/// The program may close the connection at any time, and open a file of its own under the number: then the
-/// answer is [`Refusal::Absent`].
+/// The program may close the connection at any time and open a file of its own under the number.
+///
+/// # Errors
+/// [`Refusal::Absent`] or [`Refusal::Unanswered`] if that happens; otherwise the reason why the process is
+/// not registered.
 pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,
@@ -107,12 +111,12 @@ fn welcomed(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descripto
     }
 }
 
-/// What came of looking at the connection.
+/// Result of [`listen`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Nothing,
     Doorbell,
-    /// The daemon is gone, or the program closed our socket.
+    /// The daemon is gone, or the program closed the socket.
     Lost,
 }
 
@@ -124,17 +128,17 @@ pub(crate) fn listen(connection: &Descriptor) -> Heard {
     match receive(fd) {
         Ok(None) => Heard::Nothing,
         Ok(Some(packet)) if packet.bytes().is_empty() => Heard::Lost,
-        // A kind of packet that a later daemon sends asks for no more than a look at the block.
+        // A packet kind of a later daemon is treated as a doorbell.
         Ok(Some(_)) => Heard::Doorbell,
         Err(_) => Heard::Lost,
     }
 }
 
-/// Has the daemon look at the usage block; false if the program closed the connection. If the socket is full,
-/// it has been asked already.
+/// Rings the daemon to look at the usage block. Returns false if the program closed the connection. If the
+/// socket is full, the daemon has been rung already.
 ///
-/// Any thread of the program may come here, at no cost: send(2) of the C library would be a cancellation
-/// point.
+/// Any thread of the program may call this. It makes the system call directly, because send(2) of the C
+/// library is a cancellation point.
 pub(crate) fn ring(connection: &Descriptor) -> bool {
     let Some(fd) = connection.get() else { return false };
     let packet = message::bare(Tag::Doorbell);
@@ -144,7 +148,7 @@ pub(crate) fn ring(connection: &Descriptor) -> bool {
     true
 }
 
-/// A type's size as socket calls want it.
+/// Returns the size of a type as socket calls take it.
 #[expect(clippy::cast_possible_truncation, reason = "small structures only")]
 const fn length<T>() -> libc::socklen_t {
     assert!(size_of::<T>() < 4096);
@@ -161,7 +165,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?;
     let fd = socket.get().ok_or(io::ErrorKind::NotConnected)?;
     let mut address = libc::sockaddr_un {
@@ -175,7 +179,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     for (to, from) in address.sun_path.iter_mut().zip(path) {
         *to = from.cast_signed();
     }
-    // A full queue of a daemon that is stuck must not hold up the program: unix(7), SO_SNDTIMEO.
+    // A full queue of a hung daemon must not block the program: unix(7), SO_SNDTIMEO.
     let timeout = libc::timeval {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(1),
         tv_usec: patience.subsec_micros().into(),
@@ -197,7 +201,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     Ok(socket)
 }
 
-/// Room for one descriptor in a control message, aligned as cmsg(3) wants it.
+/// Buffer for a control message with one descriptor, aligned as cmsg(3) requires.
 type Ancillary = [u64; 4];
 const _: () = {
     // SAFETY: arithmetic only.
@@ -233,18 +237,18 @@ struct Packet {
     buffer: [u8; MAX_LENGTH],
     length: usize,
     file: Option<OwnedFd>,
-    /// Whether the kernel had no room for all that came with it.
+    /// Whether the kernel dropped control data for lack of room (`MSG_CTRUNC`).
     is_cut: bool,
 }
 
 impl Packet {
-    /// Empty if the other end is closed.
+    /// Returns the packet's bytes; empty if the other end is closed.
     fn bytes(&self) -> &[u8] {
         self.buffer.get(..self.length).unwrap_or(&[])
     }
 }
 
-/// The next packet, with its descriptor if it has one; `None` if there is none yet.
+/// Receives the next packet, with its descriptor if it has one. Returns `None` if there is none yet.
 fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
     let mut packet = Packet {
         buffer: [0; MAX_LENGTH],
@@ -299,7 +303,7 @@ mod tests {
     use super::*;
     use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
 
-    /// Two ends of a connection such as the daemon's.
+    /// Makes both ends of a connection like the daemon's.
     fn pair() -> (Descriptor, OwnedFd) {
         let mut ends = [0; 2];
         // SAFETY: room for two descriptors.
@@ -318,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listening_is_no_daemon() {
+    fn register_without_listener_is_absent() {
         let usage = Descriptor::new(descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap()).unwrap();
         let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
         let answer = register(path.as_os_str(), &Hello::PLAIN, &usage, Duration::from_secs(1));
@@ -329,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_travels_with_its_packet() {
+    fn descriptor_is_received_with_packet() {
         let (ours, theirs) = pair();
         let file = descriptor::sealed_file(c"control", CONTROL_SIZE).unwrap();
         send_with_file(
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_keep_their_reason() {
+    fn refusal_keeps_its_reason() {
         for (welcome, want) in [
             (
                 Welcome {
@@ -392,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_are_heard_and_a_closed_end_is_a_loss() {
+    fn listen_reports_doorbell_and_closed_end() {
         let (ours, theirs) = pair();
         assert_eq!(listen(&ours), Heard::Nothing);
         ring(&ours);

@@ -1,4 +1,4 @@
-//! Files that the hook opens in somebody else's process, and memory files.
+//! Descriptors that the hook keeps open inside the program, and memory files.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering
 
 use parking_lot::Mutex;
 
-/// A new memory file of exactly `size` bytes that nobody can resize any more. See memfd_create(2).
+/// Makes a memory file of exactly `size` bytes that cannot be resized. See memfd_create(2).
 pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: a C string, which the kernel copies.
     let fd = with_room(|| unsafe {
@@ -17,7 +17,7 @@ pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let length = libc::off_t::try_from(size).map_err(io::Error::other)?;
     // SAFETY: a file of ours.
@@ -32,7 +32,8 @@ pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Whether a file has exactly `size` bytes for ever, so that reading a mapping of it cannot raise SIGBUS.
+/// Returns whether a file has exactly `size` bytes and cannot be resized, so that reading a mapping of it
+/// cannot raise SIGBUS.
 pub(crate) fn has_fixed_size(file: &impl AsRawFd, size: usize) -> bool {
     // SAFETY: asks for flags.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -42,7 +43,7 @@ pub(crate) fn has_fixed_size(file: &impl AsRawFd, size: usize) -> bool {
         && status(file.as_raw_fd()).is_some_and(|(.., length)| length == size)
 }
 
-/// Device, inode and size of what a descriptor names.
+/// Returns device, inode and size of an open file.
 fn status(fd: RawFd) -> Option<(u64, u64, usize)> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: room for what fstat(2) writes.
@@ -54,10 +55,10 @@ fn status(fd: RawFd) -> Option<(u64, u64, usize)> {
     Some((stat.st_dev, stat.st_ino, usize::try_from(stat.st_size).ok()?))
 }
 
-/// What tells one file from another: device and inode.
+/// Identity of a file: device and inode.
 pub(crate) type Identity = (u64, u64);
 
-/// The program's root directory.
+/// Returns the identity of the program's root directory.
 pub(crate) fn root() -> Option<Identity> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: a C string, and room for what stat(2) writes.
@@ -69,8 +70,8 @@ pub(crate) fn root() -> Option<Identity> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// A descriptor in a program that may close it behind our back, and open something of its own under the
-/// number. It is asked who it is before every use, and closed only if it still is.
+/// A descriptor in a program that may close it and open another file under its number. The identity of the
+/// open file is checked before every use and before it is closed.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
@@ -79,12 +80,12 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Takes the descriptor over, to a high number: some programs count on the low ones.
+    /// Takes over `file`, moved to a high number: some programs rely on the low ones.
     pub(crate) fn new(file: OwnedFd) -> io::Result<Self> {
         Self::here(raise(&file).unwrap_or(file))
     }
 
-    /// Takes the descriptor over, and leaves its number: for one that is closed soon.
+    /// Takes over `file` under its own number: for a descriptor that is closed soon.
     pub(crate) fn here(file: OwnedFd) -> io::Result<Self> {
         let (device, inode, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self {
@@ -94,13 +95,13 @@ impl Descriptor {
         })
     }
 
-    /// The number, if it still names what it did.
+    /// Returns the number, if it still refers to the same file.
     pub(crate) fn get(&self) -> Option<RawFd> {
         let (device, inode, _) = status(self.fd)?;
         (device == self.device && inode == self.inode).then_some(self.fd)
     }
 
-    /// Closes it early. Safe in a forked child.
+    /// Closes the descriptor. Safe in a forked child.
     pub(crate) fn close(&self) {
         if let Some(fd) = self.get() {
             // SAFETY: ours: it is what we opened.
@@ -109,12 +110,11 @@ impl Descriptor {
     }
 }
 
-/// Closes what a lock has, in a forked child. The lock may be held for ever there, by a thread that the child
-/// does not have.
+/// Closes the descriptor behind a lock, in a forked child, without taking the lock: a thread that does not
+/// exist in the child may hold it for ever.
 pub(crate) fn close_in_child(descriptor: &Mutex<Option<Descriptor>>) {
-    // SAFETY: this thread is the only one. Where another was changing the value, it is half the old and half
-    // the new one: numbers alone, by which nothing else is closed, since `get` compares them with what is
-    // open.
+    // SAFETY: this thread is the only one. If another was changing the value, it is a mixture of old and new:
+    // plain numbers, by which nothing else is closed, since `get` compares them with the open file.
     let descriptor = unsafe { &*descriptor.data_ptr() };
     descriptor.as_ref().inspect(|descriptor| descriptor.close());
 }
@@ -125,13 +125,13 @@ impl Drop for Descriptor {
     }
 }
 
-/// A soft limit of descriptors up to which the program is left all of its numbers.
+/// Soft limit of descriptors up to which all numbers are left to the program.
 const SMALL: u64 = 128;
-/// By how many numbers the soft limit is raised while the hook opens descriptors.
+/// Amount by which the soft limit is raised while the hook opens descriptors.
 const EXTRA: u64 = 16;
 
-/// A duplicate among the last of the numbers that the program may use, but below what select(2) can take; or
-/// beyond those that the program may use, where they are few.
+/// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2); where
+/// the program may use few numbers, to one beyond them.
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     let limit = change_limit(None)?;
     let is_small = limit.rlim_cur <= SMALL;
@@ -148,12 +148,12 @@ fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     } else {
         duplicate()
     };
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Runs `open`, which opens descriptors. If the program has used up its own, the soft `RLIMIT_NOFILE` is
-/// higher meanwhile, as far as the hard one allows.
+/// Runs `open`, which opens descriptors. If none is free, the soft `RLIMIT_NOFILE` is raised meanwhile, as
+/// far as the hard limit allows.
 pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     if is_any_free() {
         open()
@@ -162,7 +162,7 @@ pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Whether the program may open another descriptor.
+/// Returns whether the program may open another descriptor.
 fn is_any_free() -> bool {
     // SAFETY: a socket that is closed at once; numbers only.
     unsafe {
@@ -202,7 +202,7 @@ fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// Takes back what [`with_raised_limit`] has changed, unless the program has set a limit of its own
+/// Restores the limit that [`with_raised_limit`] has changed, unless the program has set one of its own
 /// meanwhile.
 fn restore_limit(raised: libc::rlimit) {
     let rlim_cur = LIMIT_BEFORE.load(Relaxed);
@@ -213,7 +213,7 @@ fn restore_limit(raised: libc::rlimit) {
     LIMIT_BEFORE.store(0, Release);
 }
 
-/// In a forked child: another thread of its parent may have raised the limit. Async-signal-safe.
+/// Restores the limit in a forked child, if another thread of the parent had raised it. Async-signal-safe.
 pub(crate) fn restore_limit_in_child() {
     if LIMIT_BEFORE.load(Relaxed) != 0
         && let Some(raised) = change_limit(None)
@@ -222,14 +222,14 @@ pub(crate) fn restore_limit_in_child() {
     }
 }
 
-/// Returns the limit of descriptors, after which it is `new`, if that is given. See prlimit(2).
+/// Sets the limit of descriptors to `new`, if given, and returns the previous one. See prlimit(2).
 fn change_limit(new: Option<libc::rlimit>) -> Option<libc::rlimit> {
     let mut old = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let new = new.as_ref().map_or(null(), std::ptr::from_ref);
-    // SAFETY: null or a limit that outlives the call, and room for the one before.
+    // SAFETY: null or a limit that outlives the call, and room for the previous one.
     let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, new, &raw mut old) };
     (answer == 0).then_some(old)
 }
@@ -240,7 +240,7 @@ mod tests {
     use crate::mapping::PAGE;
 
     #[test]
-    fn a_sealed_file_has_its_size_for_ever() {
+    fn sealed_file_cannot_be_resized() {
         let file = sealed_file(c"test", 3 * PAGE).unwrap();
         assert!(has_fixed_size(&file, 3 * PAGE));
         assert!(!has_fixed_size(&file, PAGE));
@@ -249,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_the_program_closed_and_reused_is_left_alone() {
+    fn descriptor_reused_by_program_is_left_alone() {
         let ours = Descriptor::new(sealed_file(c"ours", PAGE).unwrap()).unwrap();
         let fd = ours.get().unwrap();
         assert!(fd >= 3);
         let theirs = sealed_file(c"theirs", PAGE).unwrap();
-        // SAFETY: what a program does to a number it thinks its own.
+        // SAFETY: imitates a program that believes the number to be its own.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), fd) }, fd);
         assert_eq!(ours.get(), None);
         drop(ours);

@@ -1,7 +1,8 @@
-//! The helper thread: hears the daemon's doorbell, drains, tells what has ended, finds the daemon again.
+//! The helper thread: receives the daemon's doorbell, drains, publishes progress, moves memory and reconnects
+//! to the daemon.
 //!
-//! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for
-//! as long as it takes to set or ask for a mark there (see `compute::contexts`).
+//! It sleeps in poll(2) while there is nothing to do. It holds no lock while it calls the driver, except a
+//! context's while it sets or queries a marker there (see `compute::contexts`).
 
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
@@ -21,10 +22,11 @@ use crate::process::{self, Process};
 use crate::swap::mover::Mover;
 use crate::sys;
 
-/// Not zero while the helper is in the driver.
+/// Not 0 while the helper is in the driver.
 static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
 
-/// Runs `body`, which calls the driver, unless the program exits and the driver with it.
+/// Runs `body`, which calls the driver. Returns `None` without running it if the program exits, since the
+/// driver is torn down then.
 pub(crate) fn in_driver<T>(body: impl FnOnce() -> T) -> Option<T> {
     struct Visit;
     impl Drop for Visit {
@@ -42,7 +44,7 @@ pub(crate) fn in_driver<T>(body: impl FnOnce() -> T) -> Option<T> {
     result
 }
 
-/// Waits a moment for the helper to be out of the driver, which is about to be torn down. The driver's
+/// Waits up to 100 ms for the helper to leave the driver, which is about to be torn down. The driver's exit
 /// handlers run after ours, since it registered them before its `cuInit` returned.
 pub(crate) fn leave_driver() {
     std::sync::atomic::fence(SeqCst);
@@ -54,9 +56,9 @@ pub(crate) fn leave_driver() {
     }
 }
 
-/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be
-/// told apart. And a program that closes all of the hook's descriptors at once (closefrom(3)) wakes the
-/// helper: the far end hangs up.
+/// A socket pair by which the program's threads wake the helper. Sockets have identities by which a reused
+/// descriptor is detected; eventfds do not. A program that closes all of the hook's descriptors at once
+/// (closefrom(3)) wakes the helper too, because the other end hangs up.
 #[derive(Debug)]
 pub(crate) struct Line {
     near: Mutex<Option<Descriptor>>,
@@ -73,8 +75,8 @@ impl Line {
         line
     }
 
-    /// The helper's end. Both ends are made anew if the program closed one of them; `None` where descriptors
-    /// are short.
+    /// Returns the helper's end. Makes a new pair if the program closed one end; `None` where descriptors are
+    /// short.
     fn near(&self) -> Option<RawFd> {
         let of = |end: &Mutex<Option<Descriptor>>| end.lock().as_ref().and_then(Descriptor::get);
         if let (Some(near), Some(_)) = (of(&self.near), of(&self.far)) {
@@ -87,13 +89,13 @@ impl Line {
         Some(fd)
     }
 
-    /// In a forked child: they are its parent's.
+    /// Closes both ends in a forked child.
     pub(crate) fn close_in_child(&self) {
         descriptor::close_in_child(&self.near);
         descriptor::close_in_child(&self.far);
     }
 
-    /// Has the helper look at what there is to do.
+    /// Wakes the helper.
     pub(crate) fn wake(&self) {
         if let Some(far) = self.far.lock().as_ref().and_then(Descriptor::get) {
             sys::post(far);
@@ -101,37 +103,38 @@ impl Line {
     }
 }
 
-/// A forked child has no helper.
+/// Resets the helper's state in a forked child, which has no helper.
 pub(crate) fn forget() {
     IN_DRIVER.store(0, Relaxed);
 }
 
-/// After a loss the daemon is looked for this often at first, and this seldom later.
+/// First pause between two attempts to reach the daemon. It doubles up to `RETRY_LOST` if there has been a
+/// daemon or one may admit the process, else up to `RETRY_ABSENT`.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LOST: Duration = Duration::from_millis(500);
 const RETRY_ABSENT: Duration = Duration::from_secs(2);
-/// Where what is frozen stays frozen without a daemon, everything else goes on after so long: nobody gives
-/// turns.
+/// Time without a daemon after which all gates that are not frozen open, where frozen gates are to stay
+/// closed: without a daemon there are no turns.
 const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
-/// How often a program without a free descriptor is looked at for one.
+/// Pause between attempts while the program has no free descriptor.
 const RETRY_DESCRIPTOR: Duration = Duration::from_millis(100);
-/// How long a daemon that listens may take to answer the helper.
+/// How long a listening daemon may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The helper's thread id.
 static TID: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the caller is the helper, which waits for nobody.
+/// Returns whether the caller is the helper thread, which must not wait for others.
 pub(crate) fn is_caller() -> bool {
     TID.load(Relaxed) == sys::gettid()
 }
 
-/// Serves the process for as long as it is there. In the helper thread, once the process is made.
+/// Runs the helper loop, in the helper thread, once the process is made.
 pub(crate) fn run() {
     let Some(process) = process::get() else { return };
     TID.store(sys::gettid(), Relaxed);
     sys::sleep_precisely();
-    // What it has when the program exits is left to the driver.
+    // Its state is not dropped at exit, because that would call the driver.
     let mut helper = ManuallyDrop::new(Helper::new(process));
     while process::get().is_some() {
         helper.guarded(Helper::round);
@@ -145,13 +148,13 @@ struct Helper {
     watch: Watch,
     mover: Mover,
     settling: Settling,
-    /// When the daemon was lost, until the gates have been opened for it.
+    /// When the daemon was lost; `None` once it is back or the gates have been opened.
     lost: Option<Instant>,
-    /// Whether there ever was one.
+    /// Whether there has ever been a daemon.
     had_daemon: bool,
     next_try: Instant,
     retry: Duration,
-    /// When the work on hand wants to be looked at again.
+    /// How long until unfinished work must be continued.
     wake: Option<Duration>,
 }
 
@@ -168,13 +171,13 @@ impl Helper {
             had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
             retry: RETRY_FIRST,
-            // A process may be frozen from its first moment on.
+            // A process may be frozen from its start.
             wake: Some(Duration::ZERO),
         }
     }
 
-    /// A panic costs a round, not the thread, and the program nothing: what was held for a move is let go,
-    /// and begun anew.
+    /// Runs a round. After a panic the helper's state is made anew: holds for a move are released and the
+    /// move is started again.
     fn guarded(&mut self, round: impl FnOnce(&mut Self)) {
         if interpose::guarded(|| round(self)).is_none() {
             *self = Self::new(self.process);
@@ -196,7 +199,7 @@ impl Helper {
                 self.sleep(Some(fd), self.wake);
                 self.listen();
             }
-            // The program closed our socket: to the daemon that is as if we had left.
+            // The program closed our socket, which the daemon sees as the end of the process.
             Some(None) => self.lose(),
             None => {
                 let until = self.next_try.min(self.grace_ends().unwrap_or(self.next_try));
@@ -208,13 +211,12 @@ impl Helper {
         self.work();
     }
 
-    /// Until the daemon rings, a thread of the program's has begun work that must be watched, or `longest`
-    /// has passed.
+    /// Sleeps until the daemon rings, a thread of the program wakes the helper, or `longest` has passed.
     fn sleep(&self, daemon: Option<RawFd>, longest: Option<Duration>) {
         let line = self.process.line.near();
         let longest = match line {
             Some(_) => longest,
-            // Nobody can wake it.
+            // No thread can wake it.
             None => Some(longest.map_or(RETRY_DESCRIPTOR, |longest| longest.min(RETRY_DESCRIPTOR))),
         };
         if sys::poll([daemon, line], longest)[1]
@@ -269,7 +271,7 @@ impl Helper {
         let refusal = match self.process.register(PATIENCE) {
             Ok(connection) => {
                 *self.process.connection.lock() = Some(connection);
-                // Who asked for something meanwhile reached nobody.
+                // Requests made meanwhile have reached no daemon.
                 self.process.ring();
                 self.had_daemon = true;
                 self.lost = None;
@@ -286,7 +288,7 @@ impl Helper {
         self.retry = (self.retry * 2).min(seldom);
     }
 
-    /// One step of whatever the control block asks for.
+    /// Advances each kind of work by one step.
     fn work(&mut self) {
         let (levels, control) = (&self.process.memory.levels, self.process.control());
         levels.review_stocks(self.process.usage(), control);
@@ -311,7 +313,7 @@ mod tests {
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
-    fn a_panic_leaves_nothing_held() {
+    fn helper_panic_releases_holds() {
         let process = Process::of_test(NO_LIMIT);
         let mut helper = Helper::new(process);
         helper.guarded(|helper| {
@@ -322,6 +324,6 @@ mod tests {
         assert!((0..3).all(|index| process.holds.word(index).is_none()));
         assert!(process.touch(1).is_some());
         helper.guarded(|helper| helper.process.hold(Scope::Device(1)));
-        assert!(process.holds.word(1).is_some(), "as it should be, without one");
+        assert!(process.holds.word(1).is_some(), "held without a panic");
     }
 }

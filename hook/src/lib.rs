@@ -1,8 +1,9 @@
-//! What enforces: loaded into a process when it first asks for a symbol of the NVIDIA driver.
+//! The hook library, which enforces limits and gates in a process. It is loaded when the process first looks
+//! up a symbol of the NVIDIA driver.
 //!
-//! `table` names every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
-//! are what happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's
-//! code: the two meet in `gcgroup-abi`.
+//! `table` lists every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
+//! handle the calls; `block` is the process's shared memory. The hook does not depend on the daemon's code:
+//! both share only `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.

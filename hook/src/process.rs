@@ -1,9 +1,8 @@
-//! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can
-//! turn its back on.
+//! The state of a process that uses CUDA.
 //!
-//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and
-//! never goes. A child that fork(2) or clone(2) made finds none, since the blocks, the locks and the driver's
-//! state are its parent's.
+//! It is made by the first successful `cuInit`, or before the first `cuInit` if the process must be governed,
+//! and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver state
+//! belong to the parent.
 
 use std::io;
 #[cfg(test)]
@@ -45,7 +44,7 @@ use crate::wishes::Wishes;
 pub(crate) struct Process {
     blocks: Blocks,
     wishes: Wishes,
-    /// A word that is not zero, except in a child: its page is wiped on fork.
+    /// A word that is not 0, except in a child: its page is wiped on fork.
     own: Mapping,
     pub(crate) devices: Devices,
     pub(crate) memory: Memory,
@@ -55,11 +54,12 @@ pub(crate) struct Process {
     pub(crate) reach: Reach,
     pub(crate) holds: Holds,
     pub(crate) swap: Swap,
-    /// By device.
+    /// Indexed by device.
     pub(crate) meters: [Meter; MAX_DEVICES],
-    /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
+    /// The connection to the daemon. Used by the helper thread, by the thread that makes the process, and by
+    /// a child that closes its copy.
     pub(crate) connection: Mutex<Option<Descriptor>>,
-    /// On which the helper is woken.
+    /// Wakes the helper.
     pub(crate) line: Line,
     /// The root directory when the process was made.
     root: Option<descriptor::Identity>,
@@ -78,29 +78,28 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 static STARTING: AtomicU32 = AtomicU32::new(IDLE);
 const IDLE: u32 = 0;
 const BUSY: u32 = 1;
-/// The longest time between two looks at [`STARTING`].
+/// The longest time between two checks of [`STARTING`].
 const START_RECHECK: Duration = Duration::from_millis(100);
 /// The longest time for which a thread waits for the helper thread to make the process.
 const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
 /// Bytes of stack with which a thread makes the process itself: several times the size of a [`Process`].
 const ENOUGH_STACK: usize = 1 << 20;
 
-/// Set when the program exits normally: nothing waits from then on.
+/// Set when the program exits normally; nothing waits after that.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
 /// Whether [`at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or says that it
-/// may admit the process later (`EAGAIN`); that of a process that must be governed, also while there is no
-/// daemon. On a machine that has too much to do, a daemon may be held up for 3 s. The daemon delays a
-/// registration that comes too soon by less.
+/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or answers
+/// `EAGAIN`; for a process that must be governed, also while there is no daemon. On an overloaded machine a
+/// daemon may be delayed by 3 s. The daemon delays a registration that comes too soon by less.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause between two attempts.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// This process, if it is one that uses CUDA.
+/// Returns this process, if it uses CUDA.
 pub(crate) fn get() -> Option<&'static Process> {
     // SAFETY: null or a process that was leaked.
     let process = unsafe { PROCESS.load(Acquire).as_ref() }?;
@@ -111,27 +110,27 @@ pub(crate) fn get() -> Option<&'static Process> {
     None
 }
 
-/// Whether the program is on its way out.
+/// Returns whether the program is exiting.
 pub(crate) fn is_exiting() -> bool {
     IS_EXITING.load(SeqCst)
 }
 
-/// `cuInit`: the first that succeeds registers the process with the daemon.
+/// Handles `cuInit`: the first successful call registers the process with the daemon.
 ///
 /// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it
-/// cannot, the driver stays uninitialised and so refuses every call, whether or not the program heeds the
-/// error of this one.
+/// cannot, the driver stays uninitialised and refuses every call, even if the program ignores the error of
+/// this one.
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     if is_required() {
-        // A panic of ours must not let the driver's answer stand here. Another thread may be at it: it is
-        // waited for.
+        // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
+        // the process, `start` waits for it.
         interpose::guarded(|| thread::uncanceled(start));
         if !get().is_some_and(|process| process.is_governed.load(Relaxed)) {
             return Err(CUerror::SYSTEM_NOT_READY);
         }
     }
     next()?;
-    // After the driver has registered its own handler for the program's exit, so that ours runs before it.
+    // Registered after the driver's own exit handler, so that ours runs before it.
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(at_exit);
     }
@@ -139,7 +138,7 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// Whether the program must not use CUDA without a daemon that governs it.
+/// Returns whether the program must not use CUDA without a daemon.
 fn is_required() -> bool {
     get().map_or_else(
         || Wishes::from_environment().required,
@@ -147,8 +146,8 @@ fn is_required() -> bool {
     )
 }
 
-/// This process, made if there is none yet. While another thread makes it, that is waited for: the caller
-/// could start work before the daemon's limits hold.
+/// Returns this process, made if there is none yet. Waits while another thread makes it: otherwise the caller
+/// could start work before the daemon's limits apply.
 fn begin() -> Option<&'static Process> {
     match STARTING.load(Acquire) {
         IDLE => get(),
@@ -187,7 +186,7 @@ fn start() -> Option<&'static Process> {
                 let _ = sys::spawn(c"gcgroup", helper::run);
             }
         } else if sys::spawn(c"gcgroup", live).is_ok() {
-            // The helper resets the word.
+            // The helper thread resets the word.
             std::mem::forget(starting);
             let deadline = Instant::now() + START_LIMIT;
             while STARTING.load(Acquire) == BUSY && Instant::now() < deadline {
@@ -200,7 +199,7 @@ fn start() -> Option<&'static Process> {
     get()
 }
 
-/// The helper thread's whole life.
+/// Makes the process and runs the helper, in the helper thread.
 fn live() {
     {
         let _starting = Starting;
@@ -218,7 +217,7 @@ fn make() -> io::Result<()> {
     Ok(())
 }
 
-/// In a forked child: nothing here is its own. Async-signal-safe, since other threads may have held any lock.
+/// Drops the parent's state in a forked child. Async-signal-safe, since other threads may have held any lock.
 unsafe extern "C" fn in_child() {
     // SAFETY: null or a process that was leaked; the child has a copy of its memory.
     if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
@@ -286,9 +285,9 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Registers for the first time: tries again for [`PATIENCE`] while a daemon listens that may admit the
-    /// process later. If the process must be governed, also while there is no daemon, and it says on standard
-    /// error why CUDA is refused. Otherwise everything is let through then, until the helper has registered
+    /// Registers for the first time. Retries for [`PATIENCE`] while a daemon listens that may admit the
+    /// process later. If the process must be governed, retries also while there is no daemon, and reports on
+    /// standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
     /// the process.
     fn enter(&self) -> Option<Descriptor> {
         let is_required = self.wishes.required;
@@ -331,10 +330,11 @@ impl Process {
     /// Registers with the daemon and takes its control block.
     pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         self.keep_usage();
-        // If the block must have another file, a thread could take what it keeps from both.
+        // If the usage block needs another file, a thread could otherwise take the bytes of its stock from
+        // both.
         let levels = &self.memory.levels;
         let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(|_| ()));
-        // Once it has begun in its group, somebody may have moved it elsewhere.
+        // Once the process has started in its group, it may have been moved to another one.
         let hello = Hello {
             insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
             ..self.wishes.hello
@@ -350,7 +350,7 @@ impl Process {
         answer
     }
 
-    /// Has the daemon look at the usage block. The lock is never held for longer than a packet takes.
+    /// Rings the daemon to look at the usage block. The lock is held for at most the time of one packet.
     pub(crate) fn ring(&self) {
         let connection = self.connection.lock();
         let is_lost = connection
@@ -363,7 +363,7 @@ impl Process {
         }
     }
 
-    /// What the last daemon charged and measured, the next goes on from.
+    /// Copies what the last daemon charged and measured, so that the next one continues from there.
     fn keep_usage(&self) {
         for (control, usage) in self.control().devices.iter().zip(&self.usage().devices) {
             usage
@@ -387,14 +387,15 @@ impl Process {
         Ok(connection)
     }
 
-    /// The daemon may have found devices since it was asked last.
+    /// Looks for devices that the daemon has found since the last look.
     pub(crate) fn look_for_devices(&self) {
         if self.devices.are_outdated(self.control()) {
             self.renumber();
         }
     }
 
-    /// A new control block may know devices that the last one did not, or number them otherwise.
+    /// Updates device numbers from a new control block, which may know more devices or number them
+    /// differently.
     fn renumber(&self) {
         self.devices.refresh(self.control());
         self.memory.renumber(self);
@@ -403,13 +404,13 @@ impl Process {
         self.contexts.tell(self);
     }
 
-    /// The daemon has been away for longer than it said it would be.
+    /// Opens the gates, because the daemon has been away for longer than announced.
     pub(crate) fn open_gates(&self, keep_frozen: bool) {
-        // If memory is short the gates stay as they were: nothing better is to be had.
+        // Without memory the gates stay as they were.
         let _ = self.blocks.open_gates(keep_frozen);
     }
 
-    /// Says on standard error why the process is not governed, once for each reason, where a daemon can be
+    /// Reports on standard error why the process is not governed, once for each reason, where a daemon can be
     /// expected.
     fn complain_of(&self, refusal: Option<&Refusal>) {
         let lacks_descriptor = matches!(refusal, Some(Refusal::NoDescriptor));
@@ -446,8 +447,8 @@ fn own_word(page: &Mapping) -> &AtomicU32 {
 
 #[cfg(test)]
 impl Process {
-    /// A process of a test's own, without a daemon, a helper or a driver; `limit` bytes for all devices
-    /// together.
+    /// Returns a process for a test, without a daemon, a helper or a driver; `limit` is the limit for all
+    /// devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         let wishes = Wishes {
             socket: "".into(),
@@ -460,7 +461,7 @@ impl Process {
         Box::leak(Box::new(Self::new(wishes).unwrap()))
     }
 
-    /// As if a daemon had answered with that file.
+    /// Adopts `control` as the answer of a daemon.
     pub(crate) fn adopt(&self, control: &OwnedFd) {
         self.blocks.adopt(control).unwrap();
         self.renumber();
@@ -473,7 +474,7 @@ mod tests {
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
-    fn a_child_that_no_handler_ran_in_is_known_all_the_same() {
+    fn child_without_fork_handler_is_detected() {
         let process = Process::of_test(NO_LIMIT);
         assert!(process.is_own());
         // SAFETY: the child only reads a word and leaves.

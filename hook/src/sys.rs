@@ -1,6 +1,6 @@
-//! The system calls that the hook makes: threads, futexes, barriers, waiting.
+//! System calls of the hook: threads, futexes, barriers, waits.
 //!
-//! With `mapping`, `descriptor` and `client` (sockets) all that talks to the kernel.
+//! All other system calls are in `mapping`, `descriptor` and `client` (sockets).
 
 use std::ffi::{CStr, OsString, c_int, c_long, c_void};
 use std::io;
@@ -12,21 +12,21 @@ use std::time::Duration;
 use crate::descriptor;
 use crate::mapping::{Mapping, PAGE};
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 pub(crate) fn gettid() -> u32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::gettid() }.cast_unsigned()
 }
 
-/// A variable of the environment. None where the program has more rights than who started it, and so chose
-/// the environment: see secure_getenv(3).
+/// Returns an environment variable. `None` in a program that runs with elevated privileges (set-user-ID),
+/// whose environment is not trusted: see secure_getenv(3).
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     // SAFETY: takes a number, cannot fail.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     if is_secure { None } else { std::env::var_os(name) }
 }
 
-/// Whether this process still has a thread of that id. See tgkill(2): signal 0 only looks.
+/// Returns whether this process still has a thread with that id. See tgkill(2): signal 0 only checks.
 pub(crate) fn is_thread_alive(tid: u32) -> bool {
     // SAFETY: sends nothing; the ids are plain numbers.
     let answer = unsafe {
@@ -40,7 +40,7 @@ pub(crate) fn is_thread_alive(tid: u32) -> bool {
     answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// The time by `CLOCK_MONOTONIC`, nanoseconds, as the daemon reads it too. See clock_gettime(2).
+/// Returns the time of `CLOCK_MONOTONIC`, nanoseconds, which the daemon reads too. See clock_gettime(2).
 pub(crate) fn now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -52,14 +52,14 @@ pub(crate) fn now() -> u64 {
     seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }
 
-/// Has the calling thread's short sleeps last about as long as they are meant to. See PR_SET_TIMERSLACK in
-/// prctl(2).
+/// Makes short sleeps of the calling thread precise. See PR_SET_TIMERSLACK in prctl(2).
 pub(crate) fn sleep_precisely() {
     // SAFETY: a number, for the calling thread alone.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000, 0, 0, 0) };
 }
 
-/// Two ends of a line on which [`post`] can be heard by [`poll`], and the end of one by the other.
+/// Returns a socket pair: bytes that [`post`] sends on one end wake [`poll`] on the other, and each end sees
+/// when the other closes.
 pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let mut ends = [-1; 2];
@@ -68,12 +68,12 @@ pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     if descriptor::with_room(make) != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just opened and not owned elsewhere.
     Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
 }
 
-/// Says something on a line; one that is full has been heard of already. Not send(3), at which a thread may
-/// be canceled.
+/// Sends a wake-up; a full socket has one pending already. Does not use send(3), which is a cancellation
+/// point.
 pub(crate) fn post(end: RawFd) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: a byte that is there, and no address.
@@ -90,7 +90,7 @@ pub(crate) fn post(end: RawFd) {
     };
 }
 
-/// Hears all that was said.
+/// Reads all pending wake-ups.
 pub(crate) fn hear(end: RawFd) {
     let mut byte = 0_u8;
     // SAFETY: room for a byte.
@@ -99,9 +99,9 @@ pub(crate) fn hear(end: RawFd) {
 
 static BYTE: u8 = 1;
 
-/// Sleeps while `word` holds `expected`, for `longest` at most; also ends on a signal. See futex(2).
+/// Sleeps while `word` holds `expected`, for `longest` at most. Also returns on a signal. See futex(2).
 ///
-/// Works on read-only shared mappings, whose waker is another process: hence not `FUTEX_PRIVATE_FLAG`.
+/// Usable on read-only shared mappings that another process wakes: hence without `FUTEX_PRIVATE_FLAG`.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, longest: Duration) {
     let timeout = timespec(longest);
     // SAFETY: the word stays mapped, since it is borrowed; the kernel only reads it and the timeout.
@@ -116,7 +116,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, longest: Duration) {
     }
 }
 
-/// Wakes everybody who waits on `word`.
+/// Wakes all threads that wait on `word`.
 pub(crate) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the address only names the queue to wake.
     unsafe {
@@ -131,7 +131,8 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// Waits until one of `descriptors` can be read or `longest` has passed; which can be. Without any: sleeps.
+/// Waits until one of `descriptors` is readable or `longest` has passed. Returns which are readable. Without
+/// any descriptor it sleeps.
 pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Option<Duration>) -> [bool; N] {
     let mut entries = descriptors.map(|fd| libc::pollfd {
         fd: fd.unwrap_or(-1),
@@ -150,7 +151,7 @@ pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Opt
     entries.map(|entry| ready > 0 && entry.revents != 0)
 }
 
-/// How often descriptors are looked at that cannot be polled.
+/// Longest sleep where descriptors cannot be polled.
 const UNPOLLED: Duration = Duration::from_millis(10);
 
 const MEMBARRIER_CMD_GLOBAL: c_int = 1;
@@ -167,10 +168,10 @@ pub(crate) fn register_barrier() {
     membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
 }
 
-/// Puts a full memory barrier into every thread of this process that runs.
+/// Executes a full memory barrier on every running thread of this process.
 ///
-/// Where membarrier(2) is refused (old kernels, seccomp), taking a page's write permission does it: the
-/// kernel must interrupt every processor that runs the process to drop the old translation.
+/// Where membarrier(2) is refused (old kernels, seccomp), a page's write permission is removed: the kernel
+/// must then interrupt every processor that runs the process to flush the translation.
 pub(crate) fn barrier() {
     if membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) || membarrier(MEMBARRIER_CMD_GLOBAL) {
         return;
@@ -183,7 +184,7 @@ pub(crate) fn barrier() {
     page.protect();
 }
 
-/// Says one line on standard error. Not `eprintln`, whose lock a forked child may find held.
+/// Writes one line to standard error. Not `eprintln`, whose lock may be held in a forked child.
 pub(crate) fn complain(line: &str) {
     let text = format!("gcgroup: {line}\n");
     // SAFETY: the text outlives the call.
@@ -207,8 +208,7 @@ pub(crate) fn stack_left() -> Option<usize> {
     is_known.then(|| here.checked_sub(lowest.addr())).flatten()
 }
 
-/// Starts a thread that nobody joins, with every signal blocked, since signals are for the program's own
-/// threads.
+/// Starts a detached thread with every signal blocked, since signals are for the program's own threads.
 pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     struct Start {
         name: &'static CStr,
@@ -253,17 +253,17 @@ pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(error))
 }
 
-/// Room for the driver's own frames, and for other libraries' thread-local data, which the C library puts
-/// there.
+/// Stack size, bytes: room for the driver's frames and for other libraries' thread-local data, which the C
+/// library places there.
 const STACK: usize = 512 * 1024;
 
-/// Has `child` run in every child that fork(3) makes.
+/// Registers `child` to run in every child that fork(3) makes.
 pub(crate) fn on_fork(child: unsafe extern "C" fn()) {
     // SAFETY: a function of a library that is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
-/// Has `handler` run when the program exits normally, before all that were registered earlier.
+/// Registers `handler` to run when the program exits normally, before all handlers registered earlier.
 pub(crate) fn on_exit(handler: extern "C" fn()) {
     // SAFETY: a function of a library that is never unloaded.
     unsafe { libc::atexit(handler) };
@@ -274,10 +274,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_thread_is_known_to_be_dead() {
+    fn ended_thread_is_not_alive() {
         assert!(is_thread_alive(gettid()));
         let gone = std::thread::spawn(gettid).join().unwrap();
-        // The kernel may take a moment longer over the thread than join does.
+        // The kernel may remove the thread slightly after join returns.
         while is_thread_alive(gone) {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! Every hooked function. To hook another, add a row; `rows` says how one is written.
+//! Table of the hooked functions. To hook another, add a row; `rows` describes the format.
 #![allow(clippy::missing_safety_doc, reason = "they are the driver's")]
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -19,7 +19,7 @@ use crate::swap::{self, query};
 use crate::symbols;
 
 hooks! {
-    // What the driver is asked for by name.
+    // Lookup of driver functions by name.
 
     fn cuGetProcAddress(
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
@@ -29,7 +29,7 @@ hooks! {
         symbol_found: *mut c_uint,
     ) @12000 => |next| symbols::get_proc_address(symbol, pfn, next);
 
-    // Contexts: which device a thread submits to, and what goes when they go.
+    // Contexts: which device a thread submits to, and resources that end with a context.
 
     fn cuInit(flags: c_uint) @2000 => |next| process::init(next);
     fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
@@ -69,7 +69,7 @@ hooks! {
     ) @12040 => |next| green::create(context, device, next);
     fn cuGreenCtxDestroy(context: CUgreenCtx) @12040 => |next| green::destroy(context, next);
 
-    // Streams: what a drain waits for.
+    // Streams that a drain waits for.
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| streams::create(stream, flags, next);
     fn cuStreamCreateWithPriority(
@@ -81,7 +81,7 @@ hooks! {
     fn cuStreamDestroy(stream: CUstream) @2000 => |next| streams::destroy(stream, next);
     fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| streams::destroy(stream, next);
 
-    // Captures: nothing that is submitted to them runs.
+    // Captures: submissions to a captured stream do not run.
 
     fn cuStreamBeginCapture [cuStreamBeginCapture_ptsz](
         stream: CUstream,
@@ -100,7 +100,7 @@ hooks! {
         stream: CUstream, graph: *mut CUgraph,
     ) @10000 => |next| capture::end(on(stream), next);
 
-    // Waiting: what was submitted has ended, and pools give memory back.
+    // Waits: submitted work has completed, and pools may shrink.
 
     fn cuCtxSynchronize() @2000 => |next| progress::synchronize(next);
     fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize_all(next);
@@ -125,7 +125,7 @@ hooks! {
     fn cuMemFree(address: CUdeviceptr_v1) @2000 => |next| linear::free(address, next);
     fn cuMemFree_v2(address: CUdeviceptr) @3020 => |next| linear::free(address, next);
 
-    // Other processes' memory: shown, charged to its owner.
+    // Memory of other processes: shown, charged to its owner.
 
     fn cuIpcOpenMemHandle(
         address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
@@ -154,7 +154,7 @@ hooks! {
     fn cuMemHostUnregister(address: *mut c_void) @4000 => |next| host::free(address, next);
     fn cuMemFreeHost(address: *mut c_void) @2000 => |next| host::free(address, next);
 
-    // Pools: charged by what they reserve.
+    // Pools: charged by their reserved bytes.
 
     fn cuMemAllocAsync [cuMemAllocAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, stream: CUstream,
@@ -177,7 +177,7 @@ hooks! {
         pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
     ) @11020 => |next| pool::change(pool, next);
 
-    // Graphs: what is in them, and memory of theirs, charged by what is reserved for it.
+    // Graphs: their nodes, and their memory, charged by reserved bytes.
 
     fn cuGraphAddMemAllocNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
@@ -218,7 +218,7 @@ hooks! {
     fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph::upload(exec, next);
     fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph::trim(device, next);
 
-    // Modules: which device a function is on, that a graph launches.
+    // Modules: the device of a function that a graph launches.
 
     fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| reach::load(module, next);
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| reach::load(module, next);
@@ -281,7 +281,7 @@ hooks! {
         list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream,
     ) @11010 => |next| sparse::map(list, count, on(stream), next);
 
-    // Memory that can be moved: what the program is told of it, and what keeps it where it is.
+    // Movable memory: pointer queries, and calls that pin it.
 
     fn cuMemGetAddressRange_v2(
         base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr,
@@ -299,7 +299,7 @@ hooks! {
         handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint, flags: c_ulonglong,
     ) @11070 => |next| swap::pin(address, next);
 
-    // Words that the GPU writes and waits for: in memory that can be moved, perhaps.
+    // Words that the GPU writes or waits for, possibly in movable memory.
 
     fn cuStreamWriteValue32 [cuStreamWriteValue32_ptsz](
         stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
@@ -353,7 +353,7 @@ hooks! {
     ) @5000 => |next| array::create_mipmapped(handle, mipmapped_array_desc, num_mipmap_levels, next);
     fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) @5000 => |next| array::destroy_mipmapped(mipmapped_array, next);
 
-    // The program is told of its limit, not of the card.
+    // Memory information: the program sees its limit instead of the device's size.
 
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) @2000 => |next| report::info(free, total, next);
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| report::info(free, total, next);
@@ -362,7 +362,7 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::memory::info(device, memory, next);
     fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::memory::info_v2(device, memory, next);
 
-    // Who is on a device: a limited process sees itself.
+    // Processes on a device: a limited process sees only itself.
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
@@ -629,7 +629,7 @@ hooks! {
         dst_device: CUdeviceptr, value: c_uchar, count: usize,
     ) @3020 => submit Copy;
 
-    // Managed memory on its way, data unpacked, and copies over a fabric.
+    // Prefetches of managed memory, decompression, and copies over a fabric.
 
     fn cuMemPrefetchAsync [cuMemPrefetchAsync_ptsz](
         address: CUdeviceptr, count: usize, to: CUdevice, stream: CUstream,

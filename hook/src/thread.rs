@@ -1,5 +1,5 @@
-//! What each thread has of ours: its slot, and whether a handler runs on it, which may not be cancelled in
-//! what it waits for.
+//! Per-thread state: the thread's slot, and whether a handler of the hook runs on it, which must not be
+//! cancelled while it waits.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::Relaxed};
 
 use gcgroup_abi::{Entrance, Local};
 
-/// Where a thread's [`Local`] lies from its thread pointer. Set once, before the first hooked call.
+/// Offset of a thread's [`Local`] from its thread pointer. Set once, before the first hooked call.
 pub(crate) static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
-/// The slot that threads start with; no thread's own, never counted.
+/// The slot that threads start with. It belongs to no thread and is never counted.
 static UNBOUND: AtomicPtr<Entrance> = AtomicPtr::new(null_mut());
 
-/// Takes over the preload library's part of each thread.
+/// Sets the location of the preload library's thread-local data.
 pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Entrance) {
     OFFSET.store(thread_offset, Relaxed);
     UNBOUND.store(unbound, Relaxed);
@@ -29,12 +29,12 @@ fn local() -> &'static Local {
         std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
     }
     let address = thread_pointer.wrapping_add_signed(OFFSET.load(Relaxed));
-    // SAFETY: the preload library's thread-local block, there for as long as the thread; shared by nobody
-    // else.
+    // SAFETY: the preload library's thread-local block, valid for the life of the thread and used by this
+    // thread only.
     unsafe { &*std::ptr::with_exposed_provenance::<Local>(address) }
 }
 
-/// Without the preload library, the test's own threads stand in.
+/// Thread-local data for tests, which run without the preload library.
 #[cfg(test)]
 fn local() -> &'static Local {
     thread_local! {
@@ -46,13 +46,13 @@ fn local() -> &'static Local {
         std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
     }
     let local = LOCAL.with(std::ptr::from_ref);
-    // In a program, as opposed to a library, the same in every thread.
+    // In an executable, unlike a library, the offset is the same in every thread.
     OFFSET.store(local.addr().wrapping_sub(thread_pointer).cast_signed(), Relaxed);
-    // SAFETY: there for as long as the thread, and of no use to another.
+    // SAFETY: valid for the life of the thread, and used by this thread only.
     unsafe { &*local }
 }
 
-/// The calling thread's slot: a real one, or [`unbound`].
+/// Returns the calling thread's slot, or [`unbound`].
 pub(crate) fn slot() -> *mut Entrance {
     local().slot.get()
 }
@@ -62,22 +62,22 @@ pub(crate) fn set_slot(slot: *mut Entrance) {
     local().slot.set(slot);
 }
 
-/// The slot that threads start with.
+/// Returns the slot that threads start with.
 pub(crate) fn unbound() -> *mut Entrance {
     UNBOUND.load(Relaxed)
 }
 
-/// Whether a handler runs on this thread; ends when dropped, so also by a panic.
+/// Marks that a handler runs on this thread. Cleared on drop, so also by a panic.
 pub(crate) struct Inside(&'static Cell<usize>);
 
-/// In the word that says where on the stack: the thread cannot be cancelled, until the handler ends.
+/// Flag in the word, beside the stack address: cancellation is disabled until the handler ends.
 const IS_HELD: usize = 1;
-/// And it could be, before.
+/// Flag in the word: cancellation was enabled before.
 const WAS_ENABLED: usize = 2;
 
 impl Inside {
-    /// `None` if one runs already: the word is where on the stack. One that runs no deeper than the caller
-    /// does not run any more: a signal's handler has left it by longjmp(3).
+    /// Enters a handler. Returns `None` if one runs already: the word holds its stack address. A handler that
+    /// is no deeper on the stack than the caller has been left by longjmp(3) from a signal handler.
     #[inline(always)]
     pub(crate) fn enter() -> Option<Self> {
         let here = 0_usize;
@@ -87,7 +87,7 @@ impl Inside {
         if here < before & !(IS_HELD | WAS_ENABLED) {
             return None;
         }
-        // Who was jumped out of has not put it back.
+        // A handler left by longjmp(3) has not restored the cancellation state.
         inside.set(here | before & (IS_HELD | WAS_ENABLED));
         Some(Self(inside))
     }
@@ -102,14 +102,13 @@ impl Drop for Inside {
     }
 }
 
-/// Whether a handler of ours runs on this thread.
+/// Returns whether a handler of the hook runs on this thread.
 pub(crate) fn is_inside() -> bool {
     local().inside.get() != 0
 }
 
-/// From here to the handler's end, pthread_cancel(3) does not end the thread. For a handler that sleeps, does
-/// input or output, or calls the driver for itself: what would unwind it cannot pass the frames that catch
-/// our panics.
+/// Disables pthread_cancel(3) until the handler ends. For a handler that sleeps, does I/O or calls the driver
+/// for itself: unwinding cannot pass the frames that catch the hook's panics.
 #[inline]
 pub(crate) fn hold() {
     let inside = &local().inside;
@@ -131,8 +130,8 @@ fn enable_again() {
     set_cancel_state(PTHREAD_CANCEL_ENABLE);
 }
 
-/// Runs `wait`, during which the thread has nothing of ours in its hands: calls from a signal's handler are
-/// like any other, and so are those of a program that has left the wait by longjmp(3).
+/// Runs `wait` as if no handler ran on the thread: calls from a signal handler are treated like any others,
+/// also those of a program that left the wait by longjmp(3).
 pub(crate) fn outside(wait: impl FnOnce()) {
     let inside = &local().inside;
     let before = inside.replace(0);
@@ -153,16 +152,16 @@ unsafe extern "C" {
 const PTHREAD_CANCEL_ENABLE: c_int = 0;
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-/// The state before.
+/// Sets the cancellation state and returns the previous one.
 fn set_cancel_state(state: c_int) -> c_int {
     let mut before = PTHREAD_CANCEL_ENABLE;
-    // SAFETY: a state that there is, and a place for the one before.
+    // SAFETY: a valid state, and room for the previous one.
     unsafe { pthread_setcancelstate(state, &raw mut before) };
     before
 }
 
-/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only
-/// after. For what runs outside of a handler.
+/// Runs `body`, which may sleep or do I/O, with pthread_cancel(3) deferred until it ends. For code outside
+/// handlers.
 pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
     struct State(c_int);
     impl Drop for State {
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_was_jumped_out_of_runs_no_more() {
+    fn handler_left_by_longjmp_counts_as_ended() {
         #[inline(never)]
         fn deeper() {
             let frame = [0_u8; 4096];
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_jumped_out_of_does_not_hold_up_the_next_from_the_same_place() {
+    fn left_handler_does_not_block_next_at_same_depth() {
         #[inline(never)]
         fn enter() -> bool {
             let entered = Inside::enter();
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn who_jumps_out_of_a_wait_may_be_canceled_as_before() {
+    fn longjmp_out_of_wait_keeps_cancellation() {
         for state in [PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DISABLE] {
             let before = set_cancel_state(state);
             let seen = guarded(|| {

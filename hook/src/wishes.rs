@@ -1,6 +1,5 @@
-//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`,
-//! `GCGROUP_SWAP`, `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the
-//! daemon decides.
+//! Settings requested by the environment: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`,
+//! `GCGROUP_SWAP`, `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. With a daemon, the daemon decides.
 
 use std::ffi::{OsStr, OsString};
 
@@ -13,12 +12,12 @@ use crate::sys;
 pub(crate) struct Wishes {
     pub(crate) socket: OsString,
     pub(crate) hello: Hello,
-    /// Refuse CUDA unless a daemon governs the process, in the group that it asks for.
+    /// Whether CUDA is refused unless a daemon governs the process in the requested group.
     pub(crate) required: bool,
 }
 
 impl Wishes {
-    /// Reads the environment. What cannot be understood is as if it were not set.
+    /// Reads the environment. Values that cannot be parsed are ignored.
     pub(crate) fn from_environment() -> Self {
         Self::from(sys::variable)
     }
@@ -27,7 +26,7 @@ impl Wishes {
         let text = |name| get(name).and_then(|value| value.into_string().ok());
         let is_set = |name| text(name).is_some_and(|value| value.trim() == "1");
         let priority = text("GCGROUP_PRIORITY").and_then(|value| value.trim().parse().ok());
-        // `1` means as much as there is.
+        // `1` means without a limit.
         let swap = text("GCGROUP_SWAP").and_then(|value| bytes(&value));
         let swap = swap.filter(|bytes| *bytes != 0);
         let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
@@ -53,13 +52,13 @@ impl Wishes {
     }
 }
 
-/// Bytes, as [`bytes`]; none if they cannot be understood.
+/// Parses a size like [`bytes`]; 0 if it cannot be parsed.
 pub(crate) fn size(text: &OsStr) -> u64 {
     text.to_str().and_then(bytes).unwrap_or(0)
 }
 
-/// A size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`), or
-/// `max`.
+/// Parses a size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`),
+/// or `max`. Returns bytes.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     if text == "max" {
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_memory_limit() {
+    fn size_syntax_matches_memory_limit() {
         for (text, want) in [
             ("4096", Some(4096)),
             (" 010\n", Some(10)),
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_not_wished_for() {
+    fn unparsable_value_is_ignored() {
         let wishes = Wishes::from(|name| match name {
             "GCGROUP_SOCKET" => None,
             "GCGROUP_GROUP" => Some("x".repeat(GroupName::LONGEST + 1).into()),
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_travel_in_the_hello() {
+    fn hello_carries_settings() {
         let wishes = Wishes::from(|name| match name {
             "GCGROUP_PRIORITY" => Some("3".into()),
             "GCGROUP_FREEZE" => Some("1".into()),

@@ -1,4 +1,4 @@
-//! The control block: the daemon's side.
+//! The control block: written by the daemon, read by the hook.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 #[cfg(not(loom))]
@@ -6,24 +6,26 @@ use core::mem::{offset_of, size_of};
 
 use crate::{MAGIC, MAX_DEVICES, VERSION};
 
-/// What a submission does at its gate. Zero passes without a look at anything else.
+/// State of a gate: what a submission does there. In state 0 a submission passes without reading anything
+/// else.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// Nothing asked: pass.
+    /// Submissions pass.
     Run = 0,
-    /// Pass, and let it be known that this process is busy.
+    /// Submissions pass, and the process publishes when it is busy.
     Track = 1,
-    /// Keep queued work within a window; wait when told.
+    /// Queued work is kept within the in-flight window; submissions wait for admission.
     Arbitrate = 2,
-    /// Drain, acknowledge, wait.
+    /// Submissions wait; queued work is drained and the drain is published.
     Frozen = 3,
-    /// Another's turn: wait, but no longer than `patience_usec`; then a batch goes through.
+    /// Another process has its turn: submissions wait for at most `patience_usec`, then one batch passes.
     Throttled = 4,
 }
 
 impl Gate {
-    /// An unknown word (a newer daemon's) holds nothing back: never stop a program on a guess.
+    /// Decodes a gate word. An unknown word (of a newer daemon) is [`Gate::Run`], so that no program is
+    /// stopped by mistake.
     #[must_use]
     pub fn from_word(word: u32) -> Self {
         match word {
@@ -36,13 +38,14 @@ impl Gate {
     }
 }
 
-/// In `wants_bell`: the daemon sleeps, and is to be told when work begins here (`busy_since` leaves zero).
+/// Flag in `wants_bell`: the daemon sleeps and wants to be rung when work starts (`busy_since` becomes
+/// nonzero).
 pub const BELL_AT_BEGIN: u32 = 1;
-/// In `wants_bell`: others wait for the device, and the end of the work here is to be told.
+/// Flag in `wants_bell`: other processes wait for the device, and the daemon wants to be rung when work ends.
 pub const BELL_AT_END: u32 = 2;
 
-/// One (process, device): a cache line for the submission path, a line for allocation, the rest for what is
-/// rare.
+/// Settings of one process on one device: one cache line for submissions, one for allocations, the rest for
+/// rare use.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ControlDevice {
@@ -50,122 +53,123 @@ pub struct ControlDevice {
     pub gate: AtomicU32,
     /// Counts the changes of `gate` to and from [`Gate::Frozen`].
     pub freeze_generation: AtomicU32,
-    /// `compute.priority` in force here.
+    /// Effective `compute.priority` on this device.
     pub priority: AtomicU32,
-    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`] or
+    /// Size of the in-flight window, microseconds, while the gate is [`Gate::Arbitrate`] or
     /// [`Gate::Throttled`].
     pub window_usec: AtomicU32,
     /// Longest wait, microseconds, while the gate is [`Gate::Throttled`].
     pub patience_usec: AtomicU32,
-    /// When the daemon wants the bell: [`BELL_AT_BEGIN`], [`BELL_AT_END`].
+    /// Events for which the daemon wants to be rung: [`BELL_AT_BEGIN`], [`BELL_AT_END`].
     pub wants_bell: AtomicU32,
-    /// Counts the writes of `memory.reclaim` here.
+    /// Counts the writes of `memory.reclaim` for this device.
     pub reclaim_generation: AtomicU32,
-    /// Not zero: all of those were asked for in the name of more important processes, and come back when
+    /// Nonzero: all pending requests were made for processes of higher priority; the memory returns when
     /// there is room.
     pub reclaim_is_lent: AtomicU32,
-    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with;
-    /// [`crate::NO_LIMIT`]: all there are.
+    /// Bytes to be swapped out, summed over all writes that the process has not handled; [`crate::NO_LIMIT`]:
+    /// everything.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
-    /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
+    /// The device's UUID in the driver's format (16 bytes, little-endian halves); 0: no device in this slot.
     pub uuid: [AtomicU64; 2],
-    /// Most bytes the process may have charged on this device.
+    /// Limit of the bytes charged by the process on this device.
     pub memory_limit: AtomicU64,
-    /// Bytes the device has; zero if unknown.
+    /// Memory of the device, bytes; 0 if unknown.
     pub memory_total: AtomicU64,
-    /// Bytes that the daemon measured the process to hold here beyond its ledger (contexts, modules).
+    /// Bytes that the process holds beyond its ledger (contexts, modules), as measured by the daemon.
     pub memory_overhead: AtomicU64,
     /// Counts the resets of `memory.peak` on this device.
     pub peak_generation: AtomicU32,
     reserved_word: AtomicU32,
-    /// GPU time charged to the process here, nanoseconds: what the daemon made of its and its neighbours'
-    /// `busy_nsec`.
+    /// GPU time charged to the process on this device, nanoseconds, computed by the daemon from the
+    /// `busy_nsec` of all its processes.
     pub usage_nsec: AtomicU64,
-    /// Most bytes of the process's memory here that may be swapped out.
+    /// Limit of the process's bytes on this device that may be swapped out.
     pub memory_swap_max: AtomicU64,
     /// The last `grant_request` of the usage block that has been answered; its thread waits on it with
     /// `FUTEX_WAIT`.
     pub grant_answer: AtomicU32,
-    /// The last one that was refused.
+    /// The last `grant_request` that was refused.
     pub grant_refused: AtomicU32,
-    /// The same of `pressure_request`: looked at, and nobody can make room.
+    /// The last `pressure_request` that was answered because no process can make room.
     pub pressure_answer: AtomicU32,
     pub pressure_refused: AtomicU32,
-    /// Least of the limits of the groups above, here and on all devices together, bytes; [`crate::NO_LIMIT`]:
-    /// none.
+    /// Smallest limit of the groups above, for this device and for all devices together, bytes;
+    /// [`crate::NO_LIMIT`]: none.
     pub group_limit: AtomicU64,
-    /// Bytes that those groups have left, besides what is granted; [`crate::NO_LIMIT`]: they have no limit.
+    /// Bytes that those groups have left beyond what they have granted; [`crate::NO_LIMIT`]: they have no
+    /// limit.
     pub group_room: AtomicU64,
     /// The last `swap_request` of the usage block that has been answered.
     pub swap_answer: AtomicU32,
-    /// The last one that was refused.
+    /// The last `swap_request` that was refused.
     pub swap_refused: AtomicU32,
-    /// The last one that was refused while others have been asked to let go what they keep: there may be room
-    /// in a moment.
+    /// The last `swap_request` that was refused while other processes have been asked to free pool memory:
+    /// there may be room soon.
     pub swap_recalled: AtomicU32,
-    /// Counts how often the process was asked to let go what it keeps (`swap_supply`), since others have no
-    /// room for it.
+    /// Counts the requests to free pool memory (`swap_supply`), because other processes have no room for
+    /// theirs.
     pub swap_recall: AtomicU32,
     reserved_groups: [AtomicU64; 10],
 }
 
-/// Written by the daemon, read by the hook.
+/// The control block of a process. Written by the daemon, read by the hook.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Control {
     magic: AtomicU64,
     version: AtomicU32,
-    /// Devices the daemon knows; they take the slots from zero. It may grow: then the helper is rung.
+    /// Number of devices that the daemon knows; they use the slots from 0. When it grows, the helper is rung.
     pub nr_devices: AtomicU32,
-    /// This registration's number; no two of one daemon share it.
+    /// Number of this registration, unique within one daemon.
     pub generation: AtomicU64,
-    /// Most bytes the process may have charged on all devices together.
+    /// Limit of the bytes charged by the process on all devices together.
     pub memory_limit: AtomicU64,
     /// Counts the resets of `memory.peak` of the process as a whole.
     pub peak_generation: AtomicU32,
-    /// Bumped each time somebody wants to know which submissions have ended.
+    /// Incremented for each request to update the number of completed kernels.
     pub progress_generation: AtomicU32,
-    /// After losing the daemon, held gates open when this many milliseconds have passed; all ones: never.
+    /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: AtomicU32,
     /// The process's pid as the daemon sees it.
     pub pid: AtomicU32,
-    /// Most bytes of the process's memory on all devices together that may be swapped out.
+    /// Limit of the process's bytes on all devices together that may be swapped out.
     pub memory_swap_max: AtomicU64,
-    /// Not zero: the daemon writes `swap_granted` of the usage block.
+    /// Nonzero: the daemon writes `swap_granted` of the usage block.
     pub grants_swap: AtomicU32,
-    /// Not zero: the daemon knows that threads may keep what they uncharge ([`crate::Stocks`]).
+    /// Nonzero: the daemon takes into account that threads keep uncharged bytes ([`crate::Stocks`]).
     pub knows_stocks: AtomicU32,
-    /// Bytes of the host's memory that other processes were about to take when claim `host_answer` was
-    /// answered; [`crate::NO_LIMIT`]: unknown.
+    /// Bytes of host memory that other processes had claimed when claim `host_answer` was answered;
+    /// [`crate::NO_LIMIT`]: unknown.
     pub host_claimed: AtomicU64,
     /// The last `host_request` of the usage block that has been answered.
     pub host_answer: AtomicU32,
-    /// Not zero: the daemon answers claims of the host's memory.
+    /// Nonzero: the daemon answers claims of host memory.
     pub answers_claims: AtomicU32,
     reserved: [AtomicU64; 22],
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
 impl Control {
-    /// Makes the block visible. Call once, after every other field has its first value.
+    /// Publishes the block. Call once, after every other field has its first value.
     pub fn publish(&self) {
         self.version.store(VERSION, Relaxed);
         self.magic.store(MAGIC, Release);
     }
 
-    /// Whether the block has been published, by a daemon that means the same by it.
+    /// Returns whether the block has been published with this version.
     pub fn is_understood(&self) -> bool {
         self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
     }
 
-    /// The version of a block, for the message that says it is not ours.
+    /// Returns the version of the block, for error messages.
     pub fn version(&self) -> u32 {
         self.version.load(Relaxed)
     }
 }
 
-// The layout is the contract: a change here is a change of VERSION. The atomics of a model have another.
+// The layout is the interface: a change requires a new VERSION. Under loom the atomics have other sizes.
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<ControlDevice>() == 256);

@@ -1,5 +1,6 @@
-//! The usage block: the process's side. The daemon clamps what it reads and never uses it as an index,
-//! a length or an address. It writes one word for each device, [`UsageDevice::memory_granted`].
+//! The usage block: written by the hook, read by the daemon. The daemon clamps what it reads and never uses
+//! it as an index, a length or an address. The daemon itself writes only the grants of each device,
+//! [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`].
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 #[cfg(not(loom))]
@@ -7,7 +8,7 @@ use core::mem::{offset_of, size_of};
 
 use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, VERSION};
 
-/// What charged memory is, as `memory.stat` names it. The value is the index into [`UsageDevice::kinds`].
+/// Kind of charged memory, as listed in `memory.stat`. The value is the index into [`UsageDevice::kinds`].
 #[repr(usize)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -24,7 +25,7 @@ pub enum Kind {
     Host,
     /// Bound to multicast objects: shown, charged where it was made.
     Multicast,
-    /// Made for a place that is newer than the library: shown, not charged.
+    /// Made at a location type newer than the library: shown, not charged.
     Unknown,
 }
 
@@ -45,7 +46,7 @@ impl Kind {
     ];
 }
 
-/// What a submission is; the index into the counters of entries and exits.
+/// Kind of a submission; the index into the entry and exit counters.
 #[repr(usize)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submission {
@@ -61,120 +62,121 @@ impl Submission {
     pub const COUNT: usize = 3;
 }
 
-/// One (process, device).
+/// Usage of one process on one device.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct UsageDevice {
-    /// Bytes charged now, with those that threads keep: without, it is [`Usage::memory_current`].
+    /// Bytes charged now, including the stocks of threads; for the bytes without stocks see
+    /// [`Usage::memory_current`].
     pub memory_current: AtomicU64,
     /// Highest `memory_current` since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
     pub peak_generation: AtomicU32,
-    /// The freeze generation for which everything submitted here has ended and nothing more will be.
+    /// The freeze generation for which all submitted work has completed and no more can be submitted.
     pub drained_generation: AtomicU32,
-    /// Bytes by [`Kind`], allocations and frees: what is not in the threads' own counts
+    /// Bytes by [`Kind`], allocations and frees, as far as they are not in the threads' own counters
     /// ([`Usage::allocations`]).
     pub kinds: [AtomicU64; 12],
     pub nr_alloc: AtomicU64,
     pub nr_free: AtomicU64,
-    /// Allocations that failed, refused by us or by the driver.
+    /// Allocations that failed, refused by the hook or by the driver.
     pub nr_alloc_fail: AtomicU64,
     /// Allocations that hit this device's limit (`memory.events`: max).
     pub nr_max: AtomicU64,
-    /// Allocations refused for it (`memory.events`: oom).
+    /// Allocations refused because of the limit (`memory.events`: oom).
     pub nr_oom: AtomicU64,
-    /// Kernels known to have ended.
+    /// Kernels known to have completed.
     pub nr_ended: AtomicU64,
-    /// Submissions that waited at a frozen gate, and for how long.
+    /// Number of submissions that waited at a frozen gate, and the time they waited, microseconds.
     pub nr_frozen: AtomicU64,
     pub frozen_usec: AtomicU64,
     /// Earlier hooks counted entries here.
     reserved_entered: [AtomicU64; Submission::COUNT],
-    /// Submissions of threads that found no slot, by [`Submission`] (read-modify-write).
+    /// Submissions of threads without a slot, by [`Submission`] (read-modify-write).
     pub shared_exited: [AtomicU64; Submission::COUNT],
-    /// Kernels in the graphs that were launched.
+    /// Kernels in launched graphs.
     pub graph_kernels: AtomicU64,
-    /// Calls under way in which the device may come to hold more than is charged, in the low half; in the
-    /// high half, how many have begun.
+    /// Low half: calls in progress after which the device may hold more than is charged. High half: number of
+    /// such calls ever started.
     pub unsettled: AtomicU64,
-    /// Bytes of host memory that is in no block's place: made for a move to come, or left by one a moment
-    /// ago.
+    /// Size of the swap pool: host memory that is in no block's place, bytes.
     pub swap_supply: AtomicU64,
-    /// Contexts the process has here.
+    /// Number of the process's contexts on this device.
     pub nr_contexts: AtomicU32,
-    /// Threads that wait at this gate.
+    /// Number of threads that wait at this gate.
     pub nr_waiting: AtomicU32,
-    /// Odd while `busy_since` and `busy_nsec` are being changed; they belong together.
+    /// Sequence lock of `busy_since` and `busy_nsec`: odd while they are being changed.
     pub busy_sequence: AtomicU32,
-    /// The driver's error (CUresult) that keeps the hook from learning whether what was submitted here before
-    /// the last freeze has ended; zero: none does, or an earlier hook, which does not say.
+    /// The driver's error (CUresult) that prevents the drain of the last freeze; 0: none, or an earlier hook
+    /// that does not report it.
     pub drain_error: AtomicU32,
-    /// When work was submitted that has not been seen to end, by `CLOCK_MONOTONIC`, nanoseconds; zero: there
-    /// is none. Kept while the gate is not [`Gate::Run`](crate::Gate::Run).
+    /// Time at which the oldest work not known to have completed was submitted, `CLOCK_MONOTONIC`,
+    /// nanoseconds; 0: there is none. Maintained while the gate is not [`Gate::Run`](crate::Gate::Run).
     pub busy_since: AtomicU64,
-    /// For how long there was work before `busy_since`, nanoseconds.
+    /// Total busy time before `busy_since`, nanoseconds.
     pub busy_nsec: AtomicU64,
     /// The last `usage_nsec` of a control block that was replaced.
     pub usage_nsec_before: AtomicU64,
-    /// Submissions that waited at a throttled gate or for a place in the window, and for how long.
+    /// Number of submissions that waited at a throttled gate or for admission, and the time they waited,
+    /// microseconds.
     pub nr_throttled: AtomicU64,
     pub throttled_usec: AtomicU64,
-    /// Batches that passed a throttled gate because `patience_usec` was over.
+    /// Batches that passed a throttled gate because `patience_usec` had passed.
     pub gate_timeouts: AtomicU64,
     /// Bytes of device allocations that are in host memory now.
     pub swap_current: AtomicU64,
-    /// Bytes ever moved out and in.
+    /// Total bytes moved out, and in.
     pub swap_out_bytes: AtomicU64,
     pub swap_in_bytes: AtomicU64,
     /// Blocks moved out and in, and moves that failed and left the block where it was.
     pub nr_swap_out: AtomicU64,
     pub nr_swap_in: AtomicU64,
     pub nr_swap_fail: AtomicU64,
-    /// Bytes charged here that swapping could move out.
+    /// Charged bytes that could be swapped out.
     pub swappable: AtomicU64,
-    /// The `reclaim_generation` that has been dealt with.
+    /// The last `reclaim_generation` that has been handled.
     pub reclaim_generation: AtomicU32,
     reserved_swap: AtomicU32,
-    /// The most that `memory_current` may be by the limits of the groups above, bytes;
-    /// [`NO_LIMIT`](crate::NO_LIMIT): they have none. The hook makes it `NO_LIMIT`; from then on the daemon
-    /// writes it. It is here, so that it outlives the daemon. What `memory_current` is charged by against it:
-    /// [`crate::try_charge_granted`].
+    /// Bound of `memory_current` granted by the groups above, bytes; [`NO_LIMIT`](crate::NO_LIMIT): they have
+    /// no limit. The hook initialises it to `NO_LIMIT`; afterwards the daemon writes it. It is in this block
+    /// so that it outlives the daemon. Charges against it are made by [`crate::try_charge_granted`].
     pub memory_granted: AtomicU64,
-    /// Bytes of the charge for which more is wanted. Means something while `grant_request` is not answered.
+    /// Bytes of the charge for which a larger grant is requested. Valid while `grant_request` is unanswered.
     pub grant_wanted: AtomicU64,
-    /// Counts the requests for more; the last one is answered when `grant_answer` of the control block is as
-    /// high.
+    /// Counts the requests for a larger grant; the last one is answered when `grant_answer` of the control
+    /// block has reached it.
     pub grant_request: AtomicU32,
-    /// The same for requests that others make room on the device.
+    /// Counts the requests that other processes make room on the device; answered by `pressure_answer`.
     pub pressure_request: AtomicU32,
-    /// Bytes that the driver lacked for what it refused for want of memory.
+    /// Bytes that were missing in an allocation refused by the driver for lack of memory.
     pub pressure_wanted: AtomicU64,
     /// The last `memory_overhead` of a control block that was replaced.
     pub memory_overhead_before: AtomicU64,
-    /// Bytes of host memory that the process has for swapping, or is about to make: `swap_current`,
-    /// `swap_supply`, and what a move to come needs. Kept where [`Usage::asks_to_swap`].
+    /// Bytes of host memory that the process has for swap or is about to make: `swap_current`, `swap_supply`
+    /// and the needs of the next move. Maintained where [`Usage::asks_to_swap`].
     pub swap_charged: AtomicU64,
-    /// The most that `swap_charged` may be by `memory.swap.max` of the groups above, as `memory_granted` is
+    /// Bound of `swap_charged` granted by `memory.swap.max` of the groups above, bytes, like `memory_granted`
     /// for `memory_current`.
     pub swap_granted: AtomicU64,
-    /// Bytes of the charge for which more of it is wanted, as `grant_wanted`.
+    /// Bytes of the charge for which a larger `swap_granted` is requested, like `grant_wanted`.
     pub swap_wanted: AtomicU64,
-    /// Counts the requests for more of it, as `grant_request`; answered by `swap_answer`.
+    /// Counts the requests for a larger `swap_granted`, like `grant_request`; answered by `swap_answer`.
     pub swap_request: AtomicU32,
     reserved_request: AtomicU32,
-    /// Nanoseconds that what has been submitted here takes, by what the like of it took; counted while the
-    /// gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate).
+    /// Estimated GPU time of all submissions, nanoseconds, by the measured cost of similar ones; counted
+    /// while the gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate).
     pub submitted_nsec: AtomicU64,
-    /// When all of it will have ended, if nobody else has the device, `CLOCK_MONOTONIC`, nanoseconds.
+    /// Estimated time at which all of them will have completed if no other process uses the device,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
     pub queued_until: AtomicU64,
-    /// Bytes of the allocations for which `pressure_wanted` is lacking; zero: a hook that does not say.
+    /// Size of the allocations that lack `pressure_wanted`, bytes; 0: a hook that does not report it.
     pub pressure_size: AtomicU64,
     reserved_grants: [AtomicU64; 4],
 }
 
 impl UsageDevice {
-    /// Whether the process says that it uses the device: that it has a context, work or waiting threads
-    /// there.
+    /// Returns whether the process reports that it uses the device: that it has a context, work or waiting
+    /// threads there.
     pub fn claims_use(&self) -> bool {
         self.busy_since.load(Acquire) != 0
             || self.nr_waiting.load(Relaxed) > 0
@@ -182,36 +184,37 @@ impl UsageDevice {
     }
 }
 
-/// One submitting thread on one device. Only that thread writes the counters, with plain adds; its `stock`,
-/// whoever closes it.
+/// Counters of one submitting thread on one device. Only that thread writes the counters, with plain
+/// additions; `stock` is also written by a thread that closes the stocks.
 ///
-/// Nothing here is an address: the gate and the entries are in the process's private part of the slot
-/// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over:
-/// they are the device's.
+/// It holds no address: the gate and the entry counters are in the process's private part of the slot
+/// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over,
+/// since they belong to the device.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Thread {
-    /// An earlier hook has an address here.
+    /// Earlier hooks stored an address here.
     reserved_gate: AtomicU64,
-    /// Bytes that the thread has uncharged and keeps. Means something unless [`Stocks`](crate::Stocks) are
-    /// closed: an earlier hook had the thread's id here.
+    /// Stock: uncharged bytes that the thread keeps. Valid unless [`Stocks`](crate::Stocks) are closed: an
+    /// earlier hook had the thread's id here.
     pub stock: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
-    /// By [`Submission`], one pair each: submissions begun at a gate that was not open, which the daemon
-    /// takes for evidence of work; submissions the driver has returned from.
+    /// One pair for each [`Submission`]: submissions started at a gate that was not open, which the daemon
+    /// takes as evidence of work; submissions from which the driver has returned.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
     /// Allocations and frees on the device `counted_device`.
     pub nr_alloc: AtomicU64,
     pub nr_free: AtomicU64,
-    /// Bytes there of the kinds that are allocated most ([`Self::kind`]), less those freed. Who frees what
-    /// another has allocated has less than nothing: the sum over threads is what counts, and wraps.
+    /// Allocated minus freed bytes on `counted_device` of the most frequent kinds ([`Self::kind`]). A thread
+    /// that frees another thread's block makes its own counter negative; only the wrapping sum over threads
+    /// is meaningful.
     kinds: [AtomicU64; 5],
-    /// The device that this thread's allocations are counted for. Another than `device` until it allocates
-    /// there.
+    /// The device for which this thread's allocations are counted. It differs from `device` until the thread
+    /// allocates there.
     pub counted_device: AtomicU32,
-    /// Odd while the thread is in a call in which that device may come to hold more than is charged: the
-    /// thread's own part of [`UsageDevice::unsettled`].
+    /// Odd while the thread is in a call after which that device may hold more than is charged: the thread's
+    /// part of [`UsageDevice::unsettled`].
     pub unsettled: AtomicU32,
 }
 
@@ -220,7 +223,8 @@ impl Thread {
         &self.submissions[what as usize][1]
     }
 
-    /// The thread's own count of a kind; `None` for those that are counted in [`UsageDevice::kinds`] alone.
+    /// Returns the thread's own counter of a kind; `None` for kinds that are counted in
+    /// [`UsageDevice::kinds`] only.
     pub const fn kind(&self, kind: Kind) -> Option<&AtomicU64> {
         let [linear, managed, vmm, array, host] = &self.kinds;
         match kind {
@@ -234,52 +238,53 @@ impl Thread {
     }
 }
 
-/// What the process counts of its memory on one device. Sums that wrap, of what several threads are changing:
-/// where nothing stands still they are about right.
+/// Memory counters of the process on one device: wrapping sums over threads, which are approximate while
+/// threads allocate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allocations {
     pub nr_alloc: u64,
     pub nr_free: u64,
     /// Bytes, in the order of [`Kind::ALL`].
     pub kinds: [u64; Kind::ALL.len()],
-    /// Moves with each thread's own `unsettled`.
+    /// Sum that changes with each thread's `unsettled`.
     pub nr_unsettled: u64,
-    /// Threads of which that is odd.
+    /// Number of threads whose `unsettled` is odd.
     pub unsettled_threads: u64,
 }
 
-/// Written by the hook, but for [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`]; read by
-/// the daemon.
+/// The usage block of a process. Written by the hook, except for [`UsageDevice::memory_granted`] and
+/// [`UsageDevice::swap_granted`]; read by the daemon.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Usage {
     magic: AtomicU64,
     version: AtomicU32,
-    /// Thread slots ever taken; those beyond are untouched.
+    /// Number of thread slots ever taken; those beyond are untouched.
     pub nr_threads: AtomicU32,
-    /// The process's own affair: bytes charged on other devices than the one that it charged first. What it
-    /// has on all together is the sum of [`UsageDevice::memory_current`].
+    /// Used by the process only: bytes charged on other devices than its home. The total is the sum of
+    /// [`UsageDevice::memory_current`].
     pub memory_elsewhere: AtomicU64,
-    /// The most that was ever charged on all devices together since the reset numbered `peak_generation`.
+    /// Highest total charge on all devices since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
     pub peak_generation: AtomicU32,
-    /// The `progress_generation` up to which `nr_ended` is known.
+    /// The `progress_generation` for which `nr_ended` is up to date.
     pub progress_generation: AtomicU32,
-    /// Allocations that hit the limit of the process as a whole, and those refused for it.
+    /// Number of allocations that hit the limit of the process as a whole, and of those refused because of
+    /// it.
     pub nr_max: AtomicU64,
     pub nr_oom: AtomicU64,
-    /// Look-ups of driver names that the hook's table does not know.
+    /// Look-ups of driver names that are not in the hook's table.
     pub nr_unknown_symbols: AtomicU64,
-    /// Not zero: the process's large allocations can be swapped out.
+    /// Nonzero: the process's large allocations can be swapped out.
     pub can_swap: AtomicU32,
-    /// Not zero: it keeps to [`UsageDevice::swap_granted`], and asks for more. Else `memory_swap_max` of the
-    /// control block has to say what the groups above leave it.
+    /// Nonzero: the process obeys [`UsageDevice::swap_granted`] and requests more. Otherwise
+    /// `memory_swap_max` of the control block must include what the groups above leave it.
     pub asks_to_swap: AtomicU32,
-    /// Whether threads keep what they uncharge: [`Stocks`](crate::Stocks).
+    /// State of the threads' stocks: [`Stocks`](crate::Stocks).
     pub stocks: AtomicU32,
     reserved_word: AtomicU32,
-    /// Bytes of the host's memory that the process is about to take for a block; zero: none. Set before
-    /// `host_request` is increased, and zero again when the memory is made or is not wanted any more.
+    /// Claim: bytes of host memory that the process is about to take for a block; 0: none. Set before
+    /// `host_request` is incremented, and reset to 0 when the memory is made or no longer wanted.
     pub host_claim: AtomicU64,
     /// Counts the claims. `host_answer` of the control block answers the last one.
     pub host_request: AtomicU32,
@@ -290,19 +295,19 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Makes the block visible. Call once, when the block is zero otherwise.
+    /// Publishes the block. Call once, while the block is otherwise zero.
     pub fn publish(&self) {
         self.version.store(VERSION, Relaxed);
         self.magic.store(MAGIC, Release);
     }
 
-    /// Whether the block has been published, by a hook that means the same by it.
+    /// Returns whether the block has been published with this version.
     pub fn is_understood(&self) -> bool {
         self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
     }
 
-    /// Submissions of one sort on one device that the driver has taken: the sum over threads.
-    /// Wraps rather than overflows, since the counts are the process's word.
+    /// Returns the number of submissions of one kind on one device that the driver has accepted, summed over
+    /// threads. Wraps instead of overflowing, since the counters are written by the process.
     pub fn submitted(&self, device: usize, what: Submission) -> u64 {
         let shared = self
             .devices
@@ -315,8 +320,8 @@ impl Usage {
             })
     }
 
-    /// A number that changes with each submission on one device: when the driver has taken it, and also when
-    /// it begins, if its gate is not open then. Zero if there has been none.
+    /// Returns a number that changes with each submission to one device: when the driver has accepted it, and
+    /// also when it starts at a gate that is not open. 0 if there has been none.
     pub fn progress(&self, device: usize) -> u64 {
         let shared = self.devices.get(device).map(|device| &device.shared_exited);
         let shared = shared.into_iter().flatten();
@@ -329,7 +334,7 @@ impl Usage {
             .fold(0, |sum: u64, count| sum.wrapping_add(count.load(Relaxed)))
     }
 
-    /// What is counted of the memory on one device: the device's own counts, and those of all threads.
+    /// Returns the memory counters of one device: its own plus those of all threads.
     pub fn allocations(&self, device: usize) -> Allocations {
         let mut sums = Allocations::default();
         let Some(shared) = self.devices.get(device) else {
@@ -355,7 +360,7 @@ impl Usage {
         sums
     }
 
-    /// Kernels submitted to one device: launched by themselves, or in graphs.
+    /// Returns the number of kernels submitted to one device, launched singly or in graphs.
     pub fn kernels(&self, device: usize) -> u64 {
         let in_graphs = self
             .devices
@@ -364,13 +369,13 @@ impl Usage {
         self.submitted(device, Submission::Kernel).wrapping_add(in_graphs)
     }
 
-    /// The slots that were ever taken.
+    /// Returns the thread slots that have ever been taken.
     pub fn used_threads(&self) -> impl Iterator<Item = &Thread> {
         self.threads.iter().take(self.nr_threads.load(Acquire) as usize)
     }
 }
 
-// The layout is the contract: a change here is a change of VERSION. The atomics of a model have another.
+// The layout is the interface: a change requires a new VERSION. Under loom the atomics have other sizes.
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<UsageDevice>() == 512);

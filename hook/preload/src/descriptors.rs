@@ -1,5 +1,4 @@
-//! Room for one more descriptor, in a program that has used up its own: to load the hook, a file must be
-//! opened.
+//! A free descriptor for loading the hook, in a program that has used up its own.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -8,7 +7,7 @@ use crate::objects;
 const O_PATH: c_int = 0o10_000_000;
 const O_CLOEXEC: c_int = 0o2_000_000;
 const RLIMIT_NOFILE: c_int = 7;
-/// By how many numbers the soft limit is raised.
+/// Amount by which the soft limit is raised.
 const EXTRA: u64 = 16;
 
 /// `struct rlimit`.
@@ -24,12 +23,12 @@ type Close = unsafe extern "C" fn(c_int) -> c_int;
 type GetLimit = unsafe extern "C" fn(c_int, *mut Limit) -> c_int;
 type SetLimit = unsafe extern "C" fn(c_int, *const Limit) -> c_int;
 
-/// The C library's function of that name.
+/// Returns the C library's function with that name.
 fn of_c(name: &CStr) -> Option<*mut c_void> {
     objects::c_library(name.as_ptr())
 }
 
-/// Whether the program may open another file.
+/// Returns whether the program may open another file.
 pub(crate) fn is_any_free() -> bool {
     let (Some(open), Some(close)) = (of_c(c"open"), of_c(c"close")) else {
         return true;
@@ -41,15 +40,15 @@ pub(crate) fn is_any_free() -> bool {
             core::mem::transmute::<*mut c_void, Close>(close),
         )
     };
-    // SAFETY: a C string; and a descriptor that was just opened, and is nobody else's.
+    // SAFETY: a C string; and a descriptor that was just opened and is not owned elsewhere.
     unsafe {
         let fd = open(c"/".as_ptr(), O_PATH | O_CLOEXEC);
         fd >= 0 && close(fd) == 0
     }
 }
 
-/// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is higher meanwhile,
-/// as far as the hard one allows.
+/// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is raised meanwhile,
+/// as far as the hard limit allows.
 pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     if is_any_free() {
         return open();
@@ -61,7 +60,7 @@ pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     });
     set_limit(raised);
     let opened = open();
-    // Unless the program has set one of its own.
+    // Not restored if the program has set a limit of its own meanwhile.
     if limit() == raised {
         set_limit(before);
     }

@@ -1,6 +1,6 @@
-//! Symbols of loaded objects, by the tables the dynamic linker itself uses.
+//! Symbols of loaded objects, read from the tables that the dynamic linker uses.
 //!
-//! Knows no name. Reads only what the loader has mapped and keeps mapped while `dl_iterate_phdr` runs.
+//! Reads only what the loader has mapped and keeps mapped while `dl_iterate_phdr` runs.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -53,7 +53,7 @@ const DT_VERSYM: i64 = 0x6fff_fff0;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const STT_TLS: u8 = 6;
 const STT_GNU_IFUNC: u8 = 10;
-/// In a symbol's version: not the one that an unversioned look-up finds.
+/// Flag in a symbol's version: not found by unversioned look-ups.
 const VERSYM_HIDDEN: u16 = 0x8000;
 
 type Iterate = unsafe extern "C" fn(
@@ -61,19 +61,19 @@ type Iterate = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// One loaded object, while it is being visited.
+/// A loaded object, valid while it is being visited.
 pub(crate) struct Object {
     info: *const Info,
 }
 
-/// Visits the loaded objects in the order they were loaded until `visit` says `true`.
+/// Visits the loaded objects in load order until `visit` returns `true`.
 pub(crate) fn visit_objects<F: FnMut(&Object) -> bool>(mut visit: F) {
     unsafe extern "C" fn each<F: FnMut(&Object) -> bool>(
         info: *const Info,
         _: usize,
         visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: the closure passed below, which nobody else uses meanwhile.
+        // SAFETY: the closure passed below, which is not used elsewhere meanwhile.
         let visit = unsafe { &mut *visit.cast::<F>() };
         visit(&Object { info }).into()
     }
@@ -102,12 +102,12 @@ impl Object {
         unsafe { core::slice::from_raw_parts(info.headers, info.nr_headers.into()) }
     }
 
-    /// The file it was loaded from, as the loader names it.
+    /// Returns the file that the object was loaded from, as the loader names it.
     pub(crate) fn file(&self) -> *const c_char {
         self.info().name
     }
 
-    /// Whether `address` is in memory that the object was loaded to.
+    /// Returns whether `address` is in memory of the object.
     pub(crate) fn contains(&self, address: usize) -> bool {
         let base = self.info().base;
         self.headers().iter().any(|header| {
@@ -116,13 +116,13 @@ impl Object {
         })
     }
 
-    /// Where the object defines `name`.
+    /// Returns the address of the object's definition of `name`.
     pub(crate) fn find(&self, name: *const c_char) -> Option<*mut c_void> {
         Tables::of(self)?.find(name)
     }
 }
 
-/// What of an object's dynamic section a look-up needs.
+/// The parts of an object's dynamic section that a look-up needs.
 struct Tables {
     base: usize,
     strings: *const c_char,
@@ -152,7 +152,7 @@ impl Tables {
             }
             entry = entry.wrapping_add(1);
         }
-        // Some C libraries have made the addresses absolute (glibc, mostly), others have not (musl).
+        // Some C libraries (usually glibc) have made the addresses absolute, others (musl) have not.
         let place = |value: usize| match value {
             0 => 0,
             absolute if absolute >= base => absolute,
@@ -185,7 +185,7 @@ impl Tables {
         Some(choose())
     }
 
-    /// Whether symbol `index` is a definition of `name` that look-ups without a version may find.
+    /// Returns whether symbol `index` defines `name` and can be found by look-ups without a version.
     fn is_definition(&self, index: usize, name: *const c_char) -> bool {
         // SAFETY: as in `find`.
         let symbol = unsafe { &*self.symbols.wrapping_add(index) };
@@ -259,7 +259,7 @@ fn at<T>(address: usize) -> *const T {
     core::ptr::with_exposed_provenance(address)
 }
 
-/// The bytes of a C string, without the zero.
+/// Returns the bytes of a C string, without the terminator.
 pub(crate) fn bytes(text: *const c_char) -> impl Iterator<Item = u8> {
     (0..)
         .map(move |index| {

@@ -1,6 +1,7 @@
-//! Loading `libgcgroup_hook.so`, once, from this library's own directory.
+//! Loads `libgcgroup_hook.so`, once, from this library's own directory.
 //!
-//! Takes no lock: this may run inside the dynamic linker's. Threads that come at the same time do the same.
+//! Takes no lock, because this may run inside the dynamic linker's lock. Concurrent threads do the same work
+//! with the same result.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -22,18 +23,19 @@ type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type Dlerror = unsafe extern "C" fn() -> *mut c_char;
 type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
 
-/// What the hook gave for answering look-ups. Null: not loaded yet; all ones: it cannot be.
+/// The hook's look-up function. Null: not loaded yet; all ones: cannot be loaded.
 static RESOLVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// The path of the hook. Not on the stack, which may be a thread's of 16 KiB. Several threads may fill it in
-/// at a time, all with the same.
+/// The path of the hook. Not on the stack, which may have only 16 KiB. Several threads may fill it
+/// concurrently, all with the same bytes.
 static PATH: [AtomicU8; LONGEST_PATH] = [const { AtomicU8::new(0) }; LONGEST_PATH];
 
-/// A [`Bridge`], in a form that several threads may fill in at a time, all with the same.
+/// A [`Bridge`], in a form that several threads may fill concurrently, all with the same values.
 static BRIDGE: [AtomicUsize; size_of::<Bridge>() / 8] =
     [const { AtomicUsize::new(0) }; size_of::<Bridge>() / 8];
 
-/// The hook's function in place of the driver's at `found`; anything else, or without a hook, as it is.
+/// Returns the hook's function in place of the driver's at `found`; for other names or without a hook,
+/// `found`.
 pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void {
     match resolve() {
         // SAFETY: a C string and what a look-up of it found.
@@ -42,8 +44,8 @@ pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void
     }
 }
 
-/// Whether it is settled what [`substitute`] gives. It is not while the program has no descriptor to load the
-/// hook by.
+/// Returns whether the answers of [`substitute`] are final. They are not while the program has no descriptor
+/// for loading the hook.
 pub(crate) fn is_settled() -> bool {
     !RESOLVE.load(Acquire).is_null()
 }
@@ -62,7 +64,7 @@ fn resolve() -> Option<Resolve> {
     if resolve == unusable {
         return None;
     }
-    // SAFETY: what the hook's start has given.
+    // SAFETY: the function that the hook's start returned.
     Some(unsafe { core::mem::transmute::<*mut c_void, Resolve>(resolve) })
 }
 
@@ -72,7 +74,7 @@ fn load() -> Option<Resolve> {
     let bridge = fill_bridge(dlsym, dlopen);
     // SAFETY: the C library's function of this name.
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
-    // SAFETY: likewise.
+    // SAFETY: the C library's function of this name.
     let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen) };
     let start = with_path(|path| {
         // SAFETY: a C string.
@@ -115,7 +117,8 @@ fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
     BRIDGE.as_ptr().cast()
 }
 
-/// Takes back what a failed call of ours left for the program's next `dlerror`.
+/// Clears the error of a failed call by this library, which the program's next `dlerror` would otherwise
+/// report.
 fn forget_error() {
     if let Some(address) = objects::c_library(c"dlerror".as_ptr()) {
         // SAFETY: the C library's function of this name.
@@ -125,13 +128,14 @@ fn forget_error() {
     }
 }
 
-/// Calls `with` with the path of the hook: beside this library. Null if that cannot be told.
+/// Calls `with` with the path of the hook, which is in this library's directory. Returns null if that is
+/// unknown.
 fn with_path(with: impl FnOnce(*const c_char) -> *mut c_void) -> *mut c_void {
     let is_there = objects::this(|object| {
         let bytes = || elf::bytes(object.file());
         let slash = bytes().enumerate().filter(|(_, byte)| *byte == b'/').last();
         let Some((slash, _)) = slash else { return false };
-        // Only what every thread stores: another may be at the call below.
+        // Only bytes that every thread stores: another may be at the call below.
         let wanted = bytes().take(slash + 1).chain(FILE.iter().copied());
         if slash + 1 + FILE.len() > PATH.len() {
             return false;

@@ -1,16 +1,16 @@
-//! `libgcgroup.so`: preloaded into every process, and inert until one asks for a symbol of the NVIDIA driver.
+//! `libgcgroup.so`: preloaded into every process, and inert until one looks up a symbol of the NVIDIA driver.
 //!
-//! It stands before the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and loads
-//! `libgcgroup_hook.so` from its own directory when one of those is wanted. It needs no library, runs nothing
-//! at the start, allocates nothing and says nothing: it may be in a shell, in a setuid program, under another
-//! C library.
+//! It shadows the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and loads
+//! `libgcgroup_hook.so` from its own directory when one of those is looked up. It needs no library, runs no
+//! code at start, allocates nothing and prints nothing, because it may be in a shell, in a setuid program, or
+//! beside another C library.
 //!
-//! Knows no function of the driver but by name, and no signature at all.
+//! It knows driver functions by name only, without signatures.
 //!
-//! Made by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for
+//! Built by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for
 //! its panics.
 #![cfg_attr(panic = "abort", no_std)]
-// There is no library to take memcpy(3) from, so no loop may be made a call of it.
+// Without a library that provides memcpy(3), no loop may be compiled to a call of it.
 #![cfg_attr(panic = "abort", no_builtins)]
 
 #[cfg(target_arch = "x86_64")]
@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use arch::Verdict;
 
-/// What `RTLD_DEFAULT` and `RTLD_NEXT` are in glibc and musl alike.
+/// Values of `RTLD_DEFAULT` and `RTLD_NEXT` in both glibc and musl.
 const RTLD_DEFAULT: usize = 0;
 const RTLD_NEXT: usize = usize::MAX;
 
@@ -38,8 +38,8 @@ const NVML_ERROR_LIBRARY_NOT_FOUND: c_int = 12;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// A function that we stand before: the C library's, or that of another library that stands before it too.
-/// Null: not there, or not yet; libraries come later, so it is asked again.
+/// A shadowed function: the C library's, or that of another library that shadows it too. Null: not found so
+/// far; it is looked up again, since libraries may be loaded later.
 struct Shadowed(AtomicPtr<c_void>);
 
 static DLSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
@@ -51,7 +51,7 @@ impl Shadowed {
         if !known.is_null() {
             return known;
         }
-        // musl lists itself before us.
+        // musl lists itself before this library.
         let found = objects::next_definition(name).or_else(|| objects::definition_elsewhere(name));
         let found = found.unwrap_or(null_mut());
         self.0.store(found, Relaxed);
@@ -121,7 +121,7 @@ fn verdict(
         },
         RTLD_NEXT => match objects::definition_after(caller, name) {
             Some(found) if objects::is_ours(found) => answer(ours(name, found)),
-            // Between us and the driver there may be another that stands before it: to it, we are the driver.
+            // Another library may shadow the driver's functions too: to it, this library is the driver.
             Some(found) => match hook::substitute(name, found) {
                 substitute if substitute != found => answer(substitute),
                 _ => jump,
@@ -136,8 +136,8 @@ fn verdict(
     }
 }
 
-/// A look-up has found `stub`, of our own: the answer, if there is a driver behind it. We must not make one
-/// seem to be there.
+/// Answers a look-up that found `stub`, which is in this library: returns it only if there is a driver, since
+/// programs must not see one where there is none.
 fn ours(name: *const c_char, stub: *mut c_void) -> *mut c_void {
     if objects::next_definition(name).is_some() {
         return stub;
@@ -147,12 +147,12 @@ fn ours(name: *const c_char, stub: *mut c_void) -> *mut c_void {
     };
     // SAFETY: the C library's function of this name.
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
-    // Null, with the error that the C library has for it: what comes after us, who are the caller, has no
-    // such symbol. SAFETY: the program's own string.
+    // Returns null with the C library's error: no object after this one, which is the caller, has the symbol.
+    // SAFETY: the program's own string.
     unsafe { dlsym(without_provenance_mut(RTLD_NEXT), name) }
 }
 
-/// Where the stub of the name with this index leads; kept in `to` once there is a driver.
+/// Returns the destination of the stub with this index; stored in `to` once there is a driver.
 unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *mut c_void {
     let name = names::name(index as usize);
     let Some(found) = objects::next_definition(name) else {
@@ -171,7 +171,7 @@ unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *m
     destination
 }
 
-/// Stands in for any function of a driver that is not there: the calling convention lets it ignore its
+/// Replaces any driver function while there is no driver. The calling convention allows it to ignore its
 /// arguments.
 extern "C" fn no_cuda() -> c_int {
     CUDA_ERROR_NO_DEVICE

@@ -1,18 +1,18 @@
-//! The names of the table, as `build.rs` has collected them, and an exported stub for each.
+//! The names of the table, collected by `build.rs`, and an exported stub for each.
 
 use core::cmp::Ordering;
 use core::ffi::c_char;
 
 include!(concat!(env!("OUT_DIR"), "/names.rs"));
 
-/// The name with this index.
+/// Returns the name with this index.
 pub(crate) fn name(index: usize) -> *const c_char {
     let start = STARTS.get(index).copied().unwrap_or(0);
     NAMES.as_ptr().wrapping_add(start.into()).cast()
 }
 
-/// Whether the table has exactly this name. Nearly every name that is ever looked up is not the driver's, and
-/// two letters tell.
+/// Returns whether the table has exactly this name. Nearly all names looked up are not the driver's, which
+/// the first two letters show.
 pub(crate) fn contains(wanted: *const c_char) -> bool {
     let mut letters = crate::elf::bytes(wanted);
     matches!(

@@ -1,13 +1,13 @@
-//! Who defines a symbol: this library, the C library, whoever comes next.
+//! Search for the definitions of a symbol in the loaded objects.
 //!
-//! Objects are in the order they were loaded, which for those of the program's start is the order in which
-//! symbols are searched. What is opened later comes last.
+//! Objects are visited in load order. For those loaded at program start this is the symbol search order;
+//! objects opened later come last.
 
 use core::ffi::{c_char, c_void};
 
 use crate::elf::{Object, visit_objects};
 
-/// Any address in this library.
+/// Returns an address in this library.
 fn here() -> usize {
     crate::arch::unbound().addr()
 }
@@ -16,7 +16,7 @@ fn is_this(object: &Object) -> bool {
     object.contains(here())
 }
 
-/// Visits the objects until `find` gives something.
+/// Visits the objects until `find` returns a value.
 fn first<T>(mut find: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     let mut found = None;
     visit_objects(|object| {
@@ -38,17 +38,17 @@ pub(crate) fn this<T>(find: impl FnOnce(&Object) -> T) -> Option<T> {
     })
 }
 
-/// The definition that comes first of all.
+/// Returns the first definition.
 pub(crate) fn definition(name: *const c_char) -> Option<*mut c_void> {
     first(|object| object.find(name))
 }
 
-/// The first definition in another object than this.
+/// Returns the first definition in another object.
 pub(crate) fn definition_elsewhere(name: *const c_char) -> Option<*mut c_void> {
     first(|object| if is_this(object) { None } else { object.find(name) })
 }
 
-/// The first definition in an object loaded after the one that `address` lies in.
+/// Returns the first definition in an object loaded after the one that contains `address`.
 pub(crate) fn definition_after(address: usize, name: *const c_char) -> Option<*mut c_void> {
     let mut is_past = false;
     first(|object| {
@@ -60,19 +60,19 @@ pub(crate) fn definition_after(address: usize, name: *const c_char) -> Option<*m
     })
 }
 
-/// The definition that this library shadows.
+/// Returns the definition that this library shadows.
 pub(crate) fn next_definition(name: *const c_char) -> Option<*mut c_void> {
     definition_after(here(), name)
 }
 
-/// The C library's definition of a function of its dynamic linker, whoever else stands before that. `dlinfo`
-/// tells the C library: in glibc it has always been beside `dlsym`, in musl too, and nobody has a reason to
-/// stand before it.
+/// Returns the C library's definition of a function of its dynamic linker, even if another library shadows
+/// it. The C library is found by `dlinfo`, which in glibc and musl is in the same object as `dlsym` and which
+/// no library has a reason to shadow.
 pub(crate) fn c_library(name: *const c_char) -> Option<*mut c_void> {
     first(|object| object.find(c"dlinfo".as_ptr()).and_then(|_| object.find(name)))
 }
 
-/// Whether `address` lies in this library.
+/// Returns whether `address` lies in this library.
 pub(crate) fn is_ours(address: *mut c_void) -> bool {
     this(|object| object.contains(address.addr())) == Some(true)
 }

@@ -1,4 +1,4 @@
-//! Everything that is assembly, for x86-64 and the System V calling convention.
+//! Assembly for x86-64 and the System V calling convention.
 //!
 //! No function of the table takes floating-point arguments, so the argument registers are the six integer
 //! ones.
@@ -6,9 +6,9 @@
 use core::arch::{global_asm, naked_asm};
 use core::ffi::c_void;
 
-// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all, with
-// a gate that is closed, so that a thread's first submission asks the hook for a slot of its own. By
-// relocation rather than at run time, since nothing runs at the start of a thread.
+// Initial thread-local data (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all threads,
+// with a closed gate, so that a thread's first submission asks the hook for its own slot. Set by relocation,
+// since no code runs at the start of a thread.
 global_asm!(
     ".pushsection .data.gcgroup_unbound, \"aw\", @progbits",
     ".hidden gcgroup_unbound",
@@ -37,7 +37,7 @@ global_asm!(
     local = const size_of::<gcgroup_abi::Local>(),
 );
 
-/// Where a thread's `Local` lies from its thread pointer.
+/// Returns the offset of a thread's `Local` from its thread pointer.
 #[unsafe(naked)]
 pub(crate) extern "C" fn thread_offset() -> isize {
     naked_asm!(
@@ -48,7 +48,7 @@ pub(crate) extern "C" fn thread_offset() -> isize {
     )
 }
 
-/// The slot that threads begin with.
+/// Returns the slot that threads start with.
 #[unsafe(naked)]
 pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Entrance {
     naked_asm!(
@@ -59,7 +59,8 @@ pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Entrance {
     )
 }
 
-/// The C library's `dl_iterate_phdr`, or null: a reference that is weak never keeps a program from starting.
+/// Returns the C library's `dl_iterate_phdr`, or null: a weak reference never prevents a program from
+/// starting.
 #[unsafe(naked)]
 pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
     naked_asm!(
@@ -71,17 +72,17 @@ pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
     )
 }
 
-/// What to do with a look-up.
+/// Result of a look-up.
 #[repr(C)]
 pub(crate) struct Verdict {
-    /// The answer, or where to go.
+    /// The answer, or the function to jump to.
     pub(crate) address: *mut c_void,
-    /// Not zero: go there, with the arguments as they came and the caller's return address on top of the
-    /// stack, by which the C library knows whom `RTLD_NEXT` and `RTLD_DEFAULT` are meant for.
+    /// Nonzero: jump to `address`, with the original arguments and the caller's return address on top of the
+    /// stack, by which the C library knows for which object `RTLD_NEXT` and `RTLD_DEFAULT` are meant.
     pub(crate) is_jump: usize,
 }
 
-/// Asks `$verdict` with the arguments and then, in `$caller`, the return address.
+/// Calls `$verdict` with the arguments and the return address (`$caller`).
 macro_rules! look_up {
     ($name:ident, $caller:literal, $verdict:path) => {
         #[unsafe(no_mangle)]
@@ -115,8 +116,8 @@ macro_rules! look_up {
 look_up!(dlsym, "rdx", crate::dlsym_verdict);
 look_up!(dlvsym, "rcx", crate::dlvsym_verdict);
 
-/// An exported symbol of the driver: a jump through a pointer, which leads to `resolve` until that has
-/// changed it.
+/// Defines an exported driver symbol: a jump through a pointer, which leads to `resolve` until that has
+/// replaced it.
 macro_rules! stub {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]
@@ -144,7 +145,7 @@ macro_rules! stub {
 
 pub(crate) use stub;
 
-/// The first call of a stub: asks for the address, with all arguments kept, and goes there.
+/// Handles the first call of a stub: gets the address, with all arguments kept, and jumps there.
 #[unsafe(naked)]
 pub(crate) extern "C" fn resolve() {
     naked_asm!(

@@ -1,4 +1,4 @@
-//! The program's contexts: which there are, on which devices, and what goes with one that goes.
+//! The program's contexts, their devices, and the resources that end with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -17,12 +17,12 @@ use crate::process::Process;
 #[derive(Debug)]
 pub(crate) struct Contexts {
     list: Mutex<Vec<Arc<Context>>>,
-    /// Counts contexts that went: a handle seen before may be another's now.
+    /// Counts destroyed contexts, because their handles may be reused.
     epoch: AtomicU32,
-    /// Whether they are on several devices.
+    /// Whether the program has contexts on several devices.
     are_on_several: AtomicBool,
     next_id: AtomicU32,
-    /// Handles of primary contexts, by device.
+    /// Handles of primary contexts, indexed by device.
     primaries: [AtomicUsize; MAX_DEVICES],
     pub(crate) captures: Captures,
 }
@@ -43,7 +43,7 @@ impl Contexts {
         self.epoch.load(Acquire)
     }
 
-    /// The context of that handle, entered if it is new.
+    /// Returns the context with that handle, adding it if it is new.
     pub(crate) fn known(&self, process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
         let (context, is_new) = self.found(handle, local);
         if is_new {
@@ -52,7 +52,7 @@ impl Contexts {
         context
     }
 
-    /// Publishes how many contexts there are on each device; the daemon hears of the first and the last.
+    /// Publishes the number of contexts on each device, and rings the daemon for the first and the last.
     pub(crate) fn tell(&self, process: &Process) {
         let mut counts = [0_u32; MAX_DEVICES];
         {
@@ -74,7 +74,7 @@ impl Contexts {
         }
     }
 
-    /// The context of that handle, and whether it is new.
+    /// Returns the context with that handle, and whether it is new.
     fn found(&self, handle: CUcontext, local: LocalDevice) -> (Arc<Context>, bool) {
         self.found_or(handle, |number, id| Context::new(number, id, local))
     }
@@ -91,13 +91,13 @@ impl Contexts {
         (context, true)
     }
 
-    /// What calls take for a green context of that name, entered.
+    /// Adds and returns the context with `handle` that stands for a green context in calls.
     pub(super) fn enter_part(&self, handle: CUcontext, base: &Arc<Context>, green: CUgreenCtx) {
         let green = green.0.expose_provenance();
         self.found_or(handle, |number, id| Context::new_part(number, id, base, green));
     }
 
-    /// What calls take for that green context.
+    /// Returns the context that stands for a green context in calls.
     pub(super) fn green(&self, green: CUgreenCtx) -> Option<Arc<Context>> {
         let list = self.list.lock();
         list.iter()
@@ -105,7 +105,7 @@ impl Contexts {
             .cloned()
     }
 
-    /// The context and those that are parts of it.
+    /// Returns the context and its parts (green contexts).
     pub(crate) fn family(&self, context: &Arc<Context>) -> Vec<Arc<Context>> {
         let list = self.list.lock();
         let is_of_it =
@@ -121,7 +121,7 @@ impl Contexts {
             .cloned()
     }
 
-    /// The context of that number, if it is still there.
+    /// Returns the context with that number, if it still exists.
     pub(crate) fn numbered(&self, id: u32) -> Option<Arc<Context>> {
         self.list
             .lock()
@@ -130,12 +130,12 @@ impl Contexts {
             .cloned()
     }
 
-    /// Where the handle of the device's primary context is kept.
+    /// Returns where the handle of the device's primary context is stored.
     pub(crate) fn primary(&self, local: LocalDevice) -> Option<&AtomicUsize> {
         self.primaries.get(usize::from(local.number()))
     }
 
-    /// Every context on the devices that `wanted` names.
+    /// Returns all contexts on the devices that `wanted` selects.
     pub(crate) fn on(&self, wanted: impl Fn(LocalDevice) -> bool) -> Vec<Arc<Context>> {
         self.list
             .lock()
@@ -145,7 +145,7 @@ impl Contexts {
             .collect()
     }
 
-    /// The context of a stream.
+    /// Returns the context of a stream.
     pub(crate) fn holder(&self, stream: CUstream) -> Option<Arc<Context>> {
         self.list
             .lock()
@@ -154,13 +154,13 @@ impl Contexts {
             .cloned()
     }
 
-    /// Whether the program has contexts on several devices.
+    /// Returns whether the program has contexts on several devices.
     pub(super) fn are_on_several(&self) -> bool {
         self.are_on_several.load(Relaxed)
     }
 
-    /// The device of a stream that the program made, where it has contexts on several devices: elsewhere
-    /// there is no need to wait for whoever marks one of them.
+    /// Returns the device of a stream that the program made, if it has contexts on several devices. Otherwise
+    /// returns `None`, so that no lock held by a marking thread is waited for.
     pub(crate) fn device_of(&self, stream: CUstream) -> Option<LocalDevice> {
         if stream.0.addr() <= PER_THREAD || !self.are_on_several() {
             return None;
@@ -168,7 +168,7 @@ impl Contexts {
         Some(self.holder(stream)?.local)
     }
 
-    /// The context is no more, and with it all it owned.
+    /// Removes a destroyed context and everything that it owned.
     pub(crate) fn remove(&self, process: &Process, context: &Arc<Context>) {
         for gone in self.family(context) {
             for stream in gone.end() {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_one_until_it_goes_and_another_after() {
+    fn reused_context_handle_is_new_context() {
         let process = Process::of_test(NO_LIMIT);
         let contexts = &process.contexts;
         let local = LocalDevice::of(0).unwrap();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_streams_device_is_told_where_there_are_several() {
+    fn stream_device_is_known_with_several_devices() {
         let process = Process::of_test(NO_LIMIT);
         let contexts = &process.contexts;
         let stream = |number: usize| CUstream(std::ptr::without_provenance_mut(number));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_holds_up_nobody_and_what_is_leaving_does() {
+    fn only_leaving_context_delays_markers() {
         let process = Process::of_test(NO_LIMIT);
         let context = process
             .contexts

@@ -1,10 +1,11 @@
-//! A frozen device is drained when nothing is submitted to it any more and all that was has ended.
+//! Drain: a frozen device is drained when nothing is submitted to it any more and all submitted work has
+//! completed.
 //!
-//! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is said to
-//! be drained only for the freeze during which all of this held, one after the other: the gate is frozen;
-//! every thread has passed a memory barrier since, and so sees it; no capture is under way, and none can
-//! begin; no thread is inside a submission, on this device or since before that on another; marks set after
-//! that, on every context and stream, have passed.
+//! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is reported
+//! as drained only for the freeze during which all of this held, in this order: the gate is frozen; every
+//! thread has passed a memory barrier since, and so sees it; no capture is in progress, and none can begin;
+//! no thread is inside a submission to this device, or inside an older one to another; markers set after that
+//! on every context and stream have passed.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -19,17 +20,17 @@ use crate::cuda::CUerror;
 use crate::process::Process;
 use crate::{driver, helper, sys};
 
-/// The helper looks again this soon at first, then less and less often.
+/// First interval between checks; it grows.
 const SOON: Duration = Duration::from_micros(20);
 const SELDOM: Duration = Duration::from_millis(1);
-/// Looks in vain after which the driver's error is reported, if there is one: about 60 ms.
+/// Number of failed checks after which the driver's error is reported, if there is one: about 60 ms.
 const STUCK: u32 = 64;
 
 #[derive(Debug)]
 enum Phase {
-    /// Nothing is asked, or what was asked is done.
+    /// No freeze, or already drained.
     Rest,
-    /// Waiting for threads to come out, and for what was submitted.
+    /// Waiting for threads to leave submissions and for submitted work.
     Draining(Quiet),
 }
 
@@ -37,7 +38,7 @@ enum Phase {
 struct Device {
     generation: u32,
     phase: Phase,
-    /// Looks in vain since the freeze was taken up.
+    /// Failed checks since the freeze began.
     looks: u32,
 }
 
@@ -45,7 +46,7 @@ struct Device {
 pub(crate) struct Drain {
     devices: Vec<Device>,
     pause: Duration,
-    /// Whether the program has several devices, once the driver was asked.
+    /// Whether the program has several devices; `None` until the driver was asked.
     are_several: Option<bool>,
 }
 
@@ -65,7 +66,7 @@ impl Drain {
         }
     }
 
-    /// Goes on as far as it gets without waiting.
+    /// Advances all drains as far as possible without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let mut step = Step::default();
         self.watch(process);
@@ -89,7 +90,7 @@ impl Drain {
         step
     }
 
-    /// Has submissions looked at that may concern a frozen device though another is current.
+    /// Sends submissions through the slow path while they may concern a frozen device that is not current.
     fn watch(&mut self, process: &Process) {
         let is_any_frozen = elsewhere::is_any_frozen(process);
         if is_any_frozen && self.are_several.is_none() {
@@ -101,13 +102,13 @@ impl Drain {
         let is_wanted =
             || is_any_frozen && are_several || process.holds.is_any() || process.contexts.captures.is_any();
         process.slots.watch(process, is_wanted());
-        // Somebody may have begun to hold or to capture in between.
+        // A hold or capture may have begun in between.
         if is_wanted() {
             process.slots.watch(process, true);
         }
     }
 
-    /// Takes up freezes and drops what was thawed; whether a freeze was taken up.
+    /// Starts drains for new freezes and drops those of thawed devices. Returns whether one was started.
     fn follow(&mut self, process: &Process) -> bool {
         let mut has_begun = false;
         for ((device, control), usage) in self
@@ -143,7 +144,7 @@ impl Device {
         }
     }
 
-    /// Whether the device has become drained, or why it does not has changed.
+    /// Advances one drain. Returns whether the device has become drained, or the reported error has changed.
     fn advance(&mut self, process: &Process, index: usize) -> bool {
         let Phase::Draining(quiet) = &mut self.phase else {
             return false;
@@ -157,7 +158,7 @@ impl Device {
         self.publish(process, index)
     }
 
-    /// Says so, unless it was thawed meanwhile.
+    /// Publishes that the device is drained, unless it was thawed meanwhile.
     fn publish(&self, process: &Process, index: usize) -> bool {
         let (Some(control), Some(usage)) = (
             process.control().devices.get(index),
@@ -170,8 +171,8 @@ impl Device {
     }
 }
 
-/// Publishes which error of the driver keeps the device from being known as drained, or that none does any
-/// more; whether that has changed.
+/// Publishes the driver's error that prevents the drain, or that there is none any more. Returns whether it
+/// has changed.
 fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool {
     let Some(usage) = process.usage().devices.get(index) else {
         return false;
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_submitted_nothing_is_drained_at_once() {
+    fn process_without_submissions_is_drained_at_once() {
         let (process, control) = governed();
         let mut drain = Drain::new();
         assert_eq!(drain.step(process), Step::default());
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_inside_a_submission_is_waited_for() {
+    fn drain_waits_for_thread_inside_submission() {
         let (process, control) = governed();
         let slot = process
             .slots
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thaw_ends_it_and_the_next_freeze_begins_anew() {
+    fn thaw_ends_drain_and_next_freeze_starts_again() {
         let (process, control) = governed();
         let slot = process
             .slots

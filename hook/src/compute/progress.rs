@@ -1,9 +1,9 @@
-//! How many kernels have ended, for whoever reads `gcgroup.stat`.
+//! The number of completed kernels, for readers of `gcgroup.stat`.
 //!
-//! Only marks can tell, and marks cost: one on the legacy stream lines the context's blocking streams up. So
-//! they are set when somebody asks, and every few milliseconds for a while after as long as something is
-//! submitted, never for each launch. Kernels that were queued before anybody asked are known to have ended
-//! only all at once.
+//! Only markers can tell, and they have a cost: one on the legacy stream orders the context's blocking
+//! streams. So markers are set when the count is requested, and every 4 ms for 500 ms afterwards while work
+//! is submitted, never for each launch. Kernels that were queued before the request are known to have
+//! completed only all at once.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -18,16 +18,16 @@ use crate::helper;
 use crate::interpose::Next;
 use crate::process::{self, Process};
 
-/// Between two rounds of marks, and the longest between two looks at them.
+/// Interval between two rounds of markers, and the longest interval between two polls.
 const INTERVAL: Duration = Duration::from_millis(4);
-/// How soon marks are looked at first.
+/// Delay of the first poll.
 const SOON: Duration = Duration::from_micros(100);
-/// How long after somebody asked the count is kept up.
+/// How long the count is kept up to date after a request.
 const LINGER: Duration = Duration::from_millis(500);
-/// Rounds under way at most; where more is queued than they span, the count lags.
+/// Most pending rounds; if more work is queued than they span, the count lags.
 const MOST_ROUNDS: usize = 256;
 
-/// Marks that are waited for: per device, with how many kernels had been submitted before.
+/// One round of markers: pending markers for each device, with the number of kernels submitted before them.
 #[derive(Debug, Default)]
 struct Round {
     generation: u32,
@@ -36,12 +36,12 @@ struct Round {
 
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// When somebody last asked; `None` once it is answered and nobody has asked for a while.
+    /// Time of the last request; `None` once it is answered and [`LINGER`] has passed.
     asked: Option<Instant>,
     generation: u32,
-    /// In the order they were set.
+    /// Pending rounds, oldest first.
     rounds: VecDeque<Round>,
-    /// When the last was set.
+    /// When the last round was started.
     begun: Option<Instant>,
     pause: Duration,
 }
@@ -57,7 +57,7 @@ impl Progress {
         }
     }
 
-    /// Goes on as far as it gets without waiting.
+    /// Advances all rounds as far as possible without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let generation = process.control().progress_generation.load(Acquire);
         let is_new = generation != self.generation;
@@ -78,7 +78,7 @@ impl Progress {
         self.begin(process, is_new);
         let has_news = self.look(process);
         if self.rounds.is_empty() && has_news && self.generation == generation && !is_any_pending(process) {
-            // Idle: who asks next is answered anew.
+            // Idle: the next request starts a new round.
             self.asked = None;
             return Step { wake: None, has_news };
         }
@@ -89,7 +89,7 @@ impl Progress {
         }
     }
 
-    /// Sets marks, if somebody has just asked or the last ones are old, and there is anything to mark.
+    /// Starts a round if there is a new request or the last round is old, and there is anything to mark.
     fn begin(&mut self, process: &Process, is_new: bool) {
         let is_due = is_new || self.begun.is_none_or(|begun| begun.elapsed() >= INTERVAL);
         if !is_due || self.rounds.len() >= MOST_ROUNDS {
@@ -101,7 +101,7 @@ impl Progress {
         }
     }
 
-    /// Sees which rounds are over; whether any is.
+    /// Polls the rounds. Returns whether any has completed.
     fn look(&mut self, process: &Process) -> bool {
         let mut has_news = false;
         while let Some(round) = self.rounds.front_mut() {
@@ -124,7 +124,7 @@ impl Progress {
 }
 
 impl Round {
-    /// Marks every device on which something is pending; `None` if that cannot be done now.
+    /// Sets markers on every device with pending work; `None` if that is not possible now.
     fn begin(process: &Process, generation: u32) -> Option<Self> {
         process.slots.fold(process);
         let mut round = Self {
@@ -160,8 +160,8 @@ impl Round {
         true
     }
 
-    /// Asks about every mark; publishes each device's count when its marks have passed. `Lost` if any mark is
-    /// lost.
+    /// Polls every marker and publishes a device's count when its markers have passed. `Lost` if any marker
+    /// is lost.
     fn ask(&mut self, process: &Process) -> Passed {
         let mut is_lost = false;
         helper::in_driver(|| {
@@ -189,7 +189,7 @@ impl Round {
     }
 }
 
-/// How many kernels were submitted there, if any is not known to have ended.
+/// Returns the number of kernels submitted to a device, if any is not known to have completed.
 fn pending(process: &Process, index: usize) -> Option<u64> {
     let submitted = process.usage().kernels(index);
     let ended = process.usage().devices.get(index)?.nr_ended.load(Relaxed);
@@ -206,15 +206,15 @@ fn ended(process: &Process, index: usize, count: u64) {
     }
 }
 
-/// `cuCtxSynchronize`: if the process has no other context on the device, but for green ones that are parts
-/// of this one, what was submitted has ended.
+/// Handles `cuCtxSynchronize`: if the process has no other context on the device, except green contexts that
+/// are parts of this one, all submitted work has completed.
 pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
     let before = process.slots.current(process).map(|bound| {
         process.slots.fold(process);
-        // Who waits for a green context waits for nothing else.
+        // A wait for a green context waits for nothing else.
         let waits_for = if bound.owner() == bound.context() {
             bound.owner()
         } else {
@@ -244,13 +244,13 @@ mod tests {
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
-    fn who_asks_is_answered_once_and_then_left_alone() {
+    fn request_is_answered_once() {
         let process = Process::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
         process.adopt(&file);
         let mut progress = Progress::new();
-        assert_eq!(progress.step(process), Step::default(), "nobody asked");
+        assert_eq!(progress.step(process), Step::default(), "no request");
         let slot = process
             .slots
             .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);

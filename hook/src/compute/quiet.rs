@@ -1,7 +1,7 @@
-//! Waiting, in steps that do not wait, until a device, or all of them, have nothing of this process's to do.
+//! Waits, in steps that do not block, until a device or all devices have completed this process's work.
 //!
-//! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was
-//! closed.
+//! Must be started when no thread can submit any more: all threads have passed a memory barrier since the
+//! gate was closed.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::process::Process;
 
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
-    /// Of those who were inside submissions, on whatever device, when nobody captured any more, who is yet.
+    /// Threads that are still inside a submission, on any device; `None` until captures have ended.
     inside: Option<Vec<Inside>>,
-    /// Marks that have not passed; `None` until no thread is inside.
+    /// Pending markers; `None` until no thread is inside.
     marks: Option<Vec<Mark>>,
 }
 
 impl Quiet {
-    /// Whether all of it has ended.
+    /// Advances the wait. Returns whether all work has completed.
     pub(crate) fn step(&mut self, process: &Process, scope: Scope) -> bool {
         if self.marks.is_none() && self.are_outside(process, scope) {
             self.marks = set_marks(process, scope);
@@ -31,14 +31,15 @@ impl Quiet {
         };
         let passed = helper::in_driver(|| ask_all(marks));
         if passed == Some(Passed::Lost) {
-            // They are set anew.
+            // Lost markers are set again.
             self.marks.take().into_iter().flatten().for_each(Mark::abandon);
         }
         passed == Some(Passed::Yes)
     }
 
     fn are_outside(&mut self, process: &Process, scope: Scope) -> bool {
-        // In this order: a thread that passed the gate because it captures is inside until it has submitted.
+        // The order matters: a thread that passed the gate because it captures is inside until it has
+        // submitted.
         if process.contexts.captures.is_any() {
             self.inside = None;
             return false;
@@ -48,20 +49,20 @@ impl Quiet {
         inside.is_empty() && !process.slots.is_any_inside(process, scope)
     }
 
-    /// Gives up.
+    /// Releases all markers.
     pub(crate) fn abandon(self) {
         self.marks.into_iter().flatten().for_each(Mark::abandon);
     }
 }
 
-/// Returns the driver's error that keeps a mark on what is waited for from being set or from being looked at.
+/// Returns the driver's error that prevents a needed marker from being set or polled.
 pub(super) fn fault(process: &Process, scope: Scope) -> Option<CUerror> {
     contexts(process, scope)
         .iter()
         .find_map(|context| context.fault())
 }
 
-/// The contexts in which work for the scope may have been submitted.
+/// Returns the contexts in which work for the scope may have been submitted.
 fn contexts(process: &Process, scope: Scope) -> Vec<Arc<Context>> {
     let is_meant = |local| scope.has(process.devices.index(local));
     process
@@ -69,7 +70,7 @@ fn contexts(process: &Process, scope: Scope) -> Vec<Arc<Context>> {
         .on(|local| is_meant(local) || process.reach.is_feeder(local, is_meant))
 }
 
-/// `None` if that cannot be done now.
+/// Sets markers for the scope; `None` if that is not possible now.
 fn set_marks(process: &Process, scope: Scope) -> Option<Vec<Mark>> {
     let contexts = contexts(process, scope);
     let mut marks = Vec::new();

@@ -1,12 +1,12 @@
-//! Which slot a thread counts its submissions in: one for each (thread, device), in the usage block while
-//! there is room.
+//! Assignment of slots to threads: a thread counts its submissions to a device in a slot of the usage block
+//! while there is room.
 //!
-//! What others read of a slot is in the usage block (`Thread`); what leads a submission into the driver is in
-//! memory of the process alone (`Entrance`), where no other process can change it.
+//! The part of a slot that others read is in the usage block (`Thread`); the part that leads a submission
+//! into the driver is in memory private to the process (`Entrance`), where no other process can change it.
 //!
-//! A slot belongs to the thread whose id it carries until that thread is gone. Threads beyond the block's
-//! room get a slot of the heap, whose gate is always closed, so that each of their submissions passes
-//! `gate::admit`, which adds its counts to the device's shared ones.
+//! A slot belongs to the thread whose id it carries until that thread has ended. Threads beyond the block's
+//! room get a slot on the heap. Its gate is always closed, so each of their submissions passes `gate::admit`,
+//! which adds their counts to the device's shared ones.
 
 use std::io;
 use std::marker::PhantomData;
@@ -34,15 +34,15 @@ mod tests;
 
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// [`MAX_THREADS`] of [`Entrance`], all zeroes at first: a page that no thread needs is never made.
+    /// [`MAX_THREADS`] of [`Entrance`], initially zero; untouched pages take no memory.
     entrances: Mapping,
-    /// On the heap from the first: 96 KiB are more than some threads' stacks have.
+    /// Made on the heap, because 96 KiB exceed the stack of some threads.
     sides: Box<[Side; MAX_THREADS]>,
-    /// Slots of the block that were ever taken. The block has a copy, by which nothing is decided here.
+    /// Number of slots of the block that have ever been taken. The block has a copy, which is not read here.
     nr_used: AtomicU32,
-    /// Held by who takes a slot; also keeps the heap slots.
+    /// Held while a slot is taken. Holds the heap slots.
     extras: Mutex<Vec<&'static Extra>>,
-    /// Whether no submission may pass without a look at where it goes.
+    /// Whether every submission must take the slow path, which examines its destination.
     are_watched: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ impl Slots {
         })
     }
 
-    /// Those of the block's slots.
+    /// Returns the entrances of the block's slots.
     #[inline]
     fn entrances(&self) -> &[Entrance; MAX_THREADS] {
         // SAFETY: a page-aligned mapping of that size, which lives as long as `self`; atomics alone, which
@@ -66,10 +66,10 @@ impl Slots {
         unsafe { &*self.entrances.address().cast() }
     }
 
-    /// The number of the calling thread's slot, if that is one of the block.
+    /// Returns the number of the calling thread's slot, if it is in the block.
     #[inline]
     fn number(&self) -> Option<usize> {
-        // No other slot than those of the block has its entrance among them.
+        // Only slots of the block have their entrance in this mapping.
         let offset = thread::slot()
             .addr()
             .wrapping_sub(self.entrances.address().addr());
@@ -77,7 +77,7 @@ impl Slots {
         (number < MAX_THREADS).then_some(number)
     }
 
-    /// What others read of the calling thread's slot, if that is one of the block.
+    /// Returns the shared part of the calling thread's slot, if it is in the block.
     #[inline]
     fn own<'a>(&self, usage: &'a Usage) -> Option<&'a Thread> {
         usage.threads.get(self.number()?)
@@ -87,12 +87,12 @@ impl Slots {
         self.are_watched.load(Relaxed)
     }
 
-    /// Has every submission pass by the cold path from here on, or no longer.
+    /// Sends every submission through the slow path, or ends that.
     pub(super) fn watch(&self, process: &Process, is_wanted: bool) {
         if self.are_watched() == is_wanted {
             return;
         }
-        // Who takes a slot holds this lock, and so sees the word or is seen below.
+        // A thread that takes a slot holds this lock, so it sees the word or its slot is seen below.
         let _extras = self.extras.lock();
         self.are_watched.store(is_wanted, Relaxed);
         self.in_block(process)
@@ -100,7 +100,7 @@ impl Slots {
             .for_each(|bound| point(process, bound, bound.index()));
     }
 
-    /// Who is inside submissions, on whatever device.
+    /// Returns the threads inside submissions to any device.
     pub(super) fn inside(&self, process: &Process) -> Vec<Inside> {
         let extras = self.extras.lock();
         self.in_block(process)
@@ -109,7 +109,7 @@ impl Slots {
             .collect()
     }
 
-    /// Keeps of those the ones who are inside yet.
+    /// Drops the threads that have left their submission from `inside`.
     pub(super) fn retain_inside(&self, process: &Process, inside: &mut Vec<Inside>) {
         let extras = self.extras.lock();
         inside.retain(|one| {
@@ -119,26 +119,28 @@ impl Slots {
         });
     }
 
-    /// What the calling thread has uncharged and keeps, if it has a slot of the block.
+    /// Returns the stock of the calling thread, if it has a slot of the block.
     #[inline]
     pub(crate) fn stock<'a>(&self, usage: &'a Usage) -> Option<Stock<'a>> {
         Some(Stock::of(self.own(usage)?))
     }
 
-    /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
+    /// Returns where the calling thread counts its allocations on a device; `None` means in the device's own
+    /// counters.
     #[inline]
     pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
         Counts::of(usage, self.own(usage)?, index)
     }
 
-    /// Where the calling thread keeps the pool that it has used last, if it has a slot of the block.
+    /// Returns where the calling thread caches the pool that it used last, if it has a slot of the block.
     #[inline]
     pub(crate) fn kept<'a>(&'a self, process: &'a Process) -> Option<Own<'a, Kept>> {
         let bound = self.in_block_now(process)?;
         Some(Own(&bound.side.kept, PhantomData))
     }
 
-    /// Where the calling thread allocates; `None` if it has no current context.
+    /// Returns the device and context in which the calling thread allocates; `None` without a current
+    /// context.
     #[inline]
     pub(crate) fn place(&self, process: &Process) -> Option<Place> {
         match self.in_block_now(process) {
@@ -147,14 +149,14 @@ impl Slots {
         }
     }
 
-    /// In one word, so that what is hardly ever called does not have the place lie in memory.
+    /// Returned in one word, so that the rare call does not force the place into memory.
     #[cold]
     #[inline(never)]
     fn place_elsewhere(&self, process: &Process) -> Option<u64> {
         Some(Place::of(self.bind(process)?)?.packed())
     }
 
-    /// The calling thread's slot, if it is one of the block.
+    /// Returns the calling thread's slot, if it is in the block.
     #[inline]
     fn in_block_now<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         self.numbered(process.usage(), self.number()?)
@@ -170,13 +172,13 @@ impl Slots {
         })
     }
 
-    /// The calling thread's slot, if it has one on its current device.
+    /// Returns the calling thread's slot, if it has one on its current device.
     #[inline]
     pub(crate) fn current<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         self.in_block_now(process).or_else(|| self.current_extra())
     }
 
-    /// The calling thread's slot, if it has one of the heap.
+    /// Returns the calling thread's slot, if it is on the heap.
     #[cold]
     #[inline(never)]
     fn current_extra<'a>(&self) -> Option<Bound<'a>> {
@@ -184,25 +186,25 @@ impl Slots {
         if slot == thread::unbound() || slot.is_null() {
             return None;
         }
-        // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one
-        // of our own, which are never freed.
+        // SAFETY: a slot that is neither the unbound one nor in the block is the first field of an `Extra`,
+        // which is never freed.
         let extra: &'static Extra = unsafe { &*slot.cast::<Extra>() };
         Some(extra.bound())
     }
 
-    /// The calling thread's slot, found or taken; `None` if it has no current context.
+    /// Returns the calling thread's slot, taking one if needed; `None` without a current context.
     #[inline]
     pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         self.current(process).or_else(|| self.bind_anew(process))
     }
 
-    /// The same for a submission to that stream, which needs no current context if it is none of the default
-    /// ones (CUDA Driver API, `cuLaunchKernel`): without one the thread counts where the stream is.
+    /// Returns the slot for a submission to `stream`. Only default streams need a current context (CUDA
+    /// Driver API, `cuLaunchKernel`): without one, the thread counts on the stream's device.
     pub(super) fn bind_on<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
         self.bind(process).or_else(|| self.bind_to(process, stream))
     }
 
-    /// The thread stays unbound, so that its next submission comes here again.
+    /// Returns a slot without binding the thread to it, so that its next submission takes this path again.
     #[cold]
     #[inline(never)]
     fn bind_to<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
@@ -224,7 +226,7 @@ impl Slots {
         self.rebind(process, current_context()?)
     }
 
-    /// The calling thread's context may have become another: from here on it counts where it should.
+    /// Moves the calling thread to the slot of its current device, because its context may have changed.
     pub(crate) fn moved(&self, process: &Process) {
         let Some(context) = current_context() else {
             return thread::set_slot(thread::unbound());
@@ -248,7 +250,7 @@ impl Slots {
         let is_new = process.contexts.find(context).is_none();
         let known = process.contexts.known(process, context, local);
         if is_new {
-            // The daemon has something to measure.
+            // The daemon has a new context to measure.
             process.ring();
         }
         let bound = self.take(process, sys::gettid(), local, index);
@@ -260,12 +262,13 @@ impl Slots {
         Some(bound)
     }
 
-    /// The slot of that thread on that device.
+    /// Returns the slot of a thread on a device, taking one if needed.
     fn take<'a>(&'a self, process: &'a Process, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
         let is_own = |bound: &Bound<'_>| {
             bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
         };
-        // A slot with our id was taken by us, or left by a namesake who is gone: nobody else touches it.
+        // A slot with this thread's id was taken by it, or by an ended thread with the same id: no other
+        // thread touches it.
         if let Some(own) = self.in_block(process).find(is_own) {
             return own;
         }
@@ -296,7 +299,8 @@ impl Slots {
         (0..used).filter_map(move |number| self.numbered(usage, number))
     }
 
-    /// A slot of the block whose thread is gone; best one whose counts may stay, being the same device's.
+    /// Returns a slot of the block whose thread has ended, preferably one of the same device, whose counts
+    /// may stay.
     fn free<'a>(&'a self, process: &'a Process, index: usize) -> Option<Bound<'a>> {
         let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
         self.in_block(process)
@@ -304,13 +308,13 @@ impl Slots {
             .or_else(|| self.in_block(process).find(is_free))
     }
 
-    /// A slot of the block that nobody ever had.
+    /// Returns a slot of the block that has never been used.
     fn fresh<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         let usage = process.usage();
         let used = self.nr_used.load(Relaxed);
         let bound = self.numbered(usage, used as usize)?;
         bound.lead();
-        // Taken before anybody can see it: a slot that is not free yet has no thread of ours.
+        // Set before others can see the slot: a slot in preparation belongs to no thread.
         bound.side.tid.store(u32::MAX, Relaxed);
         self.nr_used.store(used + 1, Release);
         usage.nr_threads.store(used + 1, Release);
@@ -337,7 +341,7 @@ impl Slots {
         bound.side.tid.store(tid, Release);
     }
 
-    /// Has every slot look at the right device's gate, in a new control block.
+    /// Points every slot at its device's gate in a new control block.
     pub(crate) fn renumber(&self, process: &Process) {
         let extras = self.extras.lock();
         for bound in self
@@ -353,7 +357,7 @@ impl Slots {
         }
     }
 
-    /// Whether any thread is inside a submission to that device. Exact if no thread can enter any more.
+    /// Returns whether any thread is inside a submission in `scope`. Exact if no thread can enter any more.
     pub(super) fn is_any_inside(&self, process: &Process, scope: Scope) -> bool {
         let extras = self.extras.lock();
         self.in_block(process)
@@ -361,12 +365,12 @@ impl Slots {
             .filter(|bound| scope.has(bound.index()))
             .any(|bound| {
                 bound.fold(process);
-                // A thread that died inside the driver never comes out.
+                // A thread that died inside the driver never leaves it.
                 bound.is_inside() && !bound.is_dead()
             })
     }
 
-    /// Brings the counts of heap slots to where the daemon sees them.
+    /// Adds the counts of heap slots to those that the daemon reads.
     pub(crate) fn fold(&self, process: &Process) {
         for extra in self.extras.lock().iter() {
             extra.bound().fold(process);
@@ -374,8 +378,7 @@ impl Slots {
     }
 }
 
-/// Part of the calling thread's own slot, which stays with the thread: another has the slot only when it is
-/// gone.
+/// Parts of the calling thread's own slot. It stays with the thread until the thread ends.
 #[derive(Debug)]
 pub(crate) struct Own<'a, T>(&'a T, PhantomData<*const ()>);
 
@@ -394,7 +397,7 @@ fn current_context() -> Option<CUcontext> {
     (!context.is_null()).then_some(context)
 }
 
-/// Around calls after which another context is current: set, push, pop.
+/// Handles calls after which another context is current: set, push, pop.
 pub(crate) fn switch(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
@@ -405,7 +408,7 @@ pub(crate) fn switch(next: Next<'_>) -> CUresult {
 
 #[cfg(test)]
 impl Slots {
-    /// The calling thread's slot there, as if it had been bound.
+    /// Returns the calling thread's slot on a device as if it had been bound.
     pub(crate) fn of_test<'a>(&'a self, process: &'a Process, local: LocalDevice, index: usize) -> Bound<'a> {
         self.take(process, sys::gettid(), local, index)
     }

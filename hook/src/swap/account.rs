@@ -1,6 +1,6 @@
-//! What blocks are charged: on the device against `memory.limit`, on the host against the process's
-//! `memory.swap.max` (against that of groups, see `grant`). A block is in one of the two sums at any time,
-//! except while it is moved in, when it is in both.
+//! Charges of blocks: device memory against `memory.limit`, host memory against `memory.swap.max` of the
+//! process (for groups see `grant`). A block is charged in one place, and in both while it moves and until it
+//! is settled.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,7 +14,7 @@ use crate::memory::ledger::Entry;
 use crate::process::Process;
 
 impl Process {
-    /// Charges device memory for a block to be made.
+    /// Charges device memory for a block that is about to be made.
     pub(super) fn charge_block(&self, place: Place, size: u64) -> Result<(), CUerror> {
         self.charge_bytes(place.index, size)
             .map_err(|_| CUerror::OUT_OF_MEMORY)
@@ -24,8 +24,8 @@ impl Process {
         self.memory.levels.uncharge(self.usage(), index, size);
     }
 
-    /// Charges host memory for a block; whether `memory.swap.max` allows it, of the device and of the
-    /// process.
+    /// Charges host memory for a block. Returns whether `memory.swap.max` of the device and of the process
+    /// allow it.
     pub(super) fn charge_swap(&self, index: usize, size: u64) -> bool {
         let (Some(usage), Some(control)) =
             (self.usage().devices.get(index), self.control().devices.get(index))
@@ -47,7 +47,7 @@ impl Process {
         }
     }
 
-    /// How much more may be swapped out from that device.
+    /// Returns how many more bytes may be swapped out from a device.
     pub(super) fn swap_room(&self, index: usize) -> u64 {
         let (Some(usage), Some(control)) =
             (self.usage().devices.get(index), self.control().devices.get(index))
@@ -62,7 +62,7 @@ impl Process {
         on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
     }
 
-    /// A block is there, charged to that slot.
+    /// Counts a new block, charged in slot `index`.
     pub(super) fn enter_block(&self, block: &Block, index: usize) {
         self.count_in(&entry(block, index));
         match block.place() {
@@ -71,7 +71,7 @@ impl Process {
         }
     }
 
-    /// It was freed, and was there last.
+    /// Uncharges and uncounts a freed block, which was last at `last`, in slot `index`.
     pub(super) fn leave_block(&self, block: &Block, (last, index): (Where, usize)) {
         match last {
             Where::Device => {
@@ -81,15 +81,15 @@ impl Process {
             Where::Host => {
                 self.uncharge_swap(index, block.size);
                 self.uncharge_host(index, block.size);
-                // What follows takes it off.
+                // `count_out` subtracts the kind again.
                 self.add_kind(block, index);
             }
         }
         self.count_out(&entry(block, index));
     }
 
-    /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they
-    /// are on the device.
+    /// Counts a settled move and drops the charge of the old place. The bytes of a block count as linear
+    /// memory only while they are on the device.
     pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
         self.count_swap(block.local, Outcome::Moved(to, block.size));
         match to {
@@ -106,8 +106,8 @@ impl Process {
         }
     }
 
-    /// Moves what a block is charged to another slot; the process's sums stay. Until it is settled, it is
-    /// charged in both places, and counts where it was.
+    /// Moves the charges of a block to slot `to`; the process's sums stay. An unsettled block is charged in
+    /// both places and counts at the old one.
     pub(super) fn transfer_block(&self, block: &Block, placed: &Placed, to: usize) {
         let (from, size) = (placed.index, block.size);
         let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
@@ -126,13 +126,13 @@ impl Process {
         }
     }
 
-    /// Moves what is charged of the host to another slot, as a block's or as supply.
+    /// Moves a host memory charge to another slot, of a block or of the pool.
     #[cold]
     #[inline(never)]
     pub(super) fn transfer_host(&self, from: usize, to: usize, size: u64, is_supply: bool) {
         let devices = &self.usage().devices;
         if let (Some(from), Some(to)) = (devices.get(from), devices.get(to)) {
-            // Whoever adds up what is out sees it once.
+            // A thread that sums up swapped bytes under this lock sees these bytes once.
             let _both = self.swap.both.lock();
             let counted = match is_supply {
                 true => (&from.swap_supply, &to.swap_supply),
@@ -167,14 +167,14 @@ impl Process {
         }
     }
 
-    /// Also when it is pinned where it is.
+    /// Subtracts the block from the swappable bytes. Also called when a block is pinned on the device.
     pub(super) fn take_swappable(&self, block: &Block, index: usize) {
         if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
             usage.swappable.fetch_sub(block.size, Relaxed);
         }
     }
 
-    /// An allocation that neither limit had room for.
+    /// Counts an allocation that neither limit had room for.
     pub(super) fn refuse(&self, index: usize) -> CUerror {
         self.count_failure(index);
         CUerror::OUT_OF_MEMORY
@@ -190,8 +190,8 @@ fn swapped(usage: &Usage) -> u64 {
     usage.devices.iter().map(each).fold(0, u64::saturating_add)
 }
 
-/// The limits that a decision is for, of the device, the process and the groups above: when they change, what
-/// was moved out on request may come back.
+/// Returns the limits of the device, the process and the groups above. When one changes, memory that was
+/// moved out on request may return.
 pub(super) fn limits(control: &Control, index: usize) -> [u64; 3] {
     let (on_device, of_groups) = control.devices.get(index).map_or((NO_LIMIT, NO_LIMIT), |device| {
         (

@@ -1,6 +1,5 @@
-//! Host memory that is made before anybody asks for a move, so that a move takes no longer than its copies:
-//! for the blocks that would go next, as much as the program's environment says. It is of the supply, and
-//! kept; nothing else gives way to it.
+//! Host memory made in advance (`GCGROUP_SWAP_AHEAD`) for the blocks that would move next, so that a move
+//! takes no longer than its copies. It is kept in the swap pool; nothing else is displaced for it.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +12,16 @@ use super::supply::{NotMade, Wanted};
 use crate::helper;
 use crate::process::Process;
 
-/// Between looks for what has changed: blocks come and go without a word.
+/// Interval between checks, because nothing reports that blocks come and go.
 const LOOK: Duration = Duration::from_secs(1);
-/// When another process makes host memory.
+/// Interval between attempts while another process makes host memory.
 const A_MOMENT: Duration = Duration::from_millis(20);
-/// For how long what others needed is left to them.
+/// How long memory that other processes needed is left to them.
 const LEFT: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// Most bytes that are made (`GCGROUP_SWAP_AHEAD`).
+    /// Most bytes to make (`GCGROUP_SWAP_AHEAD`).
     bytes: u64,
     next: Instant,
 }
@@ -35,13 +34,14 @@ impl Ahead {
         }
     }
 
-    /// Others need what is kept.
+    /// Stops making memory for [`LEFT`] and unmarks the pool, because other processes need it.
     pub(super) fn give_way(&mut self, process: &Process) {
         self.next = Instant::now() + LEFT;
         process.swap.supply.want(&[]);
     }
 
-    /// Makes one piece that is lacking, if it is time to look; when it will be next. While nothing moves.
+    /// Makes one missing piece if it is time to check. Returns how long until the next check. Called while
+    /// nothing moves.
     pub(super) fn step(&mut self, process: &Process, order: Option<&str>) -> Option<Duration> {
         if self.bytes == 0 {
             return None;
@@ -73,7 +73,7 @@ impl Ahead {
         match helper::in_driver(|| process.make_ahead(lacking)) {
             Some(Ok(())) => Duration::ZERO,
             Some(Err(NotMade::NotYet)) => A_MOMENT,
-            // The driver has none for anybody, and is not asked for ever.
+            // The driver cannot map host memory at all and is not asked again.
             Some(Err(NotMade::Failed(Failed::Refused))) => {
                 self.bytes = 0;
                 LOOK
@@ -83,7 +83,7 @@ impl Ahead {
     }
 }
 
-/// What the blocks need that would go first. In the driver.
+/// Returns the memory that the next blocks to move out need. Called inside `in_driver`.
 fn wanted(process: &Process, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
     let mut blocks = process.swap.all();
     blocks.retain(|block| block.place() == Where::Device && !block.is_pinned());
@@ -108,7 +108,7 @@ fn wanted(process: &Process, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
 }
 
 impl Process {
-    /// Makes a piece of the supply of what nobody else needs, and asks nobody for more. In the driver.
+    /// Makes one piece from spare host memory within the existing grant. Called inside `in_driver`.
     fn make_ahead(&self, wanted: Wanted) -> Result<(), NotMade> {
         let Wanted {
             local,

@@ -1,4 +1,4 @@
-//! One allocation that can be moved: its address, and the physical memory that is there now.
+//! One movable allocation: its address, and the physical memory that is mapped there now.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use crate::driver;
 use crate::memory::Place;
 use crate::process::Process;
 
-/// Where a block's bytes are.
+/// Where the bytes of a block are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     Device,
     Host,
 }
 
-/// How long a block stays on the host that could come back.
+/// How long a block stays on the host although it could return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stays {
     No,
-    /// Somebody asked for that: until a limit changes or the process thaws.
+    /// Moved out on request: stays until a limit changes or the process thaws.
     Asked,
-    /// Another process needs the room: until there is some again, but not at once, for that one has to take
-    /// it first.
+    /// Moved out for another process, at this time: returns when there is room, but not before
+    /// [`Self::LEAVE`] has passed, so that the other process gets the room.
     Lent(Instant),
 }
 
 impl Stays {
-    /// How long what was lent is left to whom it was lent to.
+    /// How long lent room is left to other processes.
     const LEAVE: Duration = Duration::from_secs(2);
 
     fn is_for_now(self) -> bool {
@@ -44,13 +44,13 @@ impl Stays {
     }
 }
 
-/// Where a block is to go.
+/// Destination of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
     Device,
-    /// The host's memory, mapped at the same addresses.
+    /// Host memory mapped at the same addresses.
     Host,
-    /// The host's memory, with nothing at its addresses: nobody may use them until it is back.
+    /// Host memory with nothing mapped at the block's addresses, which must not be used until it is back.
     Aside,
 }
 
@@ -65,9 +65,9 @@ impl Goal {
 
 #[derive(Debug)]
 pub(super) enum Body {
-    /// Mapped at its addresses.
+    /// Mapped at the block's addresses.
     Mapped(Memory),
-    /// Whole, and not mapped, since the driver would not.
+    /// Intact but not mapped, because the driver refused.
     Loose(Memory),
     Aside(Copied),
     /// Freed.
@@ -75,7 +75,7 @@ pub(super) enum Body {
 }
 
 impl Body {
-    /// Whether there is nothing at its addresses that should be there.
+    /// Returns whether the block's addresses have nothing mapped although the block is live.
     fn is_absent(&self) -> bool {
         matches!(self, Self::Loose(_) | Self::Aside(_))
     }
@@ -85,19 +85,19 @@ impl Body {
 pub(super) struct Placed {
     pub(super) body: Body,
     pub(super) place: Where,
-    /// The device's slot in the blocks, where all of it is charged.
+    /// The slot of the block's device in the shared blocks, where all of it is charged.
     pub(super) index: usize,
     stays: Stays,
-    /// The number of its last move out; zero: it was made where it is.
+    /// Number of the last move out; 0 if there was none.
     departure: u64,
-    /// What its last move left, until that is let go and counted.
+    /// Old memory of the last move, until it is released and uncharged.
     left: Option<Left>,
-    /// Addresses where it is mapped as well, since they could not be unmapped.
+    /// A second mapping that could not be unmapped.
     stray: Option<Range>,
 }
 
 impl Placed {
-    /// Whether it has moved and what it left is still there and charged.
+    /// Returns whether the block has moved and its old memory is still allocated and charged.
     pub(super) fn is_unsettled(&self) -> bool {
         self.left.is_some()
     }
@@ -109,50 +109,49 @@ struct Left {
     aside: Range,
 }
 
-/// How a block gets to its goal.
+/// How a block is moved to its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It is there, or must stay, or is gone.
+    /// No move: the block is there already, must stay or is freed.
     None,
-    /// Other memory takes the place of what is mapped, which is to be made first.
+    /// New memory, made first, is mapped in place of the old.
     Exchange,
-    /// Neither here nor there is anything mapped: each by itself.
+    /// Moved by itself, because nothing is mapped at the source or at the destination.
     Alone,
 }
 
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(super) base: u64,
-    /// Counts up, and never comes again: the order they were made in, and what the program is told as
-    /// buffer's id.
+    /// Unique number, ascending in order of creation. The program sees it as part of the buffer's id.
     pub(super) number: u64,
-    /// Bytes that were asked for, and that are there.
+    /// Bytes requested (`asked`) and bytes allocated (`size`).
     pub(super) asked: u64,
     pub(super) size: u64,
     pub(crate) local: LocalDevice,
     pub(super) context: u32,
     pub(super) range: Range,
     is_pinned: AtomicBool,
-    /// Held while it is moved or freed, and so while the driver is called: who frees a block that moves has
-    /// to wait.
+    /// Held while the block is moved or freed, and so over driver calls: a thread that frees a moving block
+    /// waits.
     placed: Mutex<Placed>,
 }
 
-/// A move that did not happen; the bytes are where they were.
+/// Why a move failed. The bytes are where they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// There is no room where it should go.
+    /// No room at the destination.
     NoRoom,
-    /// The driver has no such memory for any block.
+    /// The driver does not offer such memory at all.
     Refused,
-    /// The driver refused something else.
+    /// Another driver call failed.
     Driver,
-    /// And what was made for it cannot be let go.
+    /// Memory made for the move cannot be released.
     Stuck,
 }
 
 impl Failed {
-    /// What the driver's answer means, when something is made or mapped for that goal.
+    /// Classifies the driver's error from making or mapping memory for destination `to`.
     pub(super) fn of(error: CUerror, to: Goal) -> Self {
         match error {
             CUerror::OUT_OF_MEMORY => Self::NoRoom,
@@ -179,7 +178,7 @@ impl From<NotCopied> for Failed {
 }
 
 impl Block {
-    /// Maps memory.
+    /// Maps `memory` at a new address.
     pub(super) fn new(
         place: Place,
         number: u64,
@@ -215,7 +214,7 @@ impl Block {
         address.wrapping_sub(self.base) < self.asked
     }
 
-    /// Where it is; waits while it moves.
+    /// Returns where the block is. Waits while it moves.
     pub(super) fn place(&self) -> Where {
         self.placed.lock().place
     }
@@ -224,23 +223,26 @@ impl Block {
         self.is_pinned.load(Relaxed)
     }
 
-    /// Whether nothing is at its addresses.
+    /// Returns whether nothing is mapped at the block's addresses.
     pub(super) fn is_absent(&self) -> bool {
         self.placed.lock().body.is_absent()
     }
 
-    /// Whether it is to stay out, and whether it may come back before long without anybody's telling.
+    /// Returns whether the block must stay out for now, and whether it may later return without further
+    /// notice (it is lent).
     pub(super) fn stays(&self) -> (bool, bool) {
         let stays = self.placed.lock().stays;
         (stays.is_for_now(), matches!(stays, Stays::Lent(_)))
     }
 
-    /// What is less left earlier; what was made on the host, first of all.
+    /// Returns the key by which blocks return: blocks made on the host first, then in order of their moves
+    /// out.
     pub(super) fn departure(&self) -> (u64, u64) {
         (self.placed.lock().departure, self.number)
     }
 
-    /// Others are asked for: if it is out, it does not take their room.
+    /// Keeps the block out, if it is on the host: a request to move memory out must not be undone by its
+    /// return.
     pub(super) fn stay(&self) {
         let mut placed = self.placed.lock();
         if placed.place == Where::Host && placed.stays == Stays::No {
@@ -252,7 +254,7 @@ impl Block {
         self.placed.lock().stays = stays;
     }
 
-    /// Keeps it on the device from now on; whether it has to be brought back for that.
+    /// Pins the block to the device. Returns whether it must be brought back for that.
     pub(super) fn pin(&self, process: &Process) -> bool {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(process, &mut placed);
@@ -263,8 +265,8 @@ impl Block {
         !matches!(placed.body, Body::Gone) && placed.place == Where::Host
     }
 
-    /// Unmaps it for good and lets its memory go; where it was last, and where it is charged. An error leaves
-    /// it as it was.
+    /// Unmaps the block for good and releases its memory. Returns where it was last and the slot that is
+    /// charged. An error leaves it as it was.
     pub(super) fn end(&self, process: &Process) -> Result<(Where, usize), CUerror> {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(process, &mut placed);
@@ -278,18 +280,18 @@ impl Block {
         Ok((placed.place, placed.index))
     }
 
-    /// Brings its charges to the slot that its device has now, if that is another.
+    /// Moves the block's charges to its device's current slot.
     pub(super) fn follow(&self, process: &Process) {
         let mut placed = self.placed.lock();
         let (from, to) = (placed.index, process.devices.index(self.local));
-        // What was freed its owner takes off where it was.
+        // The thread that frees a block uncharges it in the old slot.
         if from != to && !matches!(placed.body, Body::Gone) {
             process.transfer_block(self, &placed, to);
             placed.index = to;
         }
     }
 
-    /// Changes what the bytes are in; what they were in before is let go.
+    /// Replaces the body and returns the old one.
     pub(super) fn put(&self, process: &Process, placed: &mut Placed, body: Body) -> Body {
         process
             .swap
@@ -301,7 +303,7 @@ impl Block {
         self.placed.lock()
     }
 
-    /// How it gets there.
+    /// Returns how the block can be moved to `to`.
     pub(super) fn way(&self, to: Goal) -> Way {
         let placed = self.placed.lock();
         let is_there = placed.place == to.place() || to != Goal::Device && self.is_pinned();
@@ -314,16 +316,16 @@ impl Block {
         }
     }
 
-    /// Whether it may be exchanged now for what was made for a device of that slot.
+    /// Returns whether the block may now be exchanged with memory prepared for the device in slot `index`.
     pub(super) fn may_go(&self, placed: &Placed, index: usize, to: Goal) -> bool {
         let is_free = to == Goal::Device || !self.is_pinned();
         let is_whole = matches!(placed.body, Body::Mapped(_)) && !placed.is_unsettled();
         is_free && is_whole && placed.place != to.place() && placed.index == index
     }
 
-    /// Has other memory, with the same bytes in it, mapped in the place of the old, which is kept until it is
-    /// settled. Nothing may use the memory meanwhile: the caller has seen to that. An error leaves the old
-    /// where it was, or whole and loose.
+    /// Maps `piece`, which has the same bytes, in place of the old memory, which is kept until the block is
+    /// settled. The caller ensures that nothing uses the memory meanwhile. An error leaves the old memory
+    /// mapped, or intact and unmapped ([`Body::Loose`]).
     pub(super) fn exchange(
         &self,
         process: &Process,
@@ -340,7 +342,7 @@ impl Block {
             return Err((Failed::Driver, piece));
         };
         if let Err(error) = mapped {
-            // It was mapped there a moment ago, and nothing else has been since.
+            // The old memory was mapped there just before, and nothing else has been since.
             let old = match self.range.map_for(&old, device) {
                 Ok(()) => Body::Mapped(old),
                 Err(_) => Body::Loose(old),
@@ -362,12 +364,12 @@ impl Block {
         }
     }
 
-    /// Lets go what its last move left, and counts the move.
+    /// Releases the old memory of the last move and counts the move.
     pub(super) fn settle(&self, process: &Process) -> Result<(), Failed> {
         self.settle_locked(process, &mut self.placed.lock())
     }
 
-    /// What it left is let go before it is uncharged.
+    /// Releases the old memory before uncharging it.
     fn settle_locked(&self, process: &Process, placed: &mut Placed) -> Result<(), Failed> {
         let Some(Left { memory, aside }) = placed.left.take() else {
             return Ok(());

@@ -1,6 +1,5 @@
-//! How often blocks of each device have moved, and how many bytes that was. It is counted in the device's
-//! slot of the usage block; here is which part of it is whose, so that it follows its device to another
-//! number, like the blocks.
+//! Counters of moves and moved bytes of each device. They are published in the device's slot of the usage
+//! block; the table here records each device's part, so that it can be moved when devices are renumbered.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,21 +12,21 @@ use super::task::blocks;
 use crate::device::LocalDevice;
 use crate::process::Process;
 
-/// What has come of a move.
+/// Result of a move.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Outcome {
-    /// That many bytes are there now.
+    /// Destination and size, bytes.
     Moved(Where, u64),
     Failed,
 }
 
-/// What each of the program's devices has counted.
+/// Counters of each of the program's devices.
 #[derive(Debug)]
 pub(super) struct Counts(Mutex<[Counted; MAX_DEVICES]>);
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Counted {
-    /// The slot it is counted in. Means nothing before anything is.
+    /// The slot they are published in. Meaningless while all counters are 0.
     index: usize,
     numbers: [u64; NUMBERS],
 }
@@ -61,11 +60,11 @@ impl Outcome {
 }
 
 impl Counted {
-    /// Brings it to the slot that its device has now.
+    /// Moves the counters to slot `to`.
     fn follow(&mut self, devices: &[UsageDevice], to: usize) {
         let from = std::mem::replace(&mut self.index, to);
         if let (Some(from), Some(to), true) = (devices.get(from), devices.get(to), from != to) {
-            // Whoever adds up all slots meanwhile sees too much rather than too little.
+            // A reader that sums up all slots meanwhile sees too much rather than too little.
             for ((from, to), number) in words(from).into_iter().zip(words(to)).zip(self.numbers) {
                 to.fetch_add(number, Relaxed);
                 from.fetch_sub(number, Relaxed);
@@ -75,7 +74,7 @@ impl Counted {
 }
 
 impl Process {
-    /// Counts what has come of a move of that device's.
+    /// Counts the outcome of a move of a device.
     pub(super) fn count_swap(&self, local: LocalDevice, outcome: Outcome) {
         let mut all = self.swap.counts.0.lock();
         let Some(counted) = all.get_mut(usize::from(local.number())) else {
@@ -92,14 +91,14 @@ impl Process {
         }
     }
 
-    /// Counts a move that failed, of a device of that slot.
+    /// Counts a failed move of the device in slot `index`.
     pub(super) fn count_swap_fail(&self, index: usize) {
         let of_block = || blocks(self, index).first().map(|block| block.local);
         let of_slot = || {
             let number = self.devices.all().iter().position(|slot| *slot == index)?;
             Some(LocalDevice::from_number(u8::try_from(number).ok()?))
         };
-        // Those that the daemon does not know have one slot for all.
+        // Devices unknown to the daemon share one slot.
         let local = match index {
             OTHER_DEVICE => of_block().or_else(of_slot),
             _ => of_slot(),
@@ -109,7 +108,7 @@ impl Process {
         }
     }
 
-    /// Brings all counts to the slots that the devices have now.
+    /// Moves all counters to the current slots of their devices.
     pub(super) fn renumber_swap_counts(&self) {
         for (number, counted) in (0..).zip(self.swap.counts.0.lock().iter_mut()) {
             let to = self.devices.index(LocalDevice::from_number(number));

@@ -1,8 +1,8 @@
-//! Moves a device's blocks, a step at a time, so that the helper hears what else it is told.
+//! Moves the blocks of one device step by step, so that the helper can do other work in between.
 //!
-//! What the moves need is made first. Then all the process's submissions are held, since a device may use
-//! another's memory; what was queued has ended, and the blocks are moved. If that cannot be had in a while,
-//! everything goes on as it was: a kernel may wait for a submission that is held.
+//! Memory for the moves is prepared first. Then all submissions of the process are held, since one device may
+//! use memory of another, and queued work is drained; then the blocks are moved. If the drain takes too long,
+//! the hold is released: a kernel may wait for a submission that is held.
 
 mod moving;
 mod prepare;
@@ -21,8 +21,7 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::process::Process;
 
-/// When something was short or failed, it is tried again after so long, and after twice as long each time it
-/// fails again.
+/// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(8);
 
@@ -34,43 +33,44 @@ const GO_ON: Step = Step {
 #[derive(Debug)]
 enum Phase {
     Rest,
-    /// Nothing is held: what the moves need is made.
+    /// Nothing is held; memory is prepared.
     Preparing(Task),
-    /// Held; waiting for what was queued.
+    /// Submissions are held; queued work drains.
     Quieting(Quiet, Task, Instant),
-    /// Held, and quiet.
+    /// Submissions are held and drained.
     Moving(Task),
 }
 
 #[derive(Debug)]
 pub(super) struct Device {
     phase: Phase,
-    /// Whether it is held because it left while frozen: it comes back before anything is let through.
+    /// Whether the device is held because memory was moved out while it was frozen. That memory returns
+    /// before any submission passes.
     is_kept: bool,
-    /// Bytes still to be moved out because somebody asked.
+    /// Requested bytes that are still to be moved out.
     asked: u64,
-    /// Whether they did it for others, to whom the room is lent.
+    /// Whether the request was made for other processes, to which the room is lent.
     is_lent: bool,
-    /// Bytes moved out of those that were asked for and not dealt with.
+    /// Bytes moved out for the current request.
     gone: u64,
     generation: u32,
-    /// The limits under which blocks were left out.
+    /// The limits at the last step.
     limits: [u64; 3],
     was_frozen: bool,
     not_before: Option<Instant>,
     pause: Duration,
-    /// Whether it was counted that what should go may not.
+    /// Whether the refusal of a move out has been counted.
     is_refused: bool,
-    /// The size of the smallest block for which the groups above have just had no room on the host.
+    /// Size of the smallest block that the groups above have just not granted, bytes.
     not_granted: Option<u64>,
 }
 
-/// What is to be known of a device that gets another slot.
+/// State of a device that is moved to another slot with it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known {
     limits: [u64; 3],
     was_frozen: bool,
-    /// See [`Device`].
+    /// See [`Device::is_kept`].
     pub(super) is_kept: bool,
 }
 
@@ -92,7 +92,7 @@ impl Device {
         }
     }
 
-    /// The device that has this slot now had another.
+    /// Takes over the state of the device that now has this slot.
     pub(super) fn inherit(&mut self, process: &Process, index: usize, known: &Known) {
         self.limits = known.limits;
         self.was_frozen = known.was_frozen;
@@ -101,7 +101,7 @@ impl Device {
         }
     }
 
-    /// Ends what is under way: another device has the slot now. What is kept stays held there.
+    /// Ends the current move, because another device gets the slot. A hold with `is_kept` stays.
     #[cold]
     pub(super) fn leave(&mut self, process: &Process, index: usize) -> Known {
         let (task, is_held) = match std::mem::replace(&mut self.phase, Phase::Rest) {
@@ -156,17 +156,17 @@ impl Device {
         }
     }
 
-    /// Whether nothing is under way.
+    /// Returns whether no move is in progress.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.phase, Phase::Rest)
     }
 
-    /// Whether the program is held for a move.
+    /// Returns whether submissions are held for a move and drained.
     pub(super) fn is_moving(&self) -> bool {
         matches!(self.phase, Phase::Moving(_))
     }
 
-    /// Whether there is nothing to move, as can be told without looking at blocks.
+    /// Returns whether there is nothing to move, as far as counters show without a look at the blocks.
     pub(super) fn is_at_ease(&self, process: &Process, index: usize, usage: &UsageDevice) -> bool {
         let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
@@ -174,7 +174,7 @@ impl Device {
         is_at_rest && is_all_in && is_heard && excess(process, index) == 0
     }
 
-    /// Takes up what is asked, and what has changed.
+    /// Reads requests and changed limits from the control block.
     pub(super) fn hear(&mut self, process: &Process, index: usize) {
         let Some(control) = process.control().devices.get(index) else {
             return;
@@ -189,7 +189,7 @@ impl Device {
             }
         }
         if self.was_frozen && !is_frozen {
-            // A thaw takes back what was asked for before it.
+            // A thaw cancels earlier requests.
             self.asked = 0;
         }
         self.was_frozen = is_frozen;
@@ -205,16 +205,16 @@ impl Device {
         }
     }
 
-    /// What failed may be tried at once: something else is wanted now.
+    /// Allows an immediate retry, because the request or a limit has changed.
     fn forgive(&mut self) {
         self.not_before = None;
         self.pause = AGAIN;
         self.is_refused = false;
     }
 
-    /// Sees what there is to do, and begins it.
+    /// Selects the next move and starts it.
     fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
-        // What is counted is not what is there.
+        // Until all blocks are settled the counters include old memory.
         if !process.swap.unsettled.lock().is_empty() {
             return GO_ON;
         }
@@ -244,12 +244,12 @@ impl Device {
                 if !std::mem::replace(&mut self.is_refused, true) {
                     process.count_swap_fail(index);
                 }
-                // What was asked for is dealt with; what a limit wants, too, may find room later.
+                // The request is answered; a move caused by a limit may find room later.
                 let is_hopeful = !process.swap.is_host_refused.load(Relaxed);
                 (is_hopeful && excess(process, index) != 0).then_some(AGAIN)
             }
         };
-        // There may be room when it is next looked.
+        // There may be room at the next attempt.
         self.not_granted = None;
         self.not_before = again.map(|again| Instant::now() + again);
         let mut step = self.rest(process, index, manner, again);
@@ -257,7 +257,7 @@ impl Device {
         step
     }
 
-    /// Does nothing until something is heard, or for so long.
+    /// Sleeps until the next request, or for at most `wake`.
     fn rest(&mut self, process: &Process, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
         let is_waited_for = manner.waits && wake.is_some();
         if self.is_kept && !self.was_frozen && !is_waited_for {
@@ -270,13 +270,13 @@ impl Device {
         }
     }
 
-    /// Tells that what was asked for so far has been seen to; whether that is news.
+    /// Publishes that all requests so far have been handled. Returns whether that is new.
     fn deal(&mut self, usage: &UsageDevice) -> bool {
         (self.asked, self.gone) = (0, 0);
         usage.reclaim_generation.swap(self.generation, Release) != self.generation
     }
 
-    /// Tries again later, less and less often.
+    /// Schedules a retry and doubles the delay, up to [`SELDOM`].
     fn put_off(&mut self) {
         self.not_before = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(SELDOM);

@@ -1,7 +1,6 @@
-//! What the groups above let the process have on the host: charged before host memory is made, and given back
-//! after it is let go, against what the daemon has granted (`memory.swap.max` of groups). More is asked for,
-//! as of the device's memory; but nobody sleeps for the answer: the helper has other things to see to, and
-//! who allocates looks again in a moment.
+//! Host memory granted by the groups above (`memory.swap.max` of groups). It is charged against the daemon's
+//! grant before it is made and uncharged after it is freed. If the grant is too small, more is requested; no
+//! thread sleeps for the answer: the helper has other work, and an allocating thread polls.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
@@ -15,14 +14,15 @@ use crate::helper;
 use crate::memory::grant::reaches;
 use crate::process::Process;
 
-/// How long a daemon may take that is being started again, or that is stopped.
+/// How long a daemon may take to answer that is restarting or stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is rung, and asked again while others let go what they keep.
+/// Interval at which the daemon is rung, and at which a request is repeated while other processes free pool
+/// memory.
 const RECHECK: Duration = Duration::from_millis(20);
-/// How long others may take for that: longer than anybody keeps anything unasked.
+/// How long other processes may take to free pool memory: longer than any keeps it unasked.
 const LETTING_GO: Duration = Duration::from_millis(1500);
 
-/// The last request on each device, until its answer has been seen.
+/// The last request for each device, until its answer has been seen.
 #[derive(Debug)]
 pub(super) struct Requests([Mutex<Option<Request>>; MAX_DEVICES]);
 
@@ -32,7 +32,7 @@ struct Request {
     bytes: u64,
     since: Instant,
     rung: Instant,
-    /// When that was first asked for.
+    /// When the first request of this series was made.
     begun: Instant,
 }
 
@@ -43,10 +43,12 @@ impl Requests {
 }
 
 impl Process {
-    /// Charges host memory of that size for a device, which is about to be made. Who is told to wait calls
-    /// again.
+    /// Charges host memory that is about to be made for a device.
     ///
-    /// Who has waited for [`PATIENCE`] is refused, and so is everybody else until there is an answer.
+    /// # Errors
+    /// * [`NotMade::NotYet`]: the daemon was asked; call again.
+    /// * [`NotMade::NotGranted`]: refused, or [`PATIENCE`] has passed since the request; then all callers are
+    ///   refused until the daemon answers.
     pub(super) fn charge_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
         let (Some(usage), Some(control), Some(request)) = (
             self.usage().devices.get(index),
@@ -67,21 +69,21 @@ impl Process {
         }
     }
 
-    /// Whether all that is charged for a device is granted: where the groups above have come to allow less,
-    /// nothing new goes into what is there.
+    /// Returns whether all host memory charged for a device is granted. If the groups above have lowered the
+    /// grant, pool memory must not be used.
     pub(super) fn is_host_granted(&self, index: usize) -> bool {
         let usage = self.usage().devices.get(index);
         usage.is_some_and(|usage| usage.swap_charged.load(Relaxed) <= usage.swap_granted.load(Relaxed))
     }
 
-    /// Host memory of that size has been let go, or was not made after all.
+    /// Uncharges host memory that was freed or not made.
     pub(super) fn uncharge_host(&self, index: usize, size: u64) {
         if let Some(usage) = self.usage().devices.get(index) {
             uncharge(&usage.swap_charged, size);
         }
     }
 
-    /// Puts a request, or looks what has become of the last one.
+    /// Sends a request, or checks the answer to the last one.
     fn ask_host(
         &self,
         usage: &UsageDevice,
@@ -102,8 +104,8 @@ impl Process {
                 };
             }
             if control.swap_refused.load(Relaxed) == request.number && request.bytes <= bytes {
-                // Not in the helper: what it has made ready others wait for in the same way, and it tries
-                // again anyway.
+                // Does not apply in the helper: pool memory that it has prepared would make other processes
+                // wait in the same way, and it tries again anyway.
                 let is_recalled =
                     control.swap_recalled.load(Relaxed) == request.number && !helper::is_caller();
                 if !is_recalled || now - request.begun >= LETTING_GO {
@@ -139,14 +141,14 @@ mod tests {
     const NOT_YET: Result<(), NotMade> = Err(NotMade::NotYet);
     const NOT_GRANTED: Result<(), NotMade> = Err(NotMade::NotGranted);
 
-    /// A process in a group, and the daemon's view of its block.
+    /// A process in a group, and the daemon's view of its control block.
     fn member(granted: u64) -> (&'static Process, &'static Control) {
         let process = Process::of_test(NO_LIMIT);
         process.usage().devices[0].swap_granted.store(granted, Relaxed);
         (process, adopt(process))
     }
 
-    /// Another daemon, which knows what was asked before it came.
+    /// Adopts another daemon, which knows earlier requests.
     fn adopt(process: &Process) -> &'static Control {
         let (control, file) = block::of_daemon();
         let asked = process.usage().devices[0].swap_request.load(Relaxed);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn within_the_grant_nobody_is_asked_and_beyond_it_the_daemon_is_once() {
+    fn charge_beyond_grant_sends_one_request() {
         let (process, control) = member(100);
         let usage = &process.usage().devices[0];
         assert_eq!(process.charge_host(0, 100), Ok(()));
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_granted_and_went_elsewhere_is_asked_for_again() {
+    fn insufficient_answer_is_requested_again() {
         let (process, control) = member(0);
         assert_eq!(process.charge_host(0, 50), NOT_YET);
         answer(process, control, Some(20));
@@ -195,18 +197,22 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_for_those_who_want_as_much_and_for_once() {
+    fn refusal_applies_once_and_to_its_size_only() {
         let (process, control) = member(0);
         assert_eq!(process.charge_host(0, 50), NOT_YET);
         answer(process, control, None);
-        assert_eq!(process.charge_host(0, 40), NOT_YET, "it may have so much");
+        assert_eq!(
+            process.charge_host(0, 40),
+            NOT_YET,
+            "smaller than the refused size"
+        );
         answer(process, control, None);
         assert_eq!(process.charge_host(0, 40), NOT_GRANTED);
-        assert_eq!(process.charge_host(0, 40), NOT_YET, "there may be room by now");
+        assert_eq!(process.charge_host(0, 40), NOT_YET, "a refusal is used once");
     }
 
     #[test]
-    fn while_others_let_go_what_they_keep_it_is_asked_again_but_not_for_ever() {
+    fn recalled_request_is_repeated_for_limited_time() {
         let (process, control) = member(0);
         let last = &process.swap.requests.0[0];
         let requests = || process.usage().devices[0].swap_request.load(Relaxed);
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn another_daemon_is_asked_anew() {
+    fn new_daemon_is_asked_again() {
         let (process, _lost) = member(0);
         assert_eq!(process.charge_host(0, 50), NOT_YET);
         let next = adopt(process);
@@ -237,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_long_for_a_daemon_that_does_not_answer() {
+    fn silent_daemon_refuses_after_patience() {
         let (process, control) = member(0);
         assert_eq!(process.charge_host(0, 50), NOT_YET);
         let last = &process.swap.requests.0[0];
@@ -249,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn under_a_daemon_that_grants_nothing_what_was_granted_is_no_bound() {
+    fn daemon_without_grants_sets_no_bound() {
         let (process, _control) = member(10);
         let (older, file) = block::of_daemon();
         older.publish();

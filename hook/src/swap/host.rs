@@ -1,8 +1,8 @@
-//! How much of the host's memory may be taken: never so much that the host has to kill somebody for it.
+//! Limit on host memory for swap, so that the host never has to kill a process for lack of memory.
 //!
-//! Two processes that look at `MemAvailable` at once would count the same bytes twice. So a process publishes
-//! what it is about to take in its usage block, and the daemon tells it what others are about to take. No
-//! lock is taken: a process could keep it.
+//! Two processes that read `MemAvailable` at once would count the same bytes. So a process publishes the
+//! bytes it is about to take (its claim) in its usage block, and the daemon answers with the sum of the other
+//! processes' claims. There is no lock, because a process could keep it.
 
 use std::path::PathBuf;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -13,19 +13,19 @@ use parking_lot::Mutex;
 use crate::process::Process;
 use crate::sys;
 
-/// What is always left, bytes, and as a share of all that the host has: the larger.
+/// Reserve that is always left: the larger of these bytes and this fraction (1/16) of all memory.
 const RESERVE: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 
-/// The share of the room that is taken without a claim. It is no more than the reserve, so one process that
-/// takes it while others take all they have claimed leaves the host something; and sixteen at once take no
-/// more than there is.
+/// A block of up to this fraction (1/16) of the room is taken without a claim. It is at most the reserve, so
+/// a process that takes it while others take all they have claimed leaves memory to the host; and sixteen
+/// processes at once take no more than there is.
 const SMALL_SHARE: u64 = 16;
 
-/// How long an answer is of use. The daemon counts a claim for twice as long.
+/// How long an answer is valid. The daemon counts a claim for twice as long.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Where the host says what it has: proc_meminfo(5), or another file of that form that `GCGROUP_MEMINFO`
+/// The source of the host's memory figures: proc_meminfo(5), or a file of that format that `GCGROUP_MEMINFO`
 /// names.
 #[derive(Debug)]
 pub(crate) struct Host {
@@ -33,14 +33,14 @@ pub(crate) struct Host {
     claimed: Mutex<Claimed>,
 }
 
-/// The process's claim, of which there is one at a time.
+/// State of the process's claim, of which there is one at a time.
 #[derive(Debug, Default, Clone, Copy)]
 enum Claimed {
     #[default]
     No,
-    /// Published, and the daemon is asked.
+    /// Published; the daemon has been asked.
     Asked { number: u32, size: u64, since: Instant },
-    /// A thread takes the memory.
+    /// A thread is taking the memory.
     Held,
 }
 
@@ -53,13 +53,13 @@ impl Host {
         }
     }
 
-    /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is
-    /// asked.
+    /// Returns how many bytes may be taken, by `MemAvailable`; `u64::MAX` if that cannot be read, since the
+    /// driver will refuse by itself.
     pub(super) fn room(&self) -> u64 {
         self.look().room
     }
 
-    /// Whether so little may be taken that nothing is kept for later.
+    /// Returns whether so little may be taken that no memory is kept for later.
     pub(super) fn is_short(&self) -> bool {
         let Looked { room, reserve } = self.look();
         room < reserve
@@ -75,15 +75,15 @@ impl Host {
     }
 }
 
-/// What the host has, bytes.
+/// Memory of the host, bytes.
 struct Looked {
-    /// What may be taken.
+    /// Bytes that may be taken.
     room: u64,
-    /// What is always left.
+    /// Bytes that are always left.
     reserve: u64,
 }
 
-/// Memory of the host that is being taken: until this is dropped, others do not count on it.
+/// A claim on host memory, withdrawn on drop. Until then other processes do not count on that memory.
 #[derive(Debug)]
 pub(super) struct Claim<'a>(Option<&'a Process>);
 
@@ -95,18 +95,21 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Why memory of the host cannot be taken.
+/// Why host memory cannot be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unclaimed {
-    /// The daemon has not answered, or others are about to take what is there.
+    /// The daemon has not answered, or other processes are about to take what is available.
     NotYet,
     NoRoom,
 }
 
 impl Process {
-    /// Claims that many bytes of the host's memory, to be taken before the result is dropped. A caller that
-    /// is told [`Unclaimed::NotYet`] calls again; one that `is_late` has waited long enough, and is not held
-    /// up by other processes. Little beside what the host has is not claimed: that takes no daemon's answer.
+    /// Claims `size` bytes of host memory, to be taken before the result is dropped. Small sizes need no
+    /// claim and no answer of the daemon. With `is_late` other processes' claims are ignored.
+    ///
+    /// # Errors
+    /// * [`Unclaimed::NotYet`]: call again.
+    /// * [`Unclaimed::NoRoom`]: the host has too little memory.
     pub(super) fn claim_host(&self, size: u64, is_late: bool) -> Result<Claim<'_>, Unclaimed> {
         let (host, control) = (&self.swap.host, self.control());
         if size <= host.room() / SMALL_SHARE {
@@ -137,7 +140,7 @@ impl Process {
         if control.host_answer.load(Acquire) != number {
             return Err(Unclaimed::NotYet);
         }
-        // The host is looked at after the others' claims: what was made meanwhile counts twice, and not
+        // `MemAvailable` is read after the other claims: memory made in between counts twice rather than
         // never.
         let others = control.host_claimed.load(Relaxed);
         let room = host.room();
@@ -152,12 +155,12 @@ impl Process {
         }
     }
 
-    /// Claims memory that is not needed yet, if the reserve is left a second time.
+    /// Claims memory that is not needed yet, which requires a second reserve to be left.
     pub(super) fn claim_spare(&self, size: u64) -> Result<Claim<'_>, Unclaimed> {
         self.claim_host(size.saturating_add(self.swap.host.look().reserve), false)
     }
 
-    /// Publishes a claim in the place of the last one.
+    /// Publishes a claim in place of the last one and rings the daemon.
     fn ask_claims(&self, claimed: &mut Claimed, size: u64) {
         let usage = self.usage();
         usage.host_claim.store(size, Relaxed);
@@ -190,7 +193,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A host of that size, with so much available.
+    /// Writes the file that describes the host's memory, bytes.
     fn tell(host: &Host, total: u64, available: u64) {
         let text = format!(
             "MemTotal: {} kB\nMemAvailable: {} kB\n",
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_available_is_read() {
+    fn meminfo_fields_are_parsed() {
         let text = "MemTotal:       24625132 kB\nMemFree: 1 kB\nMemAvailable:   23992196 kB\n";
         assert_eq!(bytes_of(text, "MemAvailable:"), Some(23_992_196 << 10));
         assert_eq!(bytes_of(text, "MemTotal:"), Some(24_625_132 << 10));
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_left_cannot_be_had_and_what_nobody_tells_is_no_bound() {
+    fn room_excludes_reserve_and_is_unbounded_if_unknown() {
         let host = pretended("left");
         assert_eq!(host.room(), u64::MAX);
         for (total, reserve) in [(GIB, RESERVE), (8 * GIB, RESERVE), (256 * GIB, 16 * GIB)] {
@@ -231,18 +234,18 @@ mod tests {
         std::fs::remove_file(&host.meminfo).unwrap();
     }
 
-    /// A process and the daemon's view of its control block. It looks at the host of the test.
+    /// Returns a process and the daemon's view of its control block. It reads the memory of the real host.
     fn claimant() -> (&'static Process, &'static Control) {
         let process = Process::of_test(NO_LIMIT);
         (process, adopt(process))
     }
 
-    /// As much as has to be claimed. Other processes of the host may take some meanwhile.
+    /// Returns a size that needs a claim. Other processes of the host may take memory meanwhile.
     fn large(process: &Process) -> u64 {
         process.swap.host.room() / 2
     }
 
-    /// A daemon as it is when the process has registered with it.
+    /// Registers the process with a new daemon.
     fn adopt(process: &Process) -> &'static Control {
         let (control, file) = block::of_daemon();
         control.answers_claims.store(1, Relaxed);
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_published_until_the_memory_is_taken() {
+    fn claim_is_published_until_dropped() {
         let (process, control) = claimant();
         let size = large(process);
         for _ in 0..3 {
@@ -281,13 +284,13 @@ mod tests {
         assert_eq!(published(process), (size, 1));
         assert_eq!(refusal(process, size, false), Unclaimed::NotYet, "one at a time");
         drop(process.claim_host(size, true).unwrap());
-        assert_eq!(published(process), (size, 1), "that of the first");
+        assert_eq!(published(process), (size, 1), "the claim of the first call");
         drop(claim);
         assert_eq!(published(process), (0, 1));
     }
 
     #[test]
-    fn bytes_that_others_claim_are_waited_for_and_a_late_claim_is_not_held_up() {
+    fn claim_waits_for_others_unless_late() {
         let (process, control) = claimant();
         let size = large(process);
         for number in 1..4 {
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_more_than_there_is_fails() {
+    fn claim_beyond_room_fails() {
         let (process, control) = claimant();
         assert_eq!(refusal(process, NO_LIMIT, true), Unclaimed::NoRoom);
         assert_eq!(refusal(process, NO_LIMIT, false), Unclaimed::NotYet);
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_old_or_of_another_daemon_is_not_used() {
+    fn stale_or_foreign_answer_is_ignored() {
         let (process, control) = claimant();
         let (size, other) = (large(process), large(process) / 2);
         assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
@@ -324,7 +327,7 @@ mod tests {
             *since -= FRESH;
         }
         assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
-        assert_eq!(published(process), (other, 3), "asked anew");
+        assert_eq!(published(process), (other, 3), "asked again");
         let next = adopt(process);
         assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
         assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
@@ -333,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_answers_no_claims_is_not_asked() {
+    fn daemon_without_claims_is_not_asked() {
         let process = Process::of_test(NO_LIMIT);
         drop(process.claim_host(large(process), false).unwrap());
         assert_eq!(published(process), (0, 0));
     }
 
     #[test]
-    fn little_memory_is_taken_without_a_claim() {
+    fn small_size_needs_no_claim() {
         let (process, _) = claimant();
         drop(process.claim_host(4096, false).unwrap());
         assert_eq!(published(process), (0, 0));

@@ -1,5 +1,5 @@
-//! What a move needs, made before anything is held for it: memory where a block is to go, mapped at other
-//! addresses, so that the bytes can be copied to it.
+//! Memory for a move, made before submissions are held: mapped at other addresses, so that the bytes can be
+//! copied to it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::device::LocalDevice;
 use crate::helper;
 use crate::process::Process;
 
-/// Memory, and where it is mapped aside.
+/// New memory and its temporary mapping.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) memory: Memory,
@@ -20,14 +20,16 @@ pub(super) struct Piece {
     local: LocalDevice,
 }
 
-/// A block, and where it is to go. Memory of the device is charged already; of the host, counted as supply.
+/// A block and the memory prepared for it. Device memory is charged already; host memory is counted in the
+/// swap pool.
 #[derive(Debug)]
 pub(super) struct Move {
     pub(super) block: Arc<Block>,
     pub(super) piece: Piece,
 }
 
-/// Makes what a block's move needs, in the helper. `is_late` if others have been waited for long enough.
+/// Makes the memory that a block's move needs, in the helper. `is_late` means that other processes have been
+/// waited for long enough.
 pub(super) fn make(
     process: &Process,
     index: usize,
@@ -49,7 +51,7 @@ pub(super) fn make(
             let piece = Piece { memory, aside, local };
             Ok(Move { block, piece })
         }
-        // What is stuck is there, and nobody's any more.
+        // Memory that cannot be unmapped stays charged and belongs to no block.
         Err(Failed::Stuck) => Err(Failed::Stuck.into()),
         Err(failed) => {
             put_back(process, (block.local, index), memory, to);
@@ -95,7 +97,7 @@ fn put_back(process: &Process, (local, index): (LocalDevice, usize), memory: Mem
 }
 
 impl Piece {
-    /// It is not to be used after all. In the helper.
+    /// Releases unused prepared memory, in the helper.
     pub(super) fn cancel(self, process: &Process, index: usize, to: Goal) -> Result<(), Failed> {
         let mut left = Some(self);
         let unmapped = helper::in_driver(|| {
@@ -109,7 +111,7 @@ impl Piece {
             put_back(process, (local, index), memory, to);
             Ok(())
         });
-        // The program exits: nothing of the driver's is touched any more.
+        // `in_driver` did not run because the program exits: no driver object is touched any more.
         std::mem::forget(left);
         unmapped.unwrap_or(Err(Failed::Driver))
     }

@@ -1,15 +1,17 @@
-//! Memory that can be moved to the host and back under a fixed address.
+//! Device allocations that can be moved to host memory and back under a fixed address.
 //!
-//! In a process that was started for it, large allocations are made of physical memory mapped at reserved
-//! addresses (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its
-//! place. To the program they are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver
-//! is asked for, `account` what is charged, `counts` what has moved, `grant` how much of it the groups above
-//! let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread
-//! that what `task` finds, in the order of `policy`, is moved: on each `device` what that needs is `made`
-//! first, of the `supply` if there is some, or if some was made `ahead`; then, while everything is held, the
-//! blocks are moved in one `run`, or what has no address by itself (`relocate`). `query` answers for what has
-//! moved.
+//! In a process that opted in, each large allocation is physical memory mapped at a reserved address (CUDA
+//! Driver API, "Virtual Memory Management"), so that other physical memory can replace it. To the program it
+//! behaves like memory of `cuMemAlloc`.
 //!
+//! * `block`: one such allocation; `physical`: the driver objects behind it.
+//! * `account`: charges; `counts`: move statistics; `grant`: host memory granted by the groups above; `host`:
+//!   how much host memory may be taken.
+//! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
+//!   `device`, the needed memory is prepared first (`made`), from the swap pool (`supply`) or from memory
+//!   made in advance (`ahead`). Then all submissions are held and the blocks are moved in one `run`, or one
+//!   by one (`relocate`).
+//! * `query`: answers pointer queries for blocks.
 #![doc = include_str!("swap.md")]
 
 mod account;
@@ -50,36 +52,37 @@ use host::Host;
 use physical::Memory;
 use supply::{NotMade, Supply};
 
-/// What is smaller than a page of device memory is not worth moving.
+/// Smallest allocation that is made movable, bytes: one page of device memory.
 pub(crate) const LEAST: u64 = 2 << 20;
 
-/// How long a call waits for memory to come back, and between looks.
+/// How long a call waits for memory to return to the device, and the interval between its checks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_micros(200);
 
-/// Everything that can be moved.
+/// The movable allocations of the process and the state of their moves.
 #[derive(Debug)]
 pub(crate) struct Swap {
-    /// Whether the process was started for it.
+    /// Whether the process opted in.
     is_on: AtomicBool,
-    /// By address.
+    /// Live blocks by base address.
     blocks: RwLock<BTreeMap<u64, Arc<Block>>>,
     next: AtomicU64,
-    /// Taken to charge against two limits of what may be swapped out.
+    /// Held while charging against the two `memory.swap.max` limits, of the device and of the process.
     both: Mutex<()>,
     host: Host,
     supply: Supply,
     requests: Requests,
     counts: Counts,
-    /// Blocks that have moved, until what they left is let go.
+    /// Blocks that have moved and whose old memory is not yet released.
     unsettled: Mutex<Vec<Arc<Block>>>,
-    /// Blocks with nothing at their addresses.
+    /// Number of blocks with nothing mapped at their addresses.
     absent: AtomicUsize,
-    /// Counts the moves out.
+    /// Number of the next move to host memory.
     departures: AtomicU64,
-    /// Whether the driver has refused to map the host's memory.
+    /// Whether the driver has refused to map host memory.
     is_host_refused: AtomicBool,
-    /// Whether a move left behind what the driver would not take back: no more of that.
+    /// Whether a move left something mapped that the driver would not unmap. No more blocks are moved to the
+    /// host then.
     is_stuck: AtomicBool,
 }
 
@@ -106,7 +109,7 @@ impl Swap {
         self.is_on.load(Relaxed)
     }
 
-    /// The block that an address lies in.
+    /// Returns the live block that contains `address`.
     pub(crate) fn find(&self, address: u64) -> Option<Arc<Block>> {
         if !self.is_on() {
             return None;
@@ -116,14 +119,14 @@ impl Swap {
         block.contains(address).then(|| Arc::clone(block))
     }
 
-    /// Every block, in the order they were made.
+    /// Returns all live blocks in the order of their creation.
     fn all(&self) -> Vec<Arc<Block>> {
         let mut all: Vec<_> = self.blocks.read().values().cloned().collect();
         all.sort_unstable_by_key(|block| block.number);
         all
     }
 
-    /// Whether nothing more is moved to the host while the program runs.
+    /// Returns whether blocks can no longer be moved to the host while the program runs.
     fn is_host_no_use(&self) -> bool {
         self.is_host_refused.load(Relaxed) || self.is_stuck.load(Relaxed)
     }
@@ -136,18 +139,19 @@ impl Swap {
         };
     }
 
-    /// Whether some block has nothing at its addresses, so that nothing may be let through.
+    /// Returns whether some block has nothing mapped at its addresses. Then no submission may pass.
     fn is_any_absent(&self) -> bool {
         self.absent.load(Relaxed) != 0
     }
 
     fn enter(&self, process: &Process, block: Arc<Block>) {
         self.blocks.write().insert(block.base, Arc::clone(&block));
-        // The device may have been renumbered since it was charged.
+        // The device may have been renumbered since the block was charged.
         block.follow(process);
     }
 
-    /// Brings every charge to the slot that its device has now. In the helper, whose moves are seen to after.
+    /// Moves every charge to the current slot of its device. Called in the helper, which steps the moves
+    /// afterwards.
     pub(crate) fn renumber(&self, process: &Process) {
         for block in self.all() {
             block.follow(process);
@@ -161,7 +165,7 @@ impl Swap {
     }
 }
 
-/// `cuMemAlloc` of that many bytes: an answer, or nothing if it is to be made as ever.
+/// Handles `cuMemAlloc`: returns its result, or `None` if the ordinary path should serve it.
 #[inline]
 pub(crate) fn alloc(
     process: &Process,
@@ -175,7 +179,7 @@ pub(crate) fn alloc(
     alloc_block(process, place, address, bytes)
 }
 
-/// Out of the way of allocations that are none.
+/// Kept out of line, so that ordinary allocations stay short.
 #[cold]
 #[inline(never)]
 fn alloc_block(process: &Process, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
@@ -193,7 +197,8 @@ fn alloc_block(process: &Process, place: Place, address: *mut CUdeviceptr, bytes
         }
         Err(refused) => Err(refused),
     };
-    // Over the limit, or the card is full and nobody else gives way: on the host, if it may be.
+    // Over the limit, or the device is full and no other process makes room: allocate in host memory, if
+    // allowed.
     let made = match made {
         Err(CUerror::OUT_OF_MEMORY) => alloc_out(process, place, number, bytes, size),
         made => made,
@@ -237,21 +242,21 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
     })
 }
 
-/// `cuMemFree`: an answer, if the address is a block's.
+/// Handles `cuMemFree`: returns its result if `address` is the base of a block.
 #[inline]
 pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
     if !process.swap.is_on() {
         return None;
     }
-    // What the program has queued may use it: the driver waits in cuMemFree too.
+    // Queued work may use the memory; the driver waits in cuMemFree too.
     free_after(process, address, |block| {
         let context = process.contexts.numbered(block.context);
         context.map_or(Ok(()), |context| context.synchronize())
     })
 }
 
-/// `cuMemFreeAsync`, likewise. It waits where the driver would not: nothing else tells when what is mapped
-/// may go.
+/// Handles `cuMemFreeAsync`: returns its result if `address` is the base of a block. Unlike the driver it
+/// waits for the stream, because nothing else tells when the mapping may be removed.
 #[inline]
 pub(crate) fn free_on(process: &Process, address: u64, stream: CUstream) -> Option<CUresult> {
     if !process.swap.is_on() {
@@ -271,7 +276,7 @@ fn free_after(process: &Process, address: u64, wait: impl Fn(&Block) -> CUresult
     Some(freed)
 }
 
-/// A context is gone, and with it what was allocated in it.
+/// Frees the blocks that were allocated in `context`, which has been destroyed.
 pub(crate) fn context_gone(process: &Process, context: u32) {
     if !process.swap.is_on() {
         return;
@@ -284,7 +289,7 @@ pub(crate) fn context_gone(process: &Process, context: u32) {
         .collect();
     for block in gone {
         if process.swap.take(block.base).is_some() {
-            // What cannot be unmapped now, the driver has the addresses of until the program ends.
+            // Where unmapping fails, the driver keeps the addresses until the program exits.
             let _ = forget(process, &block);
         }
     }
@@ -296,7 +301,8 @@ fn forget(process: &Process, block: &Block) -> CUresult {
     Ok(())
 }
 
-/// A call that gives memory away in a way that moving it would break: it stays on the device from here on.
+/// Handles a call after which the memory must not move (such as an export): brings the block back to the
+/// device and keeps it there.
 pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
     if let Some((process, block)) =
         process::get().and_then(|process| Some((process, process.swap.find(address.0)?)))
@@ -308,13 +314,13 @@ pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
         while block.place() == Where::Host && began.elapsed() < PATIENCE {
             std::thread::sleep(NAP);
         }
-        // It is counted where it is before it is given away; what cannot be let go stays with the block.
+        // The block is settled before it is exported; memory that cannot be released stays with the block.
         let _ = block.settle(process);
     }
     next()
 }
 
-/// A call that uses memory and is not a submission: not while that memory moves.
+/// Handles a call that uses memory and is not a submission: waits while memory moves.
 pub(crate) fn touch(next: Next<'_>) -> CUresult {
     let Some(process) = process::get().filter(|process| process.swap.is_on()) else {
         return next();

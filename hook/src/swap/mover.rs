@@ -1,8 +1,7 @@
-//! Moves blocks, in the helper thread: out when a limit is lowered or somebody asks for it, in when there is
-//! room.
+//! Moves blocks, in the helper thread: out when a limit is lowered or on request, in when there is room.
 //!
-//! A step goes on with each device's moves (`device`), settles what one block left, or lets one piece of host
-//! memory go.
+//! A step advances the moves of each device (`device`), settles one moved block, or frees one piece of the
+//! swap pool.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -19,31 +18,31 @@ use crate::process::Process;
 use crate::sys;
 use crate::wishes;
 
-/// How it is done where that is a matter of taste: by the environment of the program.
+/// Choices that the program's environment makes.
 #[derive(Debug)]
 pub(super) struct Manner {
-    /// Of the reclaim policies, by name (`GCGROUP_RECLAIM`).
+    /// Name of the reclaim policy (`GCGROUP_RECLAIM`).
     pub(super) order: Option<String>,
-    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`), instead of running from host memory
-    /// what does not fit.
+    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`) instead of running from host memory.
     pub(super) waits: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Mover {
     devices: Vec<Device>,
-    /// The slots of the program's devices, as last seen.
+    /// The slots of the program's devices at the last step.
     slots: [usize; MAX_DEVICES],
     manner: Manner,
     ahead: Ahead,
-    /// Whether everything is held because some block has nothing at its addresses.
+    /// Whether all submissions are held because some block has nothing mapped at its addresses.
     is_all_kept: bool,
-    /// How often others had no room for what is kept, as last seen.
+    /// The daemon's recall counter at the last step.
     recalls: u32,
 }
 
 impl Mover {
-    /// What another held, if there was one that is lost, is let go, but for what must not be.
+    /// Makes the mover. Releases the holds of a previous mover that was lost, except where a block has
+    /// nothing mapped at its addresses.
     pub(crate) fn new(process: &Process) -> Self {
         let is_all_kept = process.swap.is_any_absent();
         process.reset_holds(is_all_kept);
@@ -60,13 +59,13 @@ impl Mover {
         }
     }
 
-    /// Goes on by one thing on each device.
+    /// Advances the moves of each device by one step.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let mut all = Step::default();
         if !process.swap.is_on() {
             return all;
         }
-        // Before a move lets go what it held.
+        // Before a move releases its hold.
         self.keep(process);
         if self.slots != process.devices.all() {
             self.renumber(process);
@@ -80,7 +79,7 @@ impl Mover {
             all.has_news |= step.has_news;
             all.wake = all.wake.into_iter().chain(step.wake).min();
         }
-        // Not while anything waits for it.
+        // Not while the program is held for a move.
         if !self.devices.iter().any(Device::is_moving) {
             all.has_news |= settle(process);
             let wake = match process.swap.unsettled.lock().is_empty() {
@@ -92,8 +91,8 @@ impl Mover {
         all
     }
 
-    /// Has what is known of each device follow it to the slot that it has now. What was under way is ended,
-    /// and begun anew there.
+    /// Moves the state of each device to its current slot. A move in progress is ended and started again
+    /// there.
     #[cold]
     fn renumber(&mut self, process: &Process) {
         let before = std::mem::replace(&mut self.slots, process.devices.all());
@@ -111,7 +110,7 @@ impl Mover {
                 device.inherit(process, to, known);
             }
         }
-        // Not before what is held is held in its new place.
+        // Old holds are released after the new ones are taken.
         for (index, known) in left.into_iter().enumerate() {
             if known.is_some_and(|known| known.is_kept) {
                 process.release(Scope::Device(index));
@@ -119,8 +118,8 @@ impl Mover {
         }
     }
 
-    /// Lets host memory go that has not been used for a while, or that others need, and makes what is to be
-    /// there before it is needed; when there will be more to do.
+    /// Frees pool memory that has expired or that other processes need, and makes memory in advance. Returns
+    /// how long until there is more to do.
     fn tidy(&mut self, process: &Process) -> Option<Duration> {
         let supply = &process.swap.supply;
         let recalls = recalls(process);
@@ -140,7 +139,7 @@ impl Mover {
         ahead.into_iter().chain(supply.next()).min()
     }
 
-    /// Holds everything while some block has nothing at its addresses.
+    /// Holds all submissions while some block has nothing mapped at its addresses.
     fn keep(&mut self, process: &Process) {
         let is_any_absent = process.swap.is_any_absent();
         match (self.is_all_kept, is_any_absent) {
@@ -152,7 +151,7 @@ impl Mover {
     }
 }
 
-/// Lets go what a block has left that was moved; whether there was one.
+/// Settles one moved block. Returns whether there was one.
 fn settle(process: &Process) -> bool {
     let Some(block) = process.swap.unsettled.lock().pop() else {
         return false;
@@ -164,7 +163,7 @@ fn settle(process: &Process) -> bool {
     true
 }
 
-/// How often the daemon has asked for what is kept.
+/// Returns how often the daemon has asked for pool memory to be freed.
 fn recalls(process: &Process) -> u32 {
     let device = process.control().devices.first();
     device.map_or(0, |device| device.swap_recall.load(Relaxed))

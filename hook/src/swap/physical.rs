@@ -1,4 +1,4 @@
-//! What the driver is asked for: physical memory, ranges of addresses, and copies between them.
+//! Driver objects: physical memory, address ranges, and copies between them.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -12,7 +12,7 @@ use crate::mapping::Mapping;
 
 use super::LEAST;
 
-/// Physical memory, let go when dropped.
+/// Physical memory, released on drop.
 #[derive(Debug)]
 pub(super) struct Memory {
     handle: CUmemGenericAllocationHandle,
@@ -40,7 +40,7 @@ impl Memory {
         self.size
     }
 
-    /// Whether it is what would be made there.
+    /// Returns whether it equals memory that would be made for `location` and `size`.
     pub(super) fn is_like(&self, location: CUmemLocation, size: u64) -> bool {
         let is_there = self.location.kind == location.kind && self.location.id == location.id;
         is_there && self.size == size
@@ -49,13 +49,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What is still mapped the driver keeps until it is unmapped; what is not let go stays in use.
+        // The driver keeps mapped memory until it is unmapped; where the release fails, the memory stays in
+        // use.
         let release = || driver::cuMemRelease(self.handle);
         let _ = release().or_else(|_| release());
     }
 }
 
-/// Page-locked memory of the process's own; not locked where the driver does not do that, which makes copies
+/// Page-locked memory of the process; unlocked where the driver refuses to lock it, which makes copies
 /// slower.
 #[derive(Debug)]
 pub(super) struct Copied {
@@ -64,7 +65,7 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// In the current context.
+    /// Allocates memory and locks it in the current context.
     pub(super) fn new(size: u64) -> Result<Self, CUerror> {
         let memory = Mapping::anonymous(bytes(size)?).map_err(|_| CUerror::OUT_OF_MEMORY)?;
         let locked = driver::cuMemHostRegister_v2(memory.address().addr(), memory.size(), PORTABLE);
@@ -87,10 +88,10 @@ impl Drop for Copied {
     }
 }
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: for every context, so that it does not go with the one it was made in.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: locked for all contexts, so that it outlives the current one.
 const PORTABLE: u32 = 1;
 
-/// Reserved addresses. What is mapped there is to be unmapped before they are given back.
+/// Reserved addresses. Memory mapped there is unmapped before they are freed.
 #[derive(Debug)]
 pub(super) struct Range {
     address: CUdeviceptr,
@@ -115,7 +116,7 @@ impl Range {
         self.address.0
     }
 
-    /// In the place of what could not be unmapped, if anything.
+    /// Maps `memory`, first unmapping what could not be unmapped before.
     pub(super) fn map(&self, memory: &Memory) -> CUresult {
         self.unmap()?;
         driver::cuMemMap(self.address, bytes(self.size)?, 0, memory.handle, 0)?;
@@ -123,7 +124,7 @@ impl Range {
         Ok(())
     }
 
-    /// Maps it for the device, or not at all.
+    /// Maps `memory` and gives `device` access; maps nothing on failure.
     pub(super) fn map_for(&self, memory: &Memory, device: CUdevice) -> CUresult {
         self.map(memory)?;
         self.allow(device).inspect_err(|_| {
@@ -131,7 +132,7 @@ impl Range {
         })
     }
 
-    /// What stays mapped stays in use.
+    /// Unmaps the range. On failure the memory stays in use.
     pub(super) fn unmap(&self) -> CUresult {
         if self.is_mapped.load(Relaxed) {
             let unmap = || driver::cuMemUnmap(self.address, bytes(self.size)?);
@@ -141,7 +142,7 @@ impl Range {
         Ok(())
     }
 
-    /// Lets the device use what is mapped there, and those of its peers that can.
+    /// Gives access to the device and to its possible peers.
     pub(super) fn allow(&self, device: CUdevice) -> CUresult {
         allow_peers(self.address.0, self.size, device);
         set_access(self.address.0, self.size, device)
@@ -175,8 +176,8 @@ fn set_access(address: u64, size: u64, device: CUdevice) -> CUresult {
     driver::cuMemSetAccess(CUdeviceptr(address), bytes(size)?, &access, 1)
 }
 
-/// Lets every device that can be a peer of the memory's use it: with plain memory the program would only have
-/// to enable that, and here there is no such call.
+/// Gives access to every device that can be a peer of `device`. With plain memory the program would enable
+/// peer access itself; for mapped memory there is no such call.
 fn allow_peers(address: u64, size: u64, device: CUdevice) {
     let mut count = 0;
     if driver::cuDeviceGetCount(&mut count).is_err() || count < 2 {
@@ -186,22 +187,22 @@ fn allow_peers(address: u64, size: u64, device: CUdevice) {
         let mut can = 0;
         let asked = driver::cuDeviceCanAccessPeer(&mut can, other, device);
         if asked.is_ok() && can != 0 {
-            // Where it cannot be had, the program will be told when it tries.
+            // Without access the program gets the error when it uses the memory.
             let _ = set_access(address, size, other);
         }
     }
 }
 
-/// A copy that failed.
+/// Why a copy failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotCopied {
-    /// It has come to an end, or never began.
+    /// The copy has ended or never started.
     Ended,
-    /// It may be under way yet: what it reads and writes must stay.
+    /// The copy may still be in progress: source and destination must stay allocated.
     UnderWay,
 }
 
-/// A stream of the current context for copies of ours, on which nothing waits for the program's.
+/// A stream of the current context for the hook's copies, independent of the program's streams.
 #[derive(Debug)]
 pub(super) struct Stream(CUstream);
 
@@ -212,17 +213,17 @@ impl Stream {
         Ok(Self(stream))
     }
 
-    /// Begins a copy.
+    /// Queues a copy.
     pub(super) fn copy(&self, to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
         bytes(size)
             .and_then(|size| driver::cuMemcpyAsync(CUdeviceptr(to), CUdeviceptr(from), size, self.0))
             .map_err(|_| NotCopied::Ended)
     }
 
-    /// Waits until what was begun is done.
+    /// Waits until the queued copies have completed.
     pub(super) fn wait(&self) -> Result<(), NotCopied> {
         driver::cuStreamSynchronize(self.0).map_err(|_| {
-            // Whether it was the wait that failed or the copy, nothing may go that it uses.
+            // Whether the wait failed or the copy, memory in use must not be freed.
             match driver::cuStreamSynchronize(self.0).or_else(|_| driver::cuCtxSynchronize()) {
                 Ok(()) => NotCopied::Ended,
                 Err(_) => NotCopied::UnderWay,
@@ -237,7 +238,7 @@ impl Drop for Stream {
     }
 }
 
-/// Copies, and waits until it is done.
+/// Copies `size` bytes and waits for completion.
 pub(super) fn copy(to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
     let stream = Stream::new()?;
     stream.copy(to, from, size)?;

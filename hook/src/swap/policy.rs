@@ -1,11 +1,11 @@
-//! Which blocks to move out: pure functions in one table.
+//! Reclaim policies: the order in which blocks are moved out.
 
-/// A block as far as a choice needs to know it.
+/// The properties of a block that a policy considers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Candidate {
-    /// Where it is in the list that was given.
+    /// Index in the list passed to [`choose`].
     pub(super) at: usize,
-    /// Counts up with age: the least is the oldest.
+    /// Ascending in order of creation: the smallest is the oldest.
     pub(super) number: u64,
     pub(super) size: u64,
 }
@@ -13,13 +13,13 @@ pub(super) struct Candidate {
 /// An order in which to move blocks out.
 struct Policy {
     name: &'static str,
-    /// The less, the sooner.
+    /// Blocks with smaller keys go first.
     key: fn(&Candidate) -> (u64, u64),
 }
 
 const POLICIES: &[Policy] = &[
-    // What was made first has its work behind it more often than not; use itself is not known, since a
-    // launch's pointers cannot be told from its numbers.
+    // The oldest block is the most likely to be no longer in use. Use itself is unknown, because pointers
+    // among a launch's arguments cannot be told from numbers.
     Policy {
         name: "oldest",
         key: |one| (one.number, 0),
@@ -30,8 +30,8 @@ const POLICIES: &[Policy] = &[
     },
 ];
 
-/// The blocks to move out so that at least `wanted` bytes go and at most `allowed`: their places in the list.
-/// Fewer where they cannot be had. `GCGROUP_RECLAIM` names another order than the first.
+/// Returns the indexes of blocks that together have at least `wanted` and at most `allowed` bytes, or as much
+/// as possible. `name` is the value of `GCGROUP_RECLAIM`; without a known name the first policy applies.
 pub(super) fn choose(name: Option<&str>, blocks: &[Candidate], wanted: u64, allowed: u64) -> Vec<usize> {
     let policy = POLICIES
         .iter()
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_go_as_are_needed() {
+    fn choose_returns_as_many_as_needed() {
         let sizes = [4, 2, 8, 6];
         for (name, wanted, allowed, want) in [
             (None, 0, u64::MAX, vec![]),

@@ -1,4 +1,4 @@
-//! What the program is told of a block: what it would be told of plain device memory, wherever the bytes are.
+//! Pointer queries for blocks. The answers are those for plain device memory, wherever the bytes are.
 
 use std::ffi::{c_uint, c_void};
 
@@ -8,22 +8,22 @@ use crate::interpose::Next;
 use crate::place::{answer, given};
 use crate::process;
 
-/// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: asked for by whoever has another device read the memory.
+/// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: requested by programs that let another device read the memory.
 const P2P_TOKENS: c_uint = 5;
-/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: no more so where it is mapped. Programs have places of one byte and of
-/// four for it, and how many are written is not documented: so the driver writes them, if it can.
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: false for mapped memory too. Programs pass out-pointers to one byte or
+/// to four, and the written width is not documented; so the driver writes it, if it can.
 const IS_MANAGED: c_uint = 8;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORYTYPE_DEVICE: u64 = 2;
 
-/// An attribute that moving changes: its number, its width in bytes, and what it is.
+/// An attribute that a move changes: its number, its width in bytes and its value.
 struct Attribute {
     number: c_uint,
     width: usize,
     value: fn(&Block, Asked) -> u64,
 }
 
-/// In whose name an attribute is asked for.
+/// Properties of the request.
 #[derive(Clone, Copy)]
 struct Asked {
     context: usize,
@@ -43,7 +43,7 @@ const ATTRIBUTES: &[Attribute] = &[
         width: 4,
         value: |_, _| MEMORYTYPE_DEVICE,
     },
-    // BUFFER_ID: never one of the driver's, which count up from nought.
+    // BUFFER_ID: distinct from those of the driver, which count up from 0.
     Attribute {
         number: 7,
         width: 8,
@@ -74,7 +74,7 @@ const ATTRIBUTES: &[Attribute] = &[
     },
 ];
 
-/// `cuMemGetAddressRange`: as it was asked for, and not as it is mapped.
+/// Handles `cuMemGetAddressRange`: returns the requested size, not the mapped size.
 pub(crate) fn range(
     base: *mut CUdeviceptr,
     bytes: *mut usize,
@@ -89,7 +89,7 @@ pub(crate) fn range(
     Ok(())
 }
 
-/// `cuPointerGetAttribute`.
+/// Handles `cuPointerGetAttribute`.
 pub(crate) fn attribute(
     data: *mut c_void,
     attribute: c_uint,
@@ -105,7 +105,7 @@ pub(crate) fn attribute(
     next()
 }
 
-/// `cuPointerGetAttributes`: a list of attributes, and of places for them.
+/// Handles `cuPointerGetAttributes`: a list of attributes and of out-pointers.
 pub(crate) fn attributes(
     count: c_uint,
     list: *const c_uint,
@@ -126,7 +126,7 @@ pub(crate) fn attributes(
     Ok(())
 }
 
-/// Answers for what moving changes; whether it did.
+/// Writes the answer for an attribute that a move changes. Returns whether it did.
 fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool {
     let Some(known) = ATTRIBUTES.iter().find(|known| known.number == attribute) else {
         return false;

@@ -1,5 +1,5 @@
-//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was
-//! after. The groups above have granted before what it needs of the host.
+//! Moves a single block with its charge: charged at the destination before the move, uncharged at the source
+//! after it. Host memory has been granted by the groups before.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::cuda::CUdevice;
 use crate::helper;
 use crate::process::Process;
 
-/// Moves one block and its charge; whether there was anything to move. Everything is held and quiet.
+/// Moves one block and its charge. Returns whether there was anything to move. Submissions are held and
+/// drained.
 pub(super) fn relocate(
     process: &Process,
     block: &Arc<Block>,
@@ -19,12 +20,12 @@ pub(super) fn relocate(
     let Some(context) = process.contexts.numbered(block.context) else {
         return Err(Failed::Driver);
     };
-    // Others are not waited for: the process may be held.
+    // Other processes are not waited for, since this process may be held.
     let claim = match to.place() {
         Where::Host => Some(process.claim_host(block.size, true)),
         Where::Device => None,
     };
-    // Charged where it goes before it goes; what it leaves is uncharged after.
+    // Charged at the destination first; the source is uncharged afterwards.
     let is_charged = match to.place() {
         Where::Host => matches!(claim, Some(Ok(_))) && process.charge_swap(index, block.size),
         Where::Device if block.is_pinned() || block.is_absent() => {
@@ -42,7 +43,7 @@ pub(super) fn relocate(
     drop(claim);
     let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
     if !matches!(moved, Ok(true) | Err(Failed::Stuck)) {
-        // What is stuck is there, and nobody's any more.
+        // Memory that cannot be released stays charged and belongs to no block.
         match to.place() {
             Where::Host => process.uncharge_swap(index, block.size),
             Where::Device => process.uncharge_block(index, block.size),
@@ -54,12 +55,13 @@ pub(super) fn relocate(
 }
 
 impl Block {
-    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may
-    /// use the memory meanwhile.
+    /// Moves the bytes of the block, in the current context, to or from memory that is not mapped. Nothing
+    /// may use the memory meanwhile.
     ///
-    /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last.
-    /// False if there was nothing to move: it has been freed, or is there already, or must stay; or it was
-    /// whole, and is mapped again. `count` is called when it is there, before anybody can see that.
+    /// At each step the bytes are complete in the old or in the new memory: the old memory is released last.
+    /// Returns false if there was nothing to move: the block is freed, is there already or must stay, or it
+    /// was intact and has been mapped again. `count` is called when the block has arrived, before other
+    /// threads can see that.
     fn move_to(
         &self,
         process: &Process,

@@ -1,5 +1,5 @@
-//! Moves many blocks at once: a batch is copied while the one before has its memory exchanged. All that is
-//! needed was made before, and what it leaves is settled after.
+//! Moves many blocks at once: one batch is copied while the memory of the previous one is exchanged. All
+//! memory is prepared before, and old memory is released after.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use super::physical::{NotCopied, Stream};
 use crate::helper;
 use crate::process::Process;
 
-/// Bytes whose copies are queued at once.
+/// Bytes of one batch of copies.
 const BATCH: u64 = 256 << 20;
-/// Bytes that are moved before the helper sees to something else.
+/// Bytes moved before the helper does other work.
 const RUN: u64 = 1 << 30;
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Ran {
     pub(super) moved: Vec<Arc<Block>>,
     pub(super) failed: Option<Failed>,
 }
 
-/// A block under way, locked: who frees it waits.
+/// A block being moved. It is locked, so a thread that frees it waits.
 struct Going<'a> {
     block: &'a Block,
     placed: MutexGuard<'a, Placed>,
@@ -33,16 +33,16 @@ struct Going<'a> {
 }
 
 enum State {
-    /// Not to be moved, or not yet: what was made for it.
+    /// Not to be moved, or not yet charged; holds the prepared memory.
     Ready(Piece),
-    /// Charged where it goes.
+    /// Charged at the destination.
     Charged(Piece),
     Moved,
-    /// What was made for it may be written to for ever.
+    /// The prepared memory is leaked, because a copy to it may still be in progress.
     Lost,
 }
 
-/// How many of the first of these are moved in one run: those of one context, as far as a run goes.
+/// Returns how many of the first moves make up one run: those of one context, up to [`RUN`] bytes.
 pub(super) fn length(moves: &[Move]) -> usize {
     let Some(first) = moves.first() else { return 0 };
     let mut bytes = 0_u64;
@@ -53,7 +53,7 @@ pub(super) fn length(moves: &[Move]) -> usize {
     moves.iter().take_while(fits).count().max(1)
 }
 
-/// Moves blocks of one context. Everything is held and quiet.
+/// Moves blocks of one context. All submissions are held and drained.
 pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -> Ran {
     let Some(first) = moves.first() else {
         return Ran::default();
@@ -104,7 +104,8 @@ pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -
     ran
 }
 
-/// What is stuck stays charged: it is there, and nobody's any more.
+/// Releases prepared memory of a block that was charged but not moved. Memory that cannot be released stays
+/// charged.
 fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Result<(), Failed> {
     let size = piece.memory.size();
     if to.place() == Where::Device {
@@ -122,7 +123,8 @@ fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Re
 }
 
 impl Going<'_> {
-    /// Charges it where it goes, unless it is not to go after all; false if it cannot be charged.
+    /// Charges the block at the destination, unless it must not move any more. Returns false if it cannot be
+    /// charged.
     fn charge(&mut self, process: &Process, index: usize, to: Goal) -> bool {
         if !self.block.may_go(&self.placed, index, to) {
             return true;
@@ -142,7 +144,7 @@ impl Going<'_> {
         is_charged
     }
 
-    /// Begins to copy it, if it is to be moved.
+    /// Queues the copy of the block, if it is to be moved.
     fn copy(&self, stream: &Stream) -> Result<(), NotCopied> {
         match &self.state {
             State::Charged(piece) => stream.copy(piece.aside.address(), self.block.base, self.block.size),
@@ -169,7 +171,7 @@ impl Going<'_> {
         }
     }
 
-    /// A copy to it may be under way for ever.
+    /// Leaks the prepared memory, because a copy to it may still be in progress.
     fn lose(&mut self) {
         if let State::Charged(piece) = std::mem::replace(&mut self.state, State::Lost) {
             std::mem::forget(piece);
@@ -177,7 +179,7 @@ impl Going<'_> {
     }
 }
 
-/// The batches, as ranges of what is going.
+/// Divides the blocks into batches, as index ranges.
 fn batches(going: &[Going<'_>]) -> Vec<Range<usize>> {
     let (mut all, mut from, mut bytes) = (Vec::new(), 0, 0_u64);
     for (at, one) in going.iter().enumerate() {
@@ -199,7 +201,7 @@ fn move_all(process: &Process, going: &mut [Going<'_>], to: Goal) -> Result<(), 
     let Some(mut batch) = batches.next() else {
         return Ok(());
     };
-    // One copies while the other is waited for.
+    // Two streams: one copies while the other is waited for.
     let (mut stream, mut other) = (None, None);
     begin(&mut stream, going.get_mut(batch.clone()))?;
     loop {
@@ -221,7 +223,7 @@ fn move_all(process: &Process, going: &mut [Going<'_>], to: Goal) -> Result<(), 
     }
 }
 
-/// Queues the copies of a batch, on a stream of its own. None is under way if that fails.
+/// Queues the copies of a batch on its own stream. On failure none is in progress.
 fn begin(stream: &mut Option<Stream>, batch: Option<&mut [Going<'_>]>) -> Result<(), Failed> {
     let batch = batch.unwrap_or_default();
     let stream = match stream {
@@ -234,7 +236,7 @@ fn begin(stream: &mut Option<Stream>, batch: Option<&mut [Going<'_>]>) -> Result
     }
 }
 
-/// Waits for the copies of a batch, and has each block's memory exchanged.
+/// Waits for the copies of a batch and exchanges the memory of each block.
 fn end(
     process: &Process,
     stream: Option<&Stream>,
@@ -253,7 +255,7 @@ fn end(
     batch.iter_mut().try_for_each(|one| one.exchange(process, to))
 }
 
-/// Waits for what was queued of a batch that is not to be moved after all.
+/// Waits for the queued copies of a batch that is not to be moved any more.
 fn give_up(stream: &Stream, batch: &mut [Going<'_>], failed: Failed) -> Failed {
     match stream.wait() {
         Err(NotCopied::UnderWay) => {

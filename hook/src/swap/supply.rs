@@ -1,7 +1,6 @@
-//! Memory of the host that is there before it is needed. Making it takes longer than a copy, and letting it
-//! go takes time too, so neither is done while anything is held for a move: what a move needs is made before,
-//! and what it leaves is kept for the next, for a moment. What is made and in no block's place is counted as
-//! `swap_supply`, wherever it is.
+//! The swap pool: host memory that is in no block's place. Making and freeing host memory takes longer than a
+//! copy, so neither is done while submissions are held: memory for a move is made before it, and memory that
+//! a move leaves is kept for [`LEAVE`] for the next. The bytes are published as `swap_supply`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use crate::cuda::CUmemLocation;
 use crate::device::LocalDevice;
 use crate::process::Process;
 
-/// For how long what nobody uses is kept.
+/// How long unused memory is kept.
 const LEAVE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -25,11 +24,11 @@ pub(super) struct Supply(Mutex<Vec<Spare>>);
 #[derive(Debug)]
 struct Spare {
     memory: Memory,
-    /// The device it was made for, and its slot.
+    /// The device it was made for, and that device's slot (`index`).
     local: LocalDevice,
     index: usize,
     since: Instant,
-    /// Whether it is kept for a move to come, however long that may be.
+    /// Whether it is kept without a time limit for an expected move.
     is_wanted: bool,
 }
 
@@ -39,7 +38,7 @@ impl Spare {
     }
 }
 
-/// A piece that a move to come needs.
+/// Host memory that an expected move needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) local: LocalDevice,
@@ -50,7 +49,7 @@ pub(super) struct Wanted {
 }
 
 impl Supply {
-    /// Bytes that are there and not spoken for.
+    /// Returns the bytes in the pool that no move has taken.
     pub(super) fn bytes(&self) -> u64 {
         self.0.lock().iter().map(|spare| spare.memory.size()).sum()
     }
@@ -60,7 +59,7 @@ impl Supply {
         self.renumber(process);
     }
 
-    /// Brings what is charged to the slots that the devices have now.
+    /// Moves charges to the current slots of their devices.
     pub(super) fn renumber(&self, process: &Process) {
         for spare in self.0.lock().iter_mut() {
             let to = process.devices.index(spare.local);
@@ -79,8 +78,8 @@ impl Supply {
         Some(spares.swap_remove(at).memory)
     }
 
-    /// Keeps one piece for each of these, and no other for longer than for a moment; the first for which
-    /// there is none.
+    /// Marks one piece for each entry of `wanted` to be kept, and unmarks all others. Returns the first entry
+    /// that has no piece.
     pub(super) fn want(&self, wanted: &[Wanted]) -> Option<Wanted> {
         let (mut spares, now) = (self.0.lock(), Instant::now());
         spares.iter_mut().for_each(|spare| spare.is_wanted = false);
@@ -96,8 +95,8 @@ impl Supply {
         lacking
     }
 
-    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or
-    /// whatever it is, but first of all what nobody wants.
+    /// Removes the piece to free next: unmarked pieces first, then the least recently used. Without `any`
+    /// only an unmarked piece that is older than [`LEAVE`].
     fn drain(&self, any: bool) -> Option<Spare> {
         let mut spares = self.0.lock();
         let order = |(_, spare): &(usize, &Spare)| (spare.is_wanted, spare.since);
@@ -106,7 +105,7 @@ impl Supply {
         is_due.then(|| spares.swap_remove(at))
     }
 
-    /// When the next is to be let go.
+    /// Returns how long until the next piece is to be freed.
     pub(super) fn next(&self) -> Option<Duration> {
         let spares = self.0.lock();
         let unwanted = spares.iter().filter(|spare| !spare.is_wanted);
@@ -115,12 +114,12 @@ impl Supply {
     }
 }
 
-/// Why there is no memory of the host.
+/// Why host memory was not obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotMade {
-    /// Others are about to take what is there, or the daemon has not answered.
+    /// Other processes are about to take what is available, or the daemon has not answered: try again.
     NotYet,
-    /// The groups above have no room for so much.
+    /// The groups above do not allow so much.
     NotGranted,
     Failed(Failed),
 }
@@ -141,8 +140,8 @@ impl From<Failed> for NotMade {
 }
 
 impl Process {
-    /// Memory of the host for a block of that device, counted as supply: what is there already, or made.
-    /// `is_late` if others have been waited for long enough.
+    /// Returns host memory for a block of the device in slot `index`, from the pool or new. It is counted as
+    /// part of the pool. `is_late` means that other processes have been waited for long enough.
     pub(super) fn host_memory(
         &self,
         index: usize,
@@ -155,7 +154,7 @@ impl Process {
         {
             return Ok(memory);
         }
-        // What is of no use now is not kept beyond what may be on the host.
+        // Frees unsuitable pieces where the pool would exceed what may be on the host.
         while self.swap_room(index) < self.supplied().saturating_add(size) && self.let_go(true) {}
         self.reserve_host(index, size)?;
         let made = self.make_host_memory(location, size, is_late);
@@ -166,8 +165,8 @@ impl Process {
         made
     }
 
-    /// Charges host memory that is about to be made, in the place of what is kept if there is no other. In
-    /// the driver.
+    /// Charges host memory that is about to be made, freeing pool memory if the groups grant no more. Called
+    /// inside `in_driver`.
     pub(super) fn reserve_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
         loop {
             match self.charge_host(index, size) {
@@ -191,23 +190,23 @@ impl Process {
         }
     }
 
-    /// It is a block's from now on.
+    /// Uncounts memory of the pool that now belongs to a block.
     pub(super) fn leave_supply(&self, index: usize, size: u64) {
         self.count_supply(index, |word| word.fetch_sub(size, Relaxed));
     }
 
-    /// It is no block's after all.
+    /// Counts memory of a cancelled move in the pool again.
     pub(super) fn return_supply(&self, index: usize, size: u64) {
         self.count_supply(index, |word| word.fetch_add(size, Relaxed));
     }
 
-    /// It was a block's until now.
+    /// Takes memory that a block has left into the pool.
     pub(super) fn enter_supply(&self, local: LocalDevice, index: usize, memory: Memory) {
         self.return_supply(index, memory.size());
         self.keep(local, index, memory);
     }
 
-    /// It was made, and is not needed now.
+    /// Keeps memory in the pool that is counted there already.
     pub(super) fn keep(&self, local: LocalDevice, index: usize, memory: Memory) {
         let since = Instant::now();
         let spare = Spare {
@@ -220,9 +219,10 @@ impl Process {
         self.swap.supply.put(self, spare);
     }
 
-    /// Lets one piece go that has not been used for a while, or any; whether there was one. In the driver.
+    /// Frees one piece that has expired, or with `any` one piece at all. Returns whether there was one.
+    /// Called inside `in_driver`.
     pub(super) fn let_go(&self, any: bool) -> bool {
-        // Not under the lock.
+        // The memory is freed without the lock.
         let Some(spare) = self.swap.supply.drain(any) else {
             return false;
         };
@@ -233,12 +233,12 @@ impl Process {
         true
     }
 
-    /// Bytes that the host has for blocks, with what is there already and not spoken for.
+    /// Returns the host memory available for blocks, bytes, including the pool.
     pub(super) fn room_on_host(&self) -> u64 {
         self.swap.host.room().saturating_add(self.swap.supply.bytes())
     }
 
-    /// Bytes of all that is made and in no block's place.
+    /// Returns the published size of the pool over all devices, bytes.
     pub(super) fn supplied(&self) -> u64 {
         let each = |device: &UsageDevice| device.swap_supply.load(Relaxed);
         self.usage().devices.iter().map(each).fold(0, u64::saturating_add)

@@ -1,4 +1,4 @@
-//! What is to be moved next: found from limits, from what was asked for, and from where the blocks are.
+//! Selection of the next move, from limits, requests and the places of blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,32 +13,32 @@ use crate::memory::levels::{device_limit, group_room, process_limit};
 use crate::process::Process;
 use crate::{driver, helper};
 
-/// What is to be moved where.
+/// Blocks to be moved and their destination.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) to: Goal,
-    /// What is to be made ready, the next one last.
+    /// Blocks still to be prepared; the last is next.
     pub(super) blocks: Vec<Arc<Block>>,
-    /// What is ready to be moved, in order.
+    /// Prepared blocks, in order of their moves.
     pub(super) ready: Vec<Move>,
-    /// What is moved by itself, and needs nothing to be made first, in order.
+    /// Blocks that are moved singly and need no preparation, in order.
     pub(super) alone: VecDeque<Arc<Block>>,
-    /// Bytes of host memory that are charged for those.
+    /// Bytes of host memory charged for `alone`.
     pub(super) reserved: u64,
-    /// What was made ready and is not to be moved after all.
+    /// Prepared blocks that need not move any more.
     pub(super) needless: Vec<Move>,
-    /// What has gone wrong.
+    /// The last failure.
     pub(super) failed: Option<Failed>,
-    /// Whether the rest is left where it is.
+    /// Whether the remaining blocks stay where they are.
     pub(super) is_over: bool,
-    /// Whether that was asked for, and not made necessary by a limit.
+    /// Whether the move was requested rather than caused by a limit.
     pub(super) is_asked: bool,
-    /// Whether the process was frozen when it began.
+    /// Whether the device's gate was frozen when the move began.
     pub(super) is_frozen: bool,
     pub(super) waits: Waits,
 }
 
-/// How long a move has waited for other processes and for the daemon.
+/// Time that a move has waited for other processes and for the daemon.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     before: Duration,
@@ -46,7 +46,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// How long a move waits, all its blocks together.
+    /// Longest wait of a move, for all its blocks together.
     const MOST: Duration = Duration::from_secs(1);
 
     pub(super) fn is_late(&self) -> bool {
@@ -65,30 +65,30 @@ impl Waits {
     }
 }
 
-/// What a look came to.
+/// Result of a selection.
 #[derive(Debug)]
 pub(super) enum Found {
     Task(Task),
-    /// Everything is where it should be, or as near to it as it can be.
+    /// Nothing to move, or nothing that can be moved.
     Nothing,
-    /// Something should move for which there is no room now, and nobody tells when there is.
+    /// A block should move but has no room now; nothing reports when there is, so check again later.
     NotYet,
-    /// Something should go that may not.
+    /// A block should move out but must not.
     Refused,
 }
 
-/// In whose name a look is taken.
+/// Input of a selection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look<'a> {
     pub(super) process: &'a Process,
     pub(super) index: usize,
-    /// Bytes that somebody asked for to go.
+    /// Bytes requested to be moved out.
     pub(super) asked: u64,
     pub(super) is_frozen: bool,
-    /// Of the reclaim policies.
+    /// Name of the reclaim policy.
     pub(super) order: Option<&'a str>,
-    /// What the groups above did not let go out when they were last asked: blocks of that size and larger
-    /// ones.
+    /// Size of the smallest block that the groups above did not grant at the last request: blocks of that
+    /// size and larger are skipped.
     pub(super) not_granted: Option<u64>,
 }
 
@@ -129,8 +129,8 @@ impl Look<'_> {
         }
     }
 
-    /// What comes back whatever the limits say: what the program is about to give away, and what must be at
-    /// its addresses.
+    /// Returns the blocks that must return regardless of limits: pinned blocks, and blocks whose addresses
+    /// must be mapped.
     fn due(&self, all: &[Arc<Block>]) -> Vec<Arc<Block>> {
         let may_be_absent = self.is_frozen && elsewhere::is_all_frozen(self.process);
         let is_due = |block: &&Arc<Block>| {
@@ -140,7 +140,7 @@ impl Look<'_> {
         all.iter().filter(is_due).cloned().collect()
     }
 
-    /// What is over the limits, or was asked for.
+    /// Selects blocks to move out, because limits are exceeded or on request.
     fn out(&self, all: Vec<Arc<Block>>, excess: u64) -> Found {
         let (process, wanted) = (self.process, excess.max(self.asked));
         let is_asked = self.asked >= excess;
@@ -180,13 +180,13 @@ impl Look<'_> {
         }
     }
 
-    /// What there is room for on the device. What went first comes first.
+    /// Selects blocks to move in, as far as the device has room, in the order of their moves out.
     fn back(&self, mut all: Vec<Arc<Block>>) -> Found {
         let by_limits = room(self.process, self.index);
         let mut room = by_limits;
         let on_host = |block: &Arc<Block>| block.place() == Where::Host;
         let is_due = |block: &Arc<Block>| on_host(block) && !block.stays().0;
-        // What others need has just been left to them. Nobody tells when there is room again.
+        // Lent memory is left to other processes for now. Nothing reports when there is room again.
         if all
             .iter()
             .any(|block| on_host(block) && block.stays() == (true, true))
@@ -200,7 +200,7 @@ impl Look<'_> {
                 room = room.min(free_memory(self.process, first));
                 is_full = first.size > room;
             } else {
-                // Others of the group may give theirs back.
+                // Other processes of the group may free memory.
                 let of_groups = group_room(self.process.usage(), self.process.control(), self.index);
                 is_full = of_groups == by_limits;
             }
@@ -230,11 +230,11 @@ pub(super) fn blocks(process: &Process, index: usize) -> Vec<Arc<Block>> {
 }
 
 impl Task {
-    /// Leaves out what has become needless while it was made ready.
+    /// Drops moves that have become unnecessary during preparation.
     pub(super) fn review(&mut self, excess: u64, asked: u64) {
         let (mut bytes, wanted) = (0_u64, excess.max(asked));
         let is_needless = |one: &mut Move| match self.to {
-            // Nothing comes in while something is to go, but for what cannot be elsewhere.
+            // Only pinned blocks are moved in while memory must be moved out.
             Goal::Device => wanted != 0 && !one.block.is_pinned(),
             Goal::Host | Goal::Aside => {
                 let is_enough = bytes >= wanted;
@@ -245,24 +245,25 @@ impl Task {
         self.needless.extend(self.ready.extract_if(.., is_needless));
     }
 
-    /// Whether it takes out, as asked, what is frozen: that comes back before anything is let through.
+    /// Returns whether the task moves memory of a frozen process out on request. That memory returns before
+    /// any submission passes.
     pub(super) fn is_from_frozen(&self) -> bool {
         self.to != Goal::Device && self.is_asked && self.is_frozen
     }
 
-    /// Nothing more is made ready.
+    /// Records a failure and stops preparing blocks.
     pub(super) fn give_up(&mut self, failed: Failed) {
         self.failed = Some(failed);
         self.blocks.clear();
     }
 
-    /// A move has failed, and the others are left.
+    /// Records a failed move; the remaining blocks stay.
     pub(super) fn fail(&mut self, failed: Failed) {
         (self.failed, self.is_over) = (Some(failed), true);
     }
 }
 
-/// Bytes over the limits.
+/// Returns by how many bytes the limits are exceeded.
 pub(super) fn excess(process: &Process, index: usize) -> u64 {
     let control = process.control();
     let on_device = process.usage().memory_current(index);
@@ -271,7 +272,7 @@ pub(super) fn excess(process: &Process, index: usize) -> u64 {
     over(on_device, device_limit(control, index)).max(over(on_process, process_limit(control)))
 }
 
-/// Bytes up to the limits.
+/// Returns how many bytes the limits leave.
 fn room(process: &Process, index: usize) -> u64 {
     let control = process.control();
     let on_device = process.usage().memory_current(index);
@@ -282,8 +283,8 @@ fn room(process: &Process, index: usize) -> u64 {
         .min(group_room(process.usage(), control, index))
 }
 
-/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is
-/// asked for them.
+/// Returns the free memory of the block's device, bytes; `u64::MAX` without an answer, since the driver will
+/// refuse by itself.
 fn free_memory(process: &Process, block: &Block) -> u64 {
     let (mut free, mut total) = (0, 0);
     let context = process.contexts.numbered(block.context);

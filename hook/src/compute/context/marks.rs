@@ -16,13 +16,13 @@ pub(crate) struct Mark {
     /// Set if its stream was destroyed after it was set: then several rounds may wait for it.
     is_orphan: bool,
     asked: u32,
-    /// Looks in a row at which the driver did not say.
+    /// Consecutive polls at which the driver gave no answer.
     failed: u32,
 }
 
 /// Interval, in polls, at which it is checked whether the context can still run anything.
 const DOUBT: u32 = 16;
-/// Looks in a row after which a mark that the driver says nothing about is lost.
+/// Consecutive failed polls after which a marker counts as lost.
 const MOST_FAILED: u32 = 16;
 
 /// Result of polling or setting markers.
@@ -30,11 +30,11 @@ const MOST_FAILED: u32 = 16;
 pub(crate) enum Passed {
     Yes,
     NotYet,
-    /// The driver keeps failing to say. A mark that is set from here on is of another sort.
+    /// The driver keeps failing to answer. The next marker is of the other kind.
     Lost,
 }
 
-/// Asks about each mark, and keeps those that have not passed. `Yes` if none is left, `Lost` if any is lost.
+/// Polls each marker and keeps those that have not passed. `Yes` if none is left, `Lost` if any is lost.
 pub(crate) fn ask_all(marks: &mut Vec<Mark>) -> Passed {
     let mut is_lost = false;
     marks.retain_mut(|mark| {

@@ -12,11 +12,11 @@ fn submit(bound: Bound<'_>, times: u64) {
     bound.submit(Submission::Kernel, times);
 }
 
-/// An id that no thread of this process has.
+/// A thread id that does not exist in this process.
 const DEAD: u32 = 0x3fff_fff0;
 
 #[test]
-fn a_thread_keeps_its_slot_on_each_device() {
+fn thread_keeps_its_slot_on_each_device() {
     let process = Process::of_test(NO_LIMIT);
     let me = sys::gettid();
     let slots = &process.slots;
@@ -30,7 +30,7 @@ fn a_thread_keeps_its_slot_on_each_device() {
 }
 
 #[test]
-fn slots_of_dead_threads_are_taken_over_and_their_counts_stay_with_the_device() {
+fn slot_of_dead_thread_is_reused_and_counts_stay() {
     let process = Process::of_test(NO_LIMIT);
     let slots = &process.slots;
     for number in 0..MAX_THREADS {
@@ -49,7 +49,7 @@ fn slots_of_dead_threads_are_taken_over_and_their_counts_stay_with_the_device() 
 }
 
 #[test]
-fn a_thread_that_died_inside_the_driver_holds_up_no_drain() {
+fn thread_that_died_inside_driver_delays_no_drain() {
     let process = Process::of_test(NO_LIMIT);
     let slots = &process.slots;
     let dead = slots.take(process, DEAD, local(0), 0);
@@ -64,11 +64,11 @@ fn a_thread_that_died_inside_the_driver_holds_up_no_drain() {
 }
 
 #[test]
-fn threads_beyond_the_room_count_all_the_same() {
+fn threads_beyond_block_are_counted() {
     let process = Process::of_test(NO_LIMIT);
     let slots = &process.slots;
     let me = sys::gettid();
-    // One living thread on many devices stands for many living threads on one.
+    // One living thread on many devices stands in for many threads on one device.
     for number in 0..MAX_THREADS {
         let slot = slots.take(process, me, local(0), 0);
         slot.side
@@ -89,7 +89,7 @@ fn threads_beyond_the_room_count_all_the_same() {
 }
 
 #[test]
-fn a_new_daemon_moves_slots_with_their_counts() {
+fn new_daemon_moves_slots_with_their_counts() {
     let process = Process::of_test(NO_LIMIT);
     let (control, file) = block::of_daemon();
     let slot = process
@@ -97,7 +97,7 @@ fn a_new_daemon_moves_slots_with_their_counts() {
         .take(process, sys::gettid(), local(0), gcgroup_abi::OTHER_DEVICE);
     submit(slot, 5);
     control.publish();
-    // The driver was never asked for a UUID here, so the device stays unknown and the slot where it is.
+    // The driver was not asked for a UUID, so the device stays unknown and the slot keeps its place.
     process.adopt(&file);
     assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
     point(process, slot, 2);
@@ -105,7 +105,7 @@ fn a_new_daemon_moves_slots_with_their_counts() {
 }
 
 #[test]
-fn allocations_are_counted_by_each_thread_and_summed() {
+fn allocations_are_summed_over_threads() {
     let process = Process::of_test(NO_LIMIT);
     let entry = |index| Entry::new(Kind::Linear, 100, local(0), index, 0);
     let sums = |index| {
@@ -125,16 +125,12 @@ fn allocations_are_counted_by_each_thread_and_summed() {
         }
     });
     assert_eq!(sums(1), (4000, 0, 400_000));
-    assert_eq!(
-        shared.nr_alloc.load(Relaxed),
-        0,
-        "nobody has written where others write"
-    );
+    assert_eq!(shared.nr_alloc.load(Relaxed), 0, "shared words are untouched");
 
     let mine = process.slots.of_test(process, local(0), 1);
     count(mine, 1, 1);
     for _ in 0..2 {
-        // What another has allocated: less than nothing of one's own.
+        // Frees of other threads' blocks make the thread's own counter negative.
         let own = Counts::of(process.usage(), mine.thread, 1);
         process.memory.levels.leave(process.usage(), own, &entry(1));
     }
@@ -145,7 +141,7 @@ fn allocations_are_counted_by_each_thread_and_summed() {
 }
 
 #[test]
-fn what_was_counted_stays_with_the_device_when_the_slot_goes_to_another() {
+fn counts_stay_with_device_when_slot_moves() {
     let process = Process::of_test(NO_LIMIT);
     let bound = process.slots.of_test(process, local(0), 3);
     let counts = |bound: Bound<'_>, index| {

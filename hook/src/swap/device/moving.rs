@@ -1,4 +1,4 @@
-//! A device's moves themselves: everything is held, what was queued ends, the blocks are moved, and all goes
+//! The moves themselves: submissions are held, queued work is drained, blocks are moved and submissions go
 //! on.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,13 +17,13 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::process::Process;
 
-/// Between looks while queued work ends.
+/// Interval between checks of the drain.
 const SOON: Duration = Duration::from_micros(50);
-/// How long queued work may take to end, and how long it is left in peace if it does not.
+/// How long the drain may take, and the delay before the next attempt if it takes longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Device {
-    /// Holds everything, if there is anything left to be moved.
+    /// Holds all submissions if any block is still to be moved.
     pub(super) fn close(
         &mut self,
         process: &Process,
@@ -40,7 +40,7 @@ impl Device {
         GO_ON
     }
 
-    /// What was made ready and has not moved is not needed any more.
+    /// Ends a task and releases prepared memory that was not used.
     pub(super) fn end(&mut self, process: &Process, index: usize, usage: &UsageDevice, task: Task) -> Step {
         let mut failed = task.failed;
         process.uncharge_host(index, task.reserved);
@@ -98,7 +98,7 @@ impl Device {
     ) -> Step {
         let is_out = task.to != Goal::Device;
         let is_from_frozen = task.is_from_frozen();
-        // Thawed meanwhile: what is out comes back before anything is let through.
+        // Thawed meanwhile: memory that was moved out returns before any submission passes.
         let is_thawed = (is_from_frozen || task.to == Goal::Aside) && !self.was_frozen;
         if !is_out && self.asked != 0 {
             task.review(0, self.asked);
@@ -129,14 +129,14 @@ impl Device {
             return GO_ON;
         }
         if is_from_frozen {
-            // It stays held, so that a thaw finds all of it back.
+            // The device stays held until a thaw has brought all of it back.
             self.keep(process, index);
         }
         process.release(Scope::All);
         self.end(process, index, usage, task)
     }
 
-    /// A block has moved.
+    /// Updates the request and the block after a move.
     fn moved(&mut self, block: &Block, task: &Task) {
         self.pause = AGAIN;
         if task.to == Goal::Device {
@@ -154,7 +154,7 @@ impl Device {
 
     fn fail(&mut self, process: &Process, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
         match failed {
-            // Nothing of ours failed: others have the card.
+            // Not a failure: other processes use the device's memory.
             Failed::NoRoom if to == Goal::Device => return self.put_off(),
             Failed::Refused => process.swap.is_host_refused.store(true, Relaxed),
             Failed::Stuck => process.swap.is_stuck.store(true, Relaxed),

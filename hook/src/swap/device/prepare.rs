@@ -1,4 +1,4 @@
-//! What a device's moves need is made, a block at a time, while nothing is held.
+//! Preparation of moves, one block at a time, while nothing is held.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,11 +15,11 @@ use crate::compute::{Step, elsewhere};
 use crate::helper;
 use crate::process::Process;
 
-/// Between looks while a move waits for others or for the daemon.
+/// Interval between attempts while a move waits for other processes or for the daemon.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl Device {
-    /// Makes what one block needs; when all have that, holds everything.
+    /// Prepares one block; when all are prepared, holds submissions.
     pub(super) fn prepare(
         &mut self,
         process: &Process,
@@ -60,8 +60,7 @@ impl Device {
         }
     }
 
-    /// The groups above have no room for a block on the host, and so for none as large; there may be for
-    /// smaller ones.
+    /// Drops a block that the groups above do not grant, and all that are as large. Smaller ones may fit.
     fn leave_out(&mut self, task: &mut Task, block: &Block) {
         self.not_granted = Some(block.size);
         task.blocks.retain(|other| other.size < block.size);
