@@ -59,6 +59,9 @@ if [ "$quick" = no ]; then
     if have shellcheck "the scripts' lints"; then
         step shellcheck scripts/*.sh scripts/gc-* .ci/run
     fi
+    if have python3 "wording and layout of comments and documents"; then
+        step scripts/check-text.py
+    fi
     if have cargo-deny "licences and advisories of dependencies"; then
         step cargo deny --locked --log-level error check bans licenses sources
         if git ls-remote -q https://github.com/RustSec/advisory-db HEAD > /dev/null 2>&1; then

@@ -1,7 +1,7 @@
 //! Detection of device use that hooks do not account for: by processes without a hook, and by processes that
 //! hold more than their ledger.
 //!
-//! Such use cannot be prevented; it is made visible in `unmanaged` and the log.
+//! The daemon cannot prevent such use; it is made visible in `unmanaged` and the log.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Control and usage blocks as files: creates control blocks, and maps usage blocks after strict checks.
 //!
-//! It does not know what the fields mean.
+//! This module does not know what the fields mean.
 
 use std::os::fd::OwnedFd;
 

@@ -1,8 +1,8 @@
 //! Mounts and unmounts at a path. This module knows neither FUSE messages nor the tree.
 //!
-//! It calls mount(2) and umount2(2) directly: unmounting must work while clients hold files open, and a new
-//! daemon must start on what a killed predecessor has left, a dead mount on which every path lookup fails. So
-//! /proc/self/mountinfo is always read before the mount point is touched.
+//! The module calls mount(2) and umount2(2) directly: unmounting must work while clients hold files open, and
+//! a new daemon must start on what a killed predecessor has left, a dead mount on which every path lookup
+//! fails. So /proc/self/mountinfo is always read before the mount point is touched.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -203,7 +203,7 @@ impl Tree {
     /// Handles a process's doorbell: its usage block has changed, in its work, its requests for grants, or
     /// what events files show.
     pub fn rung(&self, id: ProcessId) {
-        // Done first: the process, or a more important one, may be waiting.
+        // Done first: the process, or one of higher priority, may be waiting.
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         state.answer_requests(id, &mut notices);

@@ -1,8 +1,8 @@
 //! The helper thread: receives the daemon's doorbell, drains, publishes progress, moves memory and reconnects
 //! to the daemon.
 //!
-//! It sleeps in poll(2) while there is nothing to do. It holds no lock while it calls the driver, except a
-//! context's while it sets or queries a marker there (see `compute::contexts`).
+//! The thread sleeps in poll(2) while there is nothing to do. It holds no lock while it calls the driver,
+//! except a context's while it sets or queries a marker there (see `compute::contexts`).
 
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;

@@ -1,8 +1,8 @@
 //! The state of a process that uses CUDA.
 //!
-//! It is made by the first successful `cuInit`, or before the first `cuInit` if the process must be governed,
-//! and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver state
-//! belong to the parent.
+//! The object is made by the first successful `cuInit`, or before the first `cuInit` if the process must be
+//! governed, and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver
+//! state belong to the parent.
 
 use std::io;
 #[cfg(test)]

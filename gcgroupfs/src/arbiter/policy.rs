@@ -62,7 +62,7 @@ impl Policy {
 /// A process as a policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    /// `compute.priority`: lower is more important.
+    /// `compute.priority`: a lower number is a higher priority.
     pub priority: u32,
     /// Whether it has work for the GPU, or counts as busy (linger).
     pub has_demand: bool,

@@ -218,7 +218,8 @@ struct Daemon {
 /// How a daemon has ended.
 enum End {
     Ended(ExitStatus),
-    /// It was killed, or is about to be, and one of its threads is blocked in the kernel by another process.
+    /// The daemon was killed, or is about to be, and one of its threads is blocked in the kernel by another
+    /// process.
     Stuck,
 }
 

@@ -43,9 +43,9 @@ pub struct Saved {
     /// trusted until NVML answers, since it may exceed the limits of now.
     #[serde(skip)]
     pub is_awaited: bool,
-    /// Of a process that joins: its group is held for it ([`Tree::hold_group`](super::Tree::hold_group)), and
-    /// is released by the join itself: a process that can be seen in a group can be moved out of it, and then
-    /// the group can be removed.
+    /// Set for a process that joins: its group is held for it
+    /// ([`Tree::hold_group`](super::Tree::hold_group)), and is released by the join itself: a process that
+    /// can be seen in a group can be moved out of it, and then the group can be removed.
     #[serde(skip)]
     pub is_held: bool,
 }

@@ -60,7 +60,7 @@ pub const MAX_THREADS: usize = 256;
 /// Value of "no limit", bytes; read and written as `max`.
 pub const NO_LIMIT: u64 = u64::MAX;
 
-/// Default priority of a process (0 to 15, lower is more important).
+/// Default priority of a process (0 to 15; 0 is the highest).
 pub const DEFAULT_PRIORITY: u32 = 8;
 
 /// Default path of the daemon's socket (`--socket`, `GCGROUP_SOCKET`).

@@ -187,7 +187,7 @@ impl UsageDevice {
 /// Counters of one submitting thread on one device. Only that thread writes the counters, with plain
 /// additions; `stock` is also written by a thread that closes the stocks.
 ///
-/// It holds no address: the gate and the entry counters are in the process's private part of the slot
+/// The slot holds no address: the gate and the entry counters are in the process's private part of the slot
 /// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over,
 /// since they belong to the device.
 #[repr(C, align(128))]

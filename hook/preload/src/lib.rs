@@ -1,11 +1,11 @@
 //! `libgcgroup.so`: preloaded into every process, and inert until one looks up a symbol of the NVIDIA driver.
 //!
-//! It shadows the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and loads
-//! `libgcgroup_hook.so` from its own directory when one of those is looked up. It needs no library, runs no
-//! code at start, allocates nothing and prints nothing, because it may be in a shell, in a setuid program, or
-//! beside another C library.
+//! The library shadows the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and
+//! loads `libgcgroup_hook.so` from its own directory when one of those is looked up. It needs no library,
+//! runs no code at start, allocates nothing and prints nothing, because it may be in a shell, in a setuid
+//! program, or beside another C library.
 //!
-//! It knows driver functions by name only, without signatures.
+//! The library knows driver functions by name only, without signatures.
 //!
 //! Built by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for
 //! its panics.

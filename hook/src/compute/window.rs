@@ -3,11 +3,11 @@
 //!
 //! The thread sets a marker on its streams every quarter of a window. It does not submit while its queued
 //! work, with the new submission, would take longer than the window (or, if the submission alone takes longer
-//! than that, while more than three quarters of a window are queued). So a more important process waits for
-//! one window or one submission, whichever is longer. The cost of a submission is learned from when markers
-//! pass. Until the first submission of a kind has passed, which may take any time, nothing is queued behind
-//! it. A submission that ran while another process had the device has shared it, and counts only if many in a
-//! row agree (`costs`).
+//! than that, while more than three quarters of a window are queued). So a process of higher priority waits
+//! for one window or one submission, whichever is longer. The cost of a submission is learned from when
+//! markers pass. Until the first submission of a kind has passed, which may take any time, nothing is queued
+//! behind it. A submission that ran while another process had the device has shared it, and counts only if
+//! many in a row agree (`costs`).
 
 mod costs;
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.place)?;
         let count = setting.count(60);
-        // A more important process is present, so that the queue is limited to the in-flight window.
+        // A process of higher priority is present, so that the queue is limited to the in-flight window.
         let mut other = daemon.load(Rule::Ranked(2), &["obey"])?;
         other.say("launch 1")?;
         let job = daemon.load(Rule::Ranked(10), &batch("1000"))?;

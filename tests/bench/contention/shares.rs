@@ -9,7 +9,7 @@ use crate::job::{Job, between, now, pass, share};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
-/// Priority of the more important job.
+/// Priority number of the job of higher priority.
 const FIRST: u32 = 6;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {

@@ -25,8 +25,8 @@ struct Fault {
     begin: fn(&mut Soak) -> Option<Undo>,
 }
 
-/// Time for which a hook tries to register. A daemon among two hundred programs may get too little CPU time to
-/// answer within it.
+/// Time for which a hook tries to register. A daemon among two hundred programs may get too little CPU time
+/// to answer within it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 type Undo = Box<dyn FnOnce() + Send>;

@@ -20,7 +20,7 @@ const STEP: u64 = 20 * USEC;
 /// Division of GPU time among contexts with work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hardware {
-    /// So finely that all advance at once.
+    /// Slices so short that all processes advance at once.
     Evenly,
     /// Round robin with slices of that many nanoseconds.
     Slices(u64),
