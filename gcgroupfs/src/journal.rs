@@ -287,8 +287,13 @@ impl Journal {
             } else {
                 state.flush(&self.header)
             };
-            state.pause = (state.pause * 2).clamp(RETRY, LONGEST_RETRY);
-            state.due = Some(now + state.pause);
+            if stored.is_ok() {
+                // The next compaction may be due at once: many processes may end within a second.
+                (state.due, state.pause) = (None, Duration::ZERO);
+            } else {
+                state.pause = (state.pause * 2).clamp(RETRY, LONGEST_RETRY);
+                state.due = Some(now + state.pause);
+            }
             match stored {
                 Err(error) if !state.is_spoilt && state.held.is_empty() => {
                     if state.pause == RETRY {

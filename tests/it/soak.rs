@@ -89,6 +89,8 @@ fn life() -> Duration {
 
 /// State of a running soak test.
 struct Soak {
+    /// The filesystem of the state directory; unmounted before the mount's directory is removed.
+    small: Option<Over>,
     mount: Mount,
     daemon: Daemon,
     programs: Vec<Program>,
@@ -110,6 +112,7 @@ fn soak(daemon: Daemon) {
         config
     };
     let mut soak = Soak {
+        small: None,
         mount: Mount::with(config),
         daemon,
         programs: Vec::new(),
@@ -122,7 +125,7 @@ fn soak(daemon: Daemon) {
     };
     // A fault fills the state directory, so it gets a small file system of its own.
     soak.mount.stop();
-    let _small = Over::small(&soak.mount, STATE_KILOBYTES);
+    soak.small = Some(Over::small(&soak.mount, STATE_KILOBYTES));
     soak.mount.restart();
     let before = soak.holdings_of_an_idle_daemon();
     let (over, nr_done, refusals) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
