@@ -40,11 +40,14 @@ pub(crate) fn has_fixed_size(file: &impl AsRawFd, size: usize) -> bool {
     let wanted = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     seals >= 0
         && seals & wanted == wanted
-        && status(file.as_raw_fd()).is_some_and(|(.., length)| length == size)
+        && status(file.as_raw_fd()).is_some_and(|(_, length)| length == size)
 }
 
-/// Returns device, inode and size of an open file.
-fn status(fd: RawFd) -> Option<(u64, u64, usize)> {
+/// Identity of a file: device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// Returns identity and size of an open file.
+fn status(fd: RawFd) -> Option<(Identity, usize)> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: room for what fstat(2) writes.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
@@ -52,11 +55,8 @@ fn status(fd: RawFd) -> Option<(u64, u64, usize)> {
     }
     // SAFETY: filled in, since the call succeeded.
     let stat = unsafe { stat.assume_init() };
-    Some((stat.st_dev, stat.st_ino, usize::try_from(stat.st_size).ok()?))
+    Some(((stat.st_dev, stat.st_ino), usize::try_from(stat.st_size).ok()?))
 }
-
-/// Identity of a file: device and inode.
-pub(crate) type Identity = (u64, u64);
 
 /// Returns the identity of the program's root directory.
 pub(crate) fn root() -> Option<Identity> {
@@ -75,8 +75,7 @@ pub(crate) fn root() -> Option<Identity> {
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
-    device: u64,
-    inode: u64,
+    identity: Identity,
 }
 
 impl Descriptor {
@@ -87,18 +86,17 @@ impl Descriptor {
 
     /// Takes over `file` under its own number: for a descriptor that is closed soon.
     pub(crate) fn here(file: OwnedFd) -> io::Result<Self> {
-        let (device, inode, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
+        let (identity, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self {
             fd: file.into_raw_fd(),
-            device,
-            inode,
+            identity,
         })
     }
 
     /// Returns the number, if it still refers to the same file.
     pub(crate) fn get(&self) -> Option<RawFd> {
-        let (device, inode, _) = status(self.fd)?;
-        (device == self.device && inode == self.inode).then_some(self.fd)
+        let (identity, _) = status(self.fd)?;
+        (identity == self.identity).then_some(self.fd)
     }
 
     /// Closes the descriptor. Safe in a forked child.

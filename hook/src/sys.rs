@@ -191,7 +191,8 @@ pub(crate) fn complain(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
-/// Returns how many bytes of the calling thread's stack are left; `None` if the C library cannot tell.
+/// Returns how many bytes of the calling thread's stack are left; `None` if the C library cannot tell, or if
+/// the caller runs on another stack.
 pub(crate) fn stack_left() -> Option<usize> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut size) = (null_mut::<c_void>(), 0);
@@ -204,8 +205,9 @@ pub(crate) fn stack_left() -> Option<usize> {
             error == 0
         }
     };
-    let here = std::ptr::from_ref(&size).addr();
-    is_known.then(|| here.checked_sub(lowest.addr())).flatten()
+    // A coroutine runs on a stack of its own, somewhere else in memory.
+    let left = std::ptr::from_ref(&size).addr().checked_sub(lowest.addr());
+    left.filter(|left| is_known && *left < size)
 }
 
 /// Starts a detached thread with every signal blocked, since signals are for the program's own threads.
