@@ -32,7 +32,7 @@ WORDS = {
 }
 
 # First words of a doc comment that refer to something before it.
-ANAPHORA = re.compile(r"^\s*//[/!] (It|The same|Likewise|So|Of|Such|Those|These|As above|Then)\b")
+ANAPHORA = re.compile(r"^\s*//[/!] (It|The same|Likewise|So|Of|Such|These|As above|Then|What|Who|Whoever)\b")
 
 
 def tracked(pattern):

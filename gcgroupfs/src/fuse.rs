@@ -89,7 +89,7 @@ pub fn serve(
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
     let (session, forgetter, takeover) = match link {
-        // The kernel decides who has access, by the mount's options.
+        // The kernel checks access, by the mount's options.
         Link::Fresh(device) => {
             let forgetter =
                 Forgetter::helped(Relay::new(launcher.clone(), device.try_clone()?, spot.clone()));

@@ -101,7 +101,7 @@ impl Journal {
     /// cannot exit: it writes no more, and the file that it has locked is replaced here.
     ///
     /// # Errors
-    /// The same as for [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn open_beside_killed<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),

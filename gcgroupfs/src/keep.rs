@@ -1,6 +1,6 @@
-//! What a supervisor keeps for the daemons that it starts one after another: /dev/fuse and the listening
-//! socket, and what one daemon has told the kernel and the next must know. The contents are opaque to this
-//! module.
+//! State that a supervisor keeps for the daemons that it starts one after another: /dev/fuse and the
+//! listening socket, and what one daemon has told the kernel and the next must know. The contents are opaque
+//! to this module.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::sys;
 /// may then briefly miss a process, and a poller sleep until the next change.
 const NR_SLOTS: u64 = 16 << 10;
 
-/// What a daemon takes over from the supervisor.
+/// State that a daemon takes over from the supervisor.
 #[derive(Debug)]
 pub struct Kept {
     /// The open /dev/fuse.
@@ -52,7 +52,7 @@ pub struct Inheritance {
     device: u64,
 }
 
-/// What the supervisor holds.
+/// State held by the supervisor.
 #[derive(Debug)]
 pub struct Keeper {
     pub device: OwnedFd,

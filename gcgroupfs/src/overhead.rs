@@ -78,7 +78,7 @@ pub fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<(
 }
 
 /// Wakes the thread when there may be something new to measure: a new context, a process that registered with
-/// contexts, or a reader who asked for an audit.
+/// contexts, or a reader that asked for an audit.
 #[derive(Debug)]
 struct Ear(SyncSender<()>);
 

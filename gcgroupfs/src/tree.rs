@@ -112,7 +112,7 @@ pub struct Tree {
 /// State protected by the lock.
 #[derive(Debug)]
 pub struct State {
-    /// Owner of the root: the user that runs the daemon, who has root's rights in it.
+    /// Owner of the root: the user that runs the daemon. This user has root's rights in it.
     owner: Owner,
     devices: Vec<Device>,
     /// Settings of the root, which hold for all processes.
@@ -377,7 +377,7 @@ impl Tree {
     /// counted and reported to pollers later.
     ///
     /// # Errors
-    /// The same as for [`view`](Self::view).
+    /// Those of [`view`](Self::view).
     pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
         /// Maximum number of attempts, because processes change meanwhile. Pollers of one that changes
         /// continually are woken once too often.

@@ -44,7 +44,7 @@ fn one(line: &str, spin: sys::CUfunction, blocks: &mut Vec<sys::CUdeviceptr>) ->
         "alloc" => blocks.push(unsafe { result::malloc_sync(number)? }),
         "free" => {
             if let Some(block) = blocks.pop() {
-                // SAFETY: allocated by `alloc`, and used by nobody.
+                // SAFETY: allocated by `alloc`, and used nowhere else.
                 unsafe { result::free_sync(block)? };
             }
         }

@@ -1,5 +1,5 @@
-//! Tests who may write: owners within the bounds that root has set, other users nothing; and groups that root
-//! has delegated.
+//! Tests permissions to write: owners within the bounds that root has set, other users nothing; and groups
+//! that root has delegated.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
-    /// What frozen processes do when no daemon runs for longer than the grace time
+    /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
     /// Grace time without a daemon, in milliseconds

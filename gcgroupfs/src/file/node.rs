@@ -118,7 +118,7 @@ pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
     }
 }
 
-/// Resolves a path from the root for a caller who may search some of the directories. Empty components and a
+/// Resolves a path from the root for a caller that may search some of the directories. Empty components and a
 /// leading slash are ignored.
 ///
 /// # Errors
@@ -135,7 +135,7 @@ pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<
         })
 }
 
-/// Resolves a path from the root for a caller who may search all directories.
+/// Resolves a path from the root for a caller that may search all directories.
 #[cfg(any(test, fuzzing))]
 pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
     resolve_if(tree, path, |_| Ok(true))

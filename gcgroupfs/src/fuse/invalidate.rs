@@ -121,7 +121,7 @@ impl Invalidator {
 
     fn push(&self, task: Task) {
         if let Some(queue) = self.queue.get() {
-            // A name that is not forgotten leads to nobody, and is looked up again.
+            // An entry that stays cached leads to no inode, and is looked up again.
             queue.send(task);
         }
     }

@@ -45,7 +45,7 @@ pub(super) struct Record<S> {
 pub(super) struct Replay<S> {
     pub(super) latest: BTreeMap<Key, Record<S>>,
     pub(super) highest: u64,
-    /// What is wrong with the file, except an unfinished last line.
+    /// Damage found in the file; an unfinished last line is none.
     pub(super) fault: Option<&'static str>,
     /// Number of damaged lines; 1 for a file of an unknown format.
     pub(super) nr_damaged: u64,
@@ -55,7 +55,7 @@ pub(super) struct Replay<S> {
     pub(super) tail: Option<Key>,
 }
 
-/// What the first line says about the others.
+/// Meaning of the first line for the others.
 enum First {
     /// They are of this boot; says whether lines of version 1 are among them.
     Ours { is_old: bool },

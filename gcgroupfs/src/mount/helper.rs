@@ -52,7 +52,7 @@ pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Resul
 /// Unmounts `point`, even while it is in use.
 ///
 /// # Errors
-/// The same as for [`mount`].
+/// Those of [`mount`].
 pub(super) fn unmount(point: &Path) -> io::Result<()> {
     let mut command = Command::new(PROGRAM);
     command.args(["-u", "-q", "-z"].map(OsStr::new));

@@ -33,7 +33,7 @@ const MOST_IDLE: u32 = 3;
 /// percents.
 const NOTEWORTHY: u32 = 5;
 
-/// What a process claims of its use of a device, read before the driver is asked: the driver's answer must
+/// A process's claims about its use of a device, read before the driver is asked: the driver's answer must
 /// include it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UseClaim {

@@ -30,7 +30,7 @@ pub(super) struct Samples {
     written: Option<Instant>,
 }
 
-/// What a process says of itself on a device before the device is asked.
+/// A process's own account of a device, read before NVML is asked.
 struct Before {
     ledger: Option<Ledger>,
     memory: MemoryClaim,

@@ -80,7 +80,7 @@ impl Credentials {
     }
 }
 
-/// What is known of a process that registers for the first time.
+/// Facts about a process that registers for the first time.
 #[derive(Debug)]
 pub struct Beginner<'a> {
     pub who: &'a Credentials,
@@ -164,7 +164,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
                 Settings::default()
             },
         };
-        // A user who has used up the permitted number of groups must still get into a rule's group.
+        // The limit of groups per user does not apply: a rule's group must always be available.
         let maker = if step.number < group.nr_ruled {
             root
         } else {

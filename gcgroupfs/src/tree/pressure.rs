@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(12);
 /// and free memory may be fragmented.
 const SHORT_PART: u64 = 16;
 
-/// What NVML says of a device at one time.
+/// NVML's answers about a device at one time.
 #[derive(Debug, Clone)]
 pub struct Sight {
     pub device: usize,

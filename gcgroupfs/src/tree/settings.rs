@@ -1,5 +1,5 @@
-//! Settings of processes and groups, and the check of who may set what. Pure values; serialised, they are the
-//! persistent state.
+//! Settings of processes and groups, and the check of permissions to set them. Pure values; serialised, they
+//! are the persistent state.
 
 #[cfg(test)]
 mod tests;

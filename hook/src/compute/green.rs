@@ -1,6 +1,6 @@
 //! Handlers that create and destroy green contexts: parts of a primary context, with their own streams.
 //!
-//! What is allocated while a green context is current belongs to the primary context and is freed with that.
+//! Memory allocated while a green context is current belongs to the primary context and is freed with that.
 //! A green context holds its device's primary context and may be the last holder.
 
 use std::sync::Arc;

@@ -42,7 +42,7 @@ pub(super) struct Signs {
     fault: AtomicU32,
 }
 
-/// What a look at a mark came to.
+/// Result of polling a marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     Passed,

@@ -34,7 +34,7 @@ pub mod wait;
 pub mod watch;
 mod window;
 
-/// What a step of the helper's work came to.
+/// Result of a step of the helper's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     /// When it wants the next one; `None`: when the daemon rings.

@@ -8,7 +8,7 @@ use std::{env, fs, io};
 
 /// Every symbol of the driver.
 const SYMBOLS: &str = "../../data/libcuda-13.5.symbols";
-/// What `cuGetProcAddress` answers; its symbols are the driver's too.
+/// Names that `cuGetProcAddress` answers; the driver exports these symbols too.
 const NAMES: &str = "../data/cuda-names.tsv";
 
 fn main() -> io::Result<()> {

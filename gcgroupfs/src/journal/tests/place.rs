@@ -1,4 +1,4 @@
-//! What stands at the file's name, files that were removed, and disks that take nothing.
+//! Tests of foreign files at the journal's name, removed files, and disks that cannot store.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::time::Duration;

@@ -51,7 +51,7 @@ fn look(world: &World, sight: &Sight) {
     });
 }
 
-/// What NVML says: these bytes are free, and these processes hold so many.
+/// NVML's answer: these bytes are free, and these processes hold these bytes.
 fn sight(free: u64, held: &[(u32, u64)]) -> Sight {
     let held: HashMap<_, _> = held.iter().map(|(pid, bytes)| (*pid, Some(*bytes))).collect();
     Sight {
