@@ -6,6 +6,7 @@
 //! mean.
 #![doc = include_str!("server/takeover.md")]
 
+mod accept;
 pub mod answer;
 mod awaited;
 mod begin;
@@ -21,9 +22,11 @@ mod registry;
 mod remembered;
 mod room;
 mod scribe;
+mod stored;
 mod strangers;
 #[cfg(test)]
 mod tests;
+mod token;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -35,27 +38,28 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
-use tracing::{debug, warn};
+use nix::sys::socket::{MsgFlags, send};
+use tracing::warn;
 
 use self::bells::Bells;
-use self::connection::Connection;
-use self::connections::{Admission, Connections};
+use self::connections::Connections;
 use self::enquiry::Enquiries;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
 use self::scribe::Scribe;
+use self::stored::show_condition;
 use self::strangers::Strangers;
-use crate::journal::{Condition, Journal, Key};
-use crate::process;
+use self::token::Token;
+use crate::journal::{Journal, Key};
 use crate::share::Shares;
 use crate::sys::{self, Received};
-use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
+use crate::tree::{Saved, Tree};
 
 pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
 pub use self::receivers::Start as StartReceiver;
+pub use self::stored::{restore, sift};
 
 /// Log lines per second that misbehaving clients can cause.
 const MAX_COMPLAINTS: u32 = 5;
@@ -77,47 +81,6 @@ const TEND: Duration = Duration::from_secs(1);
 /// Transient groups that are empty by then are removed. Processes that are alive but have not registered are
 /// checked again after each such interval.
 const RETURN: Duration = Duration::from_secs(10);
-
-/// Source of an epoll event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Token {
-    Listener,
-    Wake,
-    /// A receiver process has answered.
-    Receiver,
-    /// The supervisor checks that the daemon answers, or sends a new listening socket.
-    Supervisor,
-    Connection(u64),
-    /// A process's pidfd, readable when the process has ended.
-    Process(u64),
-}
-
-impl From<Token> for u64 {
-    fn from(token: Token) -> Self {
-        match token {
-            Token::Listener => 0,
-            Token::Wake => 1,
-            Token::Receiver => u64::MAX,
-            Token::Supervisor => u64::MAX - 1,
-            Token::Connection(number) => number << 1,
-            Token::Process(number) => (number << 1) | 1,
-        }
-    }
-}
-
-impl From<u64> for Token {
-    /// Decodes a token. Connection and process numbers begin at 1, so words 0 and 1 are free.
-    fn from(word: u64) -> Self {
-        match (word, word & 1) {
-            (0, _) => Self::Listener,
-            (1, _) => Self::Wake,
-            (u64::MAX, _) => Self::Receiver,
-            (word, _) if word == u64::MAX - 1 => Self::Supervisor,
-            (_, 0) => Self::Connection(word >> 1),
-            _ => Self::Process(word >> 1),
-        }
-    }
-}
 
 /// Event loop of the daemon's socket.
 #[derive(Debug)]
@@ -393,70 +356,6 @@ impl Server {
         }
     }
 
-    fn accept(&mut self) {
-        match sys::accept(&self.listener) {
-            Ok(socket) => self.welcome(socket),
-            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
-                if self.complaints.allows(Instant::now()) {
-                    warn!("no room for another connection: clients wait");
-                }
-                self.pause();
-            }
-            // The client disconnected before it was accepted.
-            Err(error) => debug!("accept: {error}"),
-        }
-    }
-
-    fn welcome(&mut self, socket: OwnedFd) {
-        let Ok((pid, uid, gid)) = process::owner(&socket) else {
-            return self.receivers.retire(Arc::new(socket));
-        };
-        match self.connections.admission(uid) {
-            Admission::Free => {}
-            Admission::InPlaceOf(other) => self.hang_up(other),
-            Admission::Refused => {
-                debug!("user {uid} has too many connections");
-                return self.receivers.retire(Arc::new(socket));
-            }
-        }
-        let number = self.new_number();
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Connection(number).into());
-        if let Err(error) = self.epoll.add(&socket, event) {
-            warn!("cannot watch a connection: {error}");
-            return self.receivers.retire(Arc::new(socket));
-        }
-        let connection = Box::new(Connection::new(socket, pid, uid, gid));
-        self.connections.insert(number, connection);
-    }
-
-    /// Stops accepting connections for one [`TICK`].
-    fn pause(&mut self) {
-        self.full_until = Some(Instant::now() + TICK);
-        self.listen(EpollFlags::empty());
-    }
-
-    fn listen(&self, flags: EpollFlags) {
-        let mut event = EpollEvent::new(flags, Token::Listener.into());
-        if let Err(error) = self.epoll.modify(&self.listener, &mut event) {
-            warn!("cannot watch the socket: {error}");
-        }
-    }
-
-    /// Listens on the socket that has replaced `old`, after accepting the connections that are queued on
-    /// `old`.
-    fn listen_anew(&mut self, old: OwnedFd) {
-        let _ = self.epoll.delete(&old);
-        // No further client can connect to the old socket; otherwise this loop might not end.
-        let _ = shutdown(old.as_raw_fd(), Shutdown::Both);
-        while let Ok(socket) = sys::accept(&old) {
-            self.welcome(socket);
-        }
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into());
-        if let Err(error) = self.epoll.add(&self.listener, event) {
-            warn!("cannot watch the socket: {error}");
-        }
-    }
-
     /// Closes all connections before the daemon ends, so that exit(2) does not have to close descriptors that
     /// clients have sent.
     fn retire_all(&mut self) {
@@ -470,64 +369,10 @@ impl Server {
         self.receivers.close_doomed();
     }
 
-    /// Maintains the journal and publishes its condition in the root's files.
-    fn tend_journal(&mut self, now: Instant) {
-        let is_kept = |key: Key| match key.group_number() {
-            Some(number) => self.tree.has_group(GroupId(number)),
-            // The record of a process whose end has not been noticed yet is needed: its counts are still to
-            // be added to its groups and the root.
-            None => self.registry.has_in_mind(key) || is_kept(key),
-        };
-        self.next_journal = self.journal.tend(now, is_kept);
-        show_condition(&self.tree, &self.journal);
-    }
-
     fn new_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
-}
-
-/// Removes the records of ended processes; their counts are added to the groups that they were in and to the
-/// root.
-pub fn sift(records: &mut BTreeMap<Key, Saved>) {
-    let dead = records.extract_if(.., |key, _| !is_kept(*key));
-    for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
-        leave_behind(&dead, |group, add| match group {
-            Some(GroupId(number)) => records.get_mut(&Key::group(number)).into_iter().for_each(add),
-            None if dead.has_counts() => add(records.entry(Key::ROOT).or_default()),
-            None => {}
-        });
-    }
-}
-
-/// Returns whether a record with this key may still refer to something: a group, the root or a living
-/// process.
-fn is_kept(key: Key) -> bool {
-    key.pid == 0 || process::is_alive(key.pid, key.start_time)
-}
-
-/// Restores the root and the groups from their records. A policy given on the command line overrides the
-/// root's stored settings.
-pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Saved>, has_policy: bool) {
-    let mut root = remembered.remove(&Key::ROOT).unwrap_or_default();
-    if has_policy {
-        root.settings = Settings::default();
-    }
-    let groups = remembered.extract_if(.., |key, _| key.group_number().is_some());
-    let groups = groups.filter_map(|(key, saved)| Some((GroupId(key.group_number()?), saved)));
-    tree.restore(root, groups.collect());
-    // The root's record stores the next group number: the record of a removed group with the highest number
-    // may be dropped.
-    journal.append(journal.number(), Key::ROOT, &tree.saved_root());
-}
-
-fn show_condition(tree: &Tree, journal: &Journal) {
-    let Condition {
-        is_degraded,
-        nr_damaged,
-    } = journal.condition();
-    tree.set_storage(is_degraded, nr_damaged);
 }
 
 /// Changes the epoll events of a connection.

@@ -23,6 +23,7 @@ use nix::sys::time::TimeVal;
 use super::*;
 use crate::block::theirs::{good_usage_file, usage_file};
 use crate::file::{Node, resolve};
+use crate::process;
 use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use crate::tree::{Caller, Device, Owner};
 
