@@ -37,7 +37,7 @@ fn on_files_of_their_own(report: &mut Report) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), POLLERS);
     let pids = crowd.pids();
-    wait_until("all are registered", || {
+    wait_until("all processes are registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == POLLERS
     });
     let pollers = Pollers::new(pids.iter().map(|pid| mount.file(pid, "memory.events")));
@@ -140,7 +140,7 @@ fn one() -> (Mount, Crowd, String) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), 1);
     let pid = crowd.pids()[0].to_string();
-    wait_until("it is registered", || mount.path().join(&pid).exists());
+    wait_until("the process is registered", || mount.path().join(&pid).exists());
     (mount, crowd, pid)
 }
 
@@ -250,7 +250,7 @@ impl Pollers {
 
     /// Waits until the pollers have gone to sleep `often` times, all together.
     fn wait_until_asleep(&self, often: usize) {
-        wait_until("all pollers sleep", || {
+        wait_until("the pollers have all gone to sleep", || {
             self.score.nr_sleeps.load(Relaxed) >= often
         });
     }

@@ -55,7 +55,7 @@ const DEEDS: [(&str, Deed); 8] = [
 pub fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let crowd = Crowd::new(&mount.socket(), PROCESSES);
-    wait_until("all are registered", || {
+    wait_until("all processes are registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == PROCESSES
     });
     let team = mount.path().join("team");
@@ -70,7 +70,9 @@ pub fn run(report: &mut Report) {
                 let (root, is_over, nr_done) = (mount.path(), &is_over, &nr_done);
                 scope.spawn(move || be_greedy(&root, own, deed, is_over, nr_done));
             }
-            wait_until("all are at it", || nr_done.load(Relaxed) >= 2 * GREEDY);
+            wait_until("each greedy thread has completed operations", || {
+                nr_done.load(Relaxed) >= 2 * GREEDY
+            });
             let took = freezes(&freeze);
             is_over.store(true, Relaxed);
             took

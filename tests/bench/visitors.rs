@@ -45,7 +45,7 @@ pub fn run(report: &mut Report) {
         // The measuring processes take a connection now and then.
         assert!(count * 100 >= crowd.len() * 97, "{count} are left");
         drop(crowd);
-        wait_until("all who have gone are forgotten", || {
+        wait_until("the daemon has closed the clients' connections", || {
             let daemon = mount.daemon().expect("it runs");
             let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
             descriptors.count() < EACH

@@ -88,7 +88,7 @@ fn run_applies_settings_before_the_first_call() {
     assert_eq!(dir.number("memory.limit"), 5 * MIB);
     assert_eq!(dir.number("compute.priority"), 3);
     assert_eq!(dir.number("compute.freeze"), 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     shell.tell("spin 1 1");
     wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") >= 1

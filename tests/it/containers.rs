@@ -64,7 +64,7 @@ fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program:
 
 /// Waits for exactly one governed process and returns its pid.
 fn governed(mount: &Mount) -> String {
-    wait_until("a process is governed", || {
+    wait_until("exactly one process is governed", || {
         mount.read("", "gcgroup.procs").lines().count() == 1
     });
     mount.read("", "gcgroup.procs").trim().to_owned()

@@ -113,7 +113,7 @@ fn frozen_process_delays_no_other_and_resumes_when_thawed() {
     let pids = jobs.each_ref().map(support::Governed::pid);
     for frozen in pids {
         mount.write(frozen, "compute.freeze", "1");
-        wait_until("it is drained", || {
+        wait_until("the process is frozen and drained", || {
             mount.number(frozen, "gcgroup.events", "frozen") == 1
         });
         let stopped = mount.truth().usage_usec(frozen, 0);
@@ -134,7 +134,9 @@ fn killing_the_busy_highest_priority_frees_the_gpu() {
     let killed = first.pid();
     // Sends SIGKILL and waits for the process.
     drop(first);
-    wait_until("it has left", || !mount.governs(killed));
+    wait_until("the killed process is no longer governed", || {
+        !mount.governs(killed)
+    });
     goes_on(&mount, second.pid(), 0, 200_000);
     drop(second);
     goes_on(&mount, last.pid(), 0, 200_000);
@@ -149,7 +151,9 @@ fn gates_open_after_daemon_kill_and_close_with_successor() {
     mount.kill9();
     wait_for_ratio(&mount, pids, |ratio| ratio < 2.0);
     mount.restart();
-    wait_until("both are back", || pids.iter().all(|pid| mount.governs(*pid)));
+    wait_until("both processes have registered again", || {
+        pids.iter().all(|pid| mount.governs(*pid))
+    });
     wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
 }
 

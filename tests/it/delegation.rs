@@ -96,7 +96,7 @@ fn users_priority_number_stays_above_roots_or_default() {
     let pid = process.pid();
     let dir = Dir::of(&mount, pid);
     assert_eq!(dir.number("compute.priority"), 8, "the wish is raised");
-    wait_until("the log says so", || {
+    wait_until("the log reports the refused priority", || {
         mount.log().contains("does not get priority 0: 8 is the lowest")
     });
     let write = |value: u64| format!("echo {value} > {pid}/compute.priority");
@@ -144,7 +144,7 @@ fn roots_freeze_binds_owner_and_owners_freeze_binds_others() {
     may_not(&mount, BOB, &write(0), DENIED);
     may(&mount, ALICE, &write(0));
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     may_not(&mount, ALICE, &write(0), NOT_PERMITTED);
     let mut thaw = mount.gcgroupfs_of(ALICE, &["thaw", &process.pid().to_string()]);
     assert!(
@@ -264,7 +264,7 @@ fn roots_group_settings_bind_owner_and_children() {
     let mut process = shell_of(&mount, ALICE);
     mount.write("team/a", "gcgroup.procs", &process.pid().to_string());
     let dir = Dir::of(&mount, process.pid());
-    wait_until("it stands still with the group", || dir.is_frozen());
+    wait_until("the process is frozen with its group", || dir.is_frozen());
     may(
         &mount,
         ALICE,
@@ -274,7 +274,7 @@ fn roots_group_settings_bind_owner_and_children() {
     assert_eq!(process.ask("alloc linear 1048577"), "error 2");
     assert_eq!(process.ask("alloc linear 1048576"), "ok 0");
     mount.write("team", "compute.freeze", "0");
-    wait_until("it goes on", || !dir.is_frozen());
+    wait_until("the process is thawed with its group", || !dir.is_frozen());
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     // The process may be registering now, and again later, because closefrom(3) closes one descriptor after
     // the other.
     dir.write_when_there("memory.limit", 2 * MIB);
-    wait_until("the limit holds", || {
+    wait_until("the memory limit is enforced", || {
         let answer = shell.ask(&format!("alloc linear {}", 4 * MIB));
         if let Some(id) = answer.strip_prefix("ok ") {
             assert_eq!(shell.ask(&format!("free {id}")), "ok");
@@ -57,18 +57,20 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
         .strip_prefix("ok ")
         .unwrap_or_else(|| panic!("{answer}"))
         .to_owned();
-    wait_until("it is charged", || current() == Some(before + MIB));
+    wait_until("the allocation is charged", || current() == Some(before + MIB));
     assert_eq!(shell.ask(&format!("free {id}")), "ok");
-    wait_until("it is uncharged", || current() == Some(before));
+    wait_until("the freed block is uncharged", || current() == Some(before));
     assert_eq!(shell.ask("spin 1000 20"), "ok");
     dir.write_when_there("compute.freeze", 1);
-    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    wait_until("the process is frozen and drained", || {
+        dir.exists() && dir.is_frozen()
+    });
     let pid = shell.pid();
     let launches = || mount.truth().nr_launches(pid, 0);
     let before = launches();
     let held = dir.key("compute.stat", "nr_frozen");
     shell.tell("spin 1 1");
-    wait_until("the launch is held", || {
+    wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") > held
     });
     assert_eq!(launches(), before);
@@ -92,7 +94,9 @@ fn close_all(mount: &Mount, shell: &mut DriverShell) {
     let pid = shell.pid();
     let before = nr_registrations(mount, pid);
     assert_eq!(shell.ask(&format!("closefrom {}", hooks(pid)[0])), "ok");
-    wait_until("it registers again", || nr_registrations(mount, pid) > before);
+    wait_until("the process has registered again", || {
+        nr_registrations(mount, pid) > before
+    });
 }
 
 #[test]
@@ -116,10 +120,14 @@ fn closefrom_while_a_freeze_drains_leaves_it_drained() {
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     assert_eq!(shell.ask(&format!("closefrom {first}")), "ok");
-    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    wait_until("the process is frozen and drained", || {
+        dir.exists() && dir.is_frozen()
+    });
     assert_eq!(mount.truth().nr_launches(shell.pid(), 0), 50);
     shell.tell("spin 1 1");
-    wait_until("the launch is held", || dir.key("compute.stat", "nr_frozen") >= 1);
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") >= 1
+    });
     dir.write_when_there("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
 }
@@ -166,7 +174,9 @@ fn files_over_all_descriptors_keep_their_content() {
     assert!(nr_registrations(&mount, shell.pid()) > 1, "by another connection");
     mount.kill9();
     mount.restart();
-    wait_until("the next daemon governs it", || mount.governs(shell.pid()));
+    wait_until("the process has registered with the next daemon", || {
+        mount.governs(shell.pid())
+    });
     is_governed(&mount, &mut shell);
     for number in numbers {
         let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("it is open");
@@ -242,9 +252,11 @@ fn process_without_descriptors_reports_and_registers_later() {
     assert!(!mount.governs(shell.pid()));
     assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
     let line = "gcgroup: no file descriptor is free: not governed until one is\n";
-    wait_until("it is said", || shell.stderr() == line);
+    wait_until("the hook reports that no descriptor is free", || {
+        shell.stderr() == line
+    });
     assert_eq!(shell.ask("unfill 8"), "ok");
-    wait_until("it is governed", || mount.governs(shell.pid()));
+    wait_until("the process is governed", || mount.governs(shell.pid()));
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), MIB);
     is_governed(&mount, &mut shell);
     assert_eq!(shell.stderr(), line, "it is said once");
@@ -293,7 +305,9 @@ fn process_after_chroot_is_governed_and_reports_lost_daemon() {
     is_governed(&mount, &mut shell);
     Dir::of(&mount, shell.pid()).write("memory.limit", 2 * MIB);
     mount.kill9();
-    wait_until("it is said", || shell.stderr().contains("no daemon answers at"));
+    wait_until("the hook reports that no daemon answers", || {
+        shell.stderr().contains("no daemon answers at")
+    });
     assert_eq!(
         shell.ask(&format!("alloc linear {}", 4 * MIB)),
         "error 2",

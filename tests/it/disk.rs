@@ -106,7 +106,7 @@ impl Case {
     /// message may be repeated after 10 seconds.
     #[track_caller]
     fn assert_logs_seldom(&self, text: &str) {
-        wait_until("it is told", || self.has_logged(text) > 0);
+        wait_until("the message is logged", || self.has_logged(text) > 0);
         assert!(self.has_logged(text) < 5, "{}", self.mount.log());
     }
 
@@ -132,7 +132,9 @@ fn settings(mount: &Mount) -> PathBuf {
 /// Asserts the limit of a process that may still be returning.
 #[track_caller]
 fn assert_limit(mount: &Mount, pid: i32, limit: u64) {
-    wait_until("the process is back", || mount.file(pid, "memory.limit").exists());
+    wait_until("the process has registered again", || {
+        mount.file(pid, "memory.limit").exists()
+    });
     assert_eq!(Dir::of(mount, pid).number("memory.limit"), limit);
 }
 
@@ -175,7 +177,9 @@ fn daemon_starts_on_the_old_file_of_a_full_disk() {
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        wait_until("it is told each time", || case.has_logged("cannot compact") >= 3);
+        wait_until("each start has logged the failed compaction", || {
+            case.has_logged("cannot compact") >= 3
+        });
         // More than the remainder of a page.
         for n in 1..=100_u64 {
             Dir::of(&case.mount, pid).write("memory.limit", n * MIB);
@@ -242,12 +246,16 @@ fn removed_file_and_directory_are_made_again() {
                 fs::remove_file(settings(&case.mount)).expect("removes");
             }
             // No setting is written meanwhile.
-            wait_until("the file is there again", || settings(&case.mount).exists());
+            wait_until("the settings file exists again", || {
+                settings(&case.mount).exists()
+            });
             case.wait_for("journal_degraded=0");
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        wait_until("it is told", || case.has_logged("settings are not saved") >= 1);
+        wait_until("the daemon logs the failed write of settings", || {
+            case.has_logged("settings are not saved") >= 1
+        });
         case.assert_serves();
     }
 }
@@ -272,7 +280,7 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
         case.assert_logs_seldom("damaged; a copy is in");
         let limits = || {
             let limit = |shell: &DriverShell| Dir::of(&case.mount, shell.pid()).read("memory.limit");
-            wait_until("the processes are back", || {
+            wait_until("both processes have registered again", || {
                 shells
                     .iter()
                     .all(|shell| case.mount.file(shell.pid(), "memory.limit").exists())

@@ -111,7 +111,7 @@ impl DriverShell {
         let inode = || fs::metadata(&path).map(|it| it.ino()).ok();
         let before = inode();
         self.exec();
-        wait_until("the new program is there", || {
+        wait_until("the new program has registered", || {
             inode().is_some_and(|now| Some(now) != before)
         });
     }
@@ -191,7 +191,7 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();
-        wait_until("the file takes a value", || {
+        wait_until("the file accepts the value", || {
             self.mount.try_write(&self.name, file, &value).is_ok()
         });
     }
@@ -205,7 +205,7 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn freeze(&self) {
         self.write("compute.freeze", 1);
-        wait_until("it is drained", || self.is_frozen());
+        wait_until("the process is frozen and drained", || self.is_frozen());
     }
 
     /// Returns whether the process is frozen and drained.

@@ -216,9 +216,13 @@ fn freeze_with_failing_markers_is_never_falsely_reported() {
         calls.ok("cuMemsetD8_v2 $a 1 4096");
         // The first marker fails; the next does not.
         dir.write("compute.freeze", 1);
-        wait_until("it is drained all the same", || dir.is_frozen());
+        wait_until("the process is frozen and drained despite the fault", || {
+            dir.is_frozen()
+        });
         calls.tell("call cuMemsetD8_v2 $a 2 4096");
-        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") == 1);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == 1
+        });
         dir.write("compute.freeze", 0);
         assert_eq!(calls.line(), "ok", "{name}");
     }

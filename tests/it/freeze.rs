@@ -36,7 +36,7 @@ fn frozen_is_not_reported_while_a_kernel_runs() {
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     let mut seen_running = false;
-    wait_until("it is drained", || {
+    wait_until("the process is frozen and drained", || {
         let drained = dir.is_frozen();
         // Queried after reading the file, so a reported drain must be complete by now.
         let idle = shell.ask("query") == "ok";
@@ -71,7 +71,7 @@ fn sigterm_ends_a_frozen_process() {
         dir.key("compute.stat", "nr_frozen") >= 1
     });
     assert_eq!(shell.terminate().signal(), Some(libc::SIGTERM));
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn continuously_launching_threads_all_freeze_and_resume() {
     let (threads, each) = (16, 4000);
     shell.tell(&format!("busy {threads} {each}"));
     for round in 1..=10 {
-        wait_until("they are at it", || dir.launches() > 16 * round);
+        wait_until("each thread has launched kernels", || dir.launches() > 16 * round);
         dir.freeze();
         let stopped = dir.launches();
         for _ in 0..100 {
@@ -158,7 +158,7 @@ fn child_of_a_frozen_process_is_not_frozen() {
     );
     assert!(dir.is_frozen(), "which stays as it was");
     shell.quit();
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn frozen_process_may_exit() {
     shell.ask("spin 100 5");
     dir.freeze();
     shell.quit();
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn freezes_during_execs_leave_no_process_stuck() {
     for round in 0..10 {
         let dir = Dir::of(&mount, shell.pid());
         dir.write_when_there("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
         shell.exec_at(&mount);
         assert_eq!(shell.ask("spin 10 4"), "ok", "round {round}");
@@ -199,14 +199,18 @@ fn daemon_option_decides_whether_freeze_outlives_it() {
         Dir::of(mount, shell.pid()).write("compute.freeze", 1);
         shell.tell("spin 100 1");
         let dir = Dir::of(mount, shell.pid());
-        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") > 0);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") > 0
+        });
     }
     // The daemon of the process that stays frozen is killed first.
     mounts[1].kill9();
     mounts[0].kill9();
     assert_eq!(open.answer(), "ok");
     mounts[1].restart();
-    wait_until("it is back", || mounts[1].governs(hold.pid()));
+    wait_until("the frozen process has registered again", || {
+        mounts[1].governs(hold.pid())
+    });
     let dir = Dir::of(&mounts[1], hold.pid());
     assert_eq!(dir.key("compute.stat", "nr_launches"), 0);
     dir.write("compute.freeze", 0);

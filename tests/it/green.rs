@@ -115,13 +115,15 @@ fn freeze_holds_and_drains_streams_of_green_contexts() {
             "launch(spin, 0, stream={})",
             if stream == "late" { "0" } else { stream }
         ));
-        wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == 1
+        });
         // The helper thread has checked by now: it checks before and after it reports a waiting submission.
         for _ in 0..50 {
             assert!(!dir.is_frozen(), "{stream}: its work has not ended");
         }
         let_go(&mount);
-        wait_until("it stands still", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         assert_eq!(program.0.line_now(), None, "{stream}");
         assert_eq!(dir.launches(), launches, "{stream}");
         dir.write("compute.freeze", 0);
@@ -143,12 +145,14 @@ fn freeze_drains_green_stream_made_without_a_context() {
     );
     dir.write("compute.freeze", 1);
     program.0.say("launch(spin, 0)");
-    wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
     for _ in 0..50 {
         assert!(!dir.is_frozen(), "its work has not ended");
     }
     let_go(&mount);
-    wait_until("it stands still", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
     assert_eq!(program.0.line().as_deref(), Some("0"));
 }
@@ -188,7 +192,7 @@ fn green_stream_work_is_measured_in_any_current_context() {
         usage();
         let truth = mount.truth();
         let mut had = 0;
-        wait_until("all of it is charged", || {
+        wait_until("nine tenths of the GPU time are charged", || {
             program.run("ok(launch(spin, 30000, stream=stream))\nok(cu.cuStreamSynchronize(stream))");
             had += 30_000;
             let (told, really) = (usage(), truth.usage_usec(program.pid(), 0));

@@ -167,7 +167,7 @@ fn group_sums_follow_moving_members() {
     (&events).read_to_string(&mut text).expect("reads");
     other.kill9();
     assert!(changes(&events));
-    wait_until("nobody is left", || {
+    wait_until("the group has no members", || {
         mount.number("team", "gcgroup.events", "populated") == 0
     });
     assert_eq!((current("team"), launches("team")), (0, 20));
@@ -191,14 +191,14 @@ fn group_freeze_holds_members_and_descendants() {
         assert_eq!(shell.ask("spin 5000 20"), "ok");
     }
     mount.write("team", "compute.freeze", "1");
-    wait_until("all is drained", || {
+    wait_until("the group is frozen and drained", || {
         mount.number("team", "gcgroup.events", "frozen") == 1
     });
     for shell in &mut shells {
         assert_eq!(shell.ask("query"), "ok", "it has drained");
         shell.tell("spin 10 1");
     }
-    wait_until("both are held", || {
+    wait_until("a launch of each member waits at the gate", || {
         mount.number("team", "compute.stat", "nr_frozen") >= 2
     });
     assert_eq!(mount.number("team/a", "gcgroup.events", "frozen"), 1);
@@ -206,7 +206,7 @@ fn group_freeze_holds_members_and_descendants() {
     // A process that joins is frozen, and one that leaves is thawed.
     let dir = Dir::of(&mount, outside.pid());
     join(&mount, "team/a", &outside);
-    wait_until("the newcomer stands still", || dir.is_frozen());
+    wait_until("the joining process is frozen and drained", || dir.is_frozen());
     mount.write("", "gcgroup.procs", &shells[1].pid().to_string());
     assert_eq!(shells[1].answer(), "ok");
     mount.write("team", "compute.freeze", "0");
@@ -239,7 +239,7 @@ fn group_is_inherited_by_children_and_kept_over_exec() {
     assert_eq!(members(), format!("{}\n{}", pids[0], pids[1]));
     assert_eq!(Dir::of(&mount, child).number("compute.priority"), 3);
     parent.quit();
-    wait_until("both have left", || members().is_empty());
+    wait_until("both processes have left the group", || members().is_empty());
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn member_without_freeze_acknowledgement_is_named() {
     stop(pid);
     mount.write("team", "compute.freeze", "1");
     let draining = format!("populated 1\nfrozen 0\ndraining {}", stopped.pid());
-    wait_until("the other one has acknowledged", || {
+    wait_until("the other member has acknowledged the freeze", || {
         mount.read("team", "gcgroup.events") == draining
     });
     let mut freeze = mount.gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", "team"]);
@@ -266,7 +266,7 @@ fn member_without_freeze_acknowledgement_is_named() {
     );
     assert!(said.contains(&expected), "{said}");
     kill(pid, Signal::SIGCONT).expect("it is ours");
-    wait_until("both stand still", || {
+    wait_until("both members have acknowledged the freeze", || {
         mount.read("team", "gcgroup.events") == "populated 1\nfrozen 1"
     });
     mount.write("team", "compute.freeze", "0");
@@ -290,11 +290,11 @@ fn groups_survive_daemon_kill() {
     mount.restart();
     assert_eq!(mount.read("team", "memory.limit"), (1 << 30).to_string());
     assert!(!mount.path().join("gone").exists());
-    wait_until("it is back", || {
+    wait_until("the process has registered in its group again", || {
         mount.read("team/a", "gcgroup.procs") == shell.pid().to_string()
     });
     assert_eq!(mount.number("team", "memory.current", ""), 3 * MIB);
-    wait_until("it stands still", || {
+    wait_until("the group is frozen and drained on the device", || {
         mount.number("team/a/0", "gcgroup.events", "frozen") == 1
     });
     assert_eq!(Dir::of(&mount, shell.pid()).key("memory.events", "over_limit"), 1);

@@ -131,7 +131,7 @@ fn exec_resets_charge_and_keeps_group_limit() {
     assert_eq!(alloc(&mut one, 60 * MIB), "ok 0");
     assert_eq!(alloc(&mut other, 5 * MIB), OUT_OF_MEMORY);
     one.exec();
-    wait_until("its memory is gone", || {
+    wait_until("the old program's memory is uncharged", || {
         mount.number("team", "memory.current", "") == 0
     });
     assert_eq!(alloc(&mut other, 60 * MIB), "ok 0");
@@ -195,15 +195,15 @@ fn lowered_limit_swaps_out_and_raised_limit_swaps_in() {
     alloc(&mut fixed, 16 * MIB);
     mount.write("team", "memory.limit", "96M");
     let current = || mount.number("team", "memory.current", "");
-    wait_until("there is room", || current() == 96 * MIB);
+    wait_until("the group is within its limit", || current() == 96 * MIB);
     let swapped = |program: &Governed| Dir::of(&mount, program.pid()).number("memory.swap.current");
     assert_eq!((swapped(&large), swapped(&small)), (32 * MIB, 0));
     assert_eq!(large.ask("verify"), "verified 6");
     fixed.finish();
-    wait_until("one more is back", || swapped(&large) == 16 * MIB);
+    wait_until("one more block is swapped in", || swapped(&large) == 16 * MIB);
     assert_eq!(current(), 96 * MIB);
     mount.write("team", "memory.limit", "max");
-    wait_until("all are back", || swapped(&large) == 0);
+    wait_until("every block is swapped in", || swapped(&large) == 0);
     assert_eq!(large.ask("verify"), "verified 6");
     assert_eq!(small.ask("verify"), "verified 1");
 }
@@ -265,7 +265,7 @@ fn stopped_member_is_awaited_briefly_and_counted_later() {
     );
     kill(pid, Signal::SIGCONT).expect("it is there");
     let current = || mount.number("team", "memory.current", "");
-    wait_until("it is back", || current() == 110 * MIB);
+    wait_until("the stopped process is charged again", || current() == 110 * MIB);
     assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut stopped, 1), OUT_OF_MEMORY);
     assert_eq!(other.ask("free 0"), "ok");

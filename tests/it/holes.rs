@@ -64,6 +64,8 @@ fn usage_block_holes_cost_daemon_at_most_the_block() {
     kill(pid, Signal::SIGCONT).expect("it lives");
     assert_eq!(shell.ask("spin 1 1"), "ok", "the program goes on");
     shell.quit();
-    wait_until("its end is noticed", || !mount.governs(pid.as_raw()));
+    wait_until("the process is no longer governed", || {
+        !mount.governs(pid.as_raw())
+    });
     assert!(!mount.log().contains("panicked"), "{}", mount.log());
 }

@@ -37,7 +37,9 @@ fn daemon_without_descriptors_serves_known_processes() {
     let mount = Mount::new();
     let first = DriverShell::start(&mount);
     let daemon = mount.daemon().expect("it runs");
-    wait_until("its descriptors are counted", || governed_pids(&mount).len() == 1);
+    wait_until("the first process is governed", || {
+        governed_pids(&mount).len() == 1
+    });
     // Room for a few more processes; each takes two descriptors, and one more while it registers.
     limit_descriptors(daemon, nr_descriptors(daemon) + 8);
     let mut shells: Vec<_> = (0..10).map(|_| DriverShell::start(&mount)).collect();
@@ -58,12 +60,12 @@ fn daemon_without_descriptors_serves_known_processes() {
         .partition(|shell| governed.contains(&shell.pid()));
     assert!(!outside.is_empty());
     inside.into_iter().for_each(DriverShell::kill9);
-    wait_until("those who waited have the room", || {
+    wait_until("a waiting process is governed", || {
         let governed = governed_pids(&mount);
         outside.iter().any(|shell| governed.contains(&shell.pid()))
     });
     limit_descriptors(daemon, 4096);
-    wait_until("all have", || {
+    wait_until("every waiting process is governed", || {
         let governed = governed_pids(&mount);
         outside.iter().all(|shell| governed.contains(&shell.pid()))
     });
@@ -166,7 +168,7 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
         .flat_map(|word| word.to_le_bytes())
         .chain(*name)
         .collect();
-    wait_until("it is hung up on", || {
+    wait_until("the daemon closes the connection", || {
         nix::sys::socket::send(fd, &packet, nix::sys::socket::MsgFlags::MSG_NOSIGNAL).is_err()
     });
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 0);

@@ -144,7 +144,7 @@ fn bounded<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'stat
 fn assert_well(mount: &Mount) {
     let shell = DriverShell::start(mount);
     let dir = Dir::of(mount, shell.pid());
-    wait_until("it is governed", || dir.exists());
+    wait_until("the process is governed", || dir.exists());
     dir.write("memory.limit", 1 << 30);
     assert_eq!(dir.number("memory.limit"), 1 << 30);
     let listed = mount.gcgroupfs(&["ls"]).output().expect("it runs");
@@ -165,7 +165,7 @@ fn assert_well(mount: &Mount) {
 /// Returns the pid of the serving daemon: the supervisor's child, if there is a supervisor.
 fn daemon(mount: &Mount, is_supervised: bool) -> Pid {
     if is_supervised {
-        wait_for("a daemon", || supervise::daemon(mount))
+        wait_for("a daemon runs", || supervise::daemon(mount))
     } else {
         mount.daemon().expect("it runs")
     }
@@ -295,7 +295,7 @@ fn supervised_daemon_that_cannot_end_gets_a_successor() {
         stop(before);
         silent.send(&mount, UIDS.start, 16, "junk");
         kill(before, Signal::SIGKILL).expect("it runs");
-        wait_until("another serves", || Dir::of(&mount, shell.pid()).exists());
+        wait_until("the next daemon serves", || Dir::of(&mount, shell.pid()).exists());
         assert_well(&mount);
     }
 }

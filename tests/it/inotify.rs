@@ -42,7 +42,7 @@ impl Watcher {
     #[track_caller]
     fn expect(&self, wd: WatchDescriptor, what: AddWatchFlags, name: &str) -> Vec<(AddWatchFlags, String)> {
         let mut others = Vec::new();
-        wait_until(&format!("{what:?} of {name:?}"), || {
+        wait_until(&format!("inotify reports {what:?} of {name:?}"), || {
             let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(100_u8));
             let mut found = false;
@@ -85,7 +85,9 @@ fn only_the_changed_events_file_is_reported() {
             others.iter().all(|(mask, _)| *mask == AddWatchFlags::IN_MODIFY),
             "{others:?}"
         );
-        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+        wait_until("gcgroup.events shows the freeze's state", || {
+            dir.key("gcgroup.events", "frozen") == on
+        });
     }
     let seen = watcher.seen();
     assert!(
@@ -94,7 +96,7 @@ fn only_the_changed_events_file_is_reported() {
     );
     shell.kill9();
     let mut deleted = Vec::new();
-    wait_until("their ends are seen", || {
+    wait_until("inotify reports the removal of all three files", || {
         let seen = watcher.seen().into_iter();
         deleted.extend(
             seen.filter(|(_, mask, _)| mask.contains(AddWatchFlags::IN_DELETE_SELF))
@@ -150,13 +152,15 @@ fn killed_helper_is_replaced() {
     let watcher = Watcher::new();
     let events = watcher.watch(&dir.path().join("gcgroup.events"), AddWatchFlags::IN_MODIFY);
     let daemon = mount.daemon().expect("it runs");
-    let first = wait_for("a helper", || helper(daemon));
+    let first = wait_for("the inotify helper runs", || helper(daemon));
     kill(first, Signal::SIGKILL).expect("it runs");
     let mut on = 0;
-    wait_until("another shows changes", || {
+    wait_until("the next inotify helper reports changes", || {
         on = 1 - on;
         dir.write("compute.freeze", on);
-        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+        wait_until("gcgroup.events shows the freeze's state", || {
+            dir.key("gcgroup.events", "frozen") == on
+        });
         let second = helper(daemon).filter(|second| *second != first);
         second.is_some() && watcher.seen().iter().any(|(at, ..)| *at == events)
     });
@@ -167,11 +171,13 @@ fn helper_of_a_killed_daemon_exits() {
     let mut mount = Mount::new();
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
-        let helper = wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+        let helper = wait_for("the inotify helper runs", || {
+            helper(mount.daemon().expect("it runs"))
+        });
         // The process may be registering or exiting at this moment.
         shell.kill9();
         mount.kill9();
-        wait_until("it has ended", || {
+        wait_until("the inotify helper has ended", || {
             let status = fs::read_to_string(format!("/proc/{helper}/status")).unwrap_or_default();
             // The helper's new parent reaps it at a time of its own choice.
             !status.contains("State:") || status.contains("State:\tZ")
@@ -189,10 +195,12 @@ fn helper_does_not_prevent_unmounting() {
         &mount.path(),
         AddWatchFlags::IN_CREATE | AddWatchFlags::IN_UNMOUNT,
     );
-    wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+    wait_for("the inotify helper runs", || {
+        helper(mount.daemon().expect("it runs"))
+    });
     shell.kill9();
     // Unmounts without detaching, which an open file would prevent.
-    wait_until("it is unmounted", || {
+    wait_until("the mount point is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
     watcher.expect(root, AddWatchFlags::IN_UNMOUNT, "");

@@ -124,9 +124,11 @@ fn frozen_launch_of_an_allocating_graph_waits() {
     captured(&mut calls, 4 * MIB);
     calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
     dir.write("compute.freeze", 1);
-    support::wait_until("it is drained", || dir.is_frozen());
+    support::wait_until("the process is frozen and drained", || dir.is_frozen());
     calls.tell("call cuGraphLaunch $exec $stream");
-    support::wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    support::wait_until("the graph launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
     assert_eq!(dir.key("compute.stat", "nr_graphs"), 0);
     dir.write("compute.freeze", 0);
     assert_eq!(calls.line(), "ok");

@@ -55,16 +55,24 @@ fn contexts_come_and_go_on_every_device() {
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     calls.ok("cuCtxCreate_v2 &second 0 0");
-    wait_until("both are measured", || context(&dir.gpu(0)) == 2 * CONTEXT);
+    wait_until("both contexts of the first device are measured", || {
+        context(&dir.gpu(0)) == 2 * CONTEXT
+    });
     calls.ok("cuCtxCreate_v2 &third 0 1");
-    wait_until("the other device's too", || context(&dir.gpu(1)) == CONTEXT);
+    wait_until("the second device's context is measured", || {
+        context(&dir.gpu(1)) == CONTEXT
+    });
     assert_eq!(context(&dir), 3 * CONTEXT);
     calls.ok("cuCtxDestroy_v2 $third");
     calls.ok("cuCtxDestroy_v2 $second");
-    wait_until("they are gone", || context(&dir) == CONTEXT);
+    wait_until("the destroyed contexts are uncharged", || {
+        context(&dir) == CONTEXT
+    });
     assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "a peak never falls");
     calls.ok("cuDevicePrimaryCtxReset_v2 0");
-    wait_until("nothing is left", || dir.number("memory.current") == 0);
+    wait_until("the last context is uncharged", || {
+        dir.number("memory.current") == 0
+    });
 }
 
 #[test]
@@ -102,8 +110,8 @@ fn restarted_daemon_measures_contexts_again() {
     });
     mount.kill9();
     mount.restart();
-    wait_until("the process is back", || mount.governs(shell.pid()));
-    wait_until("its context is measured", || {
+    wait_until("the process has registered again", || mount.governs(shell.pid()));
+    wait_until("the context is measured again", || {
         context(&Dir::of(&mount, shell.pid())) == CONTEXT
     });
 }

@@ -139,7 +139,9 @@ fn destroyed_pool_is_uncharged_without_further_calls() {
             // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
-        wait_until("it is uncharged", || dir.number("memory.current") == 4);
+        wait_until("the destroyed pool is uncharged", || {
+            dir.number("memory.current") == 4
+        });
         calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
         calls.ok("cuStreamSynchronize $other");
     }

@@ -214,7 +214,7 @@ fn utilisation_and_accounting_show_only_the_process() {
     let busy = mount.load(&["throughput", "--duration", "3600"]);
     let mut monitor = Nvml::bare(&mount);
     let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
-    wait_until("the device is busy", || others(&mut monitor));
+    wait_until("NVML lists the busy process", || others(&mut monitor));
 
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     let pid = nvml.0.pid();

@@ -144,7 +144,7 @@ impl Odd {
 #[track_caller]
 fn freeze(dir: &Dir<'_>) {
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
 }
 
 /// Waits until at least `count` submissions have been held at a closed gate.
@@ -228,7 +228,7 @@ fn jump_out_of_a_driver_wait_leaves_all_usable() {
         };
         for _ in 0..3 {
             assert_eq!(odd.ask("wait 1000000"), "waits");
-            wait_until("it waits", || is_asleep(odd.pid));
+            wait_until("the program sleeps in the driver", || is_asleep(odd.pid));
             odd.program.signal(Signal::SIGUSR1);
             assert_eq!(odd.program.line().as_deref(), Some("jumped"));
             assert_eq!(odd.ask("launch 3"), "0");
@@ -399,7 +399,7 @@ fn every_way_to_exit_works_while_threads_submit() {
                 odd.program.close_stdin();
             } else if frozen {
                 // A signal handler that launches is held like any other caller.
-                wait_until("it is held, or has left", || {
+                wait_until("a launch waits at the gate, or the process has exited", || {
                     let stat = std::fs::read_to_string(dir.path().join("compute.stat"));
                     stat.is_ok_and(|stat| !stat.contains("nr_frozen 0")) || !odd.program.is_running()
                 });

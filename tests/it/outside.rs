@@ -69,7 +69,7 @@ fn removed_socket_is_made_again_and_serves() {
     for mount in both() {
         let before = DriverShell::start(&mount);
         fs::remove_file(mount.socket()).expect("it is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         let after = DriverShell::start(&mount);
         assert!(mount.governs(before.pid()) && mount.governs(after.pid()));
         assert_eq!(count(&mount, "was removed or replaced"), 1, "{}", mount.log());
@@ -82,7 +82,7 @@ fn next_supervised_daemon_has_the_socket_that_was_made_again() {
     let mount = Mount::with(Config::default().arg("--supervise"));
     for _ in 0..3 {
         fs::remove_file(mount.socket()).expect("it is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         kill9(&mount);
         assert!(mount.governs(DriverShell::start(&mount).pid()));
     }
@@ -93,7 +93,7 @@ fn file_in_place_of_the_socket_is_kept_beside_it() {
     for mount in both() {
         fs::remove_file(mount.socket()).expect("it is there");
         fs::write(mount.socket(), "precious").expect("nobody is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         let aside = mount.root().join("gcgroup.sock.displaced");
         assert_eq!(fs::read_to_string(aside).expect("moved"), "precious");
         DriverShell::start(&mount);
@@ -106,13 +106,15 @@ fn socket_of_another_daemon_is_kept_and_reported_once() {
         fs::remove_file(mount.socket()).expect("it is there");
         let other = UnixListener::bind(mount.socket()).expect("nobody is there");
         let report = "another daemon listens";
-        wait_until("it is reported", || count(&mount, report) > 0);
+        wait_until("the log reports the other daemon", || count(&mount, report) > 0);
         let inode = fs::metadata(mount.socket()).expect("there").ino();
         let mut gcgroupfs = mount.gcgroupfs(&["ls"]);
         assert!(!gcgroupfs.status().expect("it runs").success());
         assert_eq!(fs::metadata(mount.socket()).expect("there").ino(), inode);
         drop(other);
-        wait_until("its own is back", || answers(&mount.socket()));
+        wait_until("the daemon listens on its own socket again", || {
+            answers(&mount.socket())
+        });
         assert_eq!(count(&mount, report), 1, "{}", mount.log());
         DriverShell::start(&mount);
     }
@@ -168,9 +170,13 @@ fn mount_over_the_control_files_is_reported_once() {
         let point = mount.path();
         for times in 1..3 {
             let mounted = Mounted::new("tmpfs", &point);
-            wait_until("it is reported", || count(&mount, "are hidden") == times);
+            wait_until("the log reports the hidden control files", || {
+                count(&mount, "are hidden") == times
+            });
             drop(mounted);
-            wait_until("its end, too", || count(&mount, "is mounted over") >= 2 * times);
+            wait_until("the log reports the end of the mount over the files", || {
+                count(&mount, "is mounted over") >= 2 * times
+            });
         }
         let log = mount.log();
         assert_eq!(count(&mount, "are hidden"), 2, "{log}");

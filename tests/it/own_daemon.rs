@@ -196,7 +196,9 @@ fn own_daemon_reads_users_rules_and_owns_groups() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "ok 0");
     own.says(&format!("echo {} > mine/gcgroup.procs", shell.pid()));
     assert_eq!(own.says("cat mine/gcgroup.procs"), members);
-    wait_until("the rule's group goes", || !own.says("ls").contains("jobs"));
+    wait_until("the rule's empty group is removed", || {
+        !own.says("ls").contains("jobs")
+    });
 }
 
 #[test]
@@ -218,7 +220,7 @@ fn own_daemon_governs_no_other_users_processes() {
         assert_eq!(own.procs(), mine.pid().to_string());
     }
     // Root can connect to every socket; other users cannot connect to this one.
-    wait_until("the daemon says so", || {
+    wait_until("the daemon logs the refused user", || {
         own.log().contains("user 0 was refused: EPERM")
     });
     assert!(!own.log().contains("user 1001"), "{}", own.log());
@@ -236,7 +238,9 @@ fn own_daemon_restores_settings_and_processes_after_kill() {
     own.says(&format!("echo {MIB} > {pid}/memory.limit"));
     own.daemon.take().expect("it runs").signal(Signal::SIGKILL);
     own.start(&[]);
-    wait_until("it is back", || own.procs() == pid.to_string());
+    wait_until("the process has registered again", || {
+        own.procs() == pid.to_string()
+    });
     assert_eq!(own.says(&format!("cat {pid}/memory.limit")), MIB.to_string());
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
     // A second daemon is refused while the first runs.
@@ -267,10 +271,10 @@ fn supervised_own_daemon_is_followed_and_no_read_fails() {
             .map(Pid::from_raw)
     };
     for _ in 0..3 {
-        let before = wait_for("a daemon", daemon);
+        let before = wait_for("a daemon runs", daemon);
         kill(before, Signal::SIGKILL).expect("it runs");
         assert_eq!(own.says(&format!("cat {pid}/compute.priority")), "8");
-        wait_until("another follows", || {
+        wait_until("the next daemon runs", || {
             daemon().is_some_and(|after| after != before)
         });
     }

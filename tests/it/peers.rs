@@ -63,7 +63,9 @@ fn ninth_and_fortieth_process_are_limited() {
         .collect();
     // Some of the first processes exit, so that table slots are free before the others are checked.
     shells.drain(..5).for_each(DriverShell::kill9);
-    wait_until("they are gone", || governed_pids(&mount).len() == 35);
+    wait_until("the killed processes are no longer governed", || {
+        governed_pids(&mount).len() == 35
+    });
     for shell in &mut shells {
         assert_eq!(shell.ask(&format!("alloc linear {}", MIB + 1)), "error 2");
         assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
@@ -80,7 +82,9 @@ fn killed_process_is_uncharged_and_limits_still_hold() {
     assert_eq!(dies.ask(&format!("alloc linear {}", 100 * MIB)), "ok 0");
     assert_eq!(mount.number("", "memory.current", ""), 100 * MIB);
     dies.kill9();
-    wait_until("its charge goes", || mount.number("", "memory.current", "") == 0);
+    wait_until("the killed process is uncharged", || {
+        mount.number("", "memory.current", "") == 0
+    });
     assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB + 1)), "error 2");
     assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB)), "ok 0");
 }
@@ -127,7 +131,7 @@ fn launch_error_is_the_drivers_own() {
     assert_eq!(shell.ask("spin 1 1"), "error 719");
     // The hook's own calls in between (for progress, freeze and thaw) do not replace the error.
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
     assert_eq!(shell.ask("spin 1 1"), "ok");
 }
@@ -190,7 +194,7 @@ fn helper_thread_sleeps_while_idle() {
     shell.ask("spin 1 10");
     shell.ask("sync");
     // The helper thread sets its name when it first runs.
-    let helper = wait_for("the hook's helper thread", || {
+    let helper = wait_for("the hook's helper thread runs", || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
         tasks.flatten().map(|entry| entry.path()).find(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
@@ -205,7 +209,7 @@ fn helper_thread_sleeps_while_idle() {
             .sum()
     };
     let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
-    wait_until("it sleeps", asleep);
+    wait_until("the helper thread sleeps", asleep);
     let before = switches();
     // The program continues with work that does not involve the helper thread.
     for _ in 0..200 {
@@ -243,7 +247,9 @@ fn process_killed_in_an_allocation_delays_no_other() {
         let mut dies = DriverShell::start(&mount);
         let its = Dir::of(&mount, dies.pid());
         dies.tell("race 4 4096");
-        wait_until("it is at it", || its.number("memory.current") > 0);
+        wait_until("the process has begun to allocate", || {
+            its.number("memory.current") > 0
+        });
         dies.kill9();
         assert_eq!(stays.ask(&format!("alloc linear {MIB}")), format!("ok {number}"));
     }

@@ -58,7 +58,7 @@ fn programs_umask_and_signals_are_unchanged() {
         if is_governed {
             let dir = Dir::of(&mount, pid);
             dir.write("compute.freeze", 1);
-            wait_until("it is drained", || dir.is_frozen());
+            wait_until("the process is frozen and drained", || dir.is_frozen());
             dir.write("compute.freeze", 0);
         }
         assert_eq!(shell.ask("spin 1 2"), "ok");

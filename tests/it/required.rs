@@ -84,12 +84,14 @@ fn daemon_stopped_before_registration_makes_driver_fail() {
     let mut shell = Governed::spawn(command);
     let banner = shell.expect("ready");
     assert!(banner.ends_with(REFUSED), "{banner}");
-    wait_until("it says why", || shell.stderr().contains("CUDA is refused"));
+    wait_until("the hook reports that CUDA is refused", || {
+        shell.stderr().contains("CUDA is refused")
+    });
     // The program continues as if there had been no error.
     assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
     assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     drop(stopped);
-    wait_until("it registers after all", || mount.governs(shell.pid()));
+    wait_until("the process is registered", || mount.governs(shell.pid()));
     assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
     drop(holder);
 }
@@ -100,7 +102,7 @@ fn run_with_best_effort_starts_the_program_without_a_daemon() {
     let stopped = Stopped::new(&mount);
     let mut shell = DriverShell::spawn(run(&mount, &["--best-effort", "--group", "team"]));
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
-    wait_until("it is warned", || shell.stderr().contains("warning: "));
+    wait_until("the warning is printed", || shell.stderr().contains("warning: "));
     drop((stopped, holder));
 }
 
@@ -161,7 +163,9 @@ fn group_that_registration_refuses_is_not_left_for_another() {
     let banner = refused.expect("ready");
     assert!(banner.ends_with(REFUSED), "{banner}");
     let why = "does not admit this process to group hers";
-    wait_until("it says why", || refused.stderr().contains(why));
+    wait_until("the hook reports the refused group", || {
+        refused.stderr().contains(why)
+    });
     assert!(governed_pids(mount).is_empty());
     assert!(!mount.path().join("users").exists(), "made for nobody");
 
@@ -197,7 +201,7 @@ fn process_moved_by_root_may_execute_and_come_back() {
     assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
     mount.kill9();
     mount.restart();
-    wait_until("it is back", || mount.governs(shell.pid()));
+    wait_until("the process has registered again", || mount.governs(shell.pid()));
     assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.current"), 0);

@@ -40,7 +40,7 @@ impl Ruled {
         fs::write(self.path(), rules).expect("our own directory");
         let before = self.mount.log().matches(says).count();
         kill(self.mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
-        wait_until("the daemon has read it", || {
+        wait_until("the daemon has read the rules", || {
             self.mount.log().matches(says).count() > before
         });
     }
@@ -110,7 +110,7 @@ fn first_matching_rule_applies_from_the_first_call() {
     // Root's settings take precedence over rules, also for the next program.
     dir.write("memory.limit", 3 << 20);
     alice.exec();
-    wait_until("it has registered again", || {
+    wait_until("the new program has registered with root's limit", || {
         dir.exists() && ruled.limit(&alice) == 3 << 20
     });
 }
@@ -143,7 +143,7 @@ fn settings_from_rules_survive_restart_with_other_rules() {
     ruled.mount.kill9();
     ruled.mount.restart();
     let dir = Dir::of(&ruled.mount, shell.pid());
-    wait_until("it is back", || dir.exists());
+    wait_until("the process has registered again", || dir.exists());
     assert_eq!(ruled.limit(&shell), 1 << 20);
     assert_eq!(ruled.limit(&ruled.shell_of(ALICE)), 4096);
 }

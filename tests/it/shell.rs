@@ -324,7 +324,7 @@ fn process_exit_removes_directory_and_gives_enodev() {
         .expect("opens");
     assert!(dir.join("0").is_dir());
     process.kill9();
-    support::wait_until("the directory goes", || !dir.exists());
+    support::wait_until("the process's directory is removed", || !dir.exists());
     let mut buffer = [0; 16];
     assert_eq!(
         nix::sys::uio::pread(&open, &mut buffer, 0),
@@ -394,7 +394,7 @@ fn mount_point_may_be_a_link_and_is_unmounted() {
         command.arg("mount").arg(&link).arg("--socket").arg(&socket);
         command.arg("--state-dir").arg(&state);
         let daemon = Governed::spawn(command);
-        wait_until("it serves", || link.join("devices").exists());
+        wait_until("the daemon serves the mount", || link.join("devices").exists());
         assert!(is_mounted(&real));
         daemon
     };

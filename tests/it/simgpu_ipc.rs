@@ -103,12 +103,12 @@ fn linear_memory_lives_while_a_process_has_it_open() {
     } = two;
     one.kill9();
     let truth = Truth::of(machine.directory());
-    wait_until("it keeps only what is open", || {
+    wait_until("only the opened allocation is left", || {
         truth.used_by_all(0) == CONTEXT + 3 * MIB
     });
     assert_eq!(other.ask("look(address, 4)"), "b'kept'");
     other.kill9();
-    wait_until("nobody has it", || truth.used_by_all(0) == 0);
+    wait_until("the allocation is released", || truth.used_by_all(0) == 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn memory_held_by_others_leaves_no_room() {
     assert_eq!(other.ask("alloc(512 * MIB)"), "'error 2'");
     other.run("os.close(own)");
     let truth = Truth::of(machine.directory());
-    wait_until("nobody holds it", || truth.used_by_all(0) == CONTEXT);
+    wait_until("the allocation is released", || truth.used_by_all(0) == CONTEXT);
     other.run("address = alloc(512 * MIB)");
 }
 

@@ -120,7 +120,9 @@ fn memory_is_the_sum_of_living_processes() {
     assert_eq!(nvml.ask("memory 1 1")[3], 0);
 
     process.signal(Signal::SIGKILL);
-    wait_until("its memory is free", || nvml.ask("memory 0 1") == empty);
+    wait_until("the killed process's memory is released", || {
+        nvml.ask("memory 0 1") == empty
+    });
     assert_eq!(
         nvml.list("processes 0 Compute 3 0"),
         (SUCCESS, 0, BTreeMap::new())

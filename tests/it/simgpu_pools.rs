@@ -182,7 +182,7 @@ fn pool_allocation_is_imported_by_another_process() {
     ));
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");
     one.kill9();
-    wait_until("only what is imported is left", || {
+    wait_until("only the imported chunk is left", || {
         truth.used_by_all(0) == CONTEXT + CHUNK
     });
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");

@@ -194,7 +194,7 @@ fn soak(daemon: Daemon) {
 impl Soak {
     fn pid(&self) -> Pid {
         match self.daemon {
-            Daemon::Supervised => support::wait_for("a daemon", || supervise::daemon(&self.mount)),
+            Daemon::Supervised => support::wait_for("a daemon runs", || supervise::daemon(&self.mount)),
             Daemon::Restarted | Daemon::Kept => self.mount.daemon().expect("it runs"),
         }
     }
@@ -215,9 +215,11 @@ impl Soak {
             moved: &moved,
         };
         mover.one();
-        wait_until("it has gone", || governed_pids(&self.mount).is_empty());
+        wait_until("the program is no longer governed", || {
+            governed_pids(&self.mount).is_empty()
+        });
         let mut last = Holdings::of(self.pid());
-        wait_until("the daemon is at rest", || {
+        wait_until("the daemon's holdings are stable", || {
             thread::sleep(Duration::from_millis(100));
             let now = Holdings::of(self.pid());
             std::mem::replace(&mut last, now.clone()) == now
@@ -247,7 +249,7 @@ impl Soak {
 
     fn note_resident(&mut self) {
         // The last daemon may have been killed just now.
-        let kilobytes = support::wait_for("a daemon that is alive", || resident(self.pid()));
+        let kilobytes = support::wait_for("a living daemon's memory is read", || resident(self.pid()));
         self.resident.push(kilobytes);
     }
 

@@ -119,7 +119,9 @@ fn killed_daemon_ends_during_invalidations() {
     mount.kill9();
     assert!(!writers.is_empty(), "there was one");
     for pid in writers {
-        wait_until("who writes for a daemon ends with it", || !is_running(pid));
+        wait_until("the killed daemon's invalidation writer has ended", || {
+            !is_running(pid)
+        });
     }
 }
 
@@ -145,8 +147,12 @@ fn killed_supervisor_and_daemon_end_during_invalidations() {
     assert!(mount.governs(shell.pid()), "now the kernel knows it, for an hour");
     let pid = shell.pid();
     shell.kill9();
-    wait_until("it has been forgotten", || !mount.governs(pid));
-    let pid = wait_for("another", || writer(supervisor).filter(|now| *now != killed));
+    wait_until("the removed directory's entry is invalidated", || {
+        !mount.governs(pid)
+    });
+    let pid = wait_for("another invalidation writer runs", || {
+        writer(supervisor).filter(|now| *now != killed)
+    });
     mount.stop();
     assert!(!is_listed(&mount.path()), "it is unmounted");
     assert!(!is_running(pid), "who writes has ended before that");
@@ -158,10 +164,10 @@ fn terminated_daemon_leaves_nothing_during_changes() {
     bustle(&mut mount, |mount| {
         for _ in 0..8 {
             let daemon = mount.daemon().expect("it runs");
-            let writer = wait_for("who writes for it", || writer(daemon));
+            let writer = wait_for("the invalidation writer runs", || writer(daemon));
             mount.stop();
             assert!(!is_listed(&mount.path()), "it is unmounted");
-            wait_until("nobody is left", || !is_running(writer));
+            wait_until("the invalidation writer has ended", || !is_running(writer));
             mount.restart();
         }
     });
@@ -180,13 +186,15 @@ fn removed_entries_are_invalidated_despite_writer_kills() {
             kill(killed, Signal::SIGKILL).expect("it runs");
         }
         shell.kill9();
-        wait_until("it has been forgotten", || !mount.governs(pid));
+        wait_until("the removed directory's entry is invalidated", || {
+            !mount.governs(pid)
+        });
     }
     let killed = writer(daemon);
     if let Some(killed) = killed {
         kill(killed, Signal::SIGKILL).expect("it runs");
     }
-    wait_until("there is another", || {
+    wait_until("another invalidation writer runs", || {
         let group = mount.path().join("group");
         fs::create_dir(&group).expect("makes");
         fs::remove_dir(&group).expect("removes");

@@ -33,9 +33,9 @@ pub fn daemon(mount: &Mount) -> Option<Pid> {
 /// Kills the daemon and waits for its successor.
 #[track_caller]
 pub fn kill9(mount: &Mount) {
-    let before = wait_for("a daemon", || daemon(mount));
+    let before = wait_for("a daemon runs", || daemon(mount));
     kill(before, Signal::SIGKILL).expect("it runs");
-    wait_until("another follows", || {
+    wait_until("the next daemon runs", || {
         daemon(mount).is_some_and(|after| after != before)
     });
 }
@@ -111,13 +111,15 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
         for _ in 0..KILLS {
             // Waits until each reader and writer has made progress.
             let (reads, writes) = (nr_reads.load(Relaxed), nr_writes.load(Relaxed));
-            wait_until("readers and writers get on", || {
+            wait_until("each reader and writer has made progress", || {
                 nr_reads.load(Relaxed) >= reads + 8 && nr_writes.load(Relaxed) > writes
             });
             kill9(&mount);
         }
         let reads = nr_reads.load(Relaxed);
-        wait_until("they still do", || nr_reads.load(Relaxed) >= reads + 8);
+        wait_until("the readers have made progress after the last kill", || {
+            nr_reads.load(Relaxed) >= reads + 8
+        });
     });
     assert_eq!(
         mount.log().matches("starting another").count() as u64,
@@ -153,11 +155,15 @@ fn group_operations_succeed_over_daemon_kills() {
         });
         for _ in 0..KILLS {
             let rounds = nr_rounds.load(Relaxed);
-            wait_until("it gets on", || nr_rounds.load(Relaxed) > rounds);
+            wait_until("a round of group operations completes", || {
+                nr_rounds.load(Relaxed) > rounds
+            });
             kill9(&mount);
         }
         let rounds = nr_rounds.load(Relaxed);
-        wait_until("it still does", || nr_rounds.load(Relaxed) > rounds);
+        wait_until("a round completes after the last kill", || {
+            nr_rounds.load(Relaxed) > rounds
+        });
     });
     assert_eq!(mount.read("team", "gcgroup.procs"), pid);
 }
@@ -181,11 +187,13 @@ fn file_identity_survives_kills_and_dead_files_are_gone() {
     kill(supervisor, Signal::SIGCONT).expect("it runs");
     open_text(&mut open);
     assert_eq!(ino(dir.path().join("memory.current")), before);
-    wait_until("its file is nobody's", || {
+    wait_until("reading the dead process's file fails with ENODEV", || {
         let read = doomed.read_at(&mut [0; 16], 0);
         read.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     });
-    wait_until("its name is forgotten", || !Dir::of(&mount, gone).exists());
+    wait_until("the dead process's entry is invalidated", || {
+        !Dir::of(&mount, gone).exists()
+    });
     assert_eq!(governed_pids(&mount), [stays.pid()]);
 }
 
@@ -258,8 +266,10 @@ fn program_executed_during_restart_keeps_its_settings() {
     let mut before = File::open(dir.path().join("memory.limit")).expect("opens");
     kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
     shell.exec();
-    wait_until("it is back", || governed_pids(&mount) == [shell.pid()]);
-    wait_until("the new one is found by path", || {
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
+    wait_until("the new program's files are found by path", || {
         dir.path().join("memory.limit").exists()
     });
     assert_eq!(dir.number("memory.limit"), 1 << 20, "with its settings");
@@ -284,15 +294,15 @@ fn supervisor_ends_on_request_and_leaves_nothing() {
             .contains(path.to_str().expect("text"))
     );
     assert!(!socket.exists());
-    wait_until("the daemon too", || kill(last, None).is_err());
+    wait_until("the daemon has ended", || kill(last, None).is_err());
     drop(held);
     // If another process unmounts the mount, the daemon exits by itself.
     let mount = supervised();
-    wait_until("it is unmounted", || {
+    wait_until("the mount point is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
     let supervisor = mount.daemon().expect("it ran");
-    wait_until("it ends", || {
+    wait_until("the supervisor has ended", || {
         let status = fs::read_to_string(format!("/proc/{supervisor}/status")).unwrap_or_default();
         !status.contains("State:") || status.contains("State:\tZ")
     });
@@ -304,12 +314,14 @@ fn killed_supervisor_ends_its_daemon_and_is_followed() {
     let shell = DriverShell::start(&mount);
     let last = daemon(&mount).expect("it runs");
     mount.kill9();
-    wait_until("the daemon ends", || {
+    wait_until("the daemon has ended", || {
         let status = fs::read_to_string(format!("/proc/{last}/status")).unwrap_or_default();
         !status.contains("State:") || status.contains("State:\tZ")
     });
     mount.restart();
-    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
     let status = mount
         .gcgroupfs(&["get", "devices"])
         .output()
@@ -350,12 +362,12 @@ fn invalid_configuration_does_not_end_a_successor() {
         kill9(&mount);
         assert_eq!(policy(), "strict", "as it was");
     }
-    wait_until("it says so", || {
+    wait_until("the log reports the invalid configuration", || {
         mount.log().contains("the configuration stays as it was")
     });
     write("");
     kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
-    wait_until("it is read again", || policy() == "weighted");
+    wait_until("the configuration is read again", || policy() == "weighted");
     write("[compute\n");
     kill9(&mount);
     assert_eq!(policy(), "weighted");
@@ -373,6 +385,8 @@ fn older_kernel_runs_the_daemon_without_supervision() {
     assert_eq!(daemon(&mount), None, "there is one process, which answers");
     mount.kill9();
     mount.restart();
-    wait_until("it is back", || governed_pids(&mount) == [pid]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [pid]
+    });
     assert_eq!(mount.read(pid, "memory.limit"), "4096");
 }

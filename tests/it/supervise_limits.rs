@@ -141,7 +141,7 @@ fn group_limits_hold_over_kills_without_false_refusals() {
         for number in 0..KILLS {
             let ([roomy, crowded], reads) = counts();
             // Every third kill follows at once, while processes are registering again.
-            wait_until("everybody gets on", || {
+            wait_until("the members and the reader have made progress", || {
                 let ([roomy_now, crowded_now], reads_now) = counts();
                 number % 3 == 2
                     || roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
@@ -152,7 +152,7 @@ fn group_limits_hold_over_kills_without_false_refusals() {
             longest = longest.max(begun.elapsed());
         }
         let ([roomy, crowded], reads) = counts();
-        wait_until("everybody still gets on", || {
+        wait_until("the members and the reader progress after the last kill", || {
             let ([roomy_now, crowded_now], reads_now) = counts();
             roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
         });

@@ -41,7 +41,7 @@ fn starve(how: &str, told: &str) {
     dir.write("memory.limit", 7 << 20);
     fs::write(file.path(), how).expect("it is ours");
     kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
-    wait_until("they are a second apart", || {
+    wait_until("the attempts are a second apart", || {
         pauses(&mount.log()).last() >= Some(&1000.0)
     });
     let (log, supervisor) = (mount.log(), mount.daemon().expect("it runs"));
@@ -54,7 +54,7 @@ fn starve(how: &str, told: &str) {
     fs::write(file.path(), "").expect("it is ours");
     kill(supervisor, Signal::SIGHUP).expect("it runs");
     assert_eq!(dir.number("memory.limit"), 7 << 20);
-    wait_until("it is told", || {
+    wait_until("the log reports that the daemon serves again", || {
         mount.log().contains("the daemon serves again after")
     });
 }
@@ -115,7 +115,7 @@ fn supervisor_that_can_start_no_process_tries_again() {
     let supervisor = mount.daemon().expect("it runs");
     fs::write(alone.0.join("cgroup.procs"), supervisor.to_string()).expect("it may be moved");
     kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
-    wait_until("it has tried several times", || {
+    wait_until("the supervisor has tried several times", || {
         mount.log().matches("cannot start the daemon").count() > 3
     });
     fs::write(alone.0.join("pids.max"), "max").expect("it is ours");

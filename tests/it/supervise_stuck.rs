@@ -31,7 +31,7 @@ impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         // The cgroup can be removed only after all its processes have ended.
-        wait_until("the freezer is empty", || {
+        wait_until("the freezer cgroup is empty", || {
             fs::read_to_string(self.0.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
         });
         let _ = fs::remove_dir(&self.0);
@@ -63,7 +63,7 @@ fn stuck_daemon_is_followed() {
     assert_eq!(dir.number("memory.limit"), 8 << 20);
     drop(freezer);
     // The stuck daemon finally dies, and its successor continues.
-    wait_until("the first one has ended", || {
+    wait_until("the stuck daemon has ended", || {
         let status = fs::read_to_string(format!("/proc/{stuck}/status")).unwrap_or_default();
         status.is_empty() || status.lines().any(|line| line.starts_with("State:\tZ"))
     });

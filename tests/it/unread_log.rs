@@ -106,7 +106,7 @@ fn daemon_with_unread_log_registers_and_answers() {
     assert!(buffer[..length].iter().all(|byte| *byte == b'\n'));
     shell.quit();
     let mut said = String::new();
-    wait_until("the end of the program is logged", || {
+    wait_until("the log reports the lost lines", || {
         let _ = kill(
             Pid::from_raw(daemon.daemon.id().try_into().expect("a pid")),
             Signal::SIGHUP,

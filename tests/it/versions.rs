@@ -68,13 +68,17 @@ fn old_hook_is_not_governed_and_its_program_works() {
     assert_works(&mut shell);
     let line =
         format!("of user 0 is not governed: its hook speaks version {OLD}, this daemon version {VERSION}");
-    wait_until("the daemon tells", || mount.log().contains(&line));
+    wait_until("the daemon reports the version mismatch", || {
+        mount.log().contains(&line)
+    });
     let complaint = format!("the daemon speaks version {VERSION}, this hook {OLD}: not governed");
-    wait_until("so does the hook", || shell.stderr().contains(&complaint));
+    wait_until("the hook reports the version mismatch", || {
+        shell.stderr().contains(&complaint)
+    });
     assert!(governed_pids(&mount).is_empty());
     mount.restart();
     // Hook and daemon have met by now; each logs the mismatch once more.
-    wait_until("the next daemon tells", || {
+    wait_until("the next daemon reports the version mismatch", || {
         mount.log().matches(&line).count() == 2
     });
     assert_works(&mut shell);
@@ -122,13 +126,15 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
         assert_works(&mut shell);
         assert!(governed_pids(&mount).is_empty());
         let neighbour = DriverShell::start(&mount);
-        wait_until("neighbours are governed", || {
+        wait_until("only the neighbour is governed", || {
             governed_pids(&mount) == [neighbour.pid()]
         });
         assert_works(&mut shell);
         shell.quit();
         drop(neighbour);
-        wait_until("it has gone", || governed_pids(&mount).is_empty());
+        wait_until("the neighbour is no longer governed", || {
+            governed_pids(&mount).is_empty()
+        });
     }
 }
 
@@ -155,7 +161,7 @@ fn hook_replaced_before_it_is_loaded_governs() {
     }
     program.say("go");
     assert_eq!(program.line().as_deref(), Some("0"));
-    wait_until("it is governed", || mount.governs(program.pid()));
+    wait_until("the process is governed", || mount.governs(program.pid()));
     program.say("end");
     assert!(program.wait().success());
 }
@@ -253,7 +259,7 @@ fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
         "ok",
         "it was frozen until the grace time was over"
     );
-    wait_until("the daemon tells", || {
+    wait_until("the daemon reports the version mismatch", || {
         mount.log().contains(&format!("its hook speaks version {OLD}"))
     });
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
@@ -328,7 +334,9 @@ fn settings_of_a_version_1_daemon_apply() {
         .replace("START", &start_time(shell.pid()).to_string());
     fs::write(state_file(&mount), written).expect("writes");
     mount.restart();
-    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.limit"), 64 * MIB);
     assert_eq!(dir.gpu(0).number("memory.limit"), 32 * MIB);
@@ -361,11 +369,15 @@ fn unknown_state_is_set_aside_once_and_startup_succeeds() {
             fs::write(state_file(&mount), text).expect("writes");
             mount.restart();
             let shell = DriverShell::start(&mount);
-            wait_until("it is governed", || governed_pids(&mount) == [shell.pid()]);
+            wait_until("the process is governed", || {
+                governed_pids(&mount) == [shell.pid()]
+            });
             Dir::of(&mount, shell.pid()).write("memory.limit", MIB);
             mount.kill9();
             mount.restart();
-            wait_until("it still is", || governed_pids(&mount) == [shell.pid()]);
+            wait_until("the process has registered again", || {
+                governed_pids(&mount) == [shell.pid()]
+            });
             assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), MIB);
             let aside = fs::read(mount.state_dir().join("settings.corrupt")).expect("is kept");
             assert_eq!(aside, text.as_bytes());

@@ -62,7 +62,7 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
     assert_serves_another(&mount);
     assert_eq!(mount.log().matches("no room").count(), 0, "{}", mount.log());
     drop((crowd, again));
-    wait_until("all who have gone are forgotten", || {
+    wait_until("the daemon has closed the clients' connections", || {
         let daemon = mount.daemon().expect("it runs");
         let descriptors = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
         descriptors.count() < 100

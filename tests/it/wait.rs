@@ -54,7 +54,7 @@ fn wait_sleeps_until_all_expressions_hold() {
             0
         );
         let mut wait = waiting(mount, &[&events, "populated=1", "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         assert!(wait.is_running(), "one of two holds");
         assert!(
             mount
@@ -78,7 +78,7 @@ fn sizes_and_counts_are_compared_as_numbers() {
         );
         let limit = format!("{}/memory.limit", shell.pid());
         let mut wait = waiting(mount, &[&current, ">=2M", "<2G"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         assert_eq!(shell.ask("alloc linear 2097152"), "ok 0");
         assert_eq!(wait.wait().code(), Some(0));
         assert_eq!(status(mount, &[&limit, "=max"]), 0);
@@ -125,7 +125,7 @@ fn wait_ends_with_the_process() {
         assert_eq!(status(mount, &["999999999/gcgroup.events", "frozen=1"]), 3);
         let shell = DriverShell::start(mount);
         let mut wait = waiting(mount, &[&format!("{}/gcgroup.events", shell.pid()), "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         shell.kill9();
         assert_eq!(wait.wait().code(), Some(3));
         assert!(!wait.stderr().is_empty());
@@ -156,10 +156,10 @@ fn wait_survives_a_daemon_restart() {
         let shell = DriverShell::start(&mount);
         let (pid, freeze) = (shell.pid(), format!("{}/compute.freeze", shell.pid()));
         let mut wait = waiting(&mount, &[&format!("{pid}/gcgroup.events"), "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         mount.kill9();
         mount.restart();
-        wait_until("it is told", || {
+        wait_until("the restarted daemon accepts the freeze", || {
             mount
                 .gcgroupfs(&["set", &freeze, "1"])
                 .output()

@@ -159,7 +159,7 @@ impl Governed {
             && status.signal().is_none()
         {
             // Other processes may have inherited its stderr and keep it open.
-            wait_until("its stderr ends", || reader.is_finished());
+            wait_until("the process's stderr is closed", || reader.is_finished());
         }
         status
     }

@@ -15,7 +15,7 @@ use crate::wait::wait_until;
 #[track_caller]
 pub fn stop(pid: Pid) {
     kill(pid, Signal::SIGSTOP).expect("it runs");
-    wait_until("all its threads have stopped", || {
+    wait_until("every thread of the process has stopped", || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
         tasks.flatten().all(|task| {
             let Ok(text) = fs::read_to_string(task.path().join("stat")) else {

@@ -129,7 +129,7 @@ fn member_killed_in_race_releases_exactly_its_charge() {
     let mut last = member(&mount, "team");
     never_more_than(&mut mount, LIMIT, |mount| {
         race(&mut shells, BLOCK);
-        wait_until("they are at it", || {
+        wait_until("the members have charged a third of the limit", || {
             mount.number("team", "memory.current", "") > LIMIT / 3
         });
         shells.drain(..2).for_each(DriverShell::kill9);
@@ -138,7 +138,7 @@ fn member_killed_in_race_releases_exactly_its_charge() {
             .map(|shell| count(&shell.answer(), "raced"))
             .sum();
         assert!(left * BLOCK <= LIMIT);
-        wait_until("the dead have left", || {
+        wait_until("the killed processes have left the group", || {
             mount.read("team", "gcgroup.procs").lines().count() == 3
         });
         let filled = count(&last.ask(&format!("race 2 {BLOCK}")), "raced");
@@ -154,7 +154,7 @@ fn limit_is_exact_when_daemon_is_killed_in_race() {
     let got: u64 = never_more_than(&mut mount, LIMIT, |mount| {
         race(&mut shells, BLOCK);
         for part in [5, 3] {
-            wait_until("they are at it", || {
+            wait_until("the members have charged a part of the limit", || {
                 mount.number("team", "memory.current", "") > LIMIT / part
             });
             mount.kill9();
@@ -166,7 +166,7 @@ fn limit_is_exact_when_daemon_is_killed_in_race() {
             .sum()
     });
     assert_eq!(got * BLOCK, LIMIT, "nobody was refused while there was memory");
-    wait_until("all are back", || {
+    wait_until("the charges of all members are restored", || {
         mount.number("team", "memory.current", "") == LIMIT
     });
 }

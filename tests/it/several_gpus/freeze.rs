@@ -115,7 +115,9 @@ fn threads_copying_across_devices_all_freeze_and_resume() {
     let made = |devices: &mut Devices| devices.ask("progress")[0];
     for round in 0..20 {
         let before = made(&mut devices);
-        wait_until("copies are made", || made(&mut devices) > before + 100);
+        wait_until("the threads have made 100 copies", || {
+            made(&mut devices) > before + 100
+        });
         dir.gpu(1).freeze();
         // A thread whose last call has returned may still have to count it.
         let still = made(&mut devices);

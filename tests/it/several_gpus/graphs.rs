@@ -61,6 +61,6 @@ fn device_drains_graph_launched_on_another_devices_stream() {
     devices.ok(&format!("launch {graph} {stream}"));
     dir.gpu(0).write("compute.freeze", 1);
     assert_eq!(devices.ask(&format!("query {stream}")), [NOT_READY]);
-    wait_until("it stands still", || dir.gpu(0).is_frozen());
+    wait_until("the device is frozen and drained", || dir.gpu(0).is_frozen());
     assert_eq!(devices.ask(&format!("query {stream}")), [0]);
 }

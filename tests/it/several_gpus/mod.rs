@@ -52,7 +52,7 @@ impl Devices {
         let waited = || frozen.key("compute.stat", "nr_frozen");
         let before = waited();
         self.0.say(command);
-        wait_until("it waits", || waited() > before);
+        wait_until("the command waits at the gate", || waited() > before);
         assert!(frozen.is_frozen(), "{command}");
         assert_eq!(self.0.line_now(), None, "{command}");
         frozen.write("compute.freeze", 0);

@@ -165,7 +165,7 @@ fn remove_socket(soak: &mut Soak) -> Option<Undo> {
     let socket = soak.mount.socket();
     fs::remove_file(&socket).ok()?;
     soak.faults.undo();
-    wait_until("there is another socket", || socket.exists());
+    wait_until("the daemon has made a new socket", || socket.exists());
     Some(Box::new(|| ()))
 }
 

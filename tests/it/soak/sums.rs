@@ -24,7 +24,7 @@ impl Soak {
         for program in &self.programs {
             let pid = program.load.pid();
             for gpu in 0..GPUS {
-                wait_until("a process's usage is what it has", || {
+                wait_until("the charge equals what the process holds", || {
                     current(format!("{pid}/{gpu}")) == truth.used(pid, gpu)
                 });
             }
@@ -76,7 +76,7 @@ impl Soak {
                 assert!(program.load.wait().success(), "{}", program.load.stderr());
             }
         }
-        wait_until("their directories have gone", || {
+        wait_until("the processes' directories are removed", || {
             governed_pids(&self.mount).is_empty()
         });
         assert_eq!(self.mount.number("", "memory.current", ""), 0);
@@ -85,7 +85,7 @@ impl Soak {
         assert_eq!(self.mount.read("", "unmanaged"), "");
         for group in groups(&self.mount.path()).expect("lists").iter().rev() {
             // Includes processes that had not returned to the last daemon.
-            wait_until("their ends are noticed", || {
+            wait_until("the group is unpopulated", || {
                 let events = fs::read_to_string(group.join("gcgroup.events")).expect("reads");
                 events.contains("populated 0")
             });
@@ -93,7 +93,7 @@ impl Soak {
         }
         eprintln!("{:?}: an idle daemon has {before:?}", self.daemon);
         let mut last = None;
-        wait_until("the daemon has what an idle one has", || {
+        wait_until("the daemon holds as much as an idle one", || {
             let now = Holdings::of(self.pid());
             let is_idle = now == *before;
             if !is_idle && last.as_ref() != Some(&now) {
@@ -112,7 +112,7 @@ impl Soak {
             "kB at the end of each life: {:?}",
             self.resident
         );
-        wait_until("the settings' file is compacted", || {
+        wait_until("the settings file is compacted", || {
             let state = fs::metadata(self.mount.state_dir().join("settings.jsonl"));
             state.expect("is there").len() < 2 << 20
         });
