@@ -37,7 +37,7 @@ fn linked() -> PathBuf {
 
 #[track_caller]
 fn has_mapped(pid: i32, library: &Path) {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process lives");
     assert!(maps.contains(library.to_str().expect("text")), "{maps}");
 }
 
@@ -60,7 +60,7 @@ fn programs_with_own_allocator_are_governed() {
         assert_eq!(
             shell.raced(),
             4,
-            "{how}: each thread, and no more than there is room for"
+            "{how}: the threads get as many blocks as the limit allows"
         );
         assert_eq!(dir.number("memory.current"), 4 * MIB, "{how}");
         assert_eq!(shell.ask("spin 10 3"), "ok", "{how}");

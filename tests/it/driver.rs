@@ -56,7 +56,7 @@ impl DriverShell {
         let line = self.program.expect("ready ");
         let mut words = line.split(' ').skip(1);
         let pid = words.next().and_then(|word| word.parse().ok()).expect("a pid");
-        assert_eq!(words.next(), Some("0"), "the driver started: {line}");
+        assert_eq!(words.next(), Some("0"), "cuInit failed: {line}");
         pid
     }
 
@@ -79,7 +79,7 @@ impl DriverShell {
     /// Waits for the next answer.
     #[track_caller]
     pub fn answer(&mut self) -> String {
-        self.program.line().expect("the program goes on")
+        self.program.line().expect("the program answers")
     }
 
     /// Waits for the answer of `race` and returns the number of allocations.
@@ -223,7 +223,7 @@ impl<'m> Dir<'m> {
 
 /// Returns the pids that have a directory.
 pub fn governed_pids(mount: &Mount) -> Vec<i32> {
-    let entries = std::fs::read_dir(mount.path()).expect("the mount lists");
+    let entries = std::fs::read_dir(mount.path()).expect("the mount is readable");
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -18,8 +18,8 @@ fn no_kernel_starts_after_frozen_1_until_thaw() {
     wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") >= 1
     });
-    assert_eq!(dir.launches(), 20, "nothing passes");
-    assert!(dir.is_frozen(), "and it stays frozen");
+    assert_eq!(dir.launches(), 20, "a launch passed the closed gate");
+    assert!(dir.is_frozen(), "a waiting launch thawed the process");
     dir.write("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
     assert_eq!(shell.ask("sync"), "ok");
@@ -40,11 +40,11 @@ fn frozen_is_not_reported_while_a_kernel_runs() {
         let drained = dir.is_frozen();
         // Queried after reading the file, so a reported drain must be complete by now.
         let idle = shell.ask("query") == "ok";
-        assert!(!drained || idle, "said frozen while kernels run");
+        assert!(!drained || idle, "the process is frozen while kernels run");
         seen_running |= !idle;
         drained
     });
-    assert!(seen_running, "the test saw it while it was draining");
+    assert!(seen_running, "the work had drained before the first query");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn freezing_one_device_leaves_the_other_running() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.gpu(0).freeze();
-    assert!(!dir.is_frozen(), "the process as a whole is not frozen");
+    assert!(!dir.is_frozen(), "the whole process is frozen");
     assert_eq!(shell.ask("gpu 1"), "ok");
     assert_eq!(shell.ask("spin 10 3"), "ok");
     assert_eq!(dir.gpu(1).launches(), 3);
@@ -118,7 +118,7 @@ fn continuously_launching_threads_all_freeze_and_resume() {
         for _ in 0..100 {
             assert!(
                 dir.is_frozen() && dir.launches() == stopped,
-                "nothing starts while frozen"
+                "a kernel started while frozen"
             );
         }
         dir.write("compute.freeze", 0);
@@ -127,7 +127,7 @@ fn continuously_launching_threads_all_freeze_and_resume() {
     assert_eq!(
         dir.launches(),
         threads * each,
-        "none is lost, none is counted twice"
+        "a launch was lost or counted twice"
     );
 }
 
@@ -150,13 +150,13 @@ fn child_of_a_frozen_process_is_not_frozen() {
     // The driver returns an error to the child of an initialised process; the child must get an answer.
     assert!(
         shell.ask("spin 1 1").starts_with("error"),
-        "the child is not held at its parent's gate"
+        "the child waits at its parent's gate"
     );
     assert!(
         !Dir::of(&mount, child.expect("a pid")).exists(),
-        "and is not governed as its parent"
+        "the child is governed as its parent"
     );
-    assert!(dir.is_frozen(), "which stays as it was");
+    assert!(dir.is_frozen(), "the fork thawed the parent");
     shell.quit();
     wait_until("the process's directory is removed", || !dir.exists());
 }

@@ -29,7 +29,7 @@ fn is_frozen_when_work_has_ended(faults: &str) {
         let is_frozen = dir.is_frozen();
         assert!(
             !is_frozen || mount.truth().nr_launches(shell.pid(), 0) == 50,
-            "{faults}: said frozen before all kernels have begun"
+            "{faults}: the process is frozen before all kernels have started"
         );
         is_frozen
     });

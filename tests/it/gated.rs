@@ -57,7 +57,7 @@ fn each_gated_function_is_held_released_and_counted() {
             dir.key("compute.stat", "nr_frozen") == before as u64 + 1
         });
     }
-    assert_eq!(program.line_now(), None, "none has returned");
+    assert_eq!(program.line_now(), None, "a held call returned");
     dir.write("compute.freeze", 0);
     let governed = answers(&mut program, names.len());
     let mut bare = start(|path| mount.bare_command(path));

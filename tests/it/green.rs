@@ -57,14 +57,18 @@ fn green_context_memory_lives_until_primary_context_ends() {
         ));
         assert_eq!(linear(), 3 * MIB, "{end}");
         program.calls(0, "cu.cuGreenCtxDestroy(green)\ncu.cuCtxSetCurrent(context)");
-        assert_eq!(linear(), 3 * MIB, "{end}: the primary context has it");
+        assert_eq!(linear(), 3 * MIB, "{end}: the primary context lost its memory");
         assert_eq!(truth.held(program.pid(), 0, simgpu::Held::Linear), 3 * MIB);
         program.run(&format!(
             "other, view = green_of(16)\nok(cu.cuCtxSetCurrent(view))\naddress = alloc({MIB})"
         ));
         if end.contains("Release") {
             program.calls(0, end);
-            assert_eq!(linear(), 4 * MIB, "the other one holds the primary context");
+            assert_eq!(
+                linear(),
+                4 * MIB,
+                "the other green context lost the primary context"
+            );
             program.calls(0, "cu.cuGreenCtxDestroy(other)");
         } else {
             program.calls(0, end);
@@ -91,7 +95,7 @@ fn limit_holds_in_green_context_that_made_the_primary() {
     assert_eq!(program.ask(&format!("alloc({})", 4 * MIB)), "'error 2'");
     assert_eq!(linear(), MIB);
     program.calls(0, "cu.cuGreenCtxDestroy(green)");
-    assert_eq!(linear(), 0, "and takes it along");
+    assert_eq!(linear(), 0, "destroying the green context kept its memory");
 }
 
 #[test]
@@ -120,7 +124,10 @@ fn freeze_holds_and_drains_streams_of_green_contexts() {
         });
         // The helper thread has checked by now: it checks before and after it reports a waiting submission.
         for _ in 0..50 {
-            assert!(!dir.is_frozen(), "{stream}: its work has not ended");
+            assert!(
+                !dir.is_frozen(),
+                "{stream}: the process is frozen before its work has ended"
+            );
         }
         let_go(&mount);
         wait_until("the process is frozen and drained", || dir.is_frozen());
@@ -149,7 +156,10 @@ fn freeze_drains_green_stream_made_without_a_context() {
         dir.key("compute.stat", "nr_frozen") == 1
     });
     for _ in 0..50 {
-        assert!(!dir.is_frozen(), "its work has not ended");
+        assert!(
+            !dir.is_frozen(),
+            "the process is frozen before its work has ended"
+        );
     }
     let_go(&mount);
     wait_until("the process is frozen and drained", || dir.is_frozen());
@@ -172,7 +182,11 @@ fn free_on_green_default_stream_uncharges_when_done() {
             "ok(cu.cuCtxSetCurrent(view))\nhold(0)\nok(cu.cuMemFreeAsync(alloc({MIB}), 0))"
         ));
         for _ in 0..100 {
-            assert_eq!(linear(), MIB, "{wait}: the stream has not come so far");
+            assert_eq!(
+                linear(),
+                MIB,
+                "{wait}: the block was uncharged before the stream reached its free"
+            );
         }
         let_go(&mount);
         program.calls(0, wait);

@@ -75,7 +75,7 @@ fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
         is_over.store(true, Ordering::Relaxed);
-        let highest = watcher.join().expect("it watches");
+        let highest = watcher.join().expect("the watcher ends without a panic");
         let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert!(highest > 0 && highest <= most, "{highest} bytes were in use");
         result
@@ -146,7 +146,7 @@ fn lowered_limits_swap_out_up_to_each_levels_bound() {
     wait_until("every block is swapped out", || all() == 120 * MIB);
     mount.write("team", "memory.swap.max", "0");
     verify(&mut programs, 5);
-    assert_eq!(all(), 120 * MIB, "nothing comes back for that");
+    assert_eq!(all(), 120 * MIB, "a lowered swap limit swapped blocks in");
     for program in &programs {
         Dir::of(&mount, program.pid()).write("memory.limit", "max");
     }
@@ -154,7 +154,7 @@ fn lowered_limits_swap_out_up_to_each_levels_bound() {
     verify(&mut programs, 5);
     squeeze(&mount, &programs);
     verify(&mut programs, 5);
-    assert_eq!(all(), 0, "and stays");
+    assert_eq!(all(), 0, "blocks moved out with a swap limit of 0");
 }
 
 #[test]
@@ -258,7 +258,11 @@ fn moved_process_carries_its_swap() {
             join(mount, "team/b", program.pid());
         }
         verify(&mut programs, 6);
-        assert_eq!(swapped(mount, "team/b"), 40 * MIB, "they are let in all the same");
+        assert_eq!(
+            swapped(mount, "team/b"),
+            40 * MIB,
+            "the group did not admit the processes with their swap"
+        );
         assert_eq!(swapped(mount, "team"), 40 * MIB);
     });
     // No group bounds swap any more, so all blocks move out.

@@ -25,7 +25,7 @@ impl Watcher {
 
     #[track_caller]
     fn watch(&self, path: &Path, what: AddWatchFlags) -> WatchDescriptor {
-        self.0.add_watch(path, what).expect("watches")
+        self.0.add_watch(path, what).expect("the watch can be added")
     }
 
     /// Returns the events so far as watch descriptor, event and name.
@@ -92,7 +92,7 @@ fn only_the_changed_events_file_is_reported() {
     let seen = watcher.seen();
     assert!(
         seen.iter().all(|(at, ..)| *at != memory),
-        "nothing has happened to it: {seen:?}"
+        "the unchanged file was reported: {seen:?}"
     );
     shell.kill9();
     let mut deleted = Vec::new();
@@ -130,16 +130,20 @@ fn files_open_before_the_announcement_keep_working() {
     for _ in 0..10 {
         let shell = DriverShell::start(&mount);
         let path = mount.path().join(shell.pid().to_string());
-        let inside = File::open(&path).expect("it is there at once");
+        let inside = File::open(&path).expect("the directory exists at once");
         let limit = File::options()
             .write(true)
             .open(path.join("memory.limit"))
-            .expect("opens");
+            .expect("the file opens");
         watcher.expect(root, AddWatchFlags::IN_CREATE, &shell.pid().to_string());
         let named = fs::read_link(format!("/proc/self/fd/{}", inside.as_raw_fd())).expect("a link");
-        assert_eq!(named, path.canonicalize().expect("a path"), "not (deleted)");
-        openat(&inside, "memory.current", OFlag::O_RDONLY, Mode::empty()).expect("opens");
-        nix::unistd::write(&limit, b"4096").expect("writes");
+        assert_eq!(
+            named,
+            path.canonicalize().expect("a path"),
+            "the opened directory is shown as deleted"
+        );
+        openat(&inside, "memory.current", OFlag::O_RDONLY, Mode::empty()).expect("the file opens");
+        nix::unistd::write(&limit, b"4096").expect("the file is writable");
         assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 4096);
     }
 }
@@ -151,9 +155,9 @@ fn killed_helper_is_replaced() {
     let dir = Dir::of(&mount, shell.pid());
     let watcher = Watcher::new();
     let events = watcher.watch(&dir.path().join("gcgroup.events"), AddWatchFlags::IN_MODIFY);
-    let daemon = mount.daemon().expect("it runs");
+    let daemon = mount.daemon().expect("the daemon runs");
     let first = wait_for("the inotify helper runs", || helper(daemon));
-    kill(first, Signal::SIGKILL).expect("it runs");
+    kill(first, Signal::SIGKILL).expect("the helper runs");
     let mut on = 0;
     wait_until("the next inotify helper reports changes", || {
         on = 1 - on;
@@ -172,7 +176,7 @@ fn helper_of_a_killed_daemon_exits() {
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
         let helper = wait_for("the inotify helper runs", || {
-            helper(mount.daemon().expect("it runs"))
+            helper(mount.daemon().expect("the daemon runs"))
         });
         // The process may be registering or exiting at this moment.
         shell.kill9();
@@ -196,7 +200,7 @@ fn helper_does_not_prevent_unmounting() {
         AddWatchFlags::IN_CREATE | AddWatchFlags::IN_UNMOUNT,
     );
     wait_for("the inotify helper runs", || {
-        helper(mount.daemon().expect("it runs"))
+        helper(mount.daemon().expect("the daemon runs"))
     });
     shell.kill9();
     // Unmounts without detaching, which an open file would prevent.
@@ -205,8 +209,11 @@ fn helper_does_not_prevent_unmounting() {
     });
     watcher.expect(root, AddWatchFlags::IN_UNMOUNT, "");
     assert!(
-        fs::read_dir(mount.path()).expect("lists").next().is_none(),
-        "nothing was made below it"
+        fs::read_dir(mount.path())
+            .expect("the directory is readable")
+            .next()
+            .is_none(),
+        "a directory was made below the mount point"
     );
 }
 
@@ -215,7 +222,7 @@ fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    let errno = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
+    let errno = |result: std::io::Result<()>| result.expect_err("the operation is refused").raw_os_error();
     assert_eq!(
         errno(fs::create_dir(mount.path().join("12345"))),
         Some(libc::EINVAL)
@@ -227,7 +234,11 @@ fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mut command = mount.gcgroupfs(&["touch"]);
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
-    assert_eq!(touch.ask("c 12345"), libc::ENODEV.to_string(), "not that device");
+    assert_eq!(
+        touch.ask("c 12345"),
+        libc::ENODEV.to_string(),
+        "the helper accepted another device"
+    );
 }
 
 #[test]
@@ -237,7 +248,7 @@ fn group_changes_are_reported_exactly_once() {
     let both = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
     let root = watcher.watch(&mount.path(), both);
     let run = |arguments: &[&str]| {
-        let done = mount.gcgroupfs(arguments).status().expect("runs");
+        let done = mount.gcgroupfs(arguments).status().expect("the command runs");
         assert!(done.success(), "{arguments:?}");
     };
     let mut seen = Vec::new();
@@ -257,9 +268,9 @@ fn group_changes_are_reported_exactly_once() {
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "a"));
         assert!(!mount.path().join("team/a").exists());
         // The kernel reports these changes by itself; the helper must not repeat them.
-        fs::create_dir(mount.path().join("team/b")).expect("makes");
+        fs::create_dir(mount.path().join("team/b")).expect("the directory can be made");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "b"));
-        fs::remove_dir(mount.path().join("team/b")).expect("removes");
+        fs::remove_dir(mount.path().join("team/b")).expect("the directory can be removed");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "b"));
         run(&["rmdir", "team"]);
         seen.extend(watcher.expect(root, AddWatchFlags::IN_DELETE, "team"));

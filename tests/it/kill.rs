@@ -33,10 +33,10 @@ fn two_hundred_kills_under_churn_leak_nothing() {
     assert_eq!(
         witness.ask("meminfo"),
         before,
-        "the card is as empty as at the start"
+        "the killed processes left memory on the device"
     );
-    let exited = std::fs::read_to_string(mount.path().join("exited")).expect("reads");
-    assert_eq!(exited.lines().count(), 64, "the last 64 are remembered");
+    let exited = std::fs::read_to_string(mount.path().join("exited")).expect("the file is readable");
+    assert_eq!(exited.lines().count(), 64, "exited does not list 64 processes");
 }
 
 #[test]
@@ -131,20 +131,25 @@ fn open_files_fail_after_daemon_kill_and_reopen_works() {
     let path = Dir::of(&mount, shell.pid()).path();
     for _ in 0..3 {
         let (file, directory) = (path.join("memory.current"), std::fs::File::open(&path));
-        let open = std::fs::File::open(&file).expect("opens");
-        let events = std::fs::File::open(path.join("gcgroup.events")).expect("opens");
+        let open = std::fs::File::open(&file).expect("the file opens");
+        let events = std::fs::File::open(path.join("gcgroup.events")).expect("the file opens");
         let mut text = [0; 64];
-        nix::sys::uio::pread(&events, &mut text, 0).expect("reads");
+        nix::sys::uio::pread(&events, &mut text, 0).expect("the file is readable");
         std::thread::scope(|scope| {
             let asleep = scope.spawn(|| {
                 let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-                poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polls")
+                poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("the value fits"))
+                    .expect("poll(2) succeeds")
             });
             mount.kill9();
-            assert_eq!(asleep.join().expect("no panic"), 1, "woken");
+            assert_eq!(
+                asleep.join().expect("the thread ends without a panic"),
+                1,
+                "the end of the daemon did not wake the poller"
+            );
         });
         for file in [&open, &events] {
-            let errno = nix::sys::uio::pread(file, &mut text, 0).expect_err("nobody answers");
+            let errno = nix::sys::uio::pread(file, &mut text, 0).expect_err("no daemon answers");
             assert!(matches!(errno, Errno::ENOTCONN | Errno::ECONNABORTED), "{errno}");
         }
         assert!(std::fs::read_to_string(&file).is_err());
@@ -154,7 +159,7 @@ fn open_files_fail_after_daemon_kill_and_reopen_works() {
         });
         assert!(
             nix::sys::uio::pread(&open, &mut text, 0).is_err(),
-            "another mount"
+            "a file of the old mount is readable"
         );
         assert_eq!(mount.read(shell.pid(), "memory.current"), "0");
         drop(directory);

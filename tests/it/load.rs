@@ -158,7 +158,7 @@ fn delayed_burst_delays_the_bursts_behind_it() {
     };
     assert!(
         lines.iter().filter(late).count() > 10,
-        "they had their times before: {lines:?}"
+        "the delayed bursts do not show their delay: {lines:?}"
     );
 }
 

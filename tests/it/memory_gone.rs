@@ -54,7 +54,7 @@ fn context_end_by_any_call_uncharges_its_memory() {
         assert_eq!(
             dir.key("memory.stat", "host"),
             0,
-            "{end}: page-locked memory goes too"
+            "{end}: page-locked memory is still charged"
         );
     }
 }
@@ -98,7 +98,7 @@ fn stream_ordered_free_uncharges_when_done() {
     assert_eq!(
         calls.call("cuMemAlloc_v2 &other 8388608"),
         Err(2),
-        "there is no room yet"
+        "memory was freed before the stream reached its free"
     );
     calls.ok("cuMemsetD32_v2 $word 1 1");
     // The program does not wait for the stream; the next allocation that needs the room notices.

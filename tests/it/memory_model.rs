@@ -209,7 +209,7 @@ fn charge_equals_device_usage_after_random_calls() {
         assert!(model.dir.number("memory.peak") <= LIMIT);
         assert!(
             model.dir.key("memory.events", "oom") > 0,
-            "it came up against the limit"
+            "no allocation was refused"
         );
         for slot in 0..SLOTS {
             while let Some(block) = model.blocks[slot] {

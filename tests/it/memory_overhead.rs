@@ -29,7 +29,11 @@ fn context_memory_counts_in_current_peak_and_limit() {
     let dir = Dir::of(&mount, calls.pid());
     wait_until("the context is measured", || context(&dir) == CONTEXT);
     assert_eq!(context(&dir.gpu(0)), CONTEXT);
-    assert_eq!(context(&dir.gpu(1)), 0, "nothing of it is there");
+    assert_eq!(
+        context(&dir.gpu(1)),
+        0,
+        "the other device is charged for the context"
+    );
     assert_eq!(dir.number("memory.current"), CONTEXT);
     assert_eq!(dir.gpu(0).number("memory.peak"), CONTEXT);
     for place in [dir.clone(), dir.gpu(0)] {
@@ -68,7 +72,7 @@ fn contexts_come_and_go_on_every_device() {
     wait_until("the destroyed contexts are uncharged", || {
         context(&dir) == CONTEXT
     });
-    assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "a peak never falls");
+    assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "the peak has decreased");
     calls.ok("cuDevicePrimaryCtxReset_v2 0");
     wait_until("the last context is uncharged", || {
         dir.number("memory.current") == 0
@@ -83,7 +87,11 @@ fn contexts_are_measured_with_longer_nvml_entries() {
         let dir = Dir::of(&mount, shell.pid());
         wait_until("the context is measured", || context(&dir) == CONTEXT);
     }
-    assert_eq!(mount.read("", "unmanaged"), "", "nobody else is there");
+    assert_eq!(
+        mount.read("", "unmanaged"),
+        "",
+        "a governed process is listed as unmanaged"
+    );
 }
 
 #[test]
@@ -120,7 +128,7 @@ fn restarted_daemon_measures_contexts_again() {
 fn process_in_pid_namespace_is_known_by_daemons_pid() {
     let mount = mount();
     let calls = Calls::start_apart(&mount);
-    assert_eq!(calls.pid(), 1, "as it sees itself");
+    assert_eq!(calls.pid(), 1, "the pid in the process's own namespace");
     let pids = governed_pids(&mount);
     let dir = Dir::of(&mount, pids[0]);
     assert_eq!(pids.len(), 1);

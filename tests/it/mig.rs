@@ -181,7 +181,7 @@ fn process_sees_at_most_one_instance_and_is_charged_there() {
     }
 
     let mut devices = Devices::start(&mount);
-    assert_eq!(devices.ok("count"), 1, "without the variable");
+    assert_eq!(devices.ok("count"), 1, "devices without CUDA_VISIBLE_DEVICES");
     assert_eq!(devices.0.ask("uuid 0"), format!("0 {}", digits(first)));
 }
 
@@ -256,7 +256,11 @@ fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
         dir.gpu(1).number("memory.current") == current
     });
     let everybody = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
-    assert_eq!(everybody(&mut nvml), [3, 2], "not limited yet");
+    assert_eq!(
+        everybody(&mut nvml),
+        [3, 2],
+        "the unlimited process does not see all others"
+    );
 
     // One limit on the instance and one on the process.
     for limited in [dir.gpu(1), dir.clone()] {
@@ -381,8 +385,8 @@ fn sighup_lists_unused_instances() {
     user.ok("init");
     mount.truth().divide("0:1g.5gb,1g.5gb,2g.5gb");
     assert_eq!(uuids(&mount).len(), 1);
-    let daemon = mount.daemon().expect("it runs");
-    kill(daemon, Signal::SIGHUP).expect("it runs");
+    let daemon = mount.daemon().expect("the daemon runs");
+    kill(daemon, Signal::SIGHUP).expect("the daemon runs");
     wait_until("the new instances are listed", || uuids(&mount).len() == 3);
     let listed = uuids(&mount);
     assert_eq!(listed[1..], [uuid_of(&mount, 1), uuid_of(&mount, 2)]);

@@ -175,7 +175,7 @@ fn library_writes_nothing_to_stdout_or_stderr() {
             .args(["linked", "3"])
             .stdin(std::process::Stdio::null())
             .output()
-            .expect("it runs");
+            .expect("the command runs");
         assert!(out.status.success());
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         // Compares everything except the pid.
@@ -195,14 +195,14 @@ fn helper_thread_sleeps_while_idle() {
     shell.ask("sync");
     // The helper thread sets its name when it first runs.
     let helper = wait_for("the hook's helper thread runs", || {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("the process lives");
         tasks.flatten().map(|entry| entry.path()).find(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
         })
     });
     // Context switches; each wake-up causes one.
     let switches = || -> u64 {
-        let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
+        let status = std::fs::read_to_string(helper.join("status")).expect("the process lives");
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
         counts
             .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
@@ -217,7 +217,7 @@ fn helper_thread_sleeps_while_idle() {
         let answer = shell.ask(&format!("alloc linear {MIB}"));
         assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
     }
-    assert_eq!(switches(), before, "not once woken");
+    assert_eq!(switches(), before, "calls woke the helper thread");
 }
 
 #[test]
@@ -319,8 +319,14 @@ fn look_up_returns_drivers_version_flavour_and_status() {
         );
         found.push(ours.2);
     }
-    assert_ne!(found[0], found[1], "versions are told apart");
-    assert_ne!(found[2], found[3], "flavours are told apart");
+    assert_ne!(
+        found[0], found[1],
+        "the hook returns one function for two versions"
+    );
+    assert_ne!(
+        found[2], found[3],
+        "the hook returns one function for two stream flavours"
+    );
 }
 
 #[test]
@@ -333,7 +339,7 @@ fn threads_at_the_last_byte_never_exceed_and_never_all_fail() {
         assert_eq!(
             shell.ask(&format!("race 8 {MIB}")),
             "raced 7",
-            "the last is given to one"
+            "the last block was not allocated exactly once"
         );
         assert_eq!(dir.number("memory.peak"), 7 * MIB);
     }

@@ -25,7 +25,7 @@ struct Stopped(Pid);
 
 impl Stopped {
     fn new(mount: &Mount) -> Self {
-        let pid = mount.daemon().expect("it runs");
+        let pid = mount.daemon().expect("the daemon runs");
         stop(pid);
         Self(pid)
     }
@@ -47,7 +47,10 @@ fn run(mount: &Mount, arguments: &[&str]) -> Command {
 /// Mounts with a group of 64 MiB that one program has filled.
 fn full_group(config: Config) -> (Mount, DriverShell) {
     let mount = Mount::with(config);
-    mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
+    mount
+        .gcgroupfs(&["mkdir", "team"])
+        .status()
+        .expect("the command runs");
     mount.write("team", "memory.limit", "64M");
     let mut holder = DriverShell::spawn(run(&mount, &["--group", "team"]));
     assert_eq!(holder.ask(&format!("alloc linear {}", 64 * MIB)), "ok 0");
@@ -57,7 +60,7 @@ fn full_group(config: Config) -> (Mount, DriverShell) {
 /// Returns the exit status and the output on stdout and stderr.
 #[track_caller]
 fn ended(mut command: Command) -> (Option<i32>, String, String) {
-    let output = command.stdin(Stdio::null()).output().expect("it starts");
+    let output = command.stdin(Stdio::null()).output().expect("the command starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -141,7 +144,7 @@ fn daemon_kills_let_no_program_start_outside_its_group() {
             None => assert_eq!(shell.wait().code(), Some(125), "{}", shell.stderr()),
         }
     }
-    assert!(nr_inside > 0, "none of them began");
+    assert!(nr_inside > 0, "no process started inside the group");
     assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     drop(holder);
 }
@@ -151,8 +154,11 @@ fn group_that_registration_refuses_is_not_left_for_another() {
     // She may enter this group, but not from within a rule's group.
     let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"users\"\n");
     let mount = &ruled.mount;
-    mount.gcgroupfs(&["mkdir", "hers"]).status().expect("it runs");
-    chown(mount.path().join("hers"), Some(ALICE), Some(ALICE)).expect("root may");
+    mount
+        .gcgroupfs(&["mkdir", "hers"])
+        .status()
+        .expect("the command runs");
+    chown(mount.path().join("hers"), Some(ALICE), Some(ALICE)).expect("root may change the owner");
     let program = program_for_all(&driver_shell(), mount.root());
     let run = |arguments: &[&str]| {
         let mut command = mount.gcgroupfs_of(ALICE, &["run"]);
@@ -167,7 +173,10 @@ fn group_that_registration_refuses_is_not_left_for_another() {
         refused.stderr().contains(why)
     });
     assert!(governed_pids(mount).is_empty());
-    assert!(!mount.path().join("users").exists(), "made for nobody");
+    assert!(
+        !mount.path().join("users").exists(),
+        "the refused request created a group"
+    );
 
     let elsewhere = DriverShell::spawn(run(&["--best-effort", "--group", "hers"]));
     assert_eq!(mount.read("users", "gcgroup.procs"), elsewhere.pid().to_string());
@@ -194,7 +203,10 @@ fn group_assigned_by_rule_satisfies_the_requested_group() {
 #[test]
 fn process_moved_by_root_may_execute_and_come_back() {
     let mut mount = Mount::new();
-    mount.gcgroupfs(&["mkdir", "other"]).status().expect("it runs");
+    mount
+        .gcgroupfs(&["mkdir", "other"])
+        .status()
+        .expect("the command runs");
     let mut shell = DriverShell::spawn(run(&mount, &["--group", "team"]));
     mount.write("other", "gcgroup.procs", &shell.pid().to_string());
     shell.exec_at(&mount);

@@ -61,7 +61,7 @@ fn group_exists_from_first_to_last_member() {
     assert_eq!(
         ruled.mount.read(one.pid(), "compute.priority"),
         "11",
-        "its group's"
+        "the process does not have its group's priority"
     );
     assert_eq!(ruled.limit(&one), 1 << 20);
     let root = DriverShell::start(&ruled.mount);
@@ -86,7 +86,7 @@ fn group_exists_from_first_to_last_member() {
     });
     assert!(
         ruled.has("users/u1000/own"),
-        "what somebody has made stays, and what it is in"
+        "the user's group was removed with the rule's"
     );
     assert!(ruled.mount.sh_of(ALICE, "rmdir users/u1000/own").0);
     wait_until("the empty parent group is removed", || !ruled.has("users"));
@@ -104,7 +104,7 @@ fn exec_does_not_leave_the_group() {
         assert_eq!(
             ruled.mount.read("users/u1000", "memory.limit"),
             "524288",
-            "as it was"
+            "the exec reset the group's limit"
         );
         assert_eq!(alone.ask("alloc linear 524289"), "error 2");
     }
@@ -119,7 +119,7 @@ fn members_and_groups_survive_daemon_kill() {
     assert_eq!(ruled.members("users/u1001"), [dies.pid()]);
     ruled.mount.write("users/u1000", "memory.limit", "3M");
     // The changed rules apply to other processes.
-    fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("our own directory");
+    fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("the file is writable");
     ruled.mount.kill9();
     dies.kill9();
     ruled.mount.restart();
@@ -157,7 +157,7 @@ fn run_starts_in_the_named_group_if_permitted() {
         let mut command = ruled
             .mount
             .gcgroupfs_of(uid, &["run", "--group", group, "--", "true"]);
-        let output = command.output().expect("it starts");
+        let output = command.output().expect("the command starts");
         assert_eq!(output.status.code(), Some(125));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(&format!("group {group}: {why}")), "{said}");
@@ -169,8 +169,9 @@ fn run_starts_in_the_named_group_if_permitted() {
     root.quit();
     wait_until("the requested group is removed", || !ruled.has("batch"));
 
-    fs::create_dir(ruled.mount.path().join("team")).expect("root may");
-    std::os::unix::fs::chown(ruled.mount.path().join("team"), Some(ALICE), Some(ALICE)).expect("root may");
+    fs::create_dir(ruled.mount.path().join("team")).expect("root may create a group");
+    std::os::unix::fs::chown(ruled.mount.path().join("team"), Some(ALICE), Some(ALICE))
+        .expect("root may change the owner");
     let alice = ruled.run(ALICE, "team/a");
     assert_eq!(alice.stderr(), "");
     assert_eq!(ruled.members("team/a"), [alice.pid()]);
@@ -191,8 +192,8 @@ fn run_starts_in_the_named_group_if_permitted() {
 fn requested_group_does_not_override_a_rules_group() {
     let ruled = Ruled::new(BY_UID);
     let path = ruled.mount.path().join("team");
-    fs::create_dir(&path).expect("root may");
-    std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may");
+    fs::create_dir(&path).expect("root may create a group");
+    std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may change the owner");
     let outside = ruled.run_with(ALICE, &["--best-effort", "--group", "team"]);
     assert_eq!(ruled.members("users/u1000"), [outside.pid()]);
     wait_until("the log reports the requested group", || {

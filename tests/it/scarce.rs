@@ -131,7 +131,7 @@ fn move_without_host_memory_loses_nothing() {
 
 /// Returns the size of the process's address space in bytes.
 fn address_space(pid: i32) -> u64 {
-    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("it lives");
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process lives");
     let pages = statm.split(' ').next().and_then(|pages| pages.parse().ok());
     pages.map_or(0, |pages: u64| pages * 4096)
 }

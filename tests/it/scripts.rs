@@ -114,7 +114,11 @@ fn gc_preempt_freezes_only_while_the_command_runs() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"1\n1\n");
     assert_eq!(mount.read(&pid, "compute.freeze"), "0");
-    assert_eq!(mount.read(&other, "compute.freeze"), "1", "it was frozen before");
+    assert_eq!(
+        mount.read(&other, "compute.freeze"),
+        "1",
+        "the script thawed a process that was frozen before"
+    );
 }
 
 #[test]
@@ -259,7 +263,11 @@ fn gc_autopreempt_freezes_while_the_other_is_busy() {
             mount.read(&pid, "compute.freeze") == "0"
         });
         assert_eq!(batch.ask("launch 1"), "launched 1");
-        assert_eq!(mount.read(&frozen, "compute.freeze"), "1", "it was frozen before");
+        assert_eq!(
+            mount.read(&frozen, "compute.freeze"),
+            "1",
+            "the script thawed a process that was frozen before"
+        );
     }
 }
 

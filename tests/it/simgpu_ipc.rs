@@ -76,13 +76,21 @@ fn invalid_handles_are_refused() {
     two.one.run("address = alloc(MIB)\nmapped, _ = map_new(2 * MIB)");
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
     let opened = |handle: &str, flags| format!("opened('cuIpcOpenMemHandle_v2', {handle}, {flags})");
-    assert_eq!(two.one.ask(&opened(&handle, 1)), "'error 201'", "its own");
+    assert_eq!(
+        two.one.ask(&opened(&handle, 1)),
+        "'error 201'",
+        "the process opened its own handle"
+    );
     assert_eq!(two.other.ask(&opened(&handle, 0)), "'error 1'");
     assert_eq!(two.other.ask(&opened("'00' * 64", 1)), "'error 400'");
     assert_eq!(two.one.ask("exported('cuIpcGetMemHandle', mapped)"), "'error 1'");
     assert_eq!(two.one.ask("exported('cuIpcGetMemHandle', 4096)"), "'error 1'");
     two.one.calls(0, "cu.cuMemFree_v2(address)");
-    assert_eq!(two.other.ask(&opened(&handle, 1)), "'error 400'", "freed");
+    assert_eq!(
+        two.other.ask(&opened(&handle, 1)),
+        "'error 400'",
+        "the handle of freed memory was opened"
+    );
 }
 
 #[test]

@@ -24,7 +24,11 @@ fn host_pool_uses_no_device_memory() {
         ));
         program.calls(0, "cu.cuCtxSynchronize()");
         assert_eq!(program.ask("bytes_at(address, 4)"), "b'AAAA'", "{location}");
-        assert_eq!(program.ask("attribute(address, 2)"), "1", "it is the host's");
+        assert_eq!(
+            program.ask("attribute(address, 2)"),
+            "1",
+            "the address is not host memory"
+        );
         assert_eq!(program.ask("attribute(address, 17) == pool"), "True");
         assert_eq!(truth.used(pid, 0), CONTEXT);
         assert_eq!(truth.held(pid, 0, Held::HostPool), CHUNK);

@@ -153,7 +153,7 @@ fn soak(daemon: Daemon) {
         }
         soak.live();
     });
-    let refusals = refusals.into_inner().expect("nobody panicked");
+    let refusals = refusals.into_inner().expect("no thread panicked");
     let Soak {
         nr_started,
         nr_killed,
@@ -195,7 +195,7 @@ impl Soak {
     fn pid(&self) -> Pid {
         match self.daemon {
             Daemon::Supervised => support::wait_for("a daemon runs", || supervise::daemon(&self.mount)),
-            Daemon::Restarted | Daemon::Kept => self.mount.daemon().expect("it runs"),
+            Daemon::Restarted | Daemon::Kept => self.mount.daemon().expect("the daemon runs"),
         }
     }
 
@@ -204,8 +204,8 @@ impl Soak {
         let mut program = Program::start(&self.mount, &mut self.random);
         program.load.expect("ready");
         let pid = program.load.pid();
-        fs::read(self.mount.file(pid, "gcgroup.stat")).expect("reads");
-        fs::read(self.mount.file("", "unmanaged")).expect("reads");
+        fs::read(self.mount.file(pid, "gcgroup.stat")).expect("the file is readable");
+        fs::read(self.mount.file("", "unmanaged")).expect("the file is readable");
         program.load.wait();
         let (over, moved) = (AtomicBool::new(false), Moved::default());
         let mut mover = Mover {
@@ -285,7 +285,7 @@ impl Soak {
 
     fn kill_daemon(&mut self) {
         match self.daemon {
-            Daemon::Supervised => kill(self.pid(), Signal::SIGKILL).expect("it runs"),
+            Daemon::Supervised => kill(self.pid(), Signal::SIGKILL).expect("the daemon runs"),
             Daemon::Restarted => {
                 self.mount.kill9();
                 self.mount.restart();

@@ -121,9 +121,9 @@ fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
 fn expired_patience_passes_a_batch_and_is_counted() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
-    std::fs::write(settings.path(), text).expect("it is ours");
+    std::fs::write(settings.path(), text).expect("the file is writable");
     let config = Config::default().arg("--config");
-    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("the path is UTF-8")));
     let _busy = batch(&mount, 0, 0);
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

@@ -51,14 +51,17 @@ fn stuck_daemon_is_followed() {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 7 << 20);
-    let stuck = daemon(&mount).expect("it runs");
-    freezer.freeze(stuck).expect("it is frozen");
+    let stuck = daemon(&mount).expect("the daemon runs");
+    freezer.freeze(stuck).expect("the daemon can be frozen");
     // This read sleeps until the next daemon answers.
     assert_eq!(dir.number("memory.limit"), 7 << 20);
     let log = mount.log();
     assert!(log.contains("the daemon does not answer"), "{log}");
     assert!(log.contains("the daemon cannot end"), "{log}");
-    assert!(Path::new(&format!("/proc/{stuck}")).exists(), "it is still there");
+    assert!(
+        Path::new(&format!("/proc/{stuck}")).exists(),
+        "the stuck daemon has ended"
+    );
     dir.write("memory.limit", 8 << 20);
     assert_eq!(dir.number("memory.limit"), 8 << 20);
     drop(freezer);

@@ -180,7 +180,10 @@ fn set_with_wait_confirms_effect_or_reports_the_rest() {
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     assert!(words.contains("memory.current is "), "{words}");
-    assert!(!set("memory.swap.max", "max", "60").status.success(), "at once");
+    assert!(
+        !set("memory.swap.max", "max", "60").status.success(),
+        "--wait accepts a file without an effect to wait for"
+    );
 }
 
 #[test]

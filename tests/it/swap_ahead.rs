@@ -50,7 +50,7 @@ fn wait_for_supply(dir: &Dir<'_>, size: u64) {
 fn move_uses_swap_pool_which_is_then_refilled() {
     let mount = mount(Config::default());
     let trace = mount.simgpu_dir().join("trace");
-    let tracing = [("SIMGPU_TRACE", trace.to_str().expect("a path of ours"))];
+    let tracing = [("SIMGPU_TRACE", trace.to_str().expect("the path is UTF-8"))];
     let mut program = program_with(&mount, "40M", &tracing);
     let dir = Dir::of(&mount, program.pid());
     wait_for_supply(&dir, 32);
@@ -58,7 +58,7 @@ fn move_uses_swap_pool_which_is_then_refilled() {
     assert_eq!(dir.number("memory.swap.current"), 0);
     assert_eq!(dir.number("memory.current"), 64 * MIB);
     let made = || {
-        let text = std::fs::read_to_string(&trace).expect("it is traced");
+        let text = std::fs::read_to_string(&trace).expect("the trace is readable");
         text.lines().filter(|line| line.contains(" cuMemCreate ")).count()
     };
     assert_eq!(made(), 4 + 2);
@@ -71,7 +71,7 @@ fn move_uses_swap_pool_which_is_then_refilled() {
     });
     assert_eq!(dir.number("memory.swap.current"), 32 * MIB);
     wait_for_supply(&dir, 0);
-    assert_eq!(made(), 4 + 2, "there was all it took");
+    assert_eq!(made(), 4 + 2, "the move made host memory beside the pool");
     assert_eq!(program.ask("verify"), "verified 4");
 
     dir.write("memory.swap.max", 48 * MIB);
@@ -82,7 +82,7 @@ fn move_uses_swap_pool_which_is_then_refilled() {
         dir.number("memory.swap.current") == 0
     });
     wait_for_supply(&dir, 32);
-    assert_eq!(made(), 4 + 3 + 2, "of the host's, nothing had to be made");
+    assert_eq!(made(), 4 + 3 + 2, "the move made host memory beside the pool");
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(program.ask("free all"), "freed 4");
     wait_for_supply(&dir, 0);

@@ -108,7 +108,7 @@ fn running_process_stays_and_is_reported_once() {
     assert_eq!(
         program.ask("alloc linear 16777216"),
         "refused CUDA_ERROR_OUT_OF_MEMORY",
-        "nothing is made on the host either"
+        "the allocation succeeded on the host"
     );
     assert_eq!(dir.key("memory.events", "swap_out"), 0);
     all_is_freed(&mount, &mut program, 2);
@@ -131,7 +131,11 @@ fn thaw_waits_for_room_regardless_of_limits() {
         dir.number("memory.swap.current") == 16 * MIB
     });
     assert_eq!(truth.used(program.pid(), 0), 32 * MIB);
-    assert_eq!(submitted(), before, "nothing has gone on");
+    assert_eq!(
+        submitted(),
+        before,
+        "work was submitted before the memory was back"
+    );
     other.finish();
     assert_eq!(program.line().as_deref(), Some("verified 3"));
     assert_eq!(dir.number("memory.swap.current"), 0);

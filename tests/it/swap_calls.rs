@@ -160,7 +160,10 @@ fn stream_frees_movable_memory_after_its_queued_work() {
         assert_eq!(dir.number("memory.current"), 0);
         assert_eq!(dir.number("memory.swap.current"), 0);
         assert_eq!(mount.truth().used(calls.pid(), 0), 0);
-        assert!(calls.call("cuMemFree_v2 $block").is_err(), "it is gone");
+        assert!(
+            calls.call("cuMemFree_v2 $block").is_err(),
+            "the block was freed twice"
+        );
     }
 }
 
@@ -190,7 +193,15 @@ fn graph_captured_before_a_move_works_after_any_move() {
         fill(&mut calls, "from", value);
         calls.ok("cuGraphLaunch $exec $stream");
         calls.ok("cuStreamSynchronize $stream");
-        assert_eq!(ends(&mut calls, "to"), [value, value], "{out} bytes are out");
-        assert_eq!(ends(&mut calls, "from"), [7, 7], "{out} bytes are out");
+        assert_eq!(
+            ends(&mut calls, "to"),
+            [value, value],
+            "the copy is wrong with {out} bytes swapped out"
+        );
+        assert_eq!(
+            ends(&mut calls, "from"),
+            [7, 7],
+            "the set is wrong with {out} bytes swapped out"
+        );
     }
 }

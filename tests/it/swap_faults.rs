@@ -383,7 +383,7 @@ fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<Strin
         answers
     });
     mount.write(pid, "compute.freeze", "0");
-    assert!(has_moved(), "something moved");
+    assert!(has_moved(), "no block moved");
     for file in ["memory.current", "memory.swap.current"] {
         assert_eq!(dir.number(file), 0, "{file}");
     }

@@ -47,7 +47,7 @@ fn leaving_the_reserve<T>(mount: &Mount, body: impl FnOnce() -> T) -> T {
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         is_over.store(true, Ordering::Relaxed);
-        let most = watcher.join().expect("it watches");
+        let most = watcher.join().expect("the watcher ends without a panic");
         let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert!(most <= ROOM, "{most} bytes were in use of {ROOM}");
         result
@@ -160,7 +160,7 @@ fn meminfo_lock_of_another_user_delays_no_move() {
     wait_until("the memory is swapped out", || {
         dir.number("memory.swap.current") == 32 * MIB
     });
-    assert!(holder.is_running(), "it holds the lock");
+    assert!(holder.is_running(), "the lock was released too early");
     assert_eq!(program.ask("verify"), "verified 8");
 }
 
@@ -181,7 +181,7 @@ fn process_stopped_in_a_move_delays_no_other() {
     wait_until("the other process's memory is swapped out", || {
         dir.number("memory.swap.current") == 32 * MIB
     });
-    assert!(is_stopped(stopped.pid()), "all the time");
+    assert!(is_stopped(stopped.pid()), "the process was continued too early");
     assert_eq!(other.ask("verify"), "verified 8");
     assert_eq!(other.ask("free all"), "freed 8");
     stopped.signal(Signal::SIGCONT);

@@ -51,7 +51,11 @@ fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
             let is_out = || dir.number("memory.current") == dir.key("memory.stat", "pinned_unswappable");
             wait_until("only unswappable memory is left on the device", is_out);
             let held = mount.truth().used(program.pid(), 0);
-            assert_eq!(held, dir.number("memory.current"), "what is charged is there");
+            assert_eq!(
+                held,
+                dir.number("memory.current"),
+                "the charge differs from what the device holds"
+            );
             dir.write("compute.freeze", 0);
         }
     }

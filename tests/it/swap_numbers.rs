@@ -85,7 +85,7 @@ fn swapped_memory_follows_its_renumbered_device() {
     let mut whole = blocks(&mount, &uuids(&mount)[1], 3);
     // An instance created later is numbered after the others, but the next daemon numbers it among them.
     mount.truth().divide("0:1g.5gb,2g.10gb");
-    kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs");
     wait_until("the instance is listed", || uuids(&mount).len() == 3);
     let before = uuids(&mount);
     let mut part = blocks(&mount, &before[2], 3);
@@ -184,8 +184,8 @@ fn swapped_memory_follows_a_device_that_becomes_known() {
 /// Replaces the machine of the daemon by another one.
 fn exchange(mount: &mut Mount, divided: &str) -> Devices {
     mount.kill9();
-    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
-    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine can be removed");
+    std::fs::create_dir(mount.simgpu_dir()).expect("the directory can be created");
     // The first process to attach creates the machine.
     let mut command = mount.bare_command(several_gpus::program());
     command.env("SIMGPU_MIG", divided);
@@ -255,7 +255,7 @@ fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
     assert_eq!(
         moved(&dir),
         ([5, 3, 0], [5, 3, 0]),
-        "all of each, wherever it was counted"
+        "the counts do not follow the renumbered devices"
     );
     wait_until("the swap pool is empty", || {
         dir.key("memory.stat", "swap_supply") == 0

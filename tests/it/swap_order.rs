@@ -54,7 +54,7 @@ fn move_creates_before_copying_and_releases_afterwards() {
     let exchanged = ["Unmap", "SetAccess"].repeat(2);
     let settled = ["Unmap", "Release"].repeat(2);
     let of_out: Vec<_> = [&made[..], &copied, &exchanged, &settled].concat();
-    assert_eq!(calls(&trace)[before..], of_out, "out");
+    assert_eq!(calls(&trace)[before..], of_out, "calls of the move out");
     assert_eq!(dir.number("memory.swap.current"), 16 * MIB);
     wait_until("the host memory equals what is charged", || {
         is_host_counted(&mount, program.pid())
@@ -68,7 +68,7 @@ fn move_creates_before_copying_and_releases_afterwards() {
     // The host memory is kept afterwards.
     let of_in: Vec<_> = [&made[..], &copied, &exchanged, &["Unmap", "Unmap"]].concat();
     let all = calls(&trace);
-    assert_eq!(all[before..][..of_in.len()], of_in, "in");
+    assert_eq!(all[before..][..of_in.len()], of_in, "calls of the move in");
     wait_until("the host memory equals what is charged", || {
         is_host_counted(&mount, program.pid())
     });
@@ -78,7 +78,7 @@ fn move_creates_before_copying_and_releases_afterwards() {
     assert_eq!(
         calls(&trace)[before + of_in.len()..],
         ["Release", "Release"],
-        "after"
+        "calls after the move in"
     );
     assert_eq!(program.ask("verify"), "verified 2");
     program.finish();

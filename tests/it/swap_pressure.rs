@@ -50,7 +50,7 @@ fn lower_priorities_move_out_and_return_with_room() {
         assert_eq!(
             dir.number("memory.swap.current"),
             32 * MIB,
-            "{api}: as little as is needed"
+            "{api}: more moved out than needed"
         );
         assert_eq!(dir.number("memory.current"), 64 * MIB, "{api}");
         assert_eq!(truth.used(batch.pid(), 0), 64 * MIB, "{api}");

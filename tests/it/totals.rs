@@ -38,7 +38,7 @@ fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
         format!("\"nr_alloc\":{nr_alloc},"),
     );
     wait_until("the journal contains the count of allocations", || {
-        let text = fs::read_to_string(&file).expect("there is one");
+        let text = fs::read_to_string(&file).expect("the journal exists");
         let last = text.lines().rfind(|line| line.contains(&own));
         last.is_some_and(|line| line.contains(&count))
     });
@@ -61,7 +61,11 @@ fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
         shell
     });
     assert_eq!(nr_alloc(&mount, "team"), 6);
-    assert_eq!(nr_alloc(&mount, ""), 8, "the root has what they came with, too");
+    assert_eq!(
+        nr_alloc(&mount, ""),
+        8,
+        "the root lost the counts from before the group"
+    );
     wait_until_written(&mount, &early, 4);
     wait_until_written(&mount, &late, 4);
     stop(&late);
@@ -75,7 +79,11 @@ fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
     for _ in 0..2 {
         mount.kill9();
         mount.restart();
-        assert_eq!(nr_alloc(&mount, "team"), 6, "once");
+        assert_eq!(
+            nr_alloc(&mount, "team"),
+            6,
+            "the ended processes are not counted exactly once"
+        );
         assert_eq!(nr_alloc(&mount, "team/a/0"), 6);
         assert_eq!(nr_alloc(&mount, ""), 8);
     }
@@ -108,14 +116,18 @@ fn those_in_no_group_leave_the_root_as_much() {
     wait_until("the process has registered with the third daemon", || {
         is_there(&mount, &stays)
     });
-    assert_eq!(nr_alloc(&mount, ""), 7, "nobody counts twice");
+    assert_eq!(
+        nr_alloc(&mount, ""),
+        7,
+        "the process that registered again is counted twice"
+    );
     stays.quit();
     wait_until("the last process is no longer governed", || {
         mount.read("", "gcgroup.procs").is_empty()
     });
     mount.kill9();
     mount.restart();
-    assert_eq!(nr_alloc(&mount, ""), 7, "nor who has ended");
+    assert_eq!(nr_alloc(&mount, ""), 7, "the ended process is counted twice");
     assert_eq!((launches(&mount), submitted(&mount)), (3, 3));
 }
 
@@ -139,7 +151,11 @@ fn exec_restarts_counts_and_totals_continue() {
     wait_until("the process has registered again", || {
         mount.read("team", "gcgroup.procs") == own
     });
-    assert_eq!(totals(&mount), [6, 6], "what the program before had counted, too");
+    assert_eq!(
+        totals(&mount),
+        [6, 6],
+        "the counts of the earlier program were lost"
+    );
     wait_until_written(&mount, &shell, 1);
     mount.kill9();
     mount.restart();

@@ -34,7 +34,8 @@ impl Trouble {
 
     fn set(&self, word: u64, value: i64) {
         let file: &File = self.0.as_file();
-        file.write_all_at(&value.to_ne_bytes(), word * 8).expect("writes");
+        file.write_all_at(&value.to_ne_bytes(), word * 8)
+            .expect("the file is writable");
     }
 }
 
@@ -76,7 +77,11 @@ fn governed_processes_are_served_without_memory_for_blocks() {
     let inside = DriverShell::start(&mount);
     trouble.set(Trouble::MEMORY, libc::ENOMEM.into());
     let mut outside = DriverShell::start(&mount);
-    assert_eq!(outside.ask("alloc linear 4096"), "ok 0", "as without the library");
+    assert_eq!(
+        outside.ask("alloc linear 4096"),
+        "ok 0",
+        "the process that cannot register does not run ungoverned"
+    );
     assert_eq!(governed_pids(&mount), [inside.pid()]);
     let dir = Dir::of(&mount, inside.pid());
     dir.write("memory.limit", MIB);

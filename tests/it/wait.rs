@@ -15,7 +15,7 @@ fn waiting(mount: &Mount, arguments: &[&str]) -> Governed {
 #[track_caller]
 fn status(mount: &Mount, arguments: &[&str]) -> i32 {
     let mut wait = waiting(mount, arguments);
-    wait.wait().code().expect("it exits")
+    wait.wait().code().expect("the process exits by itself")
 }
 
 /// Returns whether the process sleeps, in poll(2) or in a pause, after it has checked the condition.
@@ -55,16 +55,23 @@ fn wait_sleeps_until_all_expressions_hold() {
         );
         let mut wait = waiting(mount, &[&events, "populated=1", "frozen=1"]);
         wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
-        assert!(wait.is_running(), "one of two holds");
+        assert!(
+            wait.is_running(),
+            "the wait ended with one of two expressions true"
+        );
         assert!(
             mount
                 .gcgroupfs(&["set", &freeze, "1"])
                 .status()
-                .expect("runs")
+                .expect("the command runs")
                 .success()
         );
         assert_eq!(wait.wait().code(), Some(0));
-        assert_eq!(status(mount, &[&freeze, "=1"]), 0, "a single value");
+        assert_eq!(
+            status(mount, &[&freeze, "=1"]),
+            0,
+            "the comparison of a single value failed"
+        );
     });
 }
 
@@ -87,7 +94,7 @@ fn sizes_and_counts_are_compared_as_numbers() {
             mount
                 .gcgroupfs(&["set", &limit, "2M"])
                 .status()
-                .expect("runs")
+                .expect("the command runs")
                 .success()
         );
         assert_eq!(shell.ask("alloc linear 1"), "error 2");

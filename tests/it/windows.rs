@@ -56,8 +56,8 @@ fn work_behind_a_higher_priority_completes_in_order() {
             let begun = mount.truth().nr_launches(pid, 0);
             // A captured launch runs nothing and is not counted.
             let kernels = end(&mut program);
-            assert_eq!(submitted, kernels, "{what}: submitted");
-            assert_eq!(begun, kernels, "{what}: begun");
+            assert_eq!(submitted, kernels, "{what}: submitted kernels");
+            assert_eq!(begun, kernels, "{what}: started kernels");
             throttled > 0
         });
     }

@@ -38,7 +38,7 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
         is_over.store(true, Ordering::Relaxed);
-        let highest = watcher.join().expect("it watches");
+        let highest = watcher.join().expect("the watcher ends without a panic");
         assert!(highest <= limit, "{highest} bytes were in use");
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -59,7 +59,7 @@ fn racing_members_fill_limit_and_never_exceed_it() {
     assert_eq!(got * BLOCK, LIMIT);
     assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
     let oom = mount.number("team", "memory.events", "oom");
-    assert!(oom >= 16, "each thread was refused in the end: {oom}");
+    assert!(oom >= 16, "some threads were never refused: {oom}");
     for shell in &mut shells {
         assert_eq!(alloc(shell, 1), OUT_OF_MEMORY);
     }
@@ -165,7 +165,7 @@ fn limit_is_exact_when_daemon_is_killed_in_race() {
             .map(|shell| count(&shell.answer(), "raced"))
             .sum()
     });
-    assert_eq!(got * BLOCK, LIMIT, "nobody was refused while there was memory");
+    assert_eq!(got * BLOCK, LIMIT, "an allocation was refused below the limit");
     wait_until("the charges of all members are restored", || {
         mount.number("team", "memory.current", "") == LIMIT
     });

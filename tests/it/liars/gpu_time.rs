@@ -42,7 +42,7 @@ fn is_reported(mount: &Mount, liar: &Governed) -> bool {
 fn claimed_work_uses_no_quota() {
     let mount = shared("weighted");
     for group in ["team", "team/liar", "team/honest"] {
-        fs::create_dir(mount.path().join(group)).expect("root may");
+        fs::create_dir(mount.path().join(group)).expect("root may create a group");
     }
     mount.write("team", "compute.max", "50000 100000");
     mount.write("team/liar", "compute.max", "10000 100000");

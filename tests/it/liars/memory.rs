@@ -55,7 +55,11 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     let mut honest = DriverShell::start(&mount);
     join(&mount, "team/b", honest.pid());
     let mut next = 0;
-    assert_eq!(take_all(&mut honest, &mut next), (128 * MIB, 0), "alone");
+    assert_eq!(
+        take_all(&mut honest, &mut next),
+        (128 * MIB, 0),
+        "the honest process cannot allocate its share alone"
+    );
 
     let mut liar = liar(&mount, &["can_swap=1"]);
     join(&mount, "team/a", liar.pid());
@@ -64,7 +68,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     // The liar could have used 32 MiB honestly.
     assert!(
         given >= 96 * MIB,
-        "{given} bytes were given, {refused} allocations refused"
+        "only {given} bytes were allocated, {refused} allocations refused"
     );
     for (group, most) in [("team/a", 32), ("team", 128)] {
         for name in ["memory.current", "memory.peak", "memory.swap.current"] {
@@ -78,7 +82,11 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     wait_until("the lying process has left its group", || {
         mount.number("team/a", "memory.current", "") == 0
     });
-    assert_eq!(take_all(&mut honest, &mut next), (128 * MIB, 0), "alone again");
+    assert_eq!(
+        take_all(&mut honest, &mut next),
+        (128 * MIB, 0),
+        "the honest process cannot allocate its share again"
+    );
     assert_eq!(mount.number("team", "memory.current", ""), 0);
     for group in ["team/a", "team"] {
         for (file, key) in [

@@ -50,7 +50,10 @@ fn donor_without_memory_does_not_block_an_allocation() {
         32 * MIB
     );
     let asked = donor.ask("control 0");
-    assert!(asked.contains(" reclaim_bytes=0 "), "it holds nothing: {asked}");
+    assert!(
+        asked.contains(" reclaim_bytes=0 "),
+        "the donor is asked although it holds nothing: {asked}"
+    );
     assert_eq!(batch.ask("verify"), "verified 3");
 }
 

@@ -42,7 +42,11 @@ fn graph_with_work_on_frozen_device_waits_on_any_stream() {
         devices.ok(&format!("launch {beside} {stream}"));
         devices.ok(&format!("launch {beside_too} {stream}"));
         devices.ok("sync");
-        assert_eq!(waits(), waited, "{graph}: the other device goes on");
+        assert_eq!(
+            waits(),
+            waited,
+            "{graph}: the freeze of one device held the other"
+        );
         assert!(!other.is_frozen(), "{graph}");
 
         let launch = format!("launch {number} {stream}");

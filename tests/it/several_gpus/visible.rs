@@ -137,8 +137,8 @@ fn later_daemon_charges_newly_known_devices() {
     assert_eq!(Dir::of(&mount, pid).number("memory.current"), 6 * MIB);
 
     mount.stop();
-    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
-    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine can be removed");
+    std::fs::create_dir(mount.simgpu_dir()).expect("the directory can be created");
     // The first process to attach creates the machine.
     let mut command = mount.bare_command(program());
     command.env("SIMGPU_DEVICES", "3");

@@ -103,7 +103,7 @@ impl Soak {
         let root = self.mount.path();
         let pids = governed_pids(&self.mount).into_iter();
         let processes = pids.map(|pid| root.join(pid.to_string()));
-        for directory in processes.chain(groups(&root).expect("the mount lists")) {
+        for directory in processes.chain(groups(&root).expect("the mount is readable")) {
             // Settings of the whole process and of each GPU.
             let gpus = (0..GPUS).map(|gpu| directory.join(gpu.to_string()));
             for directory in gpus.chain([directory.clone()]) {

@@ -40,17 +40,18 @@ impl Soak {
             truth.used_by_all(0) + truth.used_by_all(1)
         );
         let mut nr_members = 0;
-        for group in groups(&self.mount.path()).expect("the mount lists") {
+        for group in groups(&self.mount.path()).expect("the mount is readable") {
             let number = |directory: &Path| {
-                let text = fs::read_to_string(directory.join("memory.current")).expect("reads");
+                let text =
+                    fs::read_to_string(directory.join("memory.current")).expect("the file is readable");
                 text.trim().parse::<u64>().expect("a number")
             };
-            let own = fs::read_to_string(group.join("gcgroup.procs")).expect("reads");
+            let own = fs::read_to_string(group.join("gcgroup.procs")).expect("the file is readable");
             let own: Vec<_> = own
                 .lines()
                 .map(|pid| number(&self.mount.path().join(pid)))
                 .collect();
-            let children = groups(&group).expect("lists");
+            let children = groups(&group).expect("the directory is readable");
             let children = children.iter().filter(|child| child.parent() == Some(&group));
             let sum = own.iter().sum::<u64>() + children.map(|child| number(child)).sum::<u64>();
             assert_eq!(number(&group), sum, "{}", group.display());
@@ -83,13 +84,17 @@ impl Soak {
         let truth = self.mount.truth();
         assert_eq!(truth.used_by_all(0) + truth.used_by_all(1), 0);
         assert_eq!(self.mount.read("", "unmanaged"), "");
-        for group in groups(&self.mount.path()).expect("lists").iter().rev() {
+        for group in groups(&self.mount.path())
+            .expect("the directory is readable")
+            .iter()
+            .rev()
+        {
             // Includes processes that had not returned to the last daemon.
             wait_until("the group is unpopulated", || {
-                let events = fs::read_to_string(group.join("gcgroup.events")).expect("reads");
+                let events = fs::read_to_string(group.join("gcgroup.events")).expect("the file is readable");
                 events.contains("populated 0")
             });
-            fs::remove_dir(group).expect("nobody is in it");
+            fs::remove_dir(group).expect("the group is empty");
         }
         eprintln!("{:?}: an idle daemon has {before:?}", self.daemon);
         let mut last = None;
@@ -114,7 +119,7 @@ impl Soak {
         );
         wait_until("the settings file is compacted", || {
             let state = fs::metadata(self.mount.state_dir().join("settings.jsonl"));
-            state.expect("is there").len() < 2 << 20
+            state.expect("the file exists").len() < 2 << 20
         });
         assert_eq!(
             self.mount.log().matches("panicked").count(),
