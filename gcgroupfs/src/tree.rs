@@ -39,6 +39,7 @@ mod swap_bounds;
 mod transient;
 mod ungoverned;
 mod unmanaged;
+mod untrusted;
 mod view;
 
 #[cfg(any(test, fuzzing))]
@@ -51,7 +52,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, OTHER_DEVICE};
 use parking_lot::{Mutex, RwLock};
 
 use self::grants::{Grants, Resource};
@@ -81,6 +82,7 @@ pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
+pub use untrusted::{Ledger, Untrusted};
 pub use view::{Scope, View};
 
 /// Largest `compute.priority`, which is the lowest priority.
@@ -105,7 +107,7 @@ pub struct Device {
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
-    fn usage(&self) -> &Usage;
+    fn usage(&self) -> Untrusted<'_>;
 }
 
 /// The model, behind its lock.

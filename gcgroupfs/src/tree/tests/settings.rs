@@ -60,7 +60,7 @@ fn every_setting_is_stored_bounded_and_restored() {
             if !place.starts_with("team") {
                 let after = World::new(2);
                 let blocks = blocks();
-                blocks.usage().can_swap.store(1, Relaxed);
+                blocks.usage().raw().can_swap.store(1, Relaxed);
                 after.join_with(100, blocks, serde_json::from_str::<Saved>(&text).unwrap());
                 assert_eq!(after.show(&path), format!("{tight}\n"), "{path}");
             }
