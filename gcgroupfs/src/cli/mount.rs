@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -21,7 +22,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{self, Policy};
+use crate::arbiter::{self, POLICIES, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
@@ -33,6 +34,7 @@ use crate::mount::{self, Mount, Watch};
 use crate::overhead;
 use crate::server::{self, Listener, Server};
 use crate::sys;
+use crate::text::parse_policy;
 use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
@@ -51,7 +53,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
     policy: Option<Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
@@ -287,6 +289,14 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
         }
         stop.ask();
     }
+}
+
+/// Returns a parser of policies' names, with the values for the help and the completions.
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|entry| PossibleValue::new(entry.name).help(entry.about));
+    PossibleValuesParser::new(values).try_map(|name| parse_policy(&name))
 }
 
 /// Returns the owner of the root directory: the user that runs the daemon.
