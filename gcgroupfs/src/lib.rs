@@ -22,6 +22,7 @@ mod forget;
 mod fuse;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod host;
 mod journal;
 mod keep;
 mod launch;

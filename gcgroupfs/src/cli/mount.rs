@@ -26,6 +26,7 @@ use crate::arbiter::{self, POLICIES, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
+use crate::host;
 use crate::journal::Journal;
 use crate::keep::Inheritance;
 use crate::launch::Launcher;
@@ -157,7 +158,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     let (holders, found) = devices::find();
-    let tree = Arc::new(Tree::new(owner(), found));
+    let tree = Arc::new(Tree::new(owner(), found, host::this()));
     let (journal, mut remembered) = if arguments.beside_killed {
         Journal::open_beside_killed(state_dir, server::sift)?
     } else {

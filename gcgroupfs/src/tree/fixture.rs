@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
-    Blocks, Caller, Device, Entity, GroupId, Identity, Listener, Notice, Owner, Place, ProcessId, Saved,
-    Settings, Tree,
+    Blocks, Caller, Device, Entity, GroupId, Host, Identity, Listener, Notice, Owner, Place, ProcessId,
+    Saved, Settings, Tree,
 };
 use crate::block;
 use crate::error::Result;
@@ -19,6 +20,13 @@ use crate::sys::{ControlMap, UsageMap};
 
 /// Memory of each test device in bytes.
 pub const TOTAL: u64 = 8 << 30;
+/// The host of test devices, up for a day.
+pub const HOST: Host = Host {
+    memory: 1 << 40,
+    nr_cpus: 8,
+    ticks_per_second: 100,
+    uptime: || Duration::from_secs(86_400),
+};
 pub const ROOT: Caller = Caller {
     uid: 0,
     gid: 0,
@@ -109,7 +117,7 @@ pub struct World {
 impl World {
     pub fn new(nr_devices: usize) -> Self {
         let devices = (0..nr_devices).map(device).collect();
-        let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, devices));
+        let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, devices, HOST));
         let recorder = Arc::new(Recorder::default());
         tree.listen(recorder.clone());
         Self { tree, recorder }

@@ -8,7 +8,7 @@ use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
 use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
-use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, enforce, sums};
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
@@ -116,7 +116,7 @@ impl Process {
         identity: Identity,
         blocks: Arc<dyn Blocks>,
         settings: Settings,
-        devices: &[Device],
+        devices: &Devices,
     ) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
@@ -153,7 +153,7 @@ impl Process {
     }
 
     /// Stores the current peaks of the device and of the whole.
-    pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
+    pub(super) fn keep_peaks(&mut self, device: usize, devices: &Devices) {
         for place in [None, Some(device)] {
             let peak = sums::peak(self, place, devices);
             if let Some(kept) = self.kept_mut(place) {

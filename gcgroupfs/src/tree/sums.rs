@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::{Kind, MAX_DEVICES, OTHER_DEVICE, Submission, Usage, UsageDevice};
 use serde::{Deserialize, Serialize};
 
-use super::Device;
-use super::claims::{Counts, device_total, host_memory};
+use super::Host;
+use super::claims::{Counts, device_total};
+use super::devices::Devices;
 use super::process::{Kept, Process, slots};
 
 /// Upper bound of every count: not reached in a century, and representable by every reader.
@@ -71,10 +72,10 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    fn of(usage: &UsageDevice, counts: Counts, total: u64) -> Self {
+    fn of(usage: &UsageDevice, counts: Counts, total: u64, host_memory: u64) -> Self {
         Self {
-            current: at_most(&usage.swap_current, host_memory()),
-            supply: at_most(&usage.swap_supply, host_memory()),
+            current: at_most(&usage.swap_current, host_memory),
+            supply: at_most(&usage.swap_supply, host_memory),
             swappable: at_most(&usage.swappable, total),
             out_bytes: at_most(&usage.swap_out_bytes, counts.moved),
             in_bytes: at_most(&usage.swap_in_bytes, counts.moved),
@@ -103,9 +104,9 @@ impl Swapped {
 
 impl Sums {
     /// Returns the sums of a process, on one device or on all.
-    pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
+    pub(super) fn of(process: &Process, device: Option<usize>, devices: &Devices) -> Self {
         let mut sums = Self::default();
-        let counts = Counts::since(process.identity.start_time);
+        let counts = Counts::since(process.identity.start_time, &devices.host);
         let count = |word: &AtomicU64| at_most(word, counts.calls);
         match device {
             Some(device) => sums.add_device(process, device, devices, counts),
@@ -192,14 +193,14 @@ impl Sums {
         }
     }
 
-    fn add_device(&mut self, process: &Process, device: usize, devices: &[Device], counts: Counts) {
+    fn add_device(&mut self, process: &Process, device: usize, devices: &Devices, counts: Counts) {
         let (Some(usage), Some(control)) = (
             process.usage().devices.get(device),
             process.control().devices.get(device),
         ) else {
             return;
         };
-        let most = device_total(device, devices);
+        let (most, host_memory) = (device_total(device, devices), devices.host.memory);
         let count = |word: &AtomicU64| at_most(word, counts.calls);
         let waited = |word: &AtomicU64| at_most(word, counts.waited_usec);
         let allocations = process.usage().allocations(device);
@@ -219,13 +220,13 @@ impl Sums {
             nr_throttled: count(&usage.nr_throttled),
             throttled_usec: waited(&usage.throttled_usec),
             gate_timeouts: count(&usage.gate_timeouts),
-            swap: Swapped::of(usage, counts, most),
+            swap: Swapped::of(usage, counts, most, host_memory),
             ..Self::default()
         };
         for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
             // Negative for a moment, if one thread's free is seen and another's allocation is not.
             let counted = if counted.cast_signed() < 0 { 0 } else { counted };
-            *sum = counted.min(if *charged { most } else { most.max(host_memory()) });
+            *sum = counted.min(if *charged { most } else { most.max(host_memory) });
         }
         for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
             *sum = count(shared);
@@ -308,7 +309,7 @@ impl Sums {
 
     /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
     /// out.
-    pub(super) fn bound(&mut self, current: u64, swapped: u64) {
+    pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
         self.overhead = self.overhead.min(current);
         self.charged = self.charged.min(current - self.overhead);
         for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
@@ -317,7 +318,7 @@ impl Sums {
             }
         }
         self.swap.current = self.swap.current.min(swapped);
-        self.swap.supply = self.swap.supply.min(host_memory());
+        self.swap.supply = self.swap.supply.min(host.memory);
         self.swap.swappable = self.swap.swappable.min(self.charged);
     }
 
@@ -336,7 +337,7 @@ impl AddAssign for Sums {
 }
 
 /// Returns `memory.current` of one process in bytes.
-pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn current(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
         let charged = process
             .usage()
@@ -348,12 +349,12 @@ pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Devic
 }
 
 /// Returns the bytes that a process claims to have in host memory.
-pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
+pub(super) fn swapped(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
         let usage = process.usage().devices.get(slot);
-        usage.map_or(0, |usage| at_most(&usage.swap_current, host_memory()))
+        usage.map_or(0, |usage| at_most(&usage.swap_current, devices.host.memory))
     };
-    over_slots(device, nr_devices, on)
+    over_slots(device, devices.len(), on)
 }
 
 /// Returns `on` of a device, or its saturating sum over all slots.
@@ -365,7 +366,7 @@ pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(u
 }
 
 /// Returns the bytes that a process holds beyond its ledger.
-pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u64 {
+pub(super) fn overhead(process: &Process, slot: usize, devices: &Devices) -> u64 {
     let control = process.control().devices.get(slot);
     control.map_or(0, |control| {
         at_most(&control.memory_overhead, device_total(slot, devices))
@@ -376,7 +377,7 @@ pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u6
 ///
 /// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
 /// at the reset and now is returned.
-pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn peak(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let (usage, control) = (process.usage(), process.control());
     let (kept, seen, asked, word, most) = match device {
         None => {
