@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::arbiter::Policy;
+use crate::arbiter::{Policy, Settings, usec};
 use crate::rules::Rules;
 
 /// Default path of root's daemon; read if it exists and no other path is given.
@@ -47,14 +47,30 @@ pub struct Compute {
 
 impl Default for Compute {
     fn default() -> Self {
+        let settings = Settings::default();
         Self {
             policy: Policy::default(),
-            window_usec: Range(500),
-            linger_usec: Range(1_000),
-            cycle_usec: Range(20_000),
-            starvation_usec: Range(200_000),
-            patience_usec: Range(250_000),
-            watch_usec: Range(10_000_000),
+            window_usec: Range(usec(settings.window)),
+            linger_usec: Range(usec(settings.linger)),
+            cycle_usec: Range(usec(settings.cycle)),
+            starvation_usec: Range(settings.starvation.map_or(0, usec)),
+            patience_usec: Range(usec(settings.patience)),
+            watch_usec: Range(usec(settings.watch)),
+        }
+    }
+}
+
+impl Compute {
+    /// Returns the arbiter's settings.
+    pub fn settings(&self) -> Settings {
+        let nsec = |usec: u32| u64::from(usec) * 1000;
+        Settings {
+            window: nsec(self.window_usec.get()),
+            linger: nsec(self.linger_usec.get()),
+            cycle: nsec(self.cycle_usec.get()),
+            starvation: Some(nsec(self.starvation_usec.get())).filter(|interval| *interval > 0),
+            patience: nsec(self.patience_usec.get()),
+            watch: nsec(self.watch_usec.get()),
         }
     }
 }

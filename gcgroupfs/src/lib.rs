@@ -41,6 +41,7 @@ mod sever;
 mod share;
 mod sys;
 mod text;
+mod ticks;
 mod touch;
 mod tree;
 

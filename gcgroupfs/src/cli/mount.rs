@@ -22,7 +22,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{self, POLICIES, Policy};
+use crate::arbiter::{POLICIES, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
@@ -36,6 +36,7 @@ use crate::overhead;
 use crate::server::{self, Listener, Server};
 use crate::sys;
 use crate::text::parse_policy;
+use crate::ticks;
 use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
@@ -167,7 +168,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
-    let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
+    let arbiter = ticks::Thread::start(tree.clone(), config.compute.settings())?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);

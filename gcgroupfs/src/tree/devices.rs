@@ -8,7 +8,7 @@ use gcgroup_abi::OTHER_DEVICE;
 
 use super::{Device, GroupId, Notice, ProcessId, State, Tree, enforce};
 
-/// What bounds the claims of processes, beside the devices.
+/// The host of the devices; its size and age bound the claims of processes.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
     /// Bytes of memory.
