@@ -1,4 +1,4 @@
-//! What the kernel says of the host as a whole.
+//! The host: its memory, processors and clock, asked of the kernel.
 
 use std::time::Duration;
 
