@@ -6,11 +6,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use nix::unistd::{Group, User};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::arbiter::{Policy, Settings, usec};
-use crate::rules::Rules;
+use crate::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -155,7 +156,7 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
 /// # Errors
 /// As [`Source::read`].
 pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
-    let error = match toml::from_str(text) {
+    let error = match with_names(NAMES, || toml::from_str(text)) {
         Ok(config) => return Ok(config),
         Err(error) => error,
     };
@@ -166,6 +167,18 @@ pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
         error.message().replace('\n', "; ")
     )
 }
+
+/// Names of this machine.
+const NAMES: Names = Names {
+    user: |name| {
+        let found = User::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|user| user.uid.as_raw()))
+    },
+    group: |name| {
+        let found = Group::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|group| group.gid.as_raw()))
+    },
+};
 
 /// Returns line and column of a byte of a text, from 1.
 pub fn place(text: &str, offset: usize) -> (usize, usize) {

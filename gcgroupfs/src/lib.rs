@@ -16,6 +16,7 @@ mod cli;
 mod config;
 mod devices;
 mod error;
+mod facts;
 mod file;
 mod files;
 mod forget;
