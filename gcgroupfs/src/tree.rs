@@ -39,6 +39,7 @@ mod swap_bounds;
 mod transient;
 mod ungoverned;
 mod unmanaged;
+mod untrusted;
 mod view;
 
 #[cfg(any(test, fuzzing))]
@@ -50,7 +51,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use gcgroup_abi::{Control, Usage};
+use gcgroup_abi::Control;
 use parking_lot::{Mutex, RwLock};
 
 use self::devices::Devices;
@@ -77,6 +78,7 @@ pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
+pub use untrusted::{Ledger, Untrusted};
 pub use view::{Scope, View};
 
 /// Largest `compute.priority`, which is the lowest priority.
@@ -101,7 +103,7 @@ pub struct Device {
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
-    fn usage(&self) -> &Usage;
+    fn usage(&self) -> Untrusted<'_>;
 }
 
 /// The model, behind its lock.

@@ -54,7 +54,7 @@ impl Invalidator {
 
     /// Starts the invalidating thread.
     pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
-        let (sender, receiver) = backlog("having the kernel forget names");
+        let (sender, receiver) = backlog("invalidating names in the kernel");
         let announcer = self.announcer.clone();
         thread::Builder::new()
             .name("fuse-invalidate".to_owned())

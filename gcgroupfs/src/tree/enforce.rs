@@ -8,9 +8,6 @@ use super::arbitration::GateOrder;
 use super::process::{Process, slots};
 use super::{Device, ProcessId};
 
-/// Maximum GPU time, in nanoseconds, accepted as charged by an earlier daemon: nine years.
-const MAX_USAGE: u64 = 1 << 58;
-
 /// Result of [`arbitrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moved {
@@ -32,17 +29,15 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control
         .nr_devices
         .store(u32::try_from(devices.len()).unwrap_or(0), Relaxed);
-    control
-        .peak_generation
-        .store(usage.peak_generation.load(Relaxed), Relaxed);
+    control.peak_generation.store(usage.peak_generation(), Relaxed);
     control
         .progress_generation
-        .store(usage.progress_generation.load(Relaxed), Relaxed);
+        .store(usage.progress_generation(), Relaxed);
     control.grants_swap.store(1, Relaxed);
     control.knows_stocks.store(1, Relaxed);
     control.answers_claims.store(1, Relaxed);
     // An earlier claim is unknown to this daemon: the hook makes another.
-    answer_claim(process, process.usage().host_request.load(Relaxed), NO_LIMIT);
+    answer_claim(process, usage.host_request(), NO_LIMIT);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
@@ -63,30 +58,20 @@ pub(super) fn tell_device(process: &Process, devices: &[Device]) {
 
 /// Fills a slot, except for the settings.
 fn prepare(process: &Process, slot: usize, devices: &[Device]) {
-    let (Some(control), Some(usage)) = (
-        process.control().devices.get(slot),
-        process.usage().devices.get(slot),
-    ) else {
+    let (Some(control), Some(usage)) = (process.control().devices.get(slot), process.usage().device(slot))
+    else {
         return;
     };
-    let drained = usage.drained_generation.load(Relaxed);
+    let drained = usage.drained_generation();
     control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
     control
         .reclaim_generation
-        .store(usage.reclaim_generation.load(Relaxed), Relaxed);
-    control
-        .peak_generation
-        .store(usage.peak_generation.load(Relaxed), Relaxed);
+        .store(usage.reclaim_generation(), Relaxed);
+    control.peak_generation.store(usage.peak_generation(), Relaxed);
     // A thread that waits for an earlier daemon's answer checks again and repeats its request.
-    control
-        .grant_answer
-        .store(usage.grant_request.load(Relaxed), Relaxed);
-    control
-        .pressure_answer
-        .store(usage.pressure_request.load(Relaxed), Relaxed);
-    control
-        .swap_answer
-        .store(usage.swap_request.load(Relaxed), Relaxed);
+    control.grant_answer.store(usage.memory_request().number, Relaxed);
+    control.pressure_answer.store(usage.pressure_request(), Relaxed);
+    control.swap_answer.store(usage.swap_request().number, Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
     let Some(device) = devices.get(slot) else { return };
@@ -96,11 +81,11 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
         word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
     }
     control.memory_total.store(device.total, Relaxed);
-    let before = usage.usage_nsec_before.load(Relaxed);
-    control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
+    control.usage_nsec.store(usage.usage_nsec_before(), Relaxed);
     // Holds until the overhead is measured.
-    let before = usage.memory_overhead_before.load(Relaxed);
-    control.memory_overhead.store(before.min(device.total), Relaxed);
+    control
+        .memory_overhead
+        .store(usage.memory_overhead_before(device.total), Relaxed);
 }
 
 /// Returns whether the process must move memory for the new limits.
@@ -115,8 +100,8 @@ fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
 /// request's generation.
 pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: bool) -> Option<u32> {
     let (control, usage) = (process.control(), process.usage());
-    let (control, usage) = (control.devices.get(device)?, usage.devices.get(device)?);
-    let is_done = usage.reclaim_generation.load(Relaxed) == control.reclaim_generation.load(Relaxed);
+    let (control, usage) = (control.devices.get(device)?, usage.device(device)?);
+    let is_done = usage.reclaim_generation() == control.reclaim_generation.load(Relaxed);
     let (before, were_lent) = if is_done {
         (0, true)
     } else {
@@ -245,7 +230,7 @@ pub(super) fn ask_progress(process: &Process) {
 
 /// Returns whether the process has answered the last such request.
 pub(super) fn has_progress(process: &Process) -> bool {
-    process.usage().progress_generation.load(Relaxed) == process.control().progress_generation.load(Relaxed)
+    process.usage().progress_generation() == process.control().progress_generation.load(Relaxed)
 }
 
 /// Publishes the number of bytes that the process holds on a device beyond its ledger.

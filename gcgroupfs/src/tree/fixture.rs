@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use gcgroup_abi::map::USAGE_SIZE;
 use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
     Blocks, Caller, Device, Entity, GroupId, Host, Identity, Listener, Notice, Owner, Place, ProcessId,
-    Saved, Settings, Tree,
+    Saved, Settings, Tree, Untrusted,
 };
 use crate::error::Result;
 use crate::file::{Node, resolve};
@@ -54,8 +55,8 @@ impl Blocks for Pair {
         &self.control
     }
 
-    fn usage(&self) -> &Usage {
-        &self.usage
+    fn usage(&self) -> Untrusted<'_> {
+        Untrusted::new(&self.usage)
     }
 }
 
@@ -71,6 +72,14 @@ pub fn blocks() -> Arc<dyn Blocks> {
 fn zeroed() -> (Box<Control>, Box<Usage>) {
     // SAFETY: both consist of atomics, for which every bit pattern is valid.
     unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) }
+}
+
+/// Returns all words of a usage block, for tests that write it without regard to their meaning.
+#[allow(unsafe_code, reason = "the block has no such view")]
+pub fn words(usage: &Usage) -> &[AtomicU64] {
+    let words = std::ptr::from_ref(usage).cast();
+    // SAFETY: the block consists of atomics, is page-aligned and USAGE_SIZE long, and stays borrowed.
+    unsafe { std::slice::from_raw_parts(words, USAGE_SIZE / 8) }
 }
 
 /// Gives each identity a program of its own.
@@ -249,6 +258,6 @@ impl std::ops::Deref for HeldUsage {
     type Target = Usage;
 
     fn deref(&self) -> &Usage {
-        self.0.usage()
+        self.0.usage().raw()
     }
 }

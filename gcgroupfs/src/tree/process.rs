@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
-use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, enforce, sums};
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
@@ -171,20 +171,18 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Returns the usage block, written by the process: values must be clamped, and never be an index or a
-    /// length.
-    pub fn usage(&self) -> &Usage {
+    pub fn usage(&self) -> Untrusted<'_> {
         self.blocks.usage()
     }
 
     /// Returns whether the process claims that its memory can be swapped out.
     pub(super) fn can_swap(&self) -> bool {
-        self.usage().can_swap.load(Relaxed) != 0
+        self.usage().can_swap()
     }
 
     /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
     pub(super) fn asks_to_swap(&self) -> bool {
-        self.usage().asks_to_swap.load(Relaxed) != 0
+        self.usage().asks_to_swap()
     }
 
     /// Returns whether the hook answers and its usage block is valid.
@@ -227,8 +225,8 @@ impl Process {
     pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
         let on = |device: usize| {
             let control = self.control().devices.get(device)?;
-            let error = self.usage().devices.get(device)?.drain_error.load(Relaxed);
-            (error != 0 && enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
+            let error = self.usage().device(device)?.drain_error()?;
+            (enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
         };
         match device {
             Some(device) => on(device),
@@ -237,14 +235,11 @@ impl Process {
     }
 
     fn is_drained(&self, device: usize) -> bool {
-        let (Some(control), Some(usage)) = (
-            self.control().devices.get(device),
-            self.usage().devices.get(device),
-        ) else {
+        let (Some(control), Some(usage)) = (self.control().devices.get(device), self.usage().device(device))
+        else {
             return false;
         };
-        enforce::is_closed(control)
-            && usage.drained_generation.load(Relaxed) == control.freeze_generation.load(Relaxed)
+        enforce::is_closed(control) && usage.drained_generation() == control.freeze_generation.load(Relaxed)
     }
 }
 

@@ -125,7 +125,7 @@ fn old_acknowledgement_does_not_confirm_a_new_freeze() {
         for at_start in [false, true] {
             let world = World::new(1);
             let blocks = blocks();
-            for device in &blocks.usage().devices {
+            for device in &blocks.usage().raw().devices {
                 device.drained_generation.store(drained, Relaxed);
             }
             let mut settings = Settings::default();
@@ -148,7 +148,7 @@ fn old_acknowledgement_does_not_confirm_a_new_freeze() {
 fn peak_outlives_the_registration() {
     let world = World::new(1);
     let blocks = blocks();
-    let usage = blocks.usage();
+    let usage = blocks.usage().raw();
     usage.peak_generation.store(4, Relaxed);
     usage.memory_peak.store(1234, Relaxed);
     usage.devices[0].peak_generation.store(9, Relaxed);
