@@ -92,8 +92,8 @@ fn find_cpus() -> (CpuSet, CpuSet) {
         .rev()
         .find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     let mut one = CpuSet::new();
-    one.set(last.expect("some CPU is allowed"))
-        .expect("it was a CPU before");
+    one.set(last.expect("one CPU is allowed"))
+        .expect("the CPU number is valid");
     (allowed, one)
 }
 

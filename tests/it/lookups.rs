@@ -221,7 +221,7 @@ fn hooked_symbols() -> BTreeSet<String> {
             format!("cu{name}")
         });
     }
-    assert!(symbols.len() > 100, "the table is not read aright");
+    assert!(symbols.len() > 100, "the hook's table is incomplete");
     symbols
 }
 

@@ -96,7 +96,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     for name in &arguments.arms {
         if !ARMS.iter().any(|(known, _)| known == name) {
             let known: Vec<&str> = ARMS.iter().map(|(known, _)| *known).collect();
-            bail!("no arm {name}; there are {}", known.join(", "));
+            bail!("no arm is called {name}; there are {}", known.join(", "));
         }
     }
     let mut place = Place {
