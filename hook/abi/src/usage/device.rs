@@ -11,7 +11,7 @@ use super::Submission;
 #[derive(Debug)]
 pub struct UsageDevice {
     /// Bytes charged now, including the stocks of threads; for the bytes without stocks see
-    /// [`Usage::memory_current`](crate::Usage::memory_current).
+    /// [`crate::Usage::memory_current`].
     ///
     /// Ordering: charges against a grant are `SeqCst`, as is the daemon's load when it lowers the grant: one
     /// of them sees the other (`charge.rs`). An uncharge is `Release`, so that a reader of the smaller number
@@ -32,10 +32,11 @@ pub struct UsageDevice {
     /// Ordering: the hook stores `Release` after all exits are visible to it; the daemon loads `Relaxed` and
     /// compares, so counts that it reads next may be from before.
     pub drained_generation: AtomicU32,
-    /// Bytes by [`Kind`](crate::Kind), as far as they are not in the threads' own counters ([`Usage::allocations`](crate::Usage::allocations)).
+    /// Bytes by [`Kind`](crate::Kind), as far as they are not in the threads' own counters
+    /// ([`crate::Usage::allocations`]).
     ///
     /// Ordering: the hook adds `Relaxed` and fences `Release` before it uncharges; the daemon loads `Acquire`
-    /// ([`Usage::allocations`](crate::Usage::allocations)): a reader that sees an uncharge sees what was counted before it.
+    /// ([`crate::Usage::allocations`]): a reader that sees an uncharge sees what was counted before it.
     pub kinds: [AtomicU64; 12],
     /// Allocations, as far as they are not in the threads' own counters.
     ///
@@ -205,7 +206,7 @@ pub struct UsageDevice {
     /// Ordering: as `usage_nsec_before`.
     pub memory_overhead_before: AtomicU64,
     /// Bytes of host memory that the process has for swap or is about to make: `swap_current`, `swap_supply`
-    /// and the needs of the next move. Maintained where [`Usage::asks_to_swap`](crate::Usage::asks_to_swap).
+    /// and the needs of the next move. Maintained where [`crate::Usage::asks_to_swap`].
     ///
     /// Ordering: as `memory_current` against `memory_granted`.
     pub swap_charged: AtomicU64,
