@@ -116,7 +116,6 @@ impl Process {
         id: ProcessId,
         identity: Identity,
         blocks: Arc<dyn Blocks>,
-        settings: Settings,
         devices: &[Device],
     ) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
@@ -124,7 +123,7 @@ impl Process {
             id,
             identity,
             blocks,
-            settings,
+            settings: Settings::default(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,
