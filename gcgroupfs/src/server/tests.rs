@@ -61,7 +61,7 @@ impl World {
             uid: nix::unistd::geteuid().as_raw(),
             gid: 0,
         };
-        let tree = Arc::new(Tree::new(owner, vec![device]));
+        let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
         let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();

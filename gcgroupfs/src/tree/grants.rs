@@ -24,7 +24,7 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 use self::member::Member;
 use self::node::{Node, Recharge};
 pub(super) use self::resource::Resource;
-use super::{Device, GroupId, ProcessId};
+use super::{Devices, GroupId, ProcessId};
 
 /// The scope of a limit: one device, by its index in [`Grants::slots`], or all together.
 type Place = Option<usize>;
@@ -59,7 +59,7 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    pub(super) fn new(resource: Resource, devices: &[Device]) -> Self {
+    pub(super) fn new(resource: Resource, devices: &Devices) -> Self {
         let slots: Vec<usize> = (0..devices.len()).chain([OTHER_DEVICE]).collect();
         let totals = slots.iter().map(|slot| resource.total(*slot, devices)).collect();
         Self {
@@ -72,7 +72,7 @@ impl Grants {
     }
 
     /// Adds a device at the end.
-    pub(super) fn add_slot(&mut self, slot: usize, devices: &[Device]) {
+    pub(super) fn add_slot(&mut self, slot: usize, devices: &Devices) {
         let total = self.resource.total(slot, devices);
         self.slots.push(slot);
         self.totals.push(total);
