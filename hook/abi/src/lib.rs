@@ -28,6 +28,7 @@ pub mod map;
 pub mod message;
 #[cfg(test)]
 mod orderings;
+#[allow(clippy::too_many_arguments, reason = "the fast path of a charge")]
 mod stock;
 mod usage;
 
