@@ -64,7 +64,7 @@ pub use change::Change;
 pub use devices::Host;
 pub use edit::Edit;
 pub use exited::Exited;
-pub use group::{Group, MAX_DEPTH, check_name};
+pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};

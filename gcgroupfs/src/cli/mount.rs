@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -172,14 +173,14 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
-    let mut server = Server::new(
+    let mut server = Server::new(server::Options {
         listener,
-        tree.clone(),
-        Arc::new(journal),
+        tree: tree.clone(),
+        journal: Arc::new(journal),
         remembered,
-        grace,
-        Box::new(receiver),
-    )?;
+        grace_msec: grace,
+        receiver: Box::new(receiver),
+    })?;
     if let Some(holders) = holders {
         overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
@@ -205,16 +206,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         };
         server.report_to(kept.line.try_clone()?)?;
         let ended = ended(stop.clone(), spot.clone());
-        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended)?;
+        let options = fuse::Options {
+            tree,
+            link: fuse::Link::Kept(kept),
+            spot,
+            launcher,
+        };
+        fuse::serve(options, ended)?;
         format!("{}, ", point.display())
     } else {
-        let mounted = show(
-            (&point, &socket),
-            arguments.allow_other,
-            tree,
-            launcher,
-            stop.clone(),
-        )?;
+        let cannot = || format!("cannot mount at {}", point.display());
+        let mount = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
+        let mounted = show(mount, tree, launcher, stop.clone()).with_context(cannot)?;
         format!("{}, ", shown.insert(mounted).mount.point().display())
     };
     tell_ready();
@@ -235,24 +238,26 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mounts the tree at `point`.
+/// Shows the tree at a mount, with its open /dev/fuse.
 fn show(
-    (point, socket): (&Path, &Path),
-    allow_other: bool,
+    (mount, device): (Mount, OwnedFd),
     tree: Arc<Tree>,
     launcher: Arc<Launcher>,
     stop: Stop,
 ) -> anyhow::Result<Shown> {
-    let cannot = || format!("cannot mount at {}", point.display());
-    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
         device: mount.device(),
     };
     let watch = Watch::new(mount.point(), mount.device())?;
     let ended = ended(stop, spot.clone());
-    let forgetter =
-        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended).with_context(cannot)?;
+    let options = fuse::Options {
+        tree,
+        link: fuse::Link::Fresh(device),
+        spot,
+        launcher,
+    };
+    let forgetter = fuse::serve(options, ended)?;
     Ok(Shown {
         forgetter,
         mount,

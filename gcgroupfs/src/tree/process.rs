@@ -110,19 +110,13 @@ pub struct Process {
 }
 
 impl Process {
-    pub(super) fn new(
-        id: ProcessId,
-        identity: Identity,
-        blocks: Arc<dyn Blocks>,
-        settings: Settings,
-        devices: &Devices,
-    ) -> Self {
+    pub(super) fn new(id: ProcessId, identity: Identity, blocks: Arc<dyn Blocks>, devices: &Devices) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
             id,
             identity,
             blocks,
-            settings,
+            settings: Settings::default(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,

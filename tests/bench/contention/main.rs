@@ -5,6 +5,8 @@
 //! clock. Cases that are compared run in turn in one run, so that the machine's speed cancels out. JSON on
 //! stdout, a table on stderr.
 
+#![allow(clippy::too_many_arguments, reason = "a report's row")]
+
 mod cost;
 mod crowd;
 mod daemon;

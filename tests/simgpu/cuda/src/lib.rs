@@ -5,6 +5,8 @@
 //!
 //! The environment variables are documented in `simgpu::config`.
 
+#![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
+
 mod abi;
 mod array;
 mod batch;
