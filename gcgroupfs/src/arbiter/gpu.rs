@@ -137,7 +137,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         now: Time,
         seen: &[Seen<Id>],
         quotas: &[Quotas],
-        policy: Policy,
+        policy: &Policy,
         settings: &Settings,
     ) -> Plan {
         self.judge(now, seen, quotas, settings);
@@ -147,7 +147,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             Decision::open(seen.len())
         } else {
             let views: Vec<View> = self.members().map(view).collect();
-            (policy.entry().tick)(now, &views, self.turns, settings)
+            (policy.tick)(now, &views, self.turns, settings)
         };
         self.turns = decision.turns;
 

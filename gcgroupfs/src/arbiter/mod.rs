@@ -20,7 +20,10 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub use policy::{STRICT, WEIGHTED};
+
 pub use member::Seen;
-pub use policy::{POLICIES, Policy};
-pub use settings::Settings;
+pub use policy::{POLICIES, Policy, described, names};
+pub use settings::{Options, Settings, sample};
 pub use thread::{Bell, Thread};

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -21,7 +22,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{self, Policy};
+use crate::arbiter::{self, POLICIES, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
@@ -50,9 +51,9 @@ pub struct Arguments {
     /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it exists]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
-    #[arg(long, value_name = "POLICY")]
-    policy: Option<Policy>,
+    /// Scheduling policy. Overrides compute.policy and the configuration
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    policy: Option<&'static Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
@@ -74,6 +75,13 @@ pub struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+}
+
+fn policies() -> impl TypedValueParser<Value = &'static Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|policy| PossibleValue::new(policy.name).help(policy.doc));
+    PossibleValuesParser::new(values).map(|name| Policy::named(&name).unwrap_or_default())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

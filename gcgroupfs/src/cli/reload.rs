@@ -20,7 +20,7 @@ pub(super) struct Parts {
     /// Where the next daemon finds the configuration in force.
     pub(super) note: Option<Arc<Note>>,
     /// Policy of the command line, which overrides the file's.
-    pub(super) policy: Option<Policy>,
+    pub(super) policy: Option<&'static Policy>,
     pub(super) tree: Arc<Tree>,
     pub(super) arbiter: Arc<arbiter::Bell>,
     pub(super) rules: CurrentRules,
