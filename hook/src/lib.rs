@@ -8,6 +8,10 @@
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
+// First, since `table` finds the macros for its rows by position.
+#[macro_use]
+pub mod rows;
+
 mod block;
 mod client;
 pub mod compute;
@@ -23,7 +27,6 @@ pub mod memory;
 pub mod nvml;
 mod place;
 mod process;
-pub mod rows;
 pub mod swap;
 pub mod symbols;
 mod sys;
