@@ -10,7 +10,7 @@ use crate::process::put_list;
 /// `nvmlAccountingStats_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Stats {
+pub(crate) struct Stats {
     /// Percentage of the lifetime in which the device worked for the process.
     gpu: c_uint,
     memory: c_uint,

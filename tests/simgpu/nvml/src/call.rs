@@ -72,9 +72,7 @@ macro_rules! nvml {
         $( $crate::call::nvml! { @one $name $args |$machine| $body } )*
     };
     (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) |$machine:pat_param| $body:expr) => {
-        // SAFETY: NVML's function of this name, with its signature.
-        #[unsafe(no_mangle)]
-        extern "C" fn $name($($arg: $ty),*) -> u32 {
+        pub(crate) extern "C" fn $name($($arg: $ty),*) -> u32 {
             let run = || -> $crate::call::Result {
                 let $machine = $crate::library::machine()?;
                 $body

@@ -16,7 +16,7 @@ const PCI_ID: u32 = 0xffff_10de;
 /// `nvmlMemory_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Memory {
+pub(crate) struct Memory {
     total: u64,
     free: u64,
     used: u64,
@@ -25,7 +25,7 @@ struct Memory {
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MemoryV2 {
+pub(crate) struct MemoryV2 {
     version: c_uint,
     total: u64,
     reserved: u64,
@@ -36,7 +36,7 @@ struct MemoryV2 {
 /// `nvmlPciInfo_t` of version 1, the beginning of the later versions.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV1 {
+pub(crate) struct PciV1 {
     bus_id: [u8; 16],
     domain: c_uint,
     bus: c_uint,
@@ -47,7 +47,7 @@ struct PciV1 {
 /// `nvmlPciInfo_t` of version 2, without the reserved words at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV2 {
+pub(crate) struct PciV2 {
     begin: PciV1,
     subsystem: c_uint,
 }
@@ -55,7 +55,7 @@ struct PciV2 {
 /// `nvmlPciInfo_t` of version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV3 {
+pub(crate) struct PciV3 {
     begin: PciV1,
     subsystem: c_uint,
     bus_id: [u8; 32],
@@ -64,7 +64,7 @@ struct PciV3 {
 /// `nvmlPciInfoExt_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciExt {
+pub(crate) struct PciExt {
     version: c_uint,
     domain: c_uint,
     bus: c_uint,

@@ -34,29 +34,21 @@ fn initialise() -> Result {
     Ok(())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit() -> u32 {
+pub(crate) extern "C" fn nvmlInit() -> u32 {
     code(initialise())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> u32 {
+pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     code(initialise())
 }
 
 /// Ignores the flags, which ask not to fail without a device and not to attach to any: the simulated machine
 /// has devices and needs no attaching.
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
+pub(crate) extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
     code(initialise())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlShutdown() -> u32 {
+pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     let mut users = USERS.lock();
     if *users == 0 {
         return code(Err(Error::Uninitialized));
@@ -65,9 +57,7 @@ extern "C" fn nvmlShutdown() -> u32 {
     0
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
+pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     RESULTS
         .iter()
         .find(|(number, _)| *number == result)

@@ -12,7 +12,7 @@ use crate::{mig, sample};
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// A process and its device.
-struct Found<'a>(Device<'a>, simgpu::Process);
+pub(crate) struct Found<'a>(Device<'a>, simgpu::Process);
 
 impl Found<'_> {
     /// Returns the GPU instance and the compute instance.
@@ -40,7 +40,7 @@ const COMPUTE: c_uint = 0;
 /// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ProcessV1 {
+pub(crate) struct ProcessV1 {
     pid: c_uint,
     used: u64,
 }
@@ -48,7 +48,7 @@ struct ProcessV1 {
 /// `nvmlProcessInfo_v2_t`, also version 3 except with [`Driver::has_long_processes`].
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ProcessV2 {
+pub(crate) struct ProcessV2 {
     pid: c_uint,
     used: u64,
     gpu_instance: c_uint,
@@ -58,7 +58,7 @@ struct ProcessV2 {
 /// `nvmlProcessDetail_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Detail {
+pub(crate) struct Detail {
     pid: c_uint,
     used: u64,
     gpu_instance: c_uint,
@@ -69,7 +69,7 @@ struct Detail {
 /// `nvmlProcessDetailList_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct DetailList {
+pub(crate) struct DetailList {
     version: c_uint,
     mode: c_uint,
     count: c_uint,
@@ -79,7 +79,7 @@ struct DetailList {
 /// `nvmlProcessUtilizationSample_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Sample {
+pub(crate) struct Sample {
     pid: c_uint,
     time_usec: u64,
     sm: c_uint,
@@ -91,7 +91,7 @@ struct Sample {
 /// `nvmlProcessUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SampleInfo {
+pub(crate) struct SampleInfo {
     time_usec: u64,
     pid: c_uint,
     sm: c_uint,
@@ -105,7 +105,7 @@ struct SampleInfo {
 /// `nvmlProcessesUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SampleList {
+pub(crate) struct SampleList {
     version: c_uint,
     count: c_uint,
     last_seen_usec: u64,

@@ -8,7 +8,7 @@ use crate::sample;
 /// `nvmlUtilization_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Utilization {
+pub(crate) struct Utilization {
     gpu: c_uint,
     memory: c_uint,
 }
@@ -16,7 +16,7 @@ struct Utilization {
 /// `nvmlSample_t`; the value is a union of eight bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Sample {
+pub(crate) struct Sample {
     time_usec: u64,
     value: u64,
 }
