@@ -209,7 +209,7 @@ fn parts_run_alone_and_are_skipped_without_time() {
     let swap = &results(out.path())["swap"];
     assert_eq!(swap["state"], "SKIP");
     let reason = swap["reason"].as_str().unwrap();
-    assert!(reason.starts_with("left out: it takes 25 s"), "{reason}");
+    assert!(reason.starts_with("left out: the part takes 25 s"), "{reason}");
     let (status, _) = run(&["--sim", "--parts", "swop"]);
     assert_eq!(status, Some(2));
 }

@@ -1,4 +1,4 @@
-"""A kernel in Triton, in a file of its own because its compiler reads the source."""
+"""Defines a Triton kernel in a file of its own, because Triton's compiler reads the source."""
 import triton
 import triton.language as tl
 

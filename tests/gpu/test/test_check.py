@@ -1,5 +1,5 @@
-"""What the check makes of parts that hang, that leave processes behind, that say nothing; and of machines that tell
-little."""
+"""Tests how the check handles parts that hang, leave processes behind or print nothing, and machines that
+report little about themselves."""
 import json
 import os
 import pathlib
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def python(text):
-    """A command that runs a text, with what parts have in common at hand."""
+    """Returns the command that runs a Python text, with the parts' shared modules importable."""
     head = f"import sys; sys.path.insert(0, {os.path.join(HERE, '../shared')!r})\n"
     return [sys.executable, "-c", head + textwrap.dedent(text)]
 
@@ -56,7 +56,7 @@ class Parts(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def entry(self, text, part=table.Part("some", 0, 30), seconds=60):
-        """What becomes of a part with that text."""
+        """Runs a part with that text, and returns its entry in the results."""
         program = pathlib.Path(self.out.name, "part.py")
         program.write_text(textwrap.dedent(text), encoding="utf-8")
         with mock.patch("table.path", return_value=str(program)):
@@ -97,7 +97,7 @@ class Parts(unittest.TestCase):
     def test_what_has_no_time_left_is_left_out_and_no_success(self):
         entry = self.entry("print('never')", table.Part("some", 20, 30), seconds=10)
         self.assertEqual(entry["state"], "SKIP")
-        self.assertIn("left out: it takes 20 s", entry["reason"])
+        self.assertIn("left out: the part takes 20 s", entry["reason"])
         self.results.ends("other", "PASS", "well", 1)
         self.assertEqual(self.results.status(), 3)
 
@@ -132,7 +132,7 @@ class Parts(unittest.TestCase):
         for part in parts:
             self.assertTrue(table.about(part))
             self.assertLess(part.usual, part.limit)
-        self.assertLess(sum(part.usual for part in parts), 500, "they cannot be all of one run any more")
+        self.assertLess(sum(part.usual for part in parts), 500, "the parts no longer fit in one run")
 
     def test_parts_are_chosen_by_name_behind_the_driver(self):
         self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "swap", "vmm"])
@@ -158,9 +158,9 @@ class Programs(unittest.TestCase):
     def test_a_program_that_ended_is_quoted_wherever_that_is_found_out(self):
         with Program(python("import sys; sys.exit('out of luck')")) as program:
             program.process.wait()
-            with self.assertRaisesRegex(AssertionError, "it ended: out of luck"):
+            with self.assertRaisesRegex(AssertionError, "the program ended: out of luck"):
                 program.tell("anything")
-            with self.assertRaisesRegex(AssertionError, "it ended: out of luck"):
+            with self.assertRaisesRegex(AssertionError, "the program ended: out of luck"):
                 program.line()
 
     def test_lines_are_not_lost_when_several_come_at_once(self):
@@ -183,7 +183,7 @@ class OnFile(unittest.TestCase):
 
 
 class Nvml:
-    """What NVML lists, as a test says."""
+    """Returns the processes that a test lists, in place of NVML."""
 
     def __init__(self, **held):
         self.held = {int(pid[1:]): size for pid, size in held.items()}
@@ -207,7 +207,7 @@ class Accounts(unittest.TestCase):
         nvml = Nvml()
         account = self.account(nvml, same_pids=True)
         nvml.held = {4000: MIB}
-        self.untold(account, "no process that could be it")
+        self.untold(account, "no process that can be this one")
         nvml.held = {4000: MIB, 77: 2 * MIB}
         self.assertEqual(account.bytes_of(77), 2 * MIB)
         del nvml.held[77]
@@ -229,13 +229,13 @@ class Accounts(unittest.TestCase):
         nvml = Nvml(p4000=MIB)
         account = self.account(nvml)
         nvml.held.update({4711: MIB, 4712: MIB})
-        self.untold(account, "which of 2 new processes")
+        self.untold(account, "2 new processes")
         nvml.held[77] = 9 * MIB
         self.assertEqual(account.bytes_of(77), 9 * MIB)
 
     def test_one_that_was_there_before_is_never_it(self):
         account = self.account(Nvml(p4000=MIB))
-        self.untold(account, "no process that could be it")
+        self.untold(account, "no process that can be this one")
         with self.assertRaises(Untold):
             account.names(77)
 
@@ -243,7 +243,7 @@ class Accounts(unittest.TestCase):
         nvml = Nvml()
         account = self.account(nvml)
         nvml.held[77] = None
-        self.untold(account, "no number")
+        self.untold(account, "no memory for the process")
 
     def test_an_nvml_that_fails_is_told(self):
         nvml = Nvml(p0=1)
@@ -252,7 +252,7 @@ class Accounts(unittest.TestCase):
 
 class Machines(unittest.TestCase):
     def gpu(self, script):
-        """What is known of a machine with that nvidia-smi."""
+        """Describes a machine with that nvidia-smi."""
         with tempfile.TemporaryDirectory() as directory:
             fake = pathlib.Path(directory, "nvidia-smi")
             fake.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")

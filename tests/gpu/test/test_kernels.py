@@ -1,4 +1,4 @@
-"""What the kernels do, instruction by instruction, and that the probes expect just that."""
+"""Tests the kernels instruction by instruction, and the results that the probes expect of them."""
 import itertools
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What becomes of a probe when some of its questions have no answer."""
+"""Tests a probe of which some questions have no answer."""
 import os
 import sys
 import unittest
@@ -22,7 +22,7 @@ class Asked(unittest.TestCase):
     def setUp(self):
         self.facts = {}
         self.questions = Questions(self.facts)
-        # What is told on stderr is not for the one who runs the tests.
+        # Hides the probe's stderr from the output of the tests.
         self.addCleanup(setattr, sys, "stderr", sys.stderr)
         sys.stderr = open(os.devnull, "w", encoding="utf-8")
         self.addCleanup(sys.stderr.close)

@@ -1,4 +1,4 @@
-"""Who had the device when: arithmetic on stamps."""
+"""Tests the arithmetic on stamps that tells when each process had the device."""
 import os
 import sys
 import unittest
@@ -23,7 +23,7 @@ class Turns(unittest.TestCase):
         self.assertEqual(turns(run(0, 100, (1, 2), (98, 99)), 10, 90), [(10, 90)])
 
     def test_shares_and_what_nobody_had(self):
-        # Turns of 300 and 100, and 10 lost at each change.
+        # Turns of 300 and 100; each change loses 10.
         one = run(0, 840, (300, 420), (720, 840))
         other = run(310, 1000, (410, 730))
         seen = shares([one, other])

@@ -1,5 +1,5 @@
-"""What the watch on ioctl makes of calls, and what it says to the kernel driver: with a kernel driver that is a
-table. And that standing in the place of an import works, on the library that is there."""
+"""Tests how the watch on ioctl records calls, and its requests, with a simulated kernel driver. Also tests
+the replacement of an import in the installed library."""
 import ctypes
 import os
 import struct
