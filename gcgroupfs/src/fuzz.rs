@@ -105,7 +105,9 @@ pub fn store(data: &[u8]) {
                     .unwrap()
                     .map(move |file| (place, file))
             })
-            .filter(|(_, file)| matches!(file.io, Io::ReadWrite(..)) && !file.contents.are_list())
+            .filter(|(_, file)| {
+                matches!(file.io, Io::ReadWrite(..) | Io::Setting(_)) && !file.contents.are_list()
+            })
             .collect();
         let (place, file) = writable[usize::from(*which >> 1) % writable.len()];
         let caller = if which & 1 == 0 { ROOT } else { OWNER };
@@ -130,7 +132,7 @@ pub fn store(data: &[u8]) {
 pub fn usage(data: &[u8]) {
     with_world(|world, id| {
         let blocks = world.tree.blocks(id).unwrap();
-        let words = sys::words(blocks.usage());
+        let words = sys::words(blocks.usage().raw());
         for pair in data.chunks_exact(10) {
             let (at, value) = pair.split_first_chunk::<2>().unwrap();
             let at = usize::from(u16::from_le_bytes(*at)) % words.len();
@@ -139,7 +141,7 @@ pub fn usage(data: &[u8]) {
         world.tree.rung(id);
         show_all(world);
         words.iter().for_each(|word| word.store(0, Relaxed));
-        blocks.usage().publish();
+        blocks.usage().raw().publish();
     });
 }
 

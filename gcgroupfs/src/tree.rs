@@ -39,6 +39,7 @@ mod swap_bounds;
 mod transient;
 mod ungoverned;
 mod unmanaged;
+mod untrusted;
 mod view;
 
 #[cfg(any(test, fuzzing))]
@@ -51,7 +52,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, OTHER_DEVICE};
 use parking_lot::{Mutex, RwLock};
 
 use self::grants::{Grants, Resource};
@@ -71,11 +72,17 @@ pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
-pub use settings::Settings;
+#[cfg(test)]
+pub use settings::SAMPLE;
+pub use settings::{
+    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,
+    Settings, Value, Wish,
+};
 pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
+pub use untrusted::{Ledger, Untrusted};
 pub use view::{Scope, View};
 
 /// Largest `compute.priority`, which is the lowest priority.
@@ -100,7 +107,7 @@ pub struct Device {
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
-    fn usage(&self) -> &Usage;
+    fn usage(&self) -> Untrusted<'_>;
 }
 
 /// The model, behind its lock.

@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{OTHER_DEVICE, Usage};
-
 use super::evidence::{Driver, UseClaim, UseRecords};
-use super::ledger::Ledger;
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
-use crate::tree::{Blocks, Evidence, ProcessId, Tree};
+use crate::tree::{Blocks, Evidence, Ledger, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
 type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -152,7 +149,7 @@ impl Samples {
             held.unwrap_or(0),
             before.ledger,
         );
-        let contexts = nr_contexts(blocks.usage(), device);
+        let contexts = blocks.usage().nr_contexts(device);
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
 
@@ -197,14 +194,4 @@ impl Samples {
         }
         found.min(last)
     }
-}
-
-/// Returns the number of contexts that the process claims on a device, with those on devices whose number it
-/// does not know.
-fn nr_contexts(usage: &Usage, device: usize) -> u64 {
-    [device, OTHER_DEVICE]
-        .into_iter()
-        .filter_map(|slot| usage.devices.get(slot))
-        .map(|slot| u64::from(slot.nr_contexts.load(Relaxed)))
-        .sum()
 }

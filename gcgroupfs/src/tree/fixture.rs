@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{
     Blocks, Caller, Device, Entity, GroupId, Identity, Listener, Notice, Owner, Place, ProcessId, Saved,
-    Settings, Tree,
+    Settings, Tree, Untrusted,
 };
 use crate::block;
 use crate::error::Result;
@@ -48,8 +48,8 @@ impl Blocks for Pair {
         &self.control
     }
 
-    fn usage(&self) -> &Usage {
-        &self.usage
+    fn usage(&self) -> Untrusted<'_> {
+        self.usage.untrusted()
     }
 }
 
@@ -57,7 +57,7 @@ impl Blocks for Pair {
 pub fn blocks() -> Arc<dyn Blocks> {
     let (control, _) = block::new_control().unwrap();
     let usage = UsageMap::new(&block::theirs::good_usage_file()).unwrap();
-    usage.publish();
+    usage.untrusted().raw().publish();
     Arc::new(Pair { control, usage })
 }
 
@@ -237,6 +237,6 @@ impl std::ops::Deref for HeldUsage {
     type Target = Usage;
 
     fn deref(&self) -> &Usage {
-        self.0.usage()
+        self.0.usage().raw()
     }
 }

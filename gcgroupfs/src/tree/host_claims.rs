@@ -6,7 +6,7 @@
 //! [`LASTS`].
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{Notice, ProcessId, State, enforce};
@@ -30,14 +30,14 @@ impl State {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let number = process.usage().host_request.load(Acquire);
+        let number = process.usage().host_request();
         if number == process.control().host_answer.load(Relaxed) {
             return;
         }
         let mut others = 0_u64;
         self.host_claims.0.retain(|other, since| {
             let claimant = self.processes.get(other);
-            let bytes = claimant.map_or(0, |process| process.usage().host_claim.load(Relaxed));
+            let bytes = claimant.map_or(0, |process| process.usage().host_claim());
             let counts = bytes != 0 && *other != id && now.saturating_duration_since(*since) < LASTS;
             if counts {
                 others = others.saturating_add(bytes);

@@ -16,7 +16,7 @@ mod donor;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use self::credit::Credits;
@@ -111,12 +111,12 @@ impl State {
         };
         for device in 0..self.devices.len() {
             let (Some(usage), Some(control)) = (
-                process.usage().devices.get(device),
+                process.usage().device(device),
                 process.control().devices.get(device),
             ) else {
                 continue;
             };
-            let number = usage.pressure_request.load(Acquire);
+            let number = usage.pressure_request();
             if control.pressure_answer.load(Relaxed) != number {
                 let request = Request {
                     number,
@@ -179,12 +179,12 @@ impl State {
         let (device, now) = (sight.device, sight.at);
         let process = self.processes.get(&requester)?;
         let (usage, control) = (
-            process.usage().devices.get(device)?,
+            process.usage().device(device)?,
             process.control().devices.get(device)?,
         );
         let who = (requester, process.identity.uid);
-        let wanted = usage.pressure_wanted.load(Relaxed);
-        let size = usage.pressure_size.load(Relaxed).max(wanted);
+        let wanted = usage.pressure_wanted();
+        let size = usage.pressure_size().max(wanted);
         let most = [
             self.devices.get(device)?.total,
             control.memory_limit.load(Relaxed),

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Stocks};
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
+use super::claims::device_total;
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
@@ -102,8 +103,7 @@ impl State {
     fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
         let mut is_any = false;
         for process in self.within(group) {
-            let keeps = |device: &gcgroup_abi::UsageDevice| device.swap_supply.load(Relaxed) != 0;
-            if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
+            if process.id != asker && process.asks_to_swap() && process.usage().has_swap_pool() {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
                 is_any = true;
@@ -122,7 +122,7 @@ impl State {
             let Some(process) = self.processes.get_mut(&id) else {
                 continue;
             };
-            let stocks = Stocks::of(process.usage());
+            let stocks = process.usage().stocks();
             let granted = stocks.home().and_then(|home| self.grants.granted(id, home));
             if granted.is_none() || stocks.are_closed() {
                 process.nr_recalls = 0;
@@ -236,8 +236,8 @@ impl State {
     ) -> Vec<ProcessId> {
         processes.retain(|process| process.can_swap());
         let there = |process: &Process, device: usize| {
-            let usage = process.usage().devices.get(device);
-            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
+            let usage = process.usage().device(device);
+            usage.map_or(0, |usage| usage.swappable(device_total(device, &self.devices)))
         };
         let all = |process: &&Process| {
             let each = wanted.iter().map(|device| there(process, *device));

@@ -1,6 +1,7 @@
-//! The usage block: written by the hook, read by the daemon. The daemon clamps what it reads and never uses
-//! it as an index, a length or an address. The daemon itself writes only the grants of each device,
-//! [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`].
+//! The usage block: written by the hook, read by the daemon. The daemon bounds what it reads (in
+//! `gcgroupfs/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an address.
+//! The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
+//! [`UsageDevice::swap_granted`].
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 #[cfg(not(loom))]

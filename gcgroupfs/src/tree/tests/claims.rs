@@ -128,7 +128,9 @@ fn memory_shown_by_nvml_is_believed_beyond_limit() {
     // Set before the restart: less than what the process has.
     world.store("p/a/memory.limit", ROOT, "1G").unwrap();
     let blocks = blocks();
-    blocks.usage().devices[0].memory_current.store(3 * GIB, Relaxed);
+    blocks.usage().raw().devices[0]
+        .memory_current
+        .store(3 * GIB, Relaxed);
     let saved = Saved {
         group: Some(world.group("p/a")),
         ..Saved::default()
