@@ -59,7 +59,7 @@ fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
     program
 }
 
-fn wait_for_supply(mount: &Mount, pid: i32, bytes: u64) {
+fn wait_for_pool(mount: &Mount, pid: i32, bytes: u64) {
     wait_until("the swap pool has the expected size", || {
         mount.number(pid, "memory.stat", "swap_supply") == bytes
     });
@@ -83,7 +83,7 @@ fn moves(report: &mut Report) {
         by_hand.push(plain);
         for is_watched in [true, false] {
             WAYS[1].go(&mount, &mut program, all);
-            wait_for_supply(&mount, pid, 0);
+            wait_for_pool(&mount, pid, 0);
             let plain = ByHand::by(&mut other);
             match is_watched {
                 true => cold_watched.push((WAYS[0].go(&mount, &mut program, all), plain)),
@@ -143,7 +143,7 @@ fn moves_made_ahead(report: &mut Report) {
     for _ in 0..TURNS {
         // Longer than host memory is kept after a move.
         let plain = ByHand::by(&mut other);
-        wait_for_supply(&mount, program.pid(), ALL);
+        wait_for_pool(&mount, program.pid(), ALL);
         moves.push((WAYS[0].go(&mount, &mut program, ALL), plain));
         WAYS[1].go(&mount, &mut program, ALL);
     }

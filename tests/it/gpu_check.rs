@@ -20,7 +20,7 @@ const ON_ANY_DRIVER: [&str; 16] = [
     "ledger",
     "load_governed",
     "lookups",
-    "marks",
+    "markers",
     "overhead_driver",
     "priority",
     "slicing",
@@ -233,7 +233,7 @@ fn framework_that_fails_ungoverned_is_skipped() {
     for part in ["frameworks", "interception_numba"] {
         assert_eq!(found[part]["state"], "SKIP", "{found}");
         let reason = found[part]["reason"].as_str().unwrap();
-        let why = "no numba job runs here, hook or none: RuntimeError: out of tune";
+        let why = "no numba job runs here, even without the hook: RuntimeError: out of tune";
         assert_eq!(reason, why);
     }
 }

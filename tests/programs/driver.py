@@ -88,16 +88,16 @@ def got_of(first, kind, name, *arguments):
     return getattr(out, "value", out) if result == 0 else f"error {result}"
 
 
-def place(kind, id=0):
+def location(kind, id=0):
     return Location(kind, id)
 
 
 def properties(kind=DEVICE, id=0, handles=0):
-    return Properties(type=PINNED, handles=handles, location=place(kind, id))
+    return Properties(type=PINNED, handles=handles, location=location(kind, id))
 
 
 def pool_properties(kind=DEVICE, id=0, handles=0, most=0):
-    return PoolProperties(type=PINNED, handles=handles, location=place(kind, id), max=most)
+    return PoolProperties(type=PINNED, handles=handles, location=location(kind, id), max=most)
 
 
 def start(device=0):
@@ -154,7 +154,7 @@ def map_new(size, kind=DEVICE, id=0, at=None, access=((DEVICE, 0),), handles=0):
 
 
 def allow(at, size, access=((DEVICE, 0),), flags=3):
-    list = (Access * len(access))(*(Access(place(*one), flags) for one in access))
+    list = (Access * len(access))(*(Access(location(*one), flags) for one in access))
     ok(cu.cuMemSetAccess(at, size, list, len(access)))
 
 

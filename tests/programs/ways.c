@@ -11,7 +11,7 @@
  *   next              dlsym(RTLD_NEXT, ...), if linked with -lcuda
  *   default           dlsym(RTLD_DEFAULT, ...), if linked with -lcuda
  *   local:PATH:WAY    runs WAY in this program built as a library at PATH (-shared -fPIC -DLIBRARY), opened with RTLD_LOCAL
- *   quiet:PATH        opens the driver at PATH and looks symbols up, but calls nothing
+ *   lookup:PATH       opens the driver at PATH and looks symbols up, but calls nothing
  *
  * "fork" runs it in a child, which alone uses the driver; "exec" runs it, then executes "ways WAY N".
  * Prints "pid PID", then "launched N" when the device has completed all N launches, or "FUNCTION: CODE" and exits
@@ -168,8 +168,8 @@ int launches(const char *way, int n) {
         if (!library)
             fail(dlerror(), 0);
         return ((int (*)(const char *, int))looked_up(library, "launches"))(rest, n);
-    } else if (!strncmp(way, "quiet:", 6)) {
-        driver = by_name(opened(way + 6));
+    } else if (!strncmp(way, "lookup:", 7)) {
+        driver = by_name(opened(way + 7));
         return driver.launch != NULL;
     } else
         fail(way, 2);

@@ -47,8 +47,8 @@ class Driver:
 
     def launch(self, value):
         arguments = [self.block, ctypes.c_uint64(self.SIZE // 4), ctypes.c_uint32(value)]
-        places = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
-        self.check(self.cuda.cuLaunchKernel(self.fill, 8, 1, 1, 256, 1, 1, 0, None, places, None))
+        parameters = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
+        self.check(self.cuda.cuLaunchKernel(self.fill, 8, 1, 1, 256, 1, 1, 0, None, parameters, None))
 
     def compute(self):
         self.check(self.cuda.cuMemsetD8_v2(self.block, ctypes.c_ubyte(0x5A), ctypes.c_size_t(self.SIZE)))

@@ -67,7 +67,7 @@ def expected(kind, env):
         try:
             bare.until("ready", STARTS_WITHIN)
         except AssertionError as error:
-            raise Skip(f"no {kind} job runs here, even without the hook:  {str(error).splitlines()[-1]}") from error
+            raise Skip(f"no {kind} job runs here, even without the hook: {str(error).splitlines()[-1]}") from error
         return bare.ask("hash", "hash")
 
 

@@ -7,8 +7,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # `usual`: seconds on a machine with a GPU; a part is left out if less time is left. `limit`: seconds at most.
 Part = collections.namedtuple("Part", "name usual limit")
 
-# Parts that check the product. All others need the first; those with a framework learn from the second whether the
-# framework works ungoverned.
+# Parts that check the product. All others need the first; those with a framework learn from the second
+# whether the framework works ungoverned.
 PARTS = [
     Part("driver", 5, 90),
     Part("frameworks", 25, 100),
@@ -40,7 +40,7 @@ PARTS = [
 # Probes of the GPU and its driver; none needs gcgroupfs.
 PROBES = [
     Part("vmm", 15, 60),
-    Part("marks", 12, 60),
+    Part("markers", 12, 60),
     Part("timeslice", 12, 45),
     Part("slicing", 15, 60),
     Part("checkpoint", 20, 75),

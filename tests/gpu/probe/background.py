@@ -40,7 +40,7 @@ def rounds(driver):
 
     def mapped():
         driver.cuMemUnmap(chunk.address, SIZE)
-        vmm.place(driver, chunk.address, SIZE, chunk.handle)
+        vmm.map_memory(driver, chunk.address, SIZE, chunk.handle)
 
     def allocated():
         address = c_void_p()

@@ -46,8 +46,8 @@ fn main() -> io::Result<()> {
     for source in sources {
         exported(&fs::read_to_string(source)?, &mut implemented);
     }
-    if let Some(stranger) = implemented.iter().find(|name| !symbols.contains(name.as_str())) {
-        panic!("{stranger} is implemented, but the driver has no such symbol");
+    if let Some(unknown) = implemented.iter().find(|name| !symbols.contains(name.as_str())) {
+        panic!("{unknown} is implemented, but the driver has no such symbol");
     }
 
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

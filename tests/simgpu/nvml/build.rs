@@ -19,8 +19,8 @@ fn main() -> io::Result<()> {
     }
     let symbols = fs::read_to_string(SYMBOLS)?;
     let symbols: BTreeSet<&str> = symbols.lines().collect();
-    if let Some(stranger) = implemented.iter().find(|name| !symbols.contains(name.as_str())) {
-        panic!("{stranger} is implemented, but NVML has no such function");
+    if let Some(unknown) = implemented.iter().find(|name| !symbols.contains(name.as_str())) {
+        panic!("{unknown} is implemented, but NVML has no such function");
     }
     let stubs: String = symbols
         .iter()

@@ -45,7 +45,7 @@ def body(sim, facts):
                 program.until("ready", max(began + ALL_BEGIN_WITHIN - time.monotonic(), 0.1))
                 ready[kind] = round(time.monotonic() - began, 1)
             except AssertionError as error:
-                broken[kind] = f"no {kind} job runs here, even without the hook:  {str(error).splitlines()[-1]}"
+                broken[kind] = f"no {kind} job runs here, even without the hook: {str(error).splitlines()[-1]}"
     facts.update(ready_after_seconds=ready, broken=broken)
     with open(FRAMEWORKS, "w", encoding="utf-8") as file:
         json.dump(broken, file)

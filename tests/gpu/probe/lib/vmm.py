@@ -40,7 +40,7 @@ def reserve(driver, size):
     return driver.get(c_uint64, "cuMemAddressReserve", size, 0, 0, 0)
 
 
-def place(driver, address, size, handle):
+def map_memory(driver, address, size, handle):
     """Maps physical memory and permits the device to access it."""
     driver.cuMemMap(address, size, 0, handle, 0)
     allow(driver, address, size)
@@ -59,13 +59,13 @@ class Chunk:
         self.driver, self.size = driver, size
         self.address = reserve(driver, size)
         self.handle = create(driver, size, kind)
-        place(driver, self.address, size, self.handle)
+        map_memory(driver, self.address, size, self.handle)
 
     def move(self, kind):
         """Copies the content to memory of another kind and maps that at the same address."""
         driver, size = self.driver, self.size
         fresh, aside = create(driver, size, kind), reserve(driver, size)
-        place(driver, aside, size, fresh)
+        map_memory(driver, aside, size, fresh)
         driver.cuMemcpy(aside, self.address, size)
         driver.cuCtxSynchronize()
         driver.cuMemUnmap(aside, size)
@@ -73,7 +73,7 @@ class Chunk:
         driver.cuMemUnmap(self.address, size)
         driver.cuMemRelease(self.handle)
         self.handle = fresh
-        place(driver, self.address, size, fresh)
+        map_memory(driver, self.address, size, fresh)
 
     def close(self):
         """Frees the memory and the address range."""

@@ -25,7 +25,7 @@ def wait_for(memory, index, value):
     return time.perf_counter_ns()
 
 
-class Marks:
+class Markers:
     """Holds what all questions share."""
 
     def __init__(self, sim):
@@ -33,7 +33,7 @@ class Marks:
         self.kernels, self.words, self.value = self.driver.kernels(), Words(self.driver), 0
         self.calls = 200 if sim else 400
 
-    def mark(self, stream, index=0):
+    def write_marker(self, stream, index=0):
         """Makes the stream write a new value, and returns the value."""
         self.value += 1
         self.driver.cuStreamWriteValue32_v2(stream, self.words.at(index), self.value, 0)
@@ -96,9 +96,9 @@ class Marks:
         stream, count = self.driver.stream(1), 100 if self.sim else 400
         table, answer = self.calls_of(stream), {}
         arms = {"bare": None, **{name: table[name] for name in ("write_value", "event_record", "event_record_timed")}}
-        for name, mark in arms.items():
+        for name, marker in arms.items():
             try:
-                took = [self.queue(stream, count, mark) for _ in range(3 if self.sim else 7)]
+                took = [self.queue(stream, count, marker) for _ in range(3 if self.sim else 7)]
             except Refused as refused:
                 answer[name] = str(refused)
                 continue
@@ -107,7 +107,7 @@ class Marks:
         self.destroy(stream)
         return answer
 
-    def queue(self, stream, count, mark):
+    def queue(self, stream, count, marker):
         """Returns the microseconds for each of `count` kernels with a marker behind each. They are queued
         behind a long kernel, so that the host's time is not included."""
         launch = self.driver.function("cuLaunchKernel")
@@ -118,8 +118,8 @@ class Marks:
         status = 0
         for _ in range(count):
             status |= launch(*kernel)
-            if mark:
-                status |= mark[0](*mark[1])
+            if marker:
+                status |= marker[0](*marker[1])
         self.driver.cuEventRecord(last, stream)
         self.driver.cuEventSynchronize(last)
         took = self.driver.get(c_float, "cuEventElapsedTime", first, last) * 1000 / count
@@ -148,9 +148,9 @@ class Marks:
             value = self.value
             kernels("probe_flag", self.words.at(2), 200_000, value, stream=stream)
             if turn % 2:
-                value_of_mark = self.mark(stream)
+                value_of_marker = self.write_marker(stream)
                 ended = wait_for(memory, 2, value)
-                late["write_value"].append((wait_for(memory, 0, value_of_mark) - ended) / 1000)
+                late["write_value"].append((wait_for(memory, 0, value_of_marker) - ended) / 1000)
             else:
                 self.driver.cuEventRecord(event, stream)
                 ended = wait_for(memory, 2, value)
@@ -167,7 +167,7 @@ class Marks:
         for _ in range(10 if self.sim else 100):
             began = time.perf_counter_ns()
             self.spin(100, stream)
-            samples.append((wait_for(self.words.memory, 0, self.mark(stream)) - began) / 1000 - 100)
+            samples.append((wait_for(self.words.memory, 0, self.write_marker(stream)) - began) / 1000 - 100)
         self.destroy(stream)
         return measure.spread(samples)
 
@@ -189,29 +189,29 @@ class Marks:
         d, usec = self.driver, 20_000 if self.sim else 50_000
         own, first, second, free = d.stream(0), d.stream(0), d.stream(0), d.stream(1)
         on = lambda stream: lambda: self.spin(usec, stream)
-        mark = lambda stream, index=0: lambda: self.mark(stream, index)
+        marker = lambda stream, index=0: lambda: self.write_marker(stream, index)
         plain, event = d.event(NO_TIMING), lambda stream: lambda: d.cuEventRecord(plain, stream)
         crowd = lambda: [self.spin(usec, stream) for stream in many]
         answer = {
             "spin": usec / 1000,
             # Earlier work that a marker waits for.
-            "own_blocking_after_legacy": self.after(on(None), mark(own)),
-            "own_blocking_after_blocking": self.after(on(first), mark(own)),
-            "own_blocking_after_non_blocking": self.after(on(free), mark(own)),
-            "legacy_after_legacy": self.after(on(None), mark(None)),
-            "legacy_after_blocking": self.after(on(first), mark(None)),
-            "non_blocking_after_legacy": self.after(on(None), mark(free)),
+            "own_blocking_after_legacy": self.after(on(None), marker(own)),
+            "own_blocking_after_blocking": self.after(on(first), marker(own)),
+            "own_blocking_after_non_blocking": self.after(on(free), marker(own)),
+            "legacy_after_legacy": self.after(on(None), marker(None)),
+            "legacy_after_blocking": self.after(on(first), marker(None)),
+            "non_blocking_after_legacy": self.after(on(None), marker(free)),
             # Later work that waits for a marker, while a kernel runs on `first`.
-            "second_alone": self.after(on(first), mark(second)),
-            "second_behind_a_mark_on_own": self.after(on(first), mark(own, 1), mark(second)),
-            "second_behind_a_mark_on_legacy": self.after(on(first), mark(None, 1), mark(second)),
-            "second_behind_an_event_on_own": self.after(on(first), event(own), mark(second)),
-            "second_behind_an_event_on_legacy": self.after(on(first), event(None), mark(second)),
-            "legacy_behind_a_mark_on_own_behind_legacy": self.after(on(None), mark(own, 1), mark(None)),
+            "second_alone": self.after(on(first), marker(second)),
+            "second_behind_a_marker_on_own": self.after(on(first), marker(own, 1), marker(second)),
+            "second_behind_a_marker_on_legacy": self.after(on(first), marker(None, 1), marker(second)),
+            "second_behind_an_event_on_own": self.after(on(first), event(own), marker(second)),
+            "second_behind_an_event_on_legacy": self.after(on(first), event(None), marker(second)),
+            "legacy_behind_a_marker_on_own_behind_legacy": self.after(on(None), marker(own, 1), marker(None)),
         }
         # With more streams than queues in hardware.
         many = [d.stream(1) for _ in range(40)]
-        answer["own_beside_40_busy_streams"] = self.after(crowd, mark(own))
+        answer["own_beside_40_busy_streams"] = self.after(crowd, marker(own))
         self.destroy(own, first, second, free, *many)
         return answer
 
@@ -238,17 +238,17 @@ class Marks:
 
 
 def body(sim, facts):
-    marks, questions = Marks(sim), Questions(facts)
+    markers, questions = Markers(sim), Questions(facts)
     # Asked first, while there are few streams.
-    legacy = questions.ask("waits_ms", marks.legacy)
-    host = questions.ask("host_usec", marks.cost, 1)
-    questions.ask("host_usec_8_streams", marks.cost, 8)
-    questions.ask("host_usec_busy", marks.cost, 1, True)
-    device = questions.ask("device_usec", marks.on_the_device)
-    load = questions.ask("load_usec", marks.load)
-    late = questions.ask("seen_late_usec", marks.lateness)
-    questions.ask("round_trip_usec", marks.round_trip)
-    memfd = questions.ask("memfd", marks.memfd)
+    legacy = questions.ask("waits_ms", markers.legacy)
+    host = questions.ask("host_usec", markers.cost, 1)
+    questions.ask("host_usec_8_streams", markers.cost, 8)
+    questions.ask("host_usec_busy", markers.cost, 1, True)
+    device = questions.ask("device_usec", markers.on_the_device)
+    load = questions.ask("load_usec", markers.load)
+    late = questions.ask("seen_late_usec", markers.lateness)
+    questions.ask("round_trip_usec", markers.round_trip)
+    memfd = questions.ask("memfd", markers.memfd)
     half = legacy and legacy["spin"] / 2
     return questions.verdict(
         host and "host usec: " + ", ".join(
@@ -259,7 +259,7 @@ def body(sim, facts):
         late and f"seen {late['write_value']['median']:.1f} usec late",
         legacy and "a marker on an own blocking stream {} earlier work of the default stream, and {} other streams".format(
             "covers" if legacy["own_blocking_after_legacy"] > half else "DOES NOT COVER",
-            "holds back no" if legacy["second_behind_a_mark_on_own"] < half else "HOLDS BACK"),
+            "holds back no" if legacy["second_behind_a_marker_on_own"] < half else "HOLDS BACK"),
         memfd and "streams can{} write shared memory".format("" if memfd["sealed"].get("seen") else "NOT"))
 
 
