@@ -120,7 +120,7 @@ static struct driver by_version(int arguments, uint64_t flags) {
 #define FROM_DRIVER(field, name, version, types) \
     { \
         void *found = NULL; \
-        int since = flags & 2 && version < 7000 ? 7000 : version; /* the twins came with CUDA 7.0 */ \
+        int since = flags & 2 && version < 7000 ? 7000 : version; /* per-thread variants exist since CUDA 7.0 */ \
         code = arguments == 4 ? four(name, &found, since, flags) : five(name, &found, since, flags, &status); \
         if (code || status || !found) \
             fail(name, code); \
