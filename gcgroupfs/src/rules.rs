@@ -7,6 +7,7 @@ mod facts;
 mod given;
 mod list;
 mod matching;
+mod names;
 mod template;
 
 use serde::Deserialize;
@@ -15,8 +16,9 @@ use toml::Spanned;
 use self::matching::Match;
 use self::template::Template;
 
-pub use self::facts::{Facts, user_name};
+pub use self::facts::Facts;
 pub use self::given::Given;
+pub use self::names::{Names, with_names};
 
 /// All `[[rule]]` tables, in the order in which they are evaluated.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

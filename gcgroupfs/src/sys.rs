@@ -70,14 +70,6 @@ impl UsageMap {
     }
 }
 
-/// Returns all words of a usage block, for tests that write it without regard to their meaning.
-#[cfg(any(test, fuzzing))]
-pub fn words(usage: &gcgroup_abi::Usage) -> &[std::sync::atomic::AtomicU64] {
-    let words = std::ptr::from_ref(usage).cast();
-    // SAFETY: the block consists of atomics, is page-aligned and USAGE_SIZE long, and stays borrowed.
-    unsafe { std::slice::from_raw_parts(words, map::USAGE_SIZE / 8) }
-}
-
 impl fmt::Debug for UsageMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UsageMap")

@@ -4,7 +4,6 @@
 //! clock, no process and no gate. Processes of one priority form one class: they share a turn, and the
 //! hardware slices time among them.
 
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
@@ -14,13 +13,11 @@ use crate::tree::MAX_PRIORITY;
 pub type Time = u64;
 
 /// Name of a policy in `compute.policy`, in the configuration and on the command line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// GPU time in proportion 2^(8-priority) among busy processes
     #[default]
     Weighted,
-    /// The busy process of the highest priority runs, the others fill the gaps
     Strict,
 }
 
@@ -29,6 +26,8 @@ pub enum Policy {
 pub struct Entry {
     pub policy: Policy,
     pub name: &'static str,
+    /// Line for the help and the completions of the command line.
+    pub about: &'static str,
     pub tick: Tick,
 }
 
@@ -40,22 +39,23 @@ pub const POLICIES: &[Entry] = &[
     Entry {
         policy: Policy::Weighted,
         name: "weighted",
+        about: "GPU time in proportion 2^(8-priority) among busy processes",
         tick: weighted,
     },
     Entry {
         policy: Policy::Strict,
         name: "strict",
+        about: "The busy process of the highest priority runs, the others fill the gaps",
         tick: strict,
     },
 ];
 
 impl Policy {
     pub fn entry(self) -> &'static Entry {
-        // A test checks that every policy has its row.
-        POLICIES
-            .iter()
-            .find(|entry| entry.policy == self)
-            .unwrap_or(&POLICIES[0])
+        match self {
+            Self::Weighted => &POLICIES[0],
+            Self::Strict => &POLICIES[1],
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -21,10 +22,11 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{self, Policy};
+use crate::arbiter::{POLICIES, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
+use crate::host;
 use crate::journal::Journal;
 use crate::keep::Inheritance;
 use crate::launch::Launcher;
@@ -33,6 +35,8 @@ use crate::mount::{self, Mount, Watch};
 use crate::overhead;
 use crate::server::{self, Listener, Server};
 use crate::sys;
+use crate::text::parse_policy;
+use crate::ticks;
 use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
@@ -51,7 +55,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
     policy: Option<Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
@@ -155,7 +159,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     let (holders, found) = devices::find();
-    let tree = Arc::new(Tree::new(owner(), found));
+    let tree = Arc::new(Tree::new(owner(), found, host::this()));
     let (journal, mut remembered) = if arguments.beside_killed {
         Journal::open_beside_killed(state_dir, server::sift)?
     } else {
@@ -164,7 +168,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
-    let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
+    let arbiter = ticks::Thread::start(tree.clone(), config.compute.settings())?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
@@ -287,6 +291,14 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
         }
         stop.ask();
     }
+}
+
+/// Returns a parser of policies' names, with the values for the help and the completions.
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|entry| PossibleValue::new(entry.name).help(entry.about));
+    PossibleValuesParser::new(values).try_map(|name| parse_policy(&name))
 }
 
 /// Returns the owner of the root directory: the user that runs the daemon.

@@ -8,7 +8,7 @@
 
 use gcgroup_abi::NO_LIMIT;
 
-use super::claims::{device_total, host_memory};
+use super::claims::device_total;
 use super::grants::Grants;
 use super::group::believed;
 use super::process::{Process, slots};
@@ -229,9 +229,11 @@ impl State {
 
     /// Returns a group's swapped bytes, as far as they are believed.
     pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let of = |process: &Process, place| sums::swapped(process, place, self.devices.len());
+        let of = |process: &Process, place| sums::swapped(process, place, &self.devices);
         let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
-        swapped.first().map_or(0, |bytes| (*bytes).min(host_memory()))
+        swapped
+            .first()
+            .map_or(0, |bytes| (*bytes).min(self.devices.host.memory))
     }
 
     /// Returns what is believed to be held in a group, by place: for processes directly in it all that `of`

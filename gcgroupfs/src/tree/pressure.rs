@@ -290,7 +290,14 @@ impl State {
             .values()
             .filter(|process| !is_asked(process.id) && process.is_hook_ok())
             .filter(|process| !self.pressure.idle.contains_key(&(process.id, device)))
-            .filter_map(|process| Candidate::of(process, self.swap_left(process, device), sight))
+            .filter_map(|process| {
+                Candidate::of(
+                    process,
+                    self.swap_left(process, device),
+                    sight,
+                    &self.devices.host,
+                )
+            })
             .filter(|candidate| candidate.priority > priority)
             .collect();
         candidates.sort_unstable_by_key(Candidate::rank);

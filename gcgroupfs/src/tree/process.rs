@@ -9,7 +9,7 @@ use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX};
-use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
@@ -117,7 +117,7 @@ impl Process {
         identity: Identity,
         blocks: Arc<dyn Blocks>,
         settings: Settings,
-        devices: &[Device],
+        devices: &Devices,
     ) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
@@ -154,7 +154,7 @@ impl Process {
     }
 
     /// Stores the current peaks of the device and of the whole.
-    pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
+    pub(super) fn keep_peaks(&mut self, device: usize, devices: &Devices) {
         for place in [None, Some(device)] {
             let peak = sums::peak(self, place, devices);
             if let Some(kept) = self.kept_mut(place) {

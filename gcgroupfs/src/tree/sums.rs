@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{Kind, OTHER_DEVICE, Submission};
 use serde::{Deserialize, Serialize};
 
-use super::Device;
-use super::claims::{Counts, device_total, host_memory};
+use super::Host;
+use super::claims::{Counts, device_total};
+use super::devices::Devices;
 use super::process::{Kept, Process, slots};
-use super::untrusted::UntrustedDevice;
 
 /// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,8 +87,8 @@ impl Swapped {
 
 impl Sums {
     /// Returns the sums of a process, on one device or on all.
-    pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
-        let most = Counts::since(process.identity.start_time);
+    pub(super) fn of(process: &Process, device: Option<usize>, devices: &Devices) -> Self {
+        let most = Counts::since(process.identity.start_time, &devices.host);
         let mut sums = process.usage().sums(device, most, devices);
         match device {
             Some(slot) => sums.add_control(process, slot, devices),
@@ -168,7 +168,7 @@ impl Sums {
     }
 
     /// Adds the numbers that the daemon itself has stored for a device.
-    fn add_control(&mut self, process: &Process, slot: usize, devices: &[Device]) {
+    fn add_control(&mut self, process: &Process, slot: usize, devices: &Devices) {
         *self += Self {
             overhead: overhead(process, slot, devices),
             usage_nsec: charged_nsec(process, slot),
@@ -238,7 +238,7 @@ impl Sums {
 
     /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
     /// out.
-    pub(super) fn bound(&mut self, current: u64, swapped: u64) {
+    pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
         self.overhead = self.overhead.min(current);
         self.charged = self.charged.min(current - self.overhead);
         for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
@@ -247,7 +247,7 @@ impl Sums {
             }
         }
         self.swap.current = self.swap.current.min(swapped);
-        self.swap.supply = self.swap.supply.min(host_memory());
+        self.swap.supply = self.swap.supply.min(host.memory);
         self.swap.swappable = self.swap.swappable.min(self.charged);
     }
 
@@ -266,7 +266,7 @@ impl AddAssign for Sums {
 }
 
 /// Returns `memory.current` of one process in bytes.
-pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn current(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
         let charged = process.usage().charged(slot, device_total(slot, devices));
         charged.saturating_add(overhead(process, slot, devices))
@@ -275,12 +275,12 @@ pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Devic
 }
 
 /// Returns the bytes that a process claims to have in host memory.
-pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
+pub(super) fn swapped(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
         let usage = process.usage().device(slot);
-        usage.map_or(0, UntrustedDevice::swapped)
+        usage.map_or(0, |usage| usage.swapped(devices.host.memory))
     };
-    over_slots(device, nr_devices, on)
+    over_slots(device, devices.len(), on)
 }
 
 /// Returns `on` of a device, or its saturating sum over all slots.
@@ -292,7 +292,7 @@ pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(u
 }
 
 /// Returns the bytes that a process holds beyond its ledger.
-pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u64 {
+pub(super) fn overhead(process: &Process, slot: usize, devices: &Devices) -> u64 {
     let control = process.control().devices.get(slot);
     control.map_or(0, |control| {
         let bytes = control.memory_overhead.load(Relaxed);
@@ -310,7 +310,7 @@ fn charged_nsec(process: &Process, slot: usize) -> u64 {
 ///
 /// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
 /// at the reset and now is returned.
-pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn peak(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let (usage, control) = (process.usage(), process.control());
     // The number of the last reset that the process has seen and of the last one, and its peak.
     let (kept, seen, asked, peak) = match device {

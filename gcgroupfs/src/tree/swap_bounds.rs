@@ -30,7 +30,7 @@ impl State {
             .into_iter()
             .min();
         let granted = self.swap_grants.granted(process.id, device).unwrap_or(0);
-        let own = granted.saturating_sub(swapped(process, Some(device), self.devices.len()));
+        let own = granted.saturating_sub(swapped(process, Some(device), &self.devices));
         left.map_or(NO_LIMIT, |left| left.saturating_add(own))
     }
 
@@ -71,7 +71,7 @@ impl State {
         let places = [None].into_iter().chain((0..nr_devices).map(Some));
         let bounds = places.map(|place| {
             let left = self.swap_room(process, place);
-            swapped(process, place, nr_devices).saturating_add(left)
+            swapped(process, place, &self.devices).saturating_add(left)
         });
         let bounds = bounds.collect();
         if let Some(process) = self.processes.get_mut(&id) {
@@ -85,9 +85,8 @@ impl State {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let nr_devices = self.devices.len();
-        let on = |slot| (slot, swapped(process, Some(slot), nr_devices));
-        let swapped: Vec<_> = slots(nr_devices).map(on).collect();
+        let on = |slot| (slot, swapped(process, Some(slot), &self.devices));
+        let swapped: Vec<_> = slots(self.devices.len()).map(on).collect();
         for (slot, bytes) in swapped {
             self.swap_grants.set_overhead(id, slot, bytes);
         }

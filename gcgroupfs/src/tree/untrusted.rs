@@ -24,8 +24,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage};
 
-use super::claims::host_memory;
-
 pub use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
 pub use ledger::Ledger;
@@ -100,9 +98,9 @@ impl<'a> Untrusted<'a> {
         self.usage.host_request.load(Acquire)
     }
 
-    /// Returns the bytes of host memory that the process is about to take, at most all of the host's.
-    pub(super) fn host_claim(self) -> u64 {
-        self.usage.host_claim.load(Relaxed).min(host_memory()).min(MOST)
+    /// Returns the bytes of host memory that the process is about to take, at most `most`.
+    pub(super) fn host_claim(self, most: u64) -> u64 {
+        self.usage.host_claim.load(Relaxed).min(most).min(MOST)
     }
 
     /// Returns the state of the threads' stocks. Its home may be no device.
@@ -115,11 +113,11 @@ impl<'a> Untrusted<'a> {
         self.usage.memory_current(slot).min(most).min(MOST)
     }
 
-    /// Returns the bytes swapped out from all devices, at most the host's memory from each.
-    pub(super) fn swapped_in_all(self) -> u64 {
+    /// Returns the bytes swapped out from all devices, at most `most` from each.
+    pub(super) fn swapped_in_all(self, most: u64) -> u64 {
         let devices = self.usage.devices.iter();
         devices
-            .map(|usage| UntrustedDevice::new(usage).swapped())
+            .map(|usage| UntrustedDevice::new(usage).swapped(most))
             .fold(0, u64::saturating_add)
     }
 

@@ -96,10 +96,10 @@ impl<'a> View<'a> {
         match self.scope {
             Scope::Root => {
                 let mut sums = self.state.departed;
-                self.each(|process| sums += Sums::of(process, None, self.devices()));
+                self.each(|process| sums += Sums::of(process, None, &self.state.devices));
                 sums
             }
-            Scope::Process(process, device) => Sums::of(process, device, self.devices()),
+            Scope::Process(process, device) => Sums::of(process, device, &self.state.devices),
             Scope::Group(group, device) => self.state.group_sums(group.id, device),
         }
     }
@@ -108,7 +108,7 @@ impl<'a> View<'a> {
     pub fn memory_current(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.root_current(),
-            Scope::Process(process, device) => sums::current(process, device, self.devices()),
+            Scope::Process(process, device) => sums::current(process, device, &self.state.devices),
             Scope::Group(group, device) => {
                 let current = self.state.group_current(group.id, device);
                 self.show_held(current);
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
     /// Asks the processes here that have kernels pending to find out which have completed.
     pub fn ask_progress(&self) {
         self.each(|process| {
-            if Sums::of(process, None, self.devices()).nr_pending() > 0 {
+            if Sums::of(process, None, &self.state.devices).nr_pending() > 0 {
                 enforce::ask_progress(process);
                 self.notices.borrow_mut().push(Notice::Ring(process.id));
             }
@@ -149,7 +149,7 @@ impl<'a> View<'a> {
         self.each(|process| {
             all = all
                 && (enforce::has_progress(process)
-                    || Sums::of(process, None, self.devices()).nr_pending() == 0);
+                    || Sums::of(process, None, &self.state.devices).nr_pending() == 0);
         });
         all
     }
@@ -211,7 +211,7 @@ impl<'a> View<'a> {
     pub fn memory_peak(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(sums::peak(process, device, self.devices())),
+            Scope::Process(process, device) => Ok(sums::peak(process, device, &self.state.devices)),
             Scope::Group(group, device) => {
                 let peak = self.state.group_peak(group.id, device);
                 self.show_held(peak);

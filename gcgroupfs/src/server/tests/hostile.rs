@@ -229,7 +229,11 @@ fn one_user_cannot_take_all_directories() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, Vec::new()));
+    let tree = Arc::new(Tree::new(
+        Owner { uid: 0, gid: 0 },
+        Vec::new(),
+        crate::host::this(),
+    ));
     let (journal, saved) = Journal::open(directory.path(), sift).unwrap();
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let mut registry = Registry::new(

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{Control, NO_LIMIT};
 
 use super::node::Allowed;
-use crate::tree::claims::{device_total, host_memory};
+use crate::tree::claims::device_total;
+use crate::tree::devices::Devices;
+use crate::tree::enforce;
 use crate::tree::process::Process;
 use crate::tree::untrusted::{GrantRequest, GrantWords, UntrustedDevice};
-use crate::tree::{Device, enforce};
 
 /// A resource that processes charge themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +45,10 @@ impl Resource {
     }
 
     /// Returns the size of the resource on the device of a slot, in bytes.
-    pub(super) fn total(self, slot: usize, devices: &[Device]) -> u64 {
+    pub(super) fn total(self, slot: usize, devices: &Devices) -> u64 {
         match self {
             Self::Memory => device_total(slot, devices),
-            Self::Swap => host_memory(),
+            Self::Swap => devices.host.memory,
         }
     }
 

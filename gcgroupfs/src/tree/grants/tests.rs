@@ -37,7 +37,8 @@ fn grants() -> Grants {
 }
 
 fn grants_of(resource: Resource) -> Grants {
-    let mut grants = Grants::new(resource, &[device(0), device(1)]);
+    let devices = Devices::new(vec![device(0), device(1)], fixture::HOST);
+    let mut grants = Grants::new(resource, &devices);
     grants.add_group(TOP, None);
     grants.add_group(LEFT, Some(TOP));
     grants.add_group(RIGHT, Some(TOP));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::NO_LIMIT;
 
 use super::{DELIVERY, Sight};
-use crate::tree::{Process, ProcessId};
+use crate::tree::{Host, Process, ProcessId};
 
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
     /// it swap out.
-    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight) -> Option<Self> {
+    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.charged(device, u64::MAX);
         let held = sight.held_by(process).unwrap_or(charged);
@@ -34,10 +34,13 @@ impl Candidate {
         let bytes = on_device
             .swappable(charged)
             .min(held)
-            .min(left(device.memory_swap_max.load(Relaxed), on_device.swapped()))
+            .min(left(
+                device.memory_swap_max.load(Relaxed),
+                on_device.swapped(host.memory),
+            ))
             .min(left(
                 control.memory_swap_max.load(Relaxed),
-                usage.swapped_in_all(),
+                usage.swapped_in_all(host.memory),
             ))
             .min(allowed);
         (process.can_swap() && bytes != 0).then(|| Self {

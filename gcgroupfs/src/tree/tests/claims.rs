@@ -3,7 +3,7 @@
 use super::groups::hold;
 use super::*;
 use crate::tree::ProcessId;
-use crate::tree::fixture::TOTAL;
+use crate::tree::fixture::{HOST, TOTAL};
 
 const GIB: u64 = 1 << 30;
 
@@ -91,7 +91,7 @@ fn false_counts_of_exited_are_bounded_by_age() {
     let id = member(&world, 100, "p/a");
     world.fill_usage(id, u64::MAX);
     world.tree.rung(id);
-    let most = crate::tree::claims::Counts::since(0);
+    let most = crate::tree::claims::Counts::since(0, &HOST);
     world.tree.leave(id, 0);
     for path in ["p/a", "p", ""] {
         let stat = |key| stat(&world, &format!("{path}/memory.stat"), key);

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use gcgroup_abi::UsageDevice;
 
-use super::super::claims::host_memory;
 use super::{GrantRequest, GrantWords, MOST};
 
 /// Upper bound of every time, nanoseconds: nine years.
@@ -111,9 +110,9 @@ impl<'a> UntrustedDevice<'a> {
             .min(MOST)
     }
 
-    /// Returns the bytes that the process claims to have swapped out, at most the host's memory.
-    pub(in crate::tree) fn swapped(self) -> u64 {
-        self.usage.swap_current.load(Relaxed).min(host_memory()).min(MOST)
+    /// Returns the bytes that the process claims to have swapped out, at most `most`.
+    pub(in crate::tree) fn swapped(self, most: u64) -> u64 {
+        self.usage.swap_current.load(Relaxed).min(most).min(MOST)
     }
 
     /// Returns the charged bytes that could be swapped out, at most `most`.

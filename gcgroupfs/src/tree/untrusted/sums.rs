@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{Kind, MAX_DEVICES, UsageDevice};
 
-use super::super::Device;
-use super::super::claims::{Counts, device_total, host_memory};
+use super::super::claims::{Counts, device_total};
+use super::super::devices::Devices;
 use super::super::process::slots;
 use super::super::sums::{Sums, Swapped};
 use super::{MOST, Untrusted};
@@ -14,7 +14,7 @@ impl Untrusted<'_> {
     /// Returns the numbers of the block, on one device or on all: bytes charged on a device up to the
     /// device's size, bytes of host memory up to the host's, counts and times up to `most`. Sums over devices
     /// saturate.
-    pub(in crate::tree) fn sums(self, device: Option<usize>, most: Counts, devices: &[Device]) -> Sums {
+    pub(in crate::tree) fn sums(self, device: Option<usize>, most: Counts, devices: &Devices) -> Sums {
         let mut sums = match device {
             Some(device) => self.on_device(device, most, devices),
             None => slots(devices.len()).fold(self.as_a_whole(most), |mut sums, slot| {
@@ -36,7 +36,7 @@ impl Untrusted<'_> {
         }
     }
 
-    fn on_device(self, slot: usize, most: Counts, devices: &[Device]) -> Sums {
+    fn on_device(self, slot: usize, most: Counts, devices: &Devices) -> Sums {
         let Some(usage) = self.usage.devices.get(slot) else {
             return Sums::default();
         };
@@ -58,13 +58,17 @@ impl Untrusted<'_> {
             nr_throttled: count(&usage.nr_throttled),
             throttled_usec: waited(&usage.throttled_usec),
             gate_timeouts: count(&usage.gate_timeouts),
-            swap: swapped(usage, most, total),
+            swap: swapped(usage, most, total, devices.host.memory),
             ..Sums::default()
         };
         for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut sums.kinds) {
             // Negative for a moment, if one thread's free is seen and another's allocation is not.
             let counted = if counted.cast_signed() < 0 { 0 } else { counted };
-            *sum = counted.min(if *charged { total } else { total.max(host_memory()) });
+            *sum = counted.min(if *charged {
+                total
+            } else {
+                total.max(devices.host.memory)
+            });
         }
         for (shared, sum) in usage.shared_exited.iter().zip(&mut sums.submitted) {
             *sum = count(shared);
@@ -86,10 +90,10 @@ impl Untrusted<'_> {
     }
 }
 
-fn swapped(usage: &UsageDevice, most: Counts, total: u64) -> Swapped {
+fn swapped(usage: &UsageDevice, most: Counts, total: u64, host_memory: u64) -> Swapped {
     Swapped {
-        current: at_most(&usage.swap_current, host_memory()),
-        supply: at_most(&usage.swap_supply, host_memory()),
+        current: at_most(&usage.swap_current, host_memory),
+        supply: at_most(&usage.swap_supply, host_memory),
         swappable: at_most(&usage.swappable, total),
         out_bytes: at_most(&usage.swap_out_bytes, most.moved),
         in_bytes: at_most(&usage.swap_in_bytes, most.moved),

@@ -2,11 +2,11 @@
 
 use gcgroup_abi::{Kind, MAX_DEVICES, NO_LIMIT};
 
+use super::super::Sums;
 use super::super::claims::{Counts, device_total};
-use super::super::fixture::{TOTAL, blocks, device};
-use super::super::{Device, Sums};
+use super::super::devices::Devices;
+use super::super::fixture::{HOST, TOTAL, blocks, device, words};
 use super::*;
-use crate::sys;
 
 /// Nine years in nanoseconds, rounded to a power of two.
 const NINE_YEARS: u64 = 1 << 58;
@@ -37,14 +37,14 @@ const COUNTS: Counts = Counts {
 fn forge(check: impl Fn(Untrusted<'_>)) {
     for [even, odd] in FORGED {
         let blocks = blocks();
-        for (at, word) in sys::words(blocks.usage().raw()).iter().enumerate() {
+        for (at, word) in words(blocks.usage().raw()).iter().enumerate() {
             word.store(if at % 2 == 0 { even } else { odd }, Relaxed);
         }
         check(blocks.usage());
     }
 }
 
-fn is_within(sums: &Sums, most: Counts, devices: &[Device], device: Option<usize>) {
+fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>) {
     let slots = match device {
         Some(device) => vec![device],
         None => (0..devices.len()).chain([OTHER_DEVICE]).collect(),
@@ -79,11 +79,11 @@ fn is_within(sums: &Sums, most: Counts, devices: &[Device], device: Option<usize
         let most = if *is_charged {
             total
         } else {
-            nr * total.max(host_memory())
+            nr * total.max(HOST.memory)
         };
         assert!(bytes <= most, "{kind:?}: {bytes}");
     }
-    assert!(swap.current <= nr * host_memory() && swap.supply <= nr * host_memory());
+    assert!(swap.current <= nr * HOST.memory && swap.supply <= nr * HOST.memory);
     assert!(swap.out_bytes <= nr * most.moved && swap.in_bytes <= nr * most.moved);
     for calls in [
         nr_alloc,
@@ -109,7 +109,7 @@ fn is_within(sums: &Sums, most: Counts, devices: &[Device], device: Option<usize
 
 #[test]
 fn sums_of_forged_block_are_bounded() {
-    let devices = [device(0), device(1)];
+    let devices = Devices::new(vec![device(0), device(1)], HOST);
     forge(|usage| {
         for place in [
             None,
@@ -140,7 +140,7 @@ fn values_of_forged_block_are_bounded() {
             assert!(device.memory_peak(TOTAL) <= TOTAL && device.memory_peak(NO_LIMIT) <= MOST);
             assert!(device.swappable(TOTAL) <= TOTAL && device.swappable(NO_LIMIT) <= MOST);
             assert!(device.memory_overhead_before(0) == 0 && device.memory_overhead_before(NO_LIMIT) <= MOST);
-            assert!(device.swapped() <= host_memory());
+            assert!(device.swapped(HOST.memory) <= HOST.memory);
             assert!(device.busy(NOW).0 <= NINE_YEARS && device.usage_nsec_before() <= NINE_YEARS);
             assert!(device.submitted_nsec() <= NINE_YEARS && device.queued_until() <= NINE_YEARS);
             assert!(device.nr_waiting() <= 4096 && device.nr_contexts() <= 4096);
@@ -154,8 +154,8 @@ fn values_of_forged_block_are_bounded() {
             }
         }
         assert!(usage.memory_peak(TOTAL) <= TOTAL && usage.memory_peak(NO_LIMIT) <= MOST);
-        assert!(usage.host_claim() <= host_memory());
-        assert!(usage.swapped_in_all() <= MAX_DEVICES as u64 * host_memory());
+        assert!(usage.host_claim(HOST.memory) <= HOST.memory);
+        assert!(usage.swapped_in_all(HOST.memory) <= MAX_DEVICES as u64 * HOST.memory);
     });
 }
 
