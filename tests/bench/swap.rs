@@ -121,7 +121,7 @@ fn moves(report: &mut Report) {
     };
     let took = quantile(cold.iter().map(|(took, _)| *took).collect(), 0.5);
     report.add(
-        "move out, host memory made first: over making and copying by hand",
+        "move out, host memory created first: over creating and copying without gcgroupfs",
         over(|plain| plain.made + plain.copies[0]),
         "times",
         TIMES_MADE,
@@ -149,7 +149,7 @@ fn moves_made_ahead(report: &mut Report) {
     }
     let over = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[0];
     report.add(
-        "move out, host memory made ahead: a plain copy's bandwidth over the move's",
+        "move out, host memory from the swap pool: a plain copy's bandwidth over the move's",
         quantile(moves.iter().map(over).collect(), 0.5),
         "times",
         1.0 / LEAST_SHARE,
@@ -203,7 +203,7 @@ fn held(moves: &[(Moved, ByHand)]) -> f64 {
 fn add_held(report: &mut Report, way: &str, at: usize, moves: &[(Moved, ByHand)]) {
     let beyond = |(moved, plain): &(Moved, ByHand)| (moved.held - plain.copies[at]) * 1e3;
     report.add(
-        &format!("move {way}: a launch is held up beyond the copies' time at that bandwidth"),
+        &format!("move {way}: a launch waits longer than the copies at that bandwidth"),
         quantile(moves.iter().map(beyond).collect(), 0.5).max(0.0),
         "ms",
         HELD,

@@ -62,7 +62,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
     }
     report.add(
-        "usage_usec off what was done",
+        "usage_usec, deviation from the completed work",
         "%",
         Budget::Most(5.0),
         errors,
