@@ -96,7 +96,7 @@ class Judging(unittest.TestCase):
     def commands(self):
         return [entry[3] for entry in self.kernel.asked]
 
-    def test_a_device_that_obeys(self):
+    def test_device_that_obeys_time_slices(self):
         said = self.judge()
         self.assertIn("has an effect: its part goes from 0.50 to 0.8", said)
         self.assertIn("stands still while its channels are off", said)
@@ -105,17 +105,17 @@ class Judging(unittest.TestCase):
         self.assertAlmostEqual(self.facts["effect"]["longer"]["work_share"][0], 8 / 9)
         self.assertLess(self.facts["effect"]["shorter"]["share"][0], 0.2)
 
-    def test_a_device_that_does_not(self):
+    def test_device_that_ignores_time_slices(self):
         said = self.judge(obeys=False)
         self.assertIn("has NO effect: its part goes from 0.50 to 0.50", said)
         self.assertIn("GOES ON while its channels are off", said)
 
-    def test_channels_are_let_on_again(self):
+    def test_channels_are_enabled_again(self):
         self.judge()
         switched = [entry[4][0] for entry in self.kernel.asked if entry[3] == DISABLE_CHANNELS]
         self.assertEqual(switched, [1, 0])
 
-    def test_the_first_refusal_is_the_last_thing_asked(self):
+    def test_first_refusal_ends_the_requests(self):
         for refused, before in ((GET_TIMESLICE, set()), (SET_TIMESLICE, {GET_TIMESLICE}),
                                 (PREEMPT, {GET_TIMESLICE, SET_TIMESLICE})):
             said = self.judge(refuses={refused: 0x1B})
