@@ -88,7 +88,11 @@ enum Command {
     Completions { shell: Shell },
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch(touch::Arguments),
+    Touch {
+        point: PathBuf,
+        /// The mount's device number
+        device: u64,
+    },
     /// Invalidates cached names
     #[command(hide = true)]
     Forget(forget::Arguments),
@@ -136,7 +140,7 @@ fn run(socket: &Path, command: Command) -> ExitCode {
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),
-        Command::Touch(arguments) => touch::run(&arguments),
+        Command::Touch { point, device } => touch::run(&point, device),
         Command::Forget(arguments) => forget::run(&arguments),
         Command::Launch => launch::run(),
         Command::Receive => receive::run(),

@@ -8,9 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::Path;
 
-use clap::Args;
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -25,23 +24,16 @@ pub const MODIFY: &str = "m";
 pub const CREATE: &str = "c";
 pub const DELETE: &str = "d";
 
-#[derive(Debug, Args)]
-pub struct Arguments {
-    point: PathBuf,
-    /// The mount's device number
-    device: u64,
-}
-
-/// Serves until the daemon has ended.
+/// Serves until the daemon has ended: repeats changes through the mount at `point` with this device number.
 ///
 /// # Errors
 /// The daemon's pipes are gone.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(point: &Path, device: u64) -> anyhow::Result<()> {
     // A command that hangs would not see the end of the pipe.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut out = io::stdout();
     for line in io::stdin().lock().lines() {
-        let status = match act(arguments, &line?) {
+        let status = match act(point, device, &line?) {
             Ok(()) => 0,
             Err(errno) => errno as i32,
         };
@@ -51,9 +43,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn act(arguments: &Arguments, line: &str) -> nix::Result<()> {
+fn act(point: &Path, device: u64, line: &str) -> nix::Result<()> {
     let (command, path) = line.split_once(' ').ok_or(Errno::EINVAL)?;
-    let root = root(arguments)?;
+    let root = root(point, device)?;
     match command {
         // Truncates to the size that the file has: only IN_MODIFY results.
         MODIFY => truncate(
@@ -66,14 +58,14 @@ fn act(arguments: &Arguments, line: &str) -> nix::Result<()> {
     }
 }
 
-fn root(Arguments { point, device }: &Arguments) -> nix::Result<File> {
+fn root(point: &Path, device: u64) -> nix::Result<File> {
     let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
     let root = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
         .open(point)
         .map_err(errno)?;
-    if root.metadata().map_err(errno)?.dev() == *device {
+    if root.metadata().map_err(errno)?.dev() == device {
         Ok(root)
     } else {
         Err(Errno::ENODEV)

@@ -138,8 +138,7 @@ fn no_rules_set_nothing() {
 /// Returns the verdict of the example configuration on a process in a kernel cgroup.
 fn of_example(cgroup: &str) -> Verdict {
     let text = include_str!("../../../scripts/gcgroupfs.toml");
-    let config = crate::config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
-    config.rules.verdict(&Facts {
+    rules(text).verdict(&Facts {
         cgroups: vec![cgroup.to_owned()],
         ..alice()
     })
