@@ -105,7 +105,9 @@ pub fn store(data: &[u8]) {
                     .unwrap()
                     .map(move |file| (place, file))
             })
-            .filter(|(_, file)| matches!(file.io, Io::ReadWrite(..)) && !file.contents.are_list())
+            .filter(|(_, file)| {
+                matches!(file.io, Io::ReadWrite(..) | Io::Setting(_)) && !file.contents.are_list()
+            })
             .collect();
         let (place, file) = writable[usize::from(*which >> 1) % writable.len()];
         let caller = if which & 1 == 0 { ROOT } else { OWNER };

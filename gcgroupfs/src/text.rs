@@ -130,18 +130,17 @@ pub fn parse_flag(text: &str) -> Result<bool> {
     }
 }
 
-/// Parses a priority from 0 to 15.
+/// Parses a number from 0 to `most`; `expected` says so for error messages.
 ///
 /// # Errors
 /// * `EINVAL`: not a number.
-/// * `ERANGE`: another number.
-pub fn parse_priority(text: &str) -> Result<u32> {
-    const EXPECTED: &str = "a number from 0 to 15";
-    decimal(text, EXPECTED, text)?
-        .try_into()
-        .ok()
-        .filter(|priority| *priority <= crate::tree::MAX_PRIORITY)
-        .ok_or_else(|| Error::range(EXPECTED, text))
+/// * `ERANGE`: a higher number.
+pub fn parse_number(text: &str, most: u64, expected: &'static str) -> Result<u64> {
+    let number = decimal(text, expected, text)?;
+    if number > most {
+        return Err(Error::range(expected, text));
+    }
+    Ok(number)
 }
 
 /// Parses a pid.
@@ -298,7 +297,8 @@ mod tests {
     }
 
     #[test]
-    fn priorities_go_from_0_to_15() {
+    fn numbers_go_from_0_to_most() {
+        let parse_priority = |text| parse_number(text, 15, "a number from 0 to 15");
         assert_eq!(parse_priority("0"), Ok(0));
         assert_eq!(parse_priority("15"), Ok(15));
         assert_eq!(parse_priority("010"), Ok(10));

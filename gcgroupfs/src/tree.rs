@@ -73,7 +73,12 @@ pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
-pub use settings::Settings;
+#[cfg(test)]
+pub use settings::SAMPLE;
+pub use settings::{
+    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,
+    Settings, Value, Wish,
+};
 pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;

@@ -104,7 +104,9 @@ mod tests {
         let world = World::new(2);
         world.join(100);
         each(&world, |path, place, file| {
-            let Io::ReadWrite(..) = file.io else { return };
+            let (Io::ReadWrite(..) | Io::Setting(_)) = file.io else {
+                return;
+            };
             if file.contents.are_list() {
                 return;
             }

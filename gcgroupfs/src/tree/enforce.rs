@@ -1,11 +1,13 @@
 //! Stores into control blocks, as the only module. It decides nothing: it publishes the settings.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
+use super::settings::{MEMORY_LIMIT, SETTINGS, Setting};
 use super::{Device, ProcessId};
 
 /// Result of [`arbitrate`].
@@ -88,14 +90,6 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
         .store(usage.memory_overhead_before(device.total), Relaxed);
 }
 
-/// Returns whether the process must move memory for the new limits.
-fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
-    let control = process.control();
-    process.can_swap()
-        && (control.memory_limit.load(Relaxed) != memory_limit
-            || control.memory_swap_max.load(Relaxed) != swap_max)
-}
-
 /// Requests that `bytes` more be swapped out, to stay out or to be lent to another process. Returns the
 /// request's generation.
 pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: bool) -> Option<u32> {
@@ -125,43 +119,110 @@ pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_
     }
 }
 
+/// Slot of a control block, and its device; none of [`OTHER_DEVICE`].
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    index: usize,
+    device: Option<&'a Device>,
+}
+
+impl<'a> Slot<'a> {
+    /// Returns the device's index and UUID.
+    fn names(self) -> (Option<usize>, Option<&'a str>) {
+        let device = self.device;
+        (
+            device.map(|_| self.index),
+            device.map(|device| device.uuid_text.as_str()),
+        )
+    }
+
+    fn of(self, process: &Process) -> Option<&ControlDevice> {
+        process.control().devices.get(self.index)
+    }
+}
+
 /// Puts the process's settings in force. Returns whether a gate has closed or opened, or memory may have to
 /// move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
-    let (control, asked) = (process.control(), &process.settings);
-    let mut changed = swap(process, asked.memory_limit(None), process.swap_max(None, None));
-    control.memory_limit.store(asked.memory_limit(None), Relaxed);
-    swap_max(process, devices);
-    for slot in slots(devices.len()) {
-        let Some(control) = control.devices.get(slot) else {
-            continue;
-        };
-        let uuid = devices.get(slot).map(|device| device.uuid_text.as_str());
-        let index = uuid.map(|_| slot);
-        let limit = uuid.map_or(NO_LIMIT, |_| asked.memory_limit(uuid));
-        changed |= process.can_swap() && control.memory_limit.load(Relaxed) != limit;
-        control.memory_limit.store(limit, Relaxed);
-        control.priority.store(process.priority(index, uuid), Relaxed);
-        changed |= gate(control, process.freeze(index, uuid), process.gate(slot));
+    let mut changed = false;
+    for of in SETTINGS {
+        changed |= setting(process, of, devices);
     }
     changed
 }
 
-/// Publishes how much may be swapped out.
-pub(super) fn swap_max(process: &Process, devices: &[Device]) {
-    let control = process.control();
-    control
-        .memory_swap_max
-        .store(process.swap_max(None, None), Relaxed);
-    for slot in slots(devices.len()) {
-        let device = devices.get(slot);
-        let bytes = device.map_or(NO_LIMIT, |device| {
-            process.swap_max(Some(slot), Some(&device.uuid_text))
-        });
-        if let Some(control) = control.devices.get(slot) {
-            control.memory_swap_max.store(bytes, Relaxed);
-        }
+/// Puts one setting of the process in force. Returns as [`settings`] does.
+pub(super) fn setting(process: &Process, setting: &Setting, devices: &[Device]) -> bool {
+    let Some(publish) = setting.publish else {
+        return false;
+    };
+    let mut changed = publish(process, None);
+    for index in slots(devices.len()) {
+        let device = devices.get(index);
+        changed |= publish(process, Some(Slot { index, device }));
     }
+    changed
+}
+
+/// Publishes `memory.limit`.
+pub(super) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let bytes = |uuid| process.settings.get(MEMORY_LIMIT, uuid).number();
+    let (word, bytes) = match slot {
+        None => (&process.control().memory_limit, bytes(None)),
+        Some(slot) => {
+            let Some(control) = slot.of(process) else {
+                return false;
+            };
+            let (_, uuid) = slot.names();
+            (
+                &control.memory_limit,
+                uuid.map_or(NO_LIMIT, |uuid| bytes(Some(uuid))),
+            )
+        }
+    };
+    swap(process, word, bytes)
+}
+
+/// Publishes `memory.swap.max`.
+pub(super) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some(slot) = slot else {
+        return swap(
+            process,
+            &process.control().memory_swap_max,
+            process.swap_max(None, None),
+        );
+    };
+    if let Some(control) = slot.of(process) {
+        let (index, uuid) = slot.names();
+        let bytes = uuid.map_or(NO_LIMIT, |_| process.swap_max(index, uuid));
+        control.memory_swap_max.store(bytes, Relaxed);
+    }
+    false
+}
+
+/// Stores a limit. Returns whether the process must move memory for it.
+fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
+    let is_new = word.load(Relaxed) != bytes;
+    word.store(bytes, Relaxed);
+    is_new && process.can_swap()
+}
+
+/// Publishes `compute.priority`.
+pub(super) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
+        let (index, uuid) = slot.names();
+        control.priority.store(process.priority(index, uuid), Relaxed);
+    }
+    false
+}
+
+/// Publishes `compute.freeze`.
+pub(super) fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) else {
+        return false;
+    };
+    let (index, uuid) = slot.names();
+    gate(control, process.freeze(index, uuid), process.gate(slot.index))
 }
 
 /// Sets one gate.

@@ -8,6 +8,7 @@ use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
+use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX};
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
@@ -193,14 +194,15 @@ impl Process {
     /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
     /// own settings or those of a group above.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
-        self.settings.freeze(None) || self.settings.freeze(uuid) || self.inherited.freeze(device)
+        let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
+        asks(None) || asks(uuid) || self.inherited.freeze(device)
     }
 
     /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.
     pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
         let at = device.map_or(0, |device| device + 1);
         let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
-        self.settings.memory_swap_max(uuid).min(bound)
+        self.settings.get(MEMORY_SWAP_MAX, uuid).number().min(bound)
     }
 
     /// Returns the priority in force, as a whole or on a device of that index and UUID.

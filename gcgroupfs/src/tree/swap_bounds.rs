@@ -6,6 +6,7 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::process::{Process, slots};
+use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX};
 use super::sums::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
@@ -16,9 +17,9 @@ impl State {
         let uuid = device.and_then(|device| self.devices.get(device));
         let uuid = uuid.map(|device| device.uuid_text.as_str());
         let settings = &group.settings;
-        self.grants.set_limit(id, device, settings.memory_limit(uuid));
-        self.swap_grants
-            .set_limit(id, device, settings.group_swap_max(uuid));
+        let bytes = |setting| settings.of_group(setting, uuid).number();
+        self.grants.set_limit(id, device, bytes(MEMORY_LIMIT));
+        self.swap_grants.set_limit(id, device, bytes(MEMORY_SWAP_MAX));
     }
 
     /// Returns the bytes that a process may still swap out from a device by the limits of the groups above.
@@ -75,7 +76,7 @@ impl State {
         let bounds = bounds.collect();
         if let Some(process) = self.processes.get_mut(&id) {
             process.swap_bounds = bounds;
-            enforce::swap_max(process, &self.devices);
+            enforce::setting(process, MEMORY_SWAP_MAX, &self.devices);
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::groups::{errno, hold, remove};
 use super::*;
 use crate::file;
-use crate::tree::{GroupId, Owner, Transient};
+use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Owner, Transient, Value};
 
 /// Returns the records of groups and the root, serialised and read back.
 pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
@@ -88,8 +88,12 @@ fn process_counts_survive_restart() {
 fn transient_group_is_removed_with_last_process() {
     let world = World::new(1);
     let mut settings = Settings::default();
-    settings.set_memory_limit(None, 4096, true).unwrap();
-    settings.set_priority(None, 3, true).unwrap();
+    settings
+        .set(MEMORY_LIMIT, None, Value::Number(4096), true)
+        .unwrap();
+    settings
+        .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
+        .unwrap();
     let transient = |settings| Transient {
         owner: Owner { uid: 7, gid: 8 },
         settings,

@@ -13,7 +13,7 @@ const MOST_NSEC: u64 = 1 << 58;
 /// Upper bound of the contexts of a process on a device, and of the threads that wait at one of its gates.
 const MOST_AT_ONCE: u32 = 4096;
 
-/// What a process claims of one device. See [`Untrusted`](super::Untrusted).
+/// Reader of one device's values. See [`Untrusted`](super::Untrusted).
 #[derive(Clone, Copy)]
 pub struct UntrustedDevice<'a> {
     pub(super) usage: &'a UsageDevice,

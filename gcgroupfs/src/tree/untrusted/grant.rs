@@ -6,7 +6,7 @@ use gcgroup_abi::{NO_LIMIT, lower_grant};
 
 use super::MOST;
 
-/// What a process has charged of one resource on one device, and what it may charge.
+/// Words of one resource on one device: what the process has charged, and what it may charge.
 ///
 /// The process can write the granted word too, so it is never read for its value: the daemon has its own
 /// copy.
