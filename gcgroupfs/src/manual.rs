@@ -139,4 +139,21 @@ mod tests {
             assert!(known.contains(&request), "{line}");
         }
     }
+
+    #[test]
+    fn every_setting_is_documented() {
+        let page = page();
+        let (_, rules) = page.split_once("FILE is\n").unwrap();
+        let (rules, _) = rules.split_once(".TP").unwrap();
+        for setting in SETTINGS {
+            let entry = format!("\n.BR {} \" (rw; ", setting.name);
+            assert_eq!(page.matches(&entry).count(), 1, "{}", setting.name);
+            assert_eq!(
+                rules.contains(setting.name),
+                setting.for_rules,
+                "{}",
+                setting.name
+            );
+        }
+    }
 }
