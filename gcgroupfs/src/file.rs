@@ -6,7 +6,7 @@ mod node;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Edit, Level, Place, Setting, Tree, View};
+use crate::tree::{Caller, Change, Edit, Level, Place, Setting, Tree, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
@@ -240,7 +240,7 @@ impl ControlFile {
     /// * `EINVAL`: empty, or in a wrong format.
     /// * `ERANGE`, `EPERM`: as documented for the file.
     /// * `ENODEV`: its directory is gone.
-    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<()> {
+    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Change> {
         if self.mode() & 0o200 == 0 {
             return Err(Error::WrongAccess);
         }
@@ -280,6 +280,7 @@ mod tests {
     fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
         let (place, file) = file(world, path);
         file.store(&world.tree, place, caller, data)
+            .map(|change| world.tree.finish(change))
     }
 
     fn show(world: &World, path: &str) -> String {

@@ -115,12 +115,14 @@ pub fn store(data: &[u8]) {
         let before = shown(file);
         match file.store(&world.tree, place, caller, text) {
             Err(_) => assert_eq!(shown(file), before, "{} was refused {text:?}", file.name),
-            Ok(()) => {
+            Ok(change) => {
+                world.tree.finish(change);
                 assert!(text.len() <= PAGE);
                 let after = shown(file);
                 assert!(after.len() <= PAGE && after.ends_with('\n'));
                 if file.name != "memory.peak" {
-                    file.store(&world.tree, place, ROOT, after.as_bytes()).unwrap();
+                    let again = file.store(&world.tree, place, ROOT, after.as_bytes());
+                    world.tree.finish(again.unwrap());
                     assert_eq!(shown(file), after, "{} does not take what it shows", file.name);
                 }
             }

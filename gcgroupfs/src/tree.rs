@@ -7,6 +7,7 @@
 
 mod access;
 mod arbitration;
+mod change;
 mod claims;
 mod devices;
 mod directories;
@@ -20,7 +21,6 @@ mod groups;
 mod host_claims;
 mod inherited;
 mod joining;
-mod later;
 mod legacy;
 mod moves;
 mod notice;
@@ -60,11 +60,11 @@ use crate::arbiter::Policy;
 use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
+pub use change::Change;
 pub use devices::Host;
 pub use edit::Edit;
 pub use exited::Exited;
 pub use group::{Group, MAX_DEPTH, check_name};
-pub use later::{Later, put_off};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
@@ -413,28 +413,12 @@ impl Tree {
         place: Place,
         caller: Caller,
         store: impl FnOnce(&mut Edit<'_>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Change> {
         let mut state = self.state.lock();
         state.level(place)?;
         let mut edit = Edit::new(&mut state, place, caller);
-        let result = store(&mut edit);
-        let notices = edit.into_notices();
-        drop(state);
-        self.tell(&notices);
-        result
-    }
-
-    fn tell(&self, notices: &[Notice]) {
-        if notices.is_empty() {
-            return;
-        }
-        // A listener's action may cause further notices.
-        let is_put_off = later::is_put_off(notices);
-        for listener in self.listeners.read_recursive().iter() {
-            if !(is_put_off && listener.may_wait()) {
-                listener.notices(notices);
-            }
-        }
+        store(&mut edit)?;
+        Ok(Change::new(edit.into_notices()))
     }
 }
 

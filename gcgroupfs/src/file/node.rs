@@ -3,7 +3,7 @@
 use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Caller, GroupId, MAX_DEPTH, Owner, Place, Transient, Tree, check_name};
+use crate::tree::{Access, Caller, Change, GroupId, MAX_DEPTH, Owner, Place, Transient, Tree, check_name};
 
 /// A directory or a file.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +28,16 @@ pub struct Attributes {
 /// # Errors
 /// * `EEXIST`, `EINVAL`: the name of a control file.
 /// * As [`Tree::make_group`].
-pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
+pub fn make_group(
+    tree: &Tree,
+    parent: Place,
+    name: &str,
+    caller: Caller,
+    mode: u16,
+) -> Result<(Place, Change)> {
     check_free(tree, parent, name)?;
-    tree.make_group(parent, name, caller, mode).map(Place::group)
+    let (id, change) = tree.make_group(parent, name, caller, mode)?;
+    Ok((Place::group(id), change))
 }
 
 /// Makes a group that is removed with its last member. An existing group is returned unchanged.

@@ -111,8 +111,10 @@ mod tests {
                 return;
             }
             let text = file.show(&world.tree, place).unwrap();
-            file.store(&world.tree, place, ROOT, text.as_bytes())
-                .unwrap_or_else(|e| panic!("{path}: {e}"));
+            let stored = file.store(&world.tree, place, ROOT, text.as_bytes());
+            world
+                .tree
+                .finish(stored.unwrap_or_else(|e| panic!("{path}: {e}")));
             assert_eq!(file.show(&world.tree, place).unwrap(), text, "{path}");
         });
     }

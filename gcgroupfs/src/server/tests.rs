@@ -136,7 +136,8 @@ impl World {
         let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        file.store(&self.tree, place, ROOT, value.as_bytes()).unwrap();
+        let stored = file.store(&self.tree, place, ROOT, value.as_bytes());
+        self.tree.finish(stored.unwrap());
     }
 
     /// Waits for a state of the daemon. The deadline is for failures only.

@@ -150,7 +150,11 @@ impl World {
         for name in path.split('/') {
             at = match self.tree.directory(Place::of(at), name).map(Place::whose) {
                 Ok(Entity::Group(id)) => Some(id),
-                _ => Some(self.tree.make_group(Place::of(at), name, ROOT, 0o755).unwrap()),
+                _ => {
+                    let (id, change) = self.tree.make_group(Place::of(at), name, ROOT, 0o755).unwrap();
+                    self.tree.finish(change);
+                    Some(id)
+                }
             };
         }
         at.unwrap()
@@ -179,7 +183,10 @@ impl World {
 
     pub fn store(&self, path: &str, caller: Caller, text: &str) -> Result<()> {
         match resolve(&self.tree, path).unwrap() {
-            Node::File(place, file) => file.store(&self.tree, place, caller, text.as_bytes()),
+            Node::File(place, file) => {
+                let stored = file.store(&self.tree, place, caller, text.as_bytes());
+                stored.map(|change| self.tree.finish(change))
+            }
             Node::Dir(_) => panic!("{path} is a directory"),
         }
     }

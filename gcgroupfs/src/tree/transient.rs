@@ -24,11 +24,15 @@ impl Tree {
         transient: Transient,
     ) -> Result<GroupId> {
         match self.make(parent, name, caller, DIRECTORY_MODE, Some(transient)) {
+            Ok((id, change)) => {
+                self.finish(change);
+                Ok(id)
+            }
             Err(Error::Exists) => match self.directory(parent, name)?.whose() {
                 Entity::Group(id) => Ok(id),
                 _ => Err(Error::Exists),
             },
-            other => other,
+            Err(error) => Err(error),
         }
     }
 

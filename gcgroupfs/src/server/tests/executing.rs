@@ -17,7 +17,8 @@ const PID: u32 = 1 << 23;
 /// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
-    world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    world.tree.finish(made);
     world.store("team/compute.freeze", "1");
     world
 }

@@ -183,7 +183,11 @@ impl crate::tree::Listener for Remover {
             panic!("the root has no gcgroup.procs")
         };
         let moved = file.store(&tree, place, ROOT, pid.to_string().as_bytes());
-        let removed = moved.and_then(|()| tree.remove_group(Place::ROOT, "team"));
+        let removed = moved.and_then(|change| {
+            tree.finish(change);
+            tree.remove_group(Place::ROOT, "team")
+        });
+        let removed = removed.map(|change| tree.finish(change));
         *self.removed.lock() = Some(removed);
     }
 }
@@ -192,7 +196,8 @@ impl crate::tree::Listener for Remover {
 fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
-    world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    world.tree.finish(made);
     world.store("team/gcgroup.procs", &me().to_string());
     drop(hook);
     let world = world.restart();

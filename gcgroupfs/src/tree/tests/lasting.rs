@@ -26,10 +26,10 @@ fn restored_groups_are_as_before() {
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     world.store("a/memory.limit", ROOT, "1G").unwrap();
     world.store("a/b/0/compute.freeze", ROOT, "1").unwrap();
-    world
+    let given = world
         .tree
-        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700))
-        .unwrap();
+        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700));
+    world.tree.finish(given.unwrap());
     world.submit(id, 0, 7);
     world.tree.leave(id, 0);
     let (root, mut groups) = kept(&world, &["a", "a/b"]);
@@ -128,6 +128,7 @@ fn transient_group_is_removed_with_last_process() {
         id,
         parent,
         name: name.to_owned(),
+        is_reported: false,
     };
     let notices = world.take_notices();
     assert!(
