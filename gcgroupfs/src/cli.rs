@@ -23,7 +23,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
-use crate::{forget, launch, manual, receive, sever, touch};
+use crate::forget;
+use crate::manual;
+use crate::sever;
+use gcgroupfs_fuse::touch;
+use gcgroupfs_server::receive;
+use gcgroupfs_sys::launch;
 
 /// Cgroups for GPU processes: memory limits, freezing, scheduling and counts, by control files
 #[derive(Debug, Parser)]

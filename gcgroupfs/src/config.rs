@@ -10,8 +10,8 @@ use nix::unistd::{Group, User};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::arbiter::{Policy, Settings, usec};
-use crate::rules::{Names, Rules, with_names};
+use gcgroupfs_model::arbiter::{Policy, Settings, usec};
+use gcgroupfs_model::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -191,7 +191,7 @@ pub fn place(text: &str, offset: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Facts;
+    use gcgroupfs_model::rules::Facts;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {
         parse(text, Path::new("gcgroupfs.toml"))

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::file::{ControlFile, On};
-use crate::files;
-use crate::tree::SETTINGS;
+use gcgroupfs_model::file::{ControlFile, On};
+use gcgroupfs_model::files;
+use gcgroupfs_model::tree::SETTINGS;
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
