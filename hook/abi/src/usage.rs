@@ -1,5 +1,5 @@
 //! The usage block: written by the hook, read by the daemon. The daemon bounds what it reads (in
-//! `gcgroupfs/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an address.
+//! `gcgroupfs/model/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an address.
 //! The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
 //! [`UsageDevice::swap_granted`].
 
