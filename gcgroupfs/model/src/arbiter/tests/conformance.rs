@@ -1,4 +1,4 @@
-//! What every policy of the table must do, in the simulation.
+//! Conformance tests that every policy of the table must pass, in the simulation.
 
 use super::played::{HARDWARE, MSEC, Played, Player, SEC, USEC, play, play_on};
 use crate::arbiter::policy::POLICIES;
