@@ -12,6 +12,10 @@
 // `swap/device/moving.rs`.
 #![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
 
+// First, since `table` finds the macros for its rows by position.
+#[macro_use]
+pub mod rows;
+
 mod block;
 mod client;
 pub mod compute;
@@ -27,7 +31,6 @@ pub mod memory;
 pub mod nvml;
 mod place;
 mod process;
-pub mod rows;
 pub mod swap;
 pub mod symbols;
 mod sys;

@@ -8,6 +8,7 @@
 
 mod apis;
 mod calls;
+mod connections;
 mod crowd;
 mod events;
 mod exec;
@@ -19,7 +20,6 @@ mod instructions;
 mod report;
 mod swap;
 mod thaw;
-mod visitors;
 
 use std::sync::OnceLock;
 
@@ -50,13 +50,13 @@ fn main() {
         ("hierarchy", hierarchy::run),
         ("events", events::run),
         ("greedy", greedy::run),
-        ("visitors", visitors::run),
+        ("connections", connections::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Benchmarks of waiting threads compare nothing, and so may use all CPUs.
-            stay_on(if ["events", "greedy", "visitors"].contains(&name) {
+            stay_on(if ["events", "greedy", "connections"].contains(&name) {
                 all
             } else {
                 one

@@ -66,7 +66,7 @@ pub struct Tick<'a, Id> {
     pub seen: &'a [Seen<Id>],
     /// State after charging the result of [`Gpu::measure`], one for each of `seen`.
     pub quotas: &'a [Quotas],
-    pub policy: Policy,
+    pub policy: &'a Policy,
 }
 
 #[derive(Debug)]
@@ -156,7 +156,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             Decision::open(seen.len())
         } else {
             let views: Vec<View> = self.members().map(view).collect();
-            (policy.entry().tick)(now, &views, self.turns, settings)
+            (policy.tick)(now, &views, self.turns, settings)
         };
         self.turns = decision.turns;
 

@@ -4,7 +4,10 @@
 //! clock, no process and no gate. Processes of one priority form one class: they share a turn, and the
 //! hardware slices time among them.
 
-use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Settings;
 use crate::tree::MAX_PRIORITY;
@@ -12,50 +15,82 @@ use crate::tree::MAX_PRIORITY;
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub type Time = u64;
 
-/// Name of a policy in `compute.policy`, in the configuration and on the command line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    #[default]
-    Weighted,
-    Strict,
-}
-
-/// Row of the table of policies.
-#[derive(Debug, Clone, Copy)]
-pub struct Entry {
-    pub policy: Policy,
+/// A scheduling policy: a row of [`POLICIES`].
+#[derive(Debug)]
+pub struct Policy {
+    /// Name in `compute.policy`, in the configuration, in the journal and on the command line.
     pub name: &'static str,
-    /// Line for the help and the completions of the command line.
-    pub about: &'static str,
+    /// Meaning of the priorities, for the manual.
+    pub doc: &'static str,
     pub tick: Tick,
 }
 
 /// Decides once a tick from the time, a view of each process with a context on the GPU, and the turns so far.
 pub type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
 
-/// Table of all policies.
-pub const POLICIES: &[Entry] = &[
-    Entry {
-        policy: Policy::Weighted,
-        name: "weighted",
-        about: "GPU time in proportion 2^(8-priority) among busy processes",
-        tick: weighted,
-    },
-    Entry {
-        policy: Policy::Strict,
-        name: "strict",
-        about: "The busy process of the highest priority runs, the others fill the gaps",
-        tick: strict,
-    },
-];
+/// All policies; the first is the default.
+pub const POLICIES: &[&Policy] = &[WEIGHTED, STRICT];
+
+pub const WEIGHTED: &Policy = &Policy {
+    name: "weighted",
+    doc: "busy processes get GPU time in proportion to 2^(8-priority)",
+    tick: weighted,
+};
+
+pub const STRICT: &Policy = &Policy {
+    name: "strict",
+    doc: "the busy process of the highest priority runs, others use the gaps",
+    tick: strict,
+};
 
 impl Policy {
-    pub fn entry(self) -> &'static Entry {
-        match self {
-            Self::Weighted => &POLICIES[0],
-            Self::Strict => &POLICIES[1],
-        }
+    /// Returns the policy of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        POLICIES.iter().copied().find(|policy| policy.name == name)
+    }
+}
+
+/// Returns the names of all policies, for people to read: `weighted or strict`.
+pub fn names() -> &'static str {
+    static NAMES: LazyLock<String> = LazyLock::new(|| listed(|policy| policy.name.to_owned()));
+    &NAMES
+}
+
+/// Returns the names of all policies with what they do, for the manual.
+pub fn described() -> String {
+    listed(|policy| format!("{} ({})", policy.name, policy.doc))
+}
+
+fn listed(text: fn(&Policy) -> String) -> String {
+    let texts: Vec<String> = POLICIES.iter().map(|policy| text(policy)).collect();
+    texts.join(" or ")
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Policy {}
+
+impl Default for &'static Policy {
+    fn default() -> Self {
+        WEIGHTED
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for &'static Policy {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        Policy::named(&name)
+            .ok_or_else(|| D::Error::custom(format_args!("expected {}, got {name:?}", names())))
     }
 }
 
@@ -207,9 +242,10 @@ fn extra(
     if let Some((turn, end)) = current {
         return (Some(turn), Some(end));
     }
-    let Some(interval) = settings.starvation else {
+    let interval = settings.starvation;
+    if interval == 0 {
         return (None, None);
-    };
+    }
     let starves = classes
         .iter()
         .filter_map(|class| Some((class.held_since? + interval, class.priority)))

@@ -23,7 +23,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{POLICIES, Policy};
+use crate::arbiter::{POLICIES, Policy, Settings};
 use crate::config;
 use crate::devices;
 use crate::fuse;
@@ -36,7 +36,6 @@ use crate::mount::{self, Mount, Watch};
 use crate::overhead;
 use crate::server::{self, Listener, Server};
 use crate::sys;
-use crate::text::parse_policy;
 use crate::ticks;
 use crate::tree::{Owner, Tree};
 
@@ -55,9 +54,9 @@ pub struct Arguments {
     /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it exists]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
+    /// Scheduling policy. Overrides compute.policy and the configuration
     #[arg(long, value_name = "POLICY", value_parser = policies())]
-    policy: Option<Policy>,
+    policy: Option<&'static Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
@@ -79,6 +78,13 @@ pub struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+}
+
+fn policies() -> impl TypedValueParser<Value = &'static Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|policy| PossibleValue::new(policy.name).help(policy.doc));
+    PossibleValuesParser::new(values).map(|name| Policy::named(&name).unwrap_or_default())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -169,7 +175,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
-    let arbiter = ticks::Thread::start(tree.clone(), config.compute.settings())?;
+    let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
@@ -296,14 +302,6 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
         }
         stop.ask();
     }
-}
-
-/// Returns a parser of policies' names, with the values for the help and the completions.
-fn policies() -> impl TypedValueParser<Value = Policy> {
-    let values = POLICIES
-        .iter()
-        .map(|entry| PossibleValue::new(entry.name).help(entry.about));
-    PossibleValuesParser::new(values).try_map(|name| parse_policy(&name))
 }
 
 /// Returns the owner of the root directory: the user that runs the daemon.

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Parser;
 
-use daemon::Place;
+use daemon::Environment;
 use report::Report;
 
 /// Measures a contended GPU.
@@ -53,7 +53,7 @@ struct Arguments {
 /// Settings for all arms.
 #[derive(Debug)]
 pub struct Setting {
-    pub place: Place,
+    pub environment: Environment,
     pub repetitions: u32,
     pub scale: f64,
 }
@@ -101,15 +101,15 @@ fn run(arguments: Arguments) -> Result<bool> {
             bail!("no arm is called {name}; there are {}", known.join(", "));
         }
     }
-    let mut place = Place {
+    let mut environment = Environment {
         dist: arguments.dist.canonicalize()?,
         scripts: arguments.scripts.canonicalize()?,
         is_simulated: !arguments.gpu,
         rate: None,
     };
-    place.measure()?;
+    environment.measure()?;
     let setting = Setting {
-        place,
+        environment,
         repetitions: arguments.repetitions,
         scale: arguments.scale,
     };

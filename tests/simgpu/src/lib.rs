@@ -26,6 +26,7 @@ mod mig;
 mod runner;
 pub mod shield;
 mod state;
+mod symbols;
 mod turn;
 
 pub use account::{Account, OnDevice};
