@@ -191,8 +191,8 @@ pub struct Usage {
     pub peak_generation: AtomicU32,
     /// The `progress_generation` for which `nr_ended` is up to date.
     ///
-    /// Ordering: the hook stores `Release` after `nr_ended`; the daemon loads `Relaxed` and compares, so an
-    /// `nr_ended` that it reads next may be from before.
+    /// Ordering: the hook stores `Release` after `nr_ended`; the daemon loads `Acquire`: an `nr_ended` that
+    /// it reads next is at least as new.
     pub progress_generation: AtomicU32,
     /// Number of allocations that hit the limit of the process as a whole.
     ///

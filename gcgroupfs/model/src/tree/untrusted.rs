@@ -89,7 +89,7 @@ impl<'a> Untrusted<'a> {
 
     /// Returns the number of the last progress request that was answered.
     pub(super) fn progress_generation(self) -> u32 {
-        self.usage.progress_generation.load(Relaxed)
+        self.usage.progress_generation.load(Acquire)
     }
 
     /// Returns the number of the last claim of host memory; [`host_claim`](Self::host_claim) is at least as

@@ -47,7 +47,7 @@ impl<'a> UntrustedDevice<'a> {
 
     /// Returns the freeze generation that has drained.
     pub(in crate::tree) fn drained_generation(self) -> u32 {
-        self.usage.drained_generation.load(Relaxed)
+        self.usage.drained_generation.load(Acquire)
     }
 
     /// Returns the driver's error that prevents a drain; every number is possible, and is only shown.
