@@ -22,7 +22,7 @@ macro_rules! calls {
             pub fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
-                const NAME: &std::ffi::CStr = $crate::table::c_name!($name);
+                const NAME: &std::ffi::CStr = $crate::rows::c_name!($name);
                 let address = $crate::symbols::call_address(&REAL, NAME).ok_or(CUerror::NOT_FOUND)?;
                 type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
                 // SAFETY: the address of the driver's function of this name, which has this signature.

@@ -100,7 +100,7 @@ struct Measured {
 fn measure(count: usize) -> Measured {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), count);
-    wait_until("all processes are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == count
     });
 

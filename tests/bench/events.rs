@@ -37,7 +37,7 @@ fn on_files_of_their_own(report: &mut Report) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), POLLERS);
     let pids = crowd.pids();
-    wait_until("all processes are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == POLLERS
     });
     let pollers = Pollers::new(pids.iter().map(|pid| mount.file(pid, "memory.events")));

@@ -55,7 +55,7 @@ const DEEDS: [(&str, Deed); 8] = [
 pub fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let crowd = Crowd::new(&mount.socket(), PROCESSES);
-    wait_until("all processes are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == PROCESSES
     });
     let team = mount.path().join("team");

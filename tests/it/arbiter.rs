@@ -317,16 +317,16 @@ fn invalid_configuration_is_refused_with_its_position() {
         )
     };
     let name = path.to_str().expect("the path is UTF-8");
-    let place = format!("{name}:2:14: ");
+    let position = format!("{name}:2:14: ");
     let (ok, said) = check(&["check-config", name]);
-    assert!(!ok && said.contains(&place), "{said}");
+    assert!(!ok && said.contains(&position), "{said}");
     let (ok, said) = check(&[
         "mount",
         "--config",
         name,
         directory.path().to_str().expect("the path is UTF-8"),
     ]);
-    assert!(!ok && said.contains(&place), "{said}");
+    assert!(!ok && said.contains(&position), "{said}");
     fs::write(&path, "[compute]\ncycle_usec = 10_000\n").expect("the file is writable");
     assert_eq!(check(&["check-config", name]), (true, String::new()));
 }

@@ -83,13 +83,13 @@ impl Halfway {
 
     /// Returns the names of processes whose environment contains the check's working directory.
     fn programs_below(directory: &Path) -> Vec<String> {
-        let mark = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
+        let setting = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.ok()?.path();
             let environment = fs::read(path.join("environ")).ok()?;
             environment
                 .split(|byte| *byte == 0)
-                .any(|word| word.starts_with(&mark))
+                .any(|word| word.starts_with(&setting))
                 .then(|| fs::read_to_string(path.join("comm")).ok())?
         });
         all.map(|name| name.trim().to_owned()).collect()

@@ -244,7 +244,7 @@ fn static_musl_program_behaves_unchanged() {
 fn opened_library_without_calls_does_not_load_the_hook() {
     let mount = Mount::new();
     let mut command = mount.command(unlinked());
-    command.arg(format!("quiet:{}", absolute())).arg("0");
+    command.arg(format!("lookup:{}", absolute())).arg("0");
     let mut program = Governed::spawn(command);
     program.expect("launched 0");
     assert!(

@@ -61,7 +61,7 @@ fn restarted_daemon_restores_processes_and_settings() {
         assert_eq!(shells[1].ask("alloc linear 4096"), format!("ok {round}"));
         assert_eq!(shells[1].ask("spin 5 1"), "ok");
         mount.restart();
-        wait_until("all processes have registered again", || {
+        wait_until("every process has registered again", || {
             governed_pids(&mount).len() == shells.len()
         });
         for (shell, n) in shells.iter().zip(1..) {

@@ -36,8 +36,8 @@ fn context_memory_counts_in_current_peak_and_limit() {
     );
     assert_eq!(dir.number("memory.current"), CONTEXT);
     assert_eq!(dir.gpu(0).number("memory.peak"), CONTEXT);
-    for place in [dir.clone(), dir.gpu(0)] {
-        place.write("memory.limit", CONTEXT + 10 * MIB);
+    for level in [dir.clone(), dir.gpu(0)] {
+        level.write("memory.limit", CONTEXT + 10 * MIB);
         calls.ok("cuMemGetInfo_v2 &free &total");
         assert_eq!(calls.get("free"), 10 * MIB);
         assert_eq!(calls.get("total"), CONTEXT + 10 * MIB);
@@ -46,10 +46,10 @@ fn context_memory_counts_in_current_peak_and_limit() {
             OUT_OF_MEMORY
         );
         calls.ok(&format!("cuMemAlloc_v2 &block {}", 10 * MIB));
-        assert_eq!(place.number("memory.current"), CONTEXT + 10 * MIB);
-        assert_eq!(place.number("memory.peak"), CONTEXT + 10 * MIB);
+        assert_eq!(level.number("memory.current"), CONTEXT + 10 * MIB);
+        assert_eq!(level.number("memory.peak"), CONTEXT + 10 * MIB);
         calls.ok("cuMemFree_v2 $block");
-        place.write("memory.limit", "max");
+        level.write("memory.limit", "max");
     }
 }
 

@@ -242,9 +242,9 @@ fn each_instance_has_its_own_memory_limit_and_overhead() {
 fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     let mount = divided();
     let uuids = uuids(&mount);
-    let mut stranger = monitoring(&mount, &uuids[1]);
+    let mut other = monitoring(&mount, &uuids[1]);
     let mut neighbour = monitoring(&mount, &uuids[0]);
-    for nvml in [&mut stranger, &mut neighbour] {
+    for nvml in [&mut other, &mut neighbour] {
         assert_eq!(nvml.ask(&format!("alloc 0 {}", 8 * MIB)), [SUCCESS]);
     }
     let mut nvml = monitoring(&mount, &uuids[1]);
@@ -255,9 +255,9 @@ fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     wait_until("the context is measured", || {
         dir.gpu(1).number("memory.current") == current
     });
-    let everybody = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
+    let lengths = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
     assert_eq!(
-        everybody(&mut nvml),
+        lengths(&mut nvml),
         [3, 2],
         "the unlimited process does not see all others"
     );
@@ -279,12 +279,12 @@ fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
         }
         limited.write("memory.limit", "max");
     }
-    assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
-    assert_eq!(everybody(&mut nvml), [3, 2]);
+    assert_eq!(nvml.ask("memory 0 1"), other.ask("memory 0 1"));
+    assert_eq!(lengths(&mut nvml), [3, 2]);
 
     // A limit on another device does not affect this one.
     dir.gpu(0).write("memory.limit", 512 * MIB);
-    assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
+    assert_eq!(nvml.ask("memory 0 1"), other.ask("memory 0 1"));
     assert_eq!(
         nvml.ask(&format!("memory {} 1", instance(0))),
         [SUCCESS, 512 * MIB, 512 * MIB, 0]
@@ -416,13 +416,13 @@ fn jobs_contend_only_on_the_same_instance() {
             .arg("strict"),
     );
     let uuids = uuids(&mount);
-    let [important, other] = [batch(&mount, &uuids[0], 0), batch(&mount, &uuids[1], 15)];
+    let [high, other] = [batch(&mount, &uuids[0], 0), batch(&mount, &uuids[1], 15)];
     let throttled = |job: &Governed| mount.number(job.pid(), "compute.stat", "nr_throttled");
     // Instances are numbered after the GPU itself.
-    for (place, job) in [(1, &important), (2, &other)] {
-        goes_on(&mount, job.pid(), place, 100_000);
+    for (index, job) in [(1, &high), (2, &other)] {
+        goes_on(&mount, job.pid(), index, 100_000);
     }
-    assert_eq!([throttled(&important), throttled(&other)], [0, 0]);
+    assert_eq!([throttled(&high), throttled(&other)], [0, 0]);
 
     let third = batch(&mount, &uuids[0], 15);
     wait_until("the low-priority job is throttled", || throttled(&third) > 0);

@@ -101,8 +101,8 @@ fn nvml_memory_shows_limit_and_charge() {
 
     // An unmanaged process takes most of the GPU: no governed process uses this memory, but it is not free
     // either.
-    let mut stranger = DriverShell::start_bare(&mount);
-    assert_eq!(stranger.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
+    let mut other = DriverShell::start_bare(&mount);
+    assert_eq!(other.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
     let card = Nvml::bare(&mount).ask("memory 0 1");
     assert!(card[2] < 400 * MIB);
     for version in 1..=2 {
@@ -130,9 +130,9 @@ fn limit_above_gpu_memory_shows_gpu_memory() {
 #[test]
 fn limited_process_sees_only_itself_in_every_list() {
     let mount = Mount::new();
-    let mut strangers = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
-    for stranger in &mut strangers {
-        assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    let mut others = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
+    for other in &mut others {
+        assert_eq!(other.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
     }
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     let pid = nvml.0.pid();
@@ -334,8 +334,8 @@ fn initial_limit_shows_before_cuda_and_without_daemon() {
 #[test]
 fn process_in_pid_namespace_sees_its_own_pid() {
     let mount = Mount::new();
-    let mut stranger = DriverShell::start(&mount);
-    assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    let mut other = DriverShell::start(&mount);
+    assert_eq!(other.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
     let mut command = mount.command("/usr/bin/unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(program());
     let mut nvml = Nvml::spawn(command);
@@ -343,7 +343,7 @@ fn process_in_pid_namespace_sees_its_own_pid() {
     assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
     let outside = crate::driver::governed_pids(&mount)
         .into_iter()
-        .find(|pid| *pid != stranger.pid())
+        .find(|pid| *pid != other.pid())
         .expect("the process is governed");
     assert_ne!(outside, 1);
     let dir = Dir::of(&mount, outside);
@@ -357,15 +357,15 @@ fn nvidia_ml_py_shows_limit_only_to_limited_process() {
     let mount = Mount::new();
     let mut monitor = python_client(&mount, "nvml_client.py", &[]);
     let mut limited = python_client(&mount, "nvml_client.py", &["cuda"]);
-    let everybody = monitor.ask("");
-    assert_eq!(limited.ask(""), everybody, "the answers before any limit");
+    let all = monitor.ask("");
+    assert_eq!(limited.ask(""), all, "the answers before any limit");
     let dir = Dir::of(&mount, limited.pid());
     dir.write("memory.limit", 512 * MIB);
     let current = dir.number("memory.current");
     assert!(current >= 64 * MIB);
     let own = format!("{} {current} {}:{current}", 512 * MIB, limited.pid());
     assert_eq!(limited.ask(""), own);
-    assert_eq!(monitor.ask(""), everybody);
+    assert_eq!(monitor.ask(""), all);
     assert!(
         !Dir::of(&mount, monitor.pid()).exists(),
         "a program that only monitors is governed"

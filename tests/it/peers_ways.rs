@@ -57,25 +57,25 @@ fn limit_survives_a_lost_environment() {
 /// the simulated driver are kept.
 const STRIPPED: &str = r#"
 set -e
-mkdir "$PLACE/etc"
-cp -a /etc/. "$PLACE/etc"
-echo "$LIBRARY" > "$PLACE/etc/ld.so.preload"
+mkdir "$DIRECTORY/etc"
+cp -a /etc/. "$DIRECTORY/etc"
+echo "$LIBRARY" > "$DIRECTORY/etc/ld.so.preload"
 mount -t tmpfs none /run
 mkdir -p "$(dirname "$SOCKET")"
 ln -s "$GIVEN" "$SOCKET"
-mount --bind "$PLACE/etc" /etc
+mount --bind "$DIRECTORY/etc" /etc
 exec env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SIMGPU_DIR="$SIMGPU_DIR" SIMGPU_CONTEXT_MEMORY=0 "$0"
 "#;
 
 #[test]
 fn emptied_environment_does_not_avoid_governance() {
     let ruled = Ruled::new("[[rule]]\nmatch.exe = \"**/driver_shell*\"\nprocess.memory.limit = \"2M\"\n");
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut command = ruled.mount.bare_command("unshare");
     command
         .args(["--mount", "--propagation", "private", "sh", "-c", STRIPPED])
         .arg(driver_shell())
-        .env("PLACE", place.path())
+        .env("DIRECTORY", directory.path())
         .env("LIBRARY", artifacts().preload())
         .env("SOCKET", gcgroup_abi::DEFAULT_SOCKET)
         .env("GIVEN", ruled.mount.socket());

@@ -164,8 +164,8 @@ fn check_config_explains_which_rule_matches_a_process() {
     assert!(root.contains("no rule is for it"), "{root}");
     let path = ruled.path();
     let path = path.to_str().expect("text");
-    let mut nobody = ruled.mount.gcgroupfs(&["check-config", path, "--pid", "4194305"]);
-    let nobody = nobody.output().expect("the command starts");
-    assert!(!nobody.status.success());
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process 4194305"));
+    let mut missing = ruled.mount.gcgroupfs(&["check-config", path, "--pid", "4194305"]);
+    let missing = missing.output().expect("the command starts");
+    assert!(!missing.status.success());
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("no process 4194305"));
 }

@@ -150,7 +150,7 @@ fn killed_supervisor_and_daemon_end_during_invalidations() {
     wait_until("the removed directory's entry is invalidated", || {
         !mount.governs(pid)
     });
-    let pid = wait_for("another invalidation writer runs", || {
+    let pid = wait_for("a new invalidation writer runs", || {
         writer(supervisor).filter(|now| *now != killed)
     });
     mount.stop();
@@ -194,7 +194,7 @@ fn removed_entries_are_invalidated_despite_writer_kills() {
     if let Some(killed) = killed {
         kill(killed, Signal::SIGKILL).expect("the writer runs");
     }
-    wait_until("another invalidation writer runs", || {
+    wait_until("a new invalidation writer runs", || {
         let group = mount.path().join("group");
         fs::create_dir(&group).expect("the directory can be made");
         fs::remove_dir(&group).expect("the directory can be removed");

@@ -63,7 +63,7 @@ fn is_managed_attribute_writes_as_many_bytes_as_the_driver() {
 }
 
 #[test]
-fn peers_use_it_wherever_it_is() {
+fn peers_use_block_on_device_or_host() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

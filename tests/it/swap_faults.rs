@@ -176,7 +176,7 @@ fn any_call_failing_once_costs_one_attempt() {
 
 /// Tests that failing moves under a lowered limit are repeated until the limit is raised again.
 #[test]
-fn where_every_try_fails_all_stays_where_it_is() {
+fn moves_out_that_always_fail_leave_memory_on_device() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let faults = [
@@ -205,7 +205,7 @@ fn where_every_try_fails_all_stays_where_it_is() {
 }
 
 #[test]
-fn where_nothing_comes_back_it_is_used_where_it_is() {
+fn moves_in_that_always_fail_leave_memory_usable_on_host() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let faults = [
@@ -394,7 +394,7 @@ fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<Strin
 }
 
 #[test]
-fn whoever_frees_what_moves_the_accounts_come_out_even() {
+fn frees_during_moves_keep_charges_exact() {
     let mount = swapping_calls();
     let mut calls = Calls::start(&mount);
     for answer in with_many_hands(&mount, &mut calls, "churn 3 4 8388608 4") {
@@ -403,7 +403,7 @@ fn whoever_frees_what_moves_the_accounts_come_out_even() {
 }
 
 #[test]
-fn whoever_copies_what_moves_finds_every_byte() {
+fn copies_during_moves_find_every_byte() {
     let mount = swapping_calls();
     let mut calls = Calls::start(&mount);
     for answer in with_many_hands(&mount, &mut calls, "carry 3 4 4194304") {

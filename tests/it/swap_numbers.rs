@@ -113,11 +113,11 @@ fn swapped_memory_follows_its_renumbered_device() {
     let [of_whole, of_part] = dirs(&mount, pids);
     wait_for(&of_whole, [0, 0, 16], [0, 0, 32]);
     wait_for(&of_part, [0, 32, 0], [0, 16, 0]);
-    let of_team = |place: &str| mount.number(place, "memory.swap.current", "") / MIB;
+    let of_team = |group: &str| mount.number(group, "memory.swap.current", "") / MIB;
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [48, 16, 32]);
     assert_eq!(moved(&of_whole), ([0, 0, 2], [0; 3]));
     assert_eq!(moved(&of_part), ([0, 1, 0], [0; 3]));
-    let out_of_team = |place: &str| mount.number(place, "memory.events", "swap_out");
+    let out_of_team = |group: &str| mount.number(group, "memory.events", "swap_out");
     assert_eq!(["team", "team/1", "team/2"].map(out_of_team), [3, 1, 2]);
     assert_eq!(of_whole.gpu(2).key("memory.stat", "linear"), 16 * MIB);
     assert_eq!(of_part.gpu(1).key("memory.stat", "linear"), 32 * MIB);
@@ -310,7 +310,7 @@ fn moves_during_renumbering_restart_stay_whole_and_counted() {
         let [zero, one] = dirs(&mount, pids).map(|dir| placed(&dir));
         let [zero_at, one_at] = [[3, 2], [0, 1]][round % 2];
         let at =
-            |place: usize, bytes: u64| [0, 1, 2].map(|index| if index == place { bytes / MIB } else { 0 });
+            |device: usize, bytes: u64| [0, 1, 2].map(|index| if index == device { bytes / MIB } else { 0 });
         assert_eq!(zero, (at(zero_at, expected.0), at(zero_at, expected.1)));
         assert_eq!(one, (at(one_at, expected.0), at(one_at, expected.1)));
         assert_eq!(mount.number("team", "memory.swap.current", ""), 2 * expected.1);

@@ -51,7 +51,7 @@ fn stop(shell: &DriverShell) {
 }
 
 #[test]
-fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
+fn members_ending_without_daemon_keep_group_totals() {
     let mut mount = Mount::new();
     fs::create_dir_all(mount.path().join("team/a")).expect("groups");
     let shells = [1, 1].map(|count| counting(&mount, count));
@@ -90,7 +90,7 @@ fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
 }
 
 #[test]
-fn those_in_no_group_leave_the_root_as_much() {
+fn processes_without_group_keep_root_totals() {
     let mut mount = Mount::new();
     let [mut gone, early, stays] = [1, 2, 4].map(|count| counting(&mount, count));
     assert_eq!(gone.ask("spin 5 3"), "ok");

@@ -40,7 +40,7 @@ impl Trouble {
 }
 
 #[test]
-fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
+fn clock_jumps_delay_no_file_freeze_or_quota() {
     let (trouble, mount) = Trouble::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

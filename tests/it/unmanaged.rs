@@ -99,7 +99,7 @@ fn process_without_hook_is_listed_while_it_uses_a_gpu() {
 }
 
 #[test]
-fn another_users_process_is_listed_as_that_users() {
+fn other_users_process_is_listed_with_its_uid() {
     let mount = Mount::new();
     let mut command = mount.bare_command(artifacts().load());
     command.arg("obey").uid(1234).gid(1234);

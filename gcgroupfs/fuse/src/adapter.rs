@@ -338,7 +338,7 @@ impl Filesystem for Adapter {
         }
         let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
         self.stores.push(caller.uid, move |nodes| {
-            match guarded(|| nodes.make_group(caller, parent, &name, mode, again)) {
+            match guarded(|| nodes.make_group(caller, (parent, &name), mode, again)) {
                 Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
                 Err(errno) => reply.error(errno),
             }

@@ -11,7 +11,7 @@ use super::inode;
 use super::known::Known;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
-use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Entity, Place, Tree};
+use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Entity, NewGroup, Place, Tree};
 
 /// How long the kernel may cache names and attributes: until they are invalidated.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -172,8 +172,7 @@ impl Nodes {
     pub(super) fn make_group(
         &self,
         caller: Caller,
-        parent: INodeNo,
-        name: &OsStr,
+        (parent, name): (INodeNo, &OsStr),
         mode: u32,
         is_again: bool,
     ) -> Result<(Duration, FileAttr)> {
@@ -183,7 +182,13 @@ impl Nodes {
         let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
         // Only the permission bits are used, and these fit.
         let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
-        let made = match file::make_group(&self.tree, parent, name, caller, mode) {
+        let new = NewGroup {
+            parent,
+            name,
+            caller,
+            mode,
+        };
+        let made = match file::make_group(&self.tree, &new) {
             Ok((made, change)) => {
                 self.tree.finish(change.through_mount());
                 made

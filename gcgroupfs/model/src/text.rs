@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 use gcgroup_abi::NO_LIMIT;
 
-use crate::arbiter::{POLICIES, Policy};
+use crate::arbiter::{self, Policy};
 use crate::error::{Error, Result};
 use crate::tree::Quota;
 
@@ -184,12 +184,8 @@ pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
 ///
 /// # Errors
 /// `EINVAL` for anything else.
-pub fn parse_policy(text: &str) -> Result<Policy> {
-    POLICIES
-        .iter()
-        .find(|entry| entry.name == text)
-        .map(|entry| entry.policy)
-        .ok_or_else(|| Error::bad("weighted or strict", text))
+pub fn parse_policy(text: &str) -> Result<&'static Policy> {
+    Policy::named(text).ok_or_else(|| Error::bad(arbiter::names(), text))
 }
 
 /// Parses decimal digits only: no sign, no prefix, no blank; leading zeros are ignored.
@@ -345,10 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn policies_have_names_and_rows() {
-        for entry in POLICIES {
-            assert_eq!(parse_policy(entry.name), Ok(entry.policy));
-            assert_eq!(entry.policy.entry().name, entry.name);
+    fn policies_are_parsed_by_name() {
+        for policy in arbiter::POLICIES {
+            assert_eq!(parse_policy(policy.name), Ok(*policy));
+            assert!(arbiter::names().contains(policy.name));
         }
         for text in ["", "Weighted", "fair", "strict weighted"] {
             assert_eq!(errno(parse_policy(text)), libc::EINVAL, "{text}");

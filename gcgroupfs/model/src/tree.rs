@@ -64,7 +64,7 @@ pub use change::Change;
 pub use devices::Host;
 pub use edit::Edit;
 pub use exited::Exited;
-pub use group::{Group, MAX_DEPTH, check_name};
+pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
@@ -145,7 +145,7 @@ pub struct State {
     /// Number of existing groups that each user has created.
     nr_made: HashMap<u32, usize>,
     /// Policy in force until `compute.policy` is written.
-    default_policy: Policy,
+    default_policy: &'static Policy,
     /// Boxed, because the map moves its values and has spare capacity.
     processes: BTreeMap<ProcessId, Box<Process>>,
     /// Process that owns the directory of each pid.
@@ -183,7 +183,7 @@ impl Tree {
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
             nr_made: HashMap::new(),
-            default_policy: Policy::default(),
+            default_policy: Default::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
@@ -248,7 +248,7 @@ impl Tree {
     }
 
     /// Sets the policy that holds until `compute.policy` is written.
-    pub fn set_default_policy(&self, policy: Policy) {
+    pub fn set_default_policy(&self, policy: &'static Policy) {
         self.state.lock().default_policy = policy;
     }
 
@@ -451,7 +451,7 @@ impl State {
         caller.uid == 0 || caller.uid == self.owner.uid
     }
 
-    fn policy(&self) -> Policy {
+    fn policy(&self) -> &'static Policy {
         self.root.policy().unwrap_or(self.default_policy)
     }
 }

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -27,8 +28,7 @@ use crate::log::Log;
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::keep::Inheritance;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
-use gcgroupfs_model::arbiter::{POLICIES, Policy};
-use gcgroupfs_model::text::parse_policy;
+use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
 use gcgroupfs_model::tree::{Owner, Tree};
 use gcgroupfs_server::devices;
 use gcgroupfs_server::host;
@@ -54,9 +54,9 @@ pub struct Arguments {
     /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it exists]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
+    /// Scheduling policy. Overrides compute.policy and the configuration
     #[arg(long, value_name = "POLICY", value_parser = policies())]
-    policy: Option<Policy>,
+    policy: Option<&'static Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
@@ -78,6 +78,13 @@ pub struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+}
+
+fn policies() -> impl TypedValueParser<Value = &'static Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|policy| PossibleValue::new(policy.name).help(policy.doc));
+    PossibleValuesParser::new(values).map(|name| Policy::named(&name).unwrap_or_default())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -168,18 +175,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     socket::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
-    let arbiter = ticks::Thread::start(tree.clone(), config.compute.settings())?;
+    let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
-    let mut server = Server::new(
+    let mut server = Server::new(socket::Options {
         listener,
-        tree.clone(),
-        Arc::new(journal),
+        tree: tree.clone(),
+        journal: Arc::new(journal),
         remembered,
-        grace,
-        Box::new(receiver),
-    )?;
+        grace_msec: grace,
+        receiver: Box::new(receiver),
+    })?;
     if let Some(holders) = holders {
         overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
@@ -205,16 +212,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         };
         server.report_to(kept.line.try_clone()?)?;
         let ended = ended(stop.clone(), spot.clone());
-        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended)?;
+        let options = fuse::Options {
+            tree,
+            link: fuse::Link::Kept(kept),
+            spot,
+            launcher,
+        };
+        fuse::serve(options, ended)?;
         format!("{}, ", point.display())
     } else {
-        let mounted = show(
-            (&point, &socket),
-            arguments.allow_other,
-            tree,
-            launcher,
-            stop.clone(),
-        )?;
+        let cannot = || format!("cannot mount at {}", point.display());
+        let mount = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
+        let mounted = show(mount, tree, launcher, stop.clone()).with_context(cannot)?;
         format!("{}, ", shown.insert(mounted).mount.point().display())
     };
     tell_ready();
@@ -235,24 +244,26 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mounts the tree at `point`.
+/// Shows the tree at a mount, with its open /dev/fuse.
 fn show(
-    (point, socket): (&Path, &Path),
-    allow_other: bool,
+    (mount, device): (Mount, OwnedFd),
     tree: Arc<Tree>,
     launcher: Arc<Launcher>,
     stop: Stop,
 ) -> anyhow::Result<Shown> {
-    let cannot = || format!("cannot mount at {}", point.display());
-    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
         device: mount.device(),
     };
     let watch = Watch::new(mount.point(), mount.device())?;
     let ended = ended(stop, spot.clone());
-    let forgetter =
-        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended).with_context(cannot)?;
+    let options = fuse::Options {
+        tree,
+        link: fuse::Link::Fresh(device),
+        spot,
+        launcher,
+    };
+    let forgetter = fuse::serve(options, ended)?;
     Ok(Shown {
         forgetter,
         mount,
@@ -291,14 +302,6 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
         }
         stop.ask();
     }
-}
-
-/// Returns a parser of policies' names, with the values for the help and the completions.
-fn policies() -> impl TypedValueParser<Value = Policy> {
-    let values = POLICIES
-        .iter()
-        .map(|entry| PossibleValue::new(entry.name).help(entry.about));
-    PossibleValuesParser::new(values).try_map(|name| parse_policy(&name))
 }
 
 /// Returns the owner of the root directory: the user that runs the daemon.

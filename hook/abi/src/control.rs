@@ -235,11 +235,10 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub grants_swap: AtomicU32,
-    /// Nonzero: the daemon takes into account that threads keep uncharged bytes ([`crate::Stocks`]).
+    /// Always 0, or the threads of earlier hooks keep bytes in `memory_current` that they have uncharged.
     ///
-    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
-    /// `Acquire` of `magic` pairs with.
-    pub knows_stocks: AtomicU32,
+    /// Ordering: `Relaxed`, never written.
+    reserved_stocks: AtomicU32,
     /// Bytes of host memory that other processes had claimed when claim `host_answer` was answered;
     /// [`crate::NO_LIMIT`]: unknown.
     ///
@@ -318,7 +317,7 @@ const _: () = {
     assert!(offset_of!(Control, pid) == 44);
     assert!(offset_of!(Control, memory_swap_max) == 48);
     assert!(offset_of!(Control, grants_swap) == 56);
-    assert!(offset_of!(Control, knows_stocks) == 60);
+    assert!(offset_of!(Control, reserved_stocks) == 60);
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);

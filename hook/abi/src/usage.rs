@@ -68,7 +68,7 @@ impl Submission {
 }
 
 /// Counters of one submitting thread on one device. Only that thread writes the counters, with plain
-/// additions; `stock` is also written by a thread that closes the stocks.
+/// additions.
 ///
 /// The slot holds no address: the gate and the entry counters are in the process's private part of the slot
 /// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over,
@@ -78,12 +78,10 @@ impl Submission {
 pub struct Thread {
     /// Earlier hooks stored an address here.
     reserved_gate: AtomicU64,
-    /// Stock: uncharged bytes that the thread keeps. Valid unless [`Stocks`](crate::Stocks) are closed: an
-    /// earlier hook had the thread's id here.
+    /// Earlier hooks stored the thread's id here, or bytes that it kept.
     ///
-    /// Ordering: `SeqCst` changes by both threads, ordered with [`Usage::stocks`] (`stock.rs`); the daemon
-    /// loads `Acquire`.
-    pub stock: AtomicU32,
+    /// Ordering: `Relaxed`, never written.
+    reserved_stock: AtomicU32,
     /// Index of the device.
     ///
     /// Ordering: the thread stores `Release`, all load `Relaxed`: sums over threads are approximate while a
@@ -217,10 +215,11 @@ pub struct Usage {
     ///
     /// Ordering: as `can_swap`, `Relaxed`.
     pub asks_to_swap: AtomicU32,
-    /// State of the threads' stocks: [`Stocks`](crate::Stocks).
+    /// Earlier daemons take another value than 0 to say that threads keep bytes which are in
+    /// `memory_current`.
     ///
-    /// Ordering: `SeqCst` on both sides, in one order with [`Thread::stock`] (`stock.rs`).
-    pub stocks: AtomicU32,
+    /// Ordering: `Relaxed`, never written.
+    reserved_stocks: AtomicU32,
     reserved_word: AtomicU32,
     /// Claim: bytes of host memory that the process is about to take for a block; 0: none. Set before
     /// `host_request` is incremented, and reset to 0 when the memory is made or no longer wanted.
@@ -248,6 +247,12 @@ impl Usage {
     /// Returns whether the block has been published with this version.
     pub fn is_understood(&self) -> bool {
         self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
+    }
+
+    /// Returns the bytes charged on a device; 0 for a device that does not exist.
+    pub fn memory_current(&self, device: usize) -> u64 {
+        let device = self.devices.get(device);
+        device.map_or(0, |device| device.memory_current.load(Acquire))
     }
 
     /// Returns the number of submissions of one kind on one device that the driver has accepted, summed over
@@ -323,7 +328,7 @@ impl Usage {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Thread>() == 128);
-    assert!(offset_of!(Thread, stock) == 8);
+    assert!(offset_of!(Thread, reserved_stock) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
     assert!(offset_of!(Thread, nr_alloc) == 64);
@@ -339,7 +344,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, asks_to_swap) == 68);
-    assert!(offset_of!(Usage, stocks) == 72);
+    assert!(offset_of!(Usage, reserved_stocks) == 72);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
     assert!(offset_of!(Usage, devices) == 256);

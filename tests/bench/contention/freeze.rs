@@ -21,7 +21,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut drains, mut queued, mut thaws, mut middles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut samples = Vec::new();
     for _ in 0..setting.repetitions {
-        let daemon = Daemon::start(&setting.place)?;
+        let daemon = Daemon::start(&setting.environment)?;
         let count = setting.count(60);
         // A process of higher priority is present, so that the queue is limited to the in-flight window.
         let mut other = daemon.load(Rule::Ranked(2), &["obey"])?;

@@ -20,7 +20,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+#[cfg(any(test, feature = "fixture"))]
+pub use policy::{STRICT, WEIGHTED};
+
 pub use member::Seen;
-pub use policy::{POLICIES, Policy, Time};
-pub use settings::{Settings, usec};
+pub use policy::{POLICIES, Policy, Time, described, names};
+pub use settings::{Options, Settings, sample};
 pub use state::{Next, State};

@@ -15,15 +15,13 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::ROOT,
         contents: Page,
         io: ReadWrite(
-            |view| Ok(value(view.policy().entry().name)),
+            |view| Ok(value(view.policy().name)),
             |edit, text| {
                 edit.set_policy(parse_policy(text)?);
                 Ok(())
             },
         ),
-        doc: "The scheduling policy: weighted (busy processes get GPU time in proportion to 2^(8-priority)) or strict \
-              (the busy process of the highest priority runs, others use the gaps). With both, a waiting process may \
-              submit a little work every 200 ms. Only root writes it; it is kept until the machine restarts.",
+        doc: "The scheduling policy: @POLICIES@. With each, a waiting process may submit a little work every 200 ms. Only root writes it; it is kept until the machine restarts.",
     },
     ControlFile::of(COMPUTE_MAX),
     ControlFile::of(COMPUTE_FREEZE),

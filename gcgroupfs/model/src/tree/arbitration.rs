@@ -63,7 +63,7 @@ impl Arbitration<'_> {
     }
 
     /// Returns the policy that `compute.policy` shows.
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> &'static Policy {
         self.state.policy()
     }
 

@@ -90,8 +90,8 @@ mod tests {
 
     use super::*;
     use crate::file::{Node, resolve};
-    use crate::tree::fixture::{ROOT, World};
-    use crate::tree::{DIRECTORY_MODE, Listener, Place, Settings, Transient};
+    use crate::tree::fixture::{ROOT, World, new_group};
+    use crate::tree::{Listener, Place, Settings, Transient};
 
     struct Slow(Mutex<Vec<Notice>>);
 
@@ -162,10 +162,10 @@ mod tests {
         };
         let job = world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, transient);
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient);
         let job = Place::group(job.unwrap());
         assert_eq!(reported(), [("job".to_owned(), false)]);
-        let (_, made) = world.tree.make_group(job, "step", ROOT, DIRECTORY_MODE).unwrap();
+        let (_, made) = world.tree.make_group(&new_group(job, "step")).unwrap();
         world.tree.finish(made.through_mount());
         assert_eq!(reported(), [("step".to_owned(), true)]);
         let removed = world.tree.remove_group(job, "step").unwrap();

@@ -164,7 +164,7 @@ impl<'a> Edit<'a> {
     }
 
     /// Sets the scheduling policy of all GPUs.
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: &'static Policy) {
         let mut settings = self.state.root.clone();
         settings.set_policy(policy);
         if settings != self.state.root {

@@ -11,8 +11,8 @@ use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
-    Blocks, Caller, Device, Entity, GroupId, Host, Identity, Listener, Notice, Owner, Place, ProcessId,
-    Saved, Settings, Tree, Untrusted,
+    Blocks, Caller, DIRECTORY_MODE, Device, Entity, GroupId, Host, Identity, Listener, NewGroup, Notice,
+    Owner, Place, ProcessId, Saved, Settings, Tree, Untrusted,
 };
 use crate::error::Result;
 use crate::file::{Node, resolve};
@@ -121,6 +121,16 @@ impl Listener for Recorder {
     }
 }
 
+/// Returns a group that root makes, with the usual mode.
+pub fn new_group(parent: Place, name: &str) -> NewGroup<'_> {
+    NewGroup {
+        parent,
+        name,
+        caller: ROOT,
+        mode: DIRECTORY_MODE,
+    }
+}
+
 /// A tree with a recording listener.
 #[derive(Debug)]
 pub struct World {
@@ -152,7 +162,7 @@ impl World {
             at = match self.tree.directory(Place::of(at), name).map(Place::whose) {
                 Ok(Entity::Group(id)) => Some(id),
                 _ => {
-                    let (id, change) = self.tree.make_group(Place::of(at), name, ROOT, 0o755).unwrap();
+                    let (id, change) = self.tree.make_group(&new_group(Place::of(at), name)).unwrap();
                     self.tree.finish(change);
                     Some(id)
                 }

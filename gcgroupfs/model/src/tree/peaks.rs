@@ -295,7 +295,7 @@ impl State {
             .collect();
         if let Some(next) = next {
             let usage = process.usage().device(next.device);
-            let charged = usage.map_or(0, UntrustedDevice::charged_with_stocks);
+            let charged = usage.map_or(0, UntrustedDevice::charged);
             let then = charged.saturating_add(next.bytes).min(next.granted);
             let more = then.saturating_sub(charged);
             let places = now.iter_mut().enumerate();

@@ -70,6 +70,16 @@ struct Request {
     begun: Option<Begun>,
 }
 
+/// Bytes that donors are to be asked for.
+struct Need<'a> {
+    requester: ProcessId,
+    /// The requester's.
+    priority: u32,
+    wanted: u64,
+    /// Processes that are not asked.
+    but: &'a [ProcessId],
+}
+
 #[derive(Debug)]
 struct Begun {
     wanted: u64,
@@ -201,7 +211,13 @@ impl State {
             return None;
         }
         let priority = control.priority.load(Relaxed);
-        let asked = self.ask(requester, priority, wanted, &[], sight, notices);
+        let need = Need {
+            requester,
+            priority,
+            wanted,
+            but: &[],
+        };
+        let asked = self.ask(&need, sight, notices);
         if asked.is_empty() {
             return Some(false);
         }
@@ -258,9 +274,14 @@ impl State {
             .get(device)?
             .priority
             .load(Relaxed);
-        let missing = begun.wanted - delivered;
         let others: Vec<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
-        let more = self.ask(requester, priority, missing, &others, sight, notices);
+        let need = Need {
+            requester,
+            priority,
+            wanted: begun.wanted - delivered,
+            but: &others,
+        };
+        let more = self.ask(&need, sight, notices);
         if !more.is_empty() {
             begun.asked.extend(more);
             return None;
@@ -272,17 +293,15 @@ impl State {
         Some(delivered > 0)
     }
 
-    /// Asks processes of less priority for `wanted` bytes, the least priority and then the largest first; no
-    /// process if they have less than that together. Leaves out those of `but`.
-    fn ask(
-        &mut self,
-        requester: ProcessId,
-        priority: u32,
-        wanted: u64,
-        but: &[ProcessId],
-        sight: &Sight,
-        notices: &mut Vec<Notice>,
-    ) -> Vec<Asked> {
+    /// Asks processes of less priority, the least priority and then the largest first; no process if they
+    /// have less than is wanted together.
+    fn ask(&mut self, need: &Need<'_>, sight: &Sight, notices: &mut Vec<Notice>) -> Vec<Asked> {
+        let Need {
+            requester,
+            priority,
+            wanted,
+            but,
+        } = *need;
         let device = sight.device;
         let is_asked = |id: ProcessId| id == requester || but.contains(&id);
         let mut candidates: Vec<_> = self

@@ -102,8 +102,6 @@ pub struct Process {
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
-    /// Number of consecutive checks that found open stocks that should be closed.
-    pub(super) nr_recalls: u32,
     /// State of the process as a whole.
     pub(super) whole: Kept,
     /// State by device.
@@ -112,19 +110,13 @@ pub struct Process {
 }
 
 impl Process {
-    pub(super) fn new(
-        id: ProcessId,
-        identity: Identity,
-        blocks: Arc<dyn Blocks>,
-        settings: Settings,
-        devices: &Devices,
-    ) -> Self {
+    pub(super) fn new(id: ProcessId, identity: Identity, blocks: Arc<dyn Blocks>, devices: &Devices) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
             id,
             identity,
             blocks,
-            settings,
+            settings: Settings::default(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,
@@ -132,7 +124,6 @@ impl Process {
             swap_bounds: Vec::new(),
             written: Written::default(),
             hook_ok: true,
-            nr_recalls: 0,
             whole: Kept::default(),
             devices: kept,
             events: Events::default(),

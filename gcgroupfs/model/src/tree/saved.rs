@@ -174,7 +174,6 @@ impl Saved {
         group.counted = counted
             .map(|(device, counted)| (device, Box::new(counted)))
             .collect();
-        group.is_transient = self.made.is_some_and(|made| made.is_transient);
         group.settings = self.settings;
     }
 }

@@ -38,7 +38,7 @@ pub struct Settings {
     devices: BTreeMap<String, Values>,
     /// Set for the root only.
     #[serde(skip_serializing_if = "is_default")]
-    policy: Option<Policy>,
+    policy: Option<&'static Policy>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -236,11 +236,11 @@ impl Settings {
     }
 
     /// Returns `compute.policy`, if it has been written.
-    pub fn policy(&self) -> Option<Policy> {
+    pub fn policy(&self) -> Option<&'static Policy> {
         self.policy
     }
 
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: &'static Policy) {
         self.policy = Some(policy);
     }
 

@@ -22,7 +22,7 @@ mod tests;
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
 
 pub use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
@@ -101,11 +101,6 @@ impl<'a> Untrusted<'a> {
     /// Returns the bytes of host memory that the process is about to take, at most `most`.
     pub(super) fn host_claim(self, most: u64) -> u64 {
         self.usage.host_claim.load(Relaxed).min(most).min(MOST)
-    }
-
-    /// Returns the state of the threads' stocks. Its home may be no device.
-    pub(super) fn stocks(self) -> Stocks {
-        Stocks::of(self.usage)
     }
 
     /// Returns the bytes charged on the device of a slot, at most `most`; 0 if there is no such slot.

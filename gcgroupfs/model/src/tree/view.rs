@@ -193,7 +193,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the scheduling policy in force.
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> &'static Policy {
         self.state.policy()
     }
 

@@ -27,6 +27,13 @@ pub(super) struct Samples {
     written: Option<Instant>,
 }
 
+/// A look at one device.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    tree: &'a Tree,
+    device: usize,
+}
+
 /// A process's own account of a device, read before NVML is asked.
 struct Before {
     ledger: Option<Ledger>,
@@ -45,7 +52,7 @@ impl Samples {
         }
         let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
-            self.take_device(tree, source, device, &processes, can_tell);
+            self.take_device(Look { tree, device }, source, &processes, can_tell);
         }
         tree.look_at(processes.iter().map(|(id, ..)| *id));
         if self.written.is_none_or(|when| when.elapsed() >= PERIOD) {
@@ -68,14 +75,8 @@ impl Samples {
         self.unconfirmed.retain(there);
     }
 
-    fn take_device(
-        &mut self,
-        tree: &Tree,
-        source: &impl Source,
-        device: usize,
-        processes: &[Governed],
-        can_tell: bool,
-    ) {
+    fn take_device(&mut self, look: Look<'_>, source: &impl Source, processes: &[Governed], can_tell: bool) {
+        let Look { tree, device } = look;
         let before: Vec<_> = processes
             .iter()
             .map(|(id, _, blocks)| Before {
@@ -102,7 +103,7 @@ impl Samples {
                 None => None,
             };
             shown.push((*id, bytes.unwrap_or(0)));
-            self.measure(tree, device, process, before, bytes);
+            self.measure(look, process, before, bytes);
         }
         tree.show_held(device, &shown);
         if can_tell {
@@ -128,27 +129,14 @@ impl Samples {
 
     /// Compares what the process holds, `None` if the device does not list it, with what it claims and has
     /// charged.
-    fn measure(
-        &mut self,
-        tree: &Tree,
-        device: usize,
-        (id, pid, blocks): &Governed,
-        before: Before,
-        held: Option<u64>,
-    ) {
+    fn measure(&mut self, look: Look<'_>, process: &Governed, before: Before, held: Option<u64>) {
+        let (device, (id, pid, blocks)) = (look.device, process);
         let claims = [before.memory, MemoryClaim::of(blocks.usage(), device)];
         let beyond = self.unconfirmed.note((*id, device), claims, held, Instant::now());
         if let Some(beyond) = beyond {
             self.audit.claims_more(*pid, device, beyond);
         }
-        let found = self.settle(
-            tree,
-            *id,
-            blocks.as_ref(),
-            device,
-            held.unwrap_or(0),
-            before.ledger,
-        );
+        let found = self.settle(look, process, before.ledger, held.unwrap_or(0));
         let contexts = blocks.usage().nr_contexts(device);
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
@@ -166,13 +154,12 @@ impl Samples {
     /// last two samples.
     fn settle(
         &mut self,
-        tree: &Tree,
-        id: ProcessId,
-        blocks: &dyn Blocks,
-        device: usize,
-        held: u64,
+        Look { tree, device }: Look<'_>,
+        (id, _, blocks): &Governed,
         before: Option<Ledger>,
+        held: u64,
     ) -> u64 {
+        let id = *id;
         let last = self.last.get(&(id, device)).copied().unwrap_or(0);
         let after = Ledger::of(blocks.usage(), device);
         let (Some(ledger), Some(control)) = (

@@ -10,7 +10,7 @@ use super::begin::may_begin;
 use crate::protocol::{Answer, Operation, Request};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
-use gcgroupfs_model::tree::{DIRECTORY_MODE, GroupId, Place, Tree};
+use gcgroupfs_model::tree::{DIRECTORY_MODE, GroupId, NewGroup, Place, Tree};
 
 pub use super::begin::Credentials;
 
@@ -87,7 +87,13 @@ fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
 
 fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
-    let (_, change) = file::make_group(tree, parent, name, asker.caller(), DIRECTORY_MODE)?;
+    let new = NewGroup {
+        parent,
+        name,
+        caller: asker.caller(),
+        mode: DIRECTORY_MODE,
+    };
+    let (_, change) = file::make_group(tree, &new)?;
     tree.finish(change);
     Ok(())
 }

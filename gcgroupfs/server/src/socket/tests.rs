@@ -65,14 +65,14 @@ impl World {
         let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
-        let mut server = Server::new(
+        let mut server = Server::new(Options {
             listener,
-            tree.clone(),
-            Arc::new(journal),
+            tree: tree.clone(),
+            journal: Arc::new(journal),
             remembered,
-            5000,
-            Box::new(receiver),
-        )
+            grace_msec: 5000,
+            receiver: Box::new(receiver),
+        })
         .unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());
         let (asked, rules) = (stop.clone(), server.rules());

@@ -10,8 +10,7 @@ use super::Submission;
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct UsageDevice {
-    /// Bytes charged now, including the stocks of threads; for the bytes without stocks see
-    /// [`crate::Usage::memory_current`].
+    /// Bytes charged now.
     ///
     /// Ordering: charges against a grant are `SeqCst`, as is the daemon's load when it lowers the grant: one
     /// of them sees the other (`charge.rs`). An uncharge is `Release`, so that a reader of the smaller number

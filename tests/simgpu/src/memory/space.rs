@@ -41,9 +41,9 @@ pub struct Space {
 
 /// Owner of physical memory whose release needs no action, because the block backed by it is charged.
 #[derive(Debug)]
-struct Nobody;
+struct NoOwner;
 
-impl PhysicalOwner for Nobody {
+impl PhysicalOwner for NoOwner {
     fn released(&self, _: u64) {}
 }
 
@@ -89,7 +89,7 @@ impl Space {
     /// Creates a block of linear device memory that is already charged, at a 32-bit address.
     pub fn make_low(&'static self, size: u64, device: usize, context: u64, charged: u64) -> Option<u64> {
         let low = self.low.get_or_init(Arena::low).as_ref()?;
-        let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(Nobody))?;
+        let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(NoOwner))?;
         let base = low.take(size, ALIGN)?;
         self.insert(Block {
             charged,
@@ -341,7 +341,7 @@ mod tests {
     fn physical_memory_can_be_mapped_twice_and_side_by_side() {
         let space = space();
         let unit = 2 << 20;
-        let physical = space.make_physical(unit, None, Box::new(Nobody)).unwrap();
+        let physical = space.make_physical(unit, None, Box::new(NoOwner)).unwrap();
         let base = space.reserve(2 * unit, unit, 0).unwrap();
         assert!(space.map(base, unit, &physical, 7, 0));
         assert!(space.map(base + unit, unit, &physical, 7, 0));

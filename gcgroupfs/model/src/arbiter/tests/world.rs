@@ -471,7 +471,7 @@ fn policy_is_writable_by_root_only() {
     world.store("compute.policy", ROOT, "strict").unwrap();
     assert_eq!(world.show("compute.policy"), "strict\n");
     assert_eq!(world.take_notices(), [Notice::RootChanged]);
-    world.tree.set_default_policy(crate::arbiter::Policy::Weighted);
+    world.tree.set_default_policy(crate::arbiter::WEIGHTED);
     assert_eq!(
         world.show("compute.policy"),
         "strict\n",

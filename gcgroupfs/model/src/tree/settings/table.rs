@@ -38,8 +38,8 @@ pub struct Setting {
     pub check: Option<fn(&Edit<'_>, Value) -> Result<()>>,
     /// Does what must be done after each write, beyond publishing.
     pub written: Option<fn(&mut Edit<'_>, Value) -> Result<()>>,
-    /// Stores the value into the control block: that of the process as a whole, or of one slot. Returns whether
-    /// the process must be rung.
+    /// Stores the value into the control block: that of the process as a whole, or of one slot. Returns
+    /// whether the process must be rung.
     pub publish: Option<fn(&Process, Option<Slot<'_>>) -> bool>,
     /// Entry in the manual page gcgroupfs(5).
     pub doc: &'static str,

@@ -3,6 +3,7 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::*;
+use crate::arbiter::STRICT;
 
 const GPU: Option<&str> = Some("GPU-1");
 
@@ -277,7 +278,7 @@ fn settings_survive_json() {
     settings
         .set(COMPUTE_MAX, GPU, quota(5_000, 10_000), true)
         .unwrap();
-    settings.set_policy(Policy::Strict);
+    settings.set_policy(STRICT);
     let json = serde_json::to_string(&settings).unwrap();
     assert_eq!(
         serde_json::from_str::<Settings>(&json).unwrap(),

@@ -64,9 +64,9 @@ pub enum Kind {
 /// Values that a user other than root may set after root has set one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tighter {
-    /// The same or lower.
+    /// Lower than root's, or equal.
     Lower,
-    /// The same or higher.
+    /// Higher than root's, or equal.
     Higher,
 }
 

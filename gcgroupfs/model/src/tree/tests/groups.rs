@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::file;
-use crate::tree::Caller;
-use crate::tree::fixture::STRANGER;
+use crate::tree::fixture::{STRANGER, new_group};
+use crate::tree::{Caller, NewGroup};
 
 pub(super) fn errno<T: std::fmt::Debug>(result: crate::error::Result<T>) -> i32 {
     result.map(drop).unwrap_err().errno()
@@ -14,7 +14,11 @@ fn make(world: &World, path: &str, caller: Caller) -> crate::error::Result<Place
     let file::Node::Dir(parent) = file::resolve(&world.tree, parent)? else {
         panic!("{parent}")
     };
-    let (made, change) = file::make_group(&world.tree, parent, name, caller, 0o755)?;
+    let new = NewGroup {
+        caller,
+        ..new_group(parent, name)
+    };
+    let (made, change) = file::make_group(&world.tree, &new)?;
     world.tree.finish(change);
     Ok(made)
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::groups::{errno, hold, remove};
 use super::*;
 use crate::file;
+use crate::tree::fixture::new_group;
 use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Owner, Transient, Value};
 
 /// Returns the records of groups and the root, serialised and read back.
@@ -100,17 +101,20 @@ fn transient_group_is_removed_with_last_process() {
     };
     let outer = world
         .tree
-        .make_transient_group(Place::ROOT, "job", ROOT, transient(settings))
+        .make_transient_group(&new_group(Place::ROOT, "job"), transient(settings))
         .unwrap();
     assert_eq!(
         world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, transient(Settings::default())),
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient(Settings::default())),
         Ok(outer)
     );
     let inner = world
         .tree
-        .make_transient_group(Place::group(outer), "step", ROOT, transient(Settings::default()))
+        .make_transient_group(
+            &new_group(Place::group(outer), "step"),
+            transient(Settings::default()),
+        )
         .unwrap();
     assert_eq!(world.tree.owner(Place::group(inner)).unwrap().uid, 7);
     let id = world.join(100);
@@ -148,7 +152,7 @@ fn held_group_stays_until_released() {
     let make = || {
         world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, transient.clone())
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient.clone())
     };
     let job = make().unwrap();
     assert!(world.tree.hold_group(job) && world.tree.hold_group(job));

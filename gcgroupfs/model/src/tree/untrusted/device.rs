@@ -30,8 +30,8 @@ impl<'a> UntrustedDevice<'a> {
         Self { usage }
     }
 
-    /// Returns the bytes charged, including those that threads keep, at most 2^53.
-    pub(in crate::tree) fn charged_with_stocks(self) -> u64 {
+    /// Returns the bytes charged, at most 2^53.
+    pub(in crate::tree) fn charged(self) -> u64 {
         self.usage.memory_current.load(Relaxed).min(MOST)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, UsageDevice};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, UsageDevice};
 
 use super::Untrusted;
 
@@ -17,8 +17,6 @@ pub struct Ledger {
     counts: [u64; 4],
     unsettled: u64,
     unsettled_threads: u64,
-    /// Whether threads keep what they uncharge. While that changes, the charged sum is unknown.
-    stocks: Option<Stocks>,
 }
 
 impl Ledger {
@@ -33,11 +31,7 @@ impl Ledger {
             slots.iter().rev().map(word).fold(0, u64::wrapping_add)
         };
         fence(SeqCst);
-        let stocks = Stocks::of(usage);
-        let charged = [OTHER_DEVICE, device]
-            .map(|slot| usage.memory_current(slot))
-            .into_iter()
-            .fold(0, u64::wrapping_add);
+        let charged = sum(|slot| &slot.memory_current);
         let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
         let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
         let ledger = Self {
@@ -51,7 +45,6 @@ impl Ledger {
             ],
             unsettled: sum(|slot| &slot.unsettled),
             unsettled_threads: both(|counts| counts.unsettled_threads),
-            stocks: Some(stocks).filter(|stocks| stocks.are_settled() && stocks.are_still(usage)),
         };
         fence(SeqCst);
         Some(ledger)
@@ -59,7 +52,7 @@ impl Ledger {
 
     /// Returns whether no call is under way that may have made the device hold more than is charged.
     pub fn is_settled(&self) -> bool {
-        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
     }
 
     /// Returns the bytes beyond the ledger, of `held` bytes in all and at most as many. No interface reports
@@ -83,7 +76,6 @@ mod tests {
             counts: [0; 4],
             unsettled: 0,
             unsettled_threads: 0,
-            stocks: None,
         };
         assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
         assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");

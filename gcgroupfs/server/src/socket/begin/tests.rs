@@ -1,6 +1,5 @@
 use super::*;
 use gcgroupfs_model::rules::{Facts, Rules};
-use gcgroupfs_model::tree::DIRECTORY_MODE;
 use gcgroupfs_model::tree::fixture::World;
 
 const ALICE: u32 = 1000;
@@ -33,7 +32,7 @@ fn make_in(world: &World, above: &str, name: &str, owner: u32) -> Result<GroupId
         gid: owner,
         pid: 0,
     };
-    let (made, change) = world.tree.make_group(parent, name, caller, DIRECTORY_MODE)?;
+    let (made, change) = world.tree.make_group(&new_group(parent, name, caller))?;
     world.tree.finish(change);
     Ok(made)
 }

@@ -8,6 +8,7 @@ use crate::socket::enquiry::Applicant;
 use crate::socket::living::MAX_PER_SECOND;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_model::tree::Place;
+use gcgroupfs_model::tree::fixture::new_group;
 use gcgroupfs_sys::process::Peer;
 
 /// No process has this pid, because kernel.pid_max is 2^22 at most. So the loss of its connection counts as
@@ -17,7 +18,7 @@ const PID: u32 = 1 << 23;
 /// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
-    let (_, made) = world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
     world.tree.finish(made);
     world.store("team/compute.freeze", "1");
     world
@@ -35,14 +36,14 @@ impl<'w> Executing<'w> {
         let state = tempfile::tempdir().unwrap();
         let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
-        let registry = Registry::new(
-            world.tree.clone(),
-            Arc::default(),
+        let registry = Registry::new(registry::Options {
+            tree: world.tree.clone(),
+            bells: Arc::default(),
             epoll,
-            Arc::new(journal),
-            5000,
+            journal: Arc::new(journal),
+            grace_msec: 5000,
             remembered,
-        );
+        });
         Self {
             world,
             registry,

@@ -2,6 +2,7 @@
 
 use super::*;
 use gcgroupfs_model::rules::Verdict;
+use gcgroupfs_model::tree::fixture::new_group;
 use gcgroupfs_model::tree::{Notice, Place};
 
 #[test]
@@ -115,7 +116,14 @@ fn killed_process_leaves_no_directory() {
     let state = tempfile::tempdir().unwrap();
     let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
     let journal = Arc::new(journal);
-    let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), journal, 0, remembered);
+    let mut registry = Registry::new(registry::Options {
+        tree: world.tree.clone(),
+        bells,
+        epoll: epoll.clone(),
+        journal,
+        grace_msec: 0,
+        remembered,
+    });
     let peer = process::Peer {
         pid: child.id(),
         uid: 0,
@@ -196,7 +204,7 @@ impl gcgroupfs_model::tree::Listener for Remover {
 fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
-    let (_, made) = world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
     world.tree.finish(made);
     world.store("team/gcgroup.procs", &me().to_string());
     drop(hook);

@@ -2,7 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use support::{Config, Governed, Mount, program_for_all, raise_descriptors, visit, visitors, wait_until};
+use support::{
+    Config, Governed, Mount, idle_connections, open_connection, program_for_all, raise_descriptors,
+    wait_until,
+};
 
 use crate::driver::driver_shell;
 use crate::rules::BOB;
@@ -14,7 +17,7 @@ const USERS: u32 = 1 << 30;
 fn crowd(mount: &Mount) -> Vec<OwnedFd> {
     const EACH: usize = 100;
     raise_descriptors();
-    visitors(&mount.socket(), USERS..USERS + 30, EACH)
+    idle_connections(&mount.socket(), USERS..USERS + 30, EACH)
 }
 
 /// Asserts that another user's queries and registrations succeed.
@@ -61,7 +64,7 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
     let crowd = crowd(&mount);
     assert_serves_another(&mount);
     // Clients whose connections were closed for others connect again.
-    let again = visitors(&mount.socket(), USERS..USERS + 30, 20);
+    let again = idle_connections(&mount.socket(), USERS..USERS + 30, 20);
     assert_serves_another(&mount);
     assert_eq!(mount.log().matches("no room").count(), 0, "{}", mount.log());
     drop((crowd, again));
@@ -70,5 +73,5 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
         let descriptors = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
         descriptors.count() < 100
     });
-    visit(&mount.socket()).expect("the daemon accepts a connection");
+    open_connection(&mount.socket()).expect("the daemon accepts a connection");
 }
