@@ -1,6 +1,6 @@
 //! The usage block: written by the hook, read by the daemon. The daemon bounds what it reads (in
-//! `gcgroupfs/model/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an address.
-//! The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
+//! `gcgroupfs/model/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an
+//! address. The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
 //! [`UsageDevice::swap_granted`].
 
 mod device;
