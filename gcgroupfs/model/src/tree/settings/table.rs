@@ -95,7 +95,7 @@ pub const SETTINGS: &[&Setting] = &[
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
 
@@ -212,7 +212,7 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
 };
 
 /// A setting that nothing obeys: the example of a new row.
-#[cfg(test)]
+#[cfg(any(test, feature = "fixture"))]
 pub const SAMPLE: &Setting = &Setting {
     name: "compute.sample",
     key: "sample",
