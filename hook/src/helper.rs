@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::client::{self, Heard, Refusal};
 use crate::compute::drain::Drain;
 use crate::compute::progress::Progress;
 use crate::compute::watch::Watch;
-use crate::descriptor::{self, Descriptor};
-use crate::interpose;
+use crate::driver::interpose;
 use crate::memory::freeing::Settling;
 use crate::process::{self, Process};
+use crate::shared::client::{self, Heard, Refusal};
 use crate::swap::mover::Mover;
 use crate::sys;
+use crate::sys::descriptor::{self, Descriptor};
 
 /// Not 0 while the helper is in the driver.
 static IN_DRIVER: AtomicU32 = AtomicU32::new(0);

@@ -2,32 +2,29 @@
 //! up a symbol of the NVIDIA driver.
 //!
 //! `table` lists every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
-//! handle the calls; `block` is the process's shared memory. The hook does not depend on the daemon's code:
+//! handle the calls; `shared` is what they share, such as the process's shared memory; `driver` calls the driver. The hook does not depend on the daemon's code:
 //! both share only `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
-mod block;
-mod client;
 pub mod compute;
 mod coverage;
-pub mod cuda;
-mod descriptor;
-mod device;
 pub mod driver;
 mod helper;
-pub mod interpose;
-mod mapping;
 pub mod memory;
 pub mod nvml;
-mod place;
 mod process;
 pub mod rows;
+mod shared;
+pub mod start;
 pub mod swap;
 pub mod symbols;
 mod sys;
 pub mod table;
-mod thread;
-mod unwind;
-mod wishes;
+
+pub(crate) use driver::{cuda, interpose, out_pointer as place, thread};
+#[cfg(test)]
+pub(crate) use shared::block;
+pub(crate) use shared::{device, environment as wishes};
+pub(crate) use sys::mapping;

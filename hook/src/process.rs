@@ -19,26 +19,26 @@ use gcgroup_abi::message::Hello;
 use gcgroup_abi::{Control, MAX_DEVICES, Usage};
 use parking_lot::Mutex;
 
-use crate::block::{Blocks, NotOurs};
-use crate::client::{self, Refusal};
 use crate::compute::contexts::Contexts;
 use crate::compute::graphs::Graphs;
 use crate::compute::hold::Holds;
 use crate::compute::meter::Meter;
 use crate::compute::reach::Reach;
 use crate::compute::slots::Slots;
-use crate::cuda::{CUerror, CUresult};
-use crate::descriptor::{self, Descriptor};
-use crate::device::Devices;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::interpose::{self, Next};
+use crate::driver::thread;
 use crate::helper::{self, Line};
-use crate::interpose::{self, Next};
-use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
+use crate::shared::block::{Blocks, NotOurs};
+use crate::shared::client::{self, Refusal};
+use crate::shared::device::Devices;
+use crate::shared::environment::Wishes;
 use crate::swap::Swap;
 use crate::symbols;
 use crate::sys;
-use crate::thread;
-use crate::wishes::Wishes;
+use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::mapping::{Mapping, PAGE};
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -134,7 +134,7 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(at_exit);
     }
-    begin().inspect(|process| symbols::count_unknown(process));
+    begin().inspect(|process| symbols::count_unknown(process.usage()));
     Ok(())
 }
 

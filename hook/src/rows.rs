@@ -84,16 +84,6 @@ impl TrimDigits for [u8] {
     }
 }
 
-/// Makes a C string of a driver function's name.
-macro_rules! c_name {
-    ($name:ident) => {
-        match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => unreachable!(),
-        }
-    };
-}
-
 /// Returns whether a name is NVML's; all others are libcuda's.
 pub(crate) const fn is_nvml(name: &str) -> bool {
     matches!(name.as_bytes(), [b'n', b'v', b'm', b'l', ..])
@@ -117,7 +107,7 @@ macro_rules! hooks {
 macro_rules! entry {
     ($name:ident $version:literal) => {
         $crate::rows::Row {
-            name: $crate::rows::c_name!($name),
+            name: $crate::driver::library::c_name!($name),
             version: $version,
             ours: $crate::rows::Address($name::ours as *mut ::std::ffi::c_void),
             real: &$name::REAL,
@@ -173,14 +163,14 @@ macro_rules! function {
     };
 }
 
-pub(crate) use {c_name, entry, function, hooks};
+pub(crate) use {entry, function, hooks};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cuda::CUresult;
+    use crate::driver::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use crate::table::ROWS;
-    use crate::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use std::collections::{HashMap, HashSet};
 
     #[test]

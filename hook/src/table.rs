@@ -13,7 +13,6 @@ use crate::memory::{array, graph, host, ipc, linear, pool, report, sparse, vmm};
 use crate::nvml;
 use crate::nvml::abi::*;
 use crate::process;
-pub(crate) use crate::rows::c_name;
 use crate::rows::hooks;
 use crate::swap::{self, query};
 use crate::symbols;
@@ -23,11 +22,11 @@ hooks! {
 
     fn cuGetProcAddress(
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
-    ) @11030 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @11030 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
     fn cuGetProcAddress_v2 [cuGetProcAddress_v2_ptsz](
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
         symbol_found: *mut c_uint,
-    ) @12000 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @12000 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
 
     // Contexts: which device a thread submits to, and resources that end with a context.
 

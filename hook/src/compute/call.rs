@@ -4,7 +4,7 @@ use gcgroup_abi::Submission;
 
 use super::context;
 use super::reach::DeviceSet;
-use crate::cuda::CUstream;
+use crate::driver::cuda::CUstream;
 
 /// Packs a call's description into one word, which the fast path passes to the slow path.
 ///

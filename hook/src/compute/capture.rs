@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use parking_lot::Mutex;
 
 use super::gate;
-use crate::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CUresult, CUstream};
-use crate::interpose::Next;
+use crate::driver::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CUresult, CUstream};
+use crate::driver::interpose::Next;
 use crate::process::{self, Process};
 use crate::{driver, sys};
 

@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 
 use super::capture;
 use super::mark::{Sign, Signs};
-use crate::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
-use crate::device::LocalDevice;
+use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
+use crate::shared::device::LocalDevice;
 use crate::{cuda, driver};
 
 pub(super) use self::marks::is_over;

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use super::capture::Captures;
 use super::context::{Context, PER_THREAD};
-use crate::cuda::{CUcontext, CUgreenCtx, CUstream};
-use crate::device::LocalDevice;
+use crate::driver::cuda::{CUcontext, CUgreenCtx, CUstream};
 use crate::process::Process;
+use crate::shared::device::LocalDevice;
 
 #[derive(Debug)]
 pub(crate) struct Contexts {

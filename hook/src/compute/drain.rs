@@ -16,7 +16,7 @@ use super::Step;
 use super::elsewhere;
 use super::hold::Scope;
 use super::quiet::{self, Quiet};
-use crate::cuda::CUerror;
+use crate::driver::cuda::CUerror;
 use crate::process::Process;
 use crate::{driver, helper, sys};
 
@@ -184,8 +184,8 @@ fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Submission};
 
     fn governed() -> (&'static Process, &'static Control) {

@@ -14,13 +14,13 @@ use gcgroup_abi::{Gate, OTHER_DEVICE, Submission};
 use super::call::Call;
 use super::named::{self, Named};
 use super::slot::Bound;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext,
     CUdeviceptr, CUstream,
 };
-use crate::device::LocalDevice;
-use crate::driver;
 use crate::process::Process;
+use crate::shared::device::LocalDevice;
 
 /// Returns the index of a frozen or held device other than `current` that the call concerns.
 pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usize) -> Option<usize> {

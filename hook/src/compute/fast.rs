@@ -58,7 +58,7 @@ pub(crate) const fn is_per_thread(name: &str) -> bool {
 macro_rules! submission {
     ($real:ident, $name:ident, $what:ident, ($($arg:ident: $ty:ty),*)) => {
         #[unsafe(naked)]
-        pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
+        pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::driver::cuda::CUresult {
             const WORDS: usize =
                 $crate::compute::fast::stack_words(<[&str]>::len(&[$(stringify!($arg)),*]));
             const CALL: u32 = $crate::compute::call::describe(
@@ -101,7 +101,7 @@ macro_rules! submission {
                 "call {closed}",
                 "jmp 2b",
                 ".cfi_endproc",
-                offset = sym $crate::thread::OFFSET,
+                offset = sym $crate::driver::thread::OFFSET,
                 thread = const ::core::mem::offset_of!(::gcgroup_abi::Entrance, thread),
                 entered = const $crate::compute::fast::entered(::gcgroup_abi::Submission::$what),
                 exited = const $crate::compute::fast::exited(::gcgroup_abi::Submission::$what),
@@ -146,9 +146,9 @@ mod tests {
 
     use gcgroup_abi::{Entrance, Submission, Thread};
 
-    use crate::cuda::{CUerror, CUresult};
-    use crate::interpose::Real;
-    use crate::thread;
+    use crate::driver::cuda::{CUerror, CUresult};
+    use crate::driver::interpose::Real;
+    use crate::driver::thread;
 
     /// Checks that the driver gets every argument, on an aligned stack, while the call is counted as entered.
     macro_rules! passes_on {

@@ -10,13 +10,13 @@ use parking_lot::RwLock;
 
 use super::gate;
 use super::reach::DeviceSet;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_KERNEL, CUgraph, CUgraphExec, CUgraphNode, CUresult,
     CUstream,
 };
-use crate::driver;
-use crate::interpose::Next;
-use crate::place::written;
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
 use crate::process;
 
 use gcgroup_abi::Submission;

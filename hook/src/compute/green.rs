@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::{slots, streams};
-use crate::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
-use crate::device::LocalDevice;
 use crate::driver;
-use crate::interpose::Next;
-use crate::place::written;
+use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
 use crate::process::{self, Process};
+use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {

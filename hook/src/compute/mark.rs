@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Rela
 use parking_lot::Mutex;
 
 use super::context::is_over;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUcontext, CUdeviceptr, CUerror, CUevent,
     CUgreenCtx, CUresult, CUstream,
 };
-use crate::driver;
-use crate::mapping::{Mapping, PAGE};
+use crate::sys::mapping::{Mapping, PAGE};
 
 const WORDS: usize = PAGE / size_of::<AtomicU32>();
 

@@ -144,7 +144,7 @@ pub(super) fn ring_if_wanted(process: &Process, index: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::LocalDevice;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;

@@ -13,9 +13,9 @@ use gcgroup_abi::MAX_DEVICES;
 
 use super::Step;
 use super::context::{Mark, Passed, ask_all};
-use crate::cuda::CUresult;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
 use crate::helper;
-use crate::interpose::Next;
 use crate::process::{self, Process};
 
 /// Interval between two rounds of markers, and the longest interval between two polls.
@@ -239,8 +239,8 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]

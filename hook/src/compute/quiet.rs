@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::context::{Context, Mark, Passed, ask_all};
 use super::elsewhere::Inside;
 use super::hold::Scope;
-use crate::cuda::CUerror;
+use crate::driver::cuda::CUerror;
 use crate::helper;
 use crate::process::Process;
 

@@ -13,17 +13,17 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use super::elsewhere;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH,
     CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEMCPY,
     CU_GRAPH_NODE_TYPE_MEMSET, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUcontext,
-    CUfunction, CUgraph, CUgraphNode, CUgraphNodeParams, CUmodule, CUresult, CUstream,
+    CUfunction, CUgraph, CUgraphNode, CUgraphNodeParams, CUmodule, CUresult, CUstream, NODE_WORDS,
 };
-use crate::device::LocalDevice;
-use crate::driver;
-use crate::interpose::Next;
-use crate::place::{given, given_list, written};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{given, given_list, written};
 use crate::process::{self, Process};
+use crate::shared::device::LocalDevice;
 
 /// Graphs nested deeper than this are not examined.
 const DEEPEST: u32 = 16;
@@ -235,8 +235,6 @@ impl Reach {
     }
 }
 
-/// Room for the parameters of any node type that is queried, words.
-pub(crate) const NODE_WORDS: usize = 32;
 /// Offsets in `CUDA_KERNEL_NODE_PARAMS`, words.
 const FUNCTION: usize = 0;
 const CONTEXT: usize = 8;

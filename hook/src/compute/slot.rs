@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 
 use super::meter::Noted;
 use super::window::Window;
-use crate::device::LocalDevice;
 use crate::memory::Kept;
 use crate::process::Process;
+use crate::shared::device::LocalDevice;
 use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.

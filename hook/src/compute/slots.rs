@@ -21,12 +21,12 @@ use super::context::{self, PER_THREAD};
 use super::elsewhere::Inside;
 use super::hold::Scope;
 use super::slot::{Bound, Counts, Extra, Side, leave_behind, point, settle};
-use crate::cuda::{CUcontext, CUresult};
-use crate::device::LocalDevice;
-use crate::interpose::Next;
-use crate::mapping::Mapping;
+use crate::driver::cuda::{CUcontext, CUresult};
+use crate::driver::interpose::Next;
 use crate::memory::{Kept, Place};
 use crate::process::{self, Process};
+use crate::shared::device::LocalDevice;
+use crate::sys::mapping::Mapping;
 use crate::{driver, sys, thread};
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::context::Context;
 use super::slots;
-use crate::cuda::{CUcontext, CUdevice, CUresult, CUstream};
-use crate::device::LocalDevice;
 use crate::driver;
-use crate::interpose::Next;
-use crate::place::written;
+use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
 use crate::process::{self, Process};
+use crate::shared::device::LocalDevice;
 
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 

@@ -13,7 +13,7 @@ use super::Step;
 use super::context::{Mark, PER_THREAD, Passed, ask_all};
 use super::hold::Scope;
 use super::meter::{Meter, Used, ring_if_wanted};
-use crate::cuda::CUstream;
+use crate::driver::cuda::CUstream;
 use crate::process::Process;
 use crate::{helper, sys};
 
@@ -242,8 +242,8 @@ fn by_context(used: &[Used]) -> impl Iterator<Item = (u32, Vec<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]

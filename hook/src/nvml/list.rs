@@ -2,13 +2,10 @@
 
 use std::ffi::c_uint;
 
-use super::abi::Entry;
 use super::seen::Own;
-use crate::cuda::{CUerror, CUresult};
-use crate::place::{answer, given};
-
-/// Entries of lists that the hook requests from NVML.
-pub const ROOM: usize = 1024;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::nvml::{Entry, ROOM};
+use crate::driver::out_pointer::{answer, given};
 
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 const TOLD: c_uint = ROOM as c_uint;

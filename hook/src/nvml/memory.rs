@@ -1,10 +1,10 @@
 //! `nvmlDeviceGetMemoryInfo`: the limit as total, `memory.current` as used.
 
-use super::abi::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
 use super::seen::Seen;
-use crate::cuda::CUresult;
-use crate::interpose::Next;
-use crate::place::rewrite;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
+use crate::driver::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
+use crate::driver::out_pointer::rewrite;
 
 /// `nvmlDeviceGetMemoryInfo`. If the device itself is short of memory, used and free add up to less than the
 /// total.

@@ -3,13 +3,15 @@
 
 use std::ffi::c_uint;
 
-use super::abi::{Holder, nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_v1_t, version};
-use super::list::{ROOM, Whole, put};
+use super::list::{Whole, put};
 use super::seen::Seen;
-use crate::cuda::{CUerror, CUresult};
 use crate::driver;
-use crate::interpose::Next;
-use crate::place::{given, rewrite};
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::nvml::{
+    Holder, ROOM, nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_v1_t, version,
+};
+use crate::driver::out_pointer::{given, rewrite};
 
 /// The NVML function that returns the list.
 type Ask<T> = fn(nvmlDevice_t, &mut c_uint, &mut [T; ROOM]) -> CUresult;
@@ -101,9 +103,9 @@ fn own<T: Holder>(whole: Result<Whole<T>, CUerror>, seen: Seen, computes: bool) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::abi::nvmlProcessInfo_v2_t;
     use super::super::seen::Own;
     use super::*;
+    use crate::driver::nvml::nvmlProcessInfo_v2_t;
 
     fn seen(current: u64) -> Seen {
         Seen {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
-use super::abi::nvmlDevice_t;
-use crate::cuda::CUuuid;
-use crate::device;
 use crate::driver;
+use crate::driver::cuda::CUuuid;
+use crate::driver::nvml::nvmlDevice_t;
 use crate::memory::report::Room;
 use crate::process::{self, Process};
-use crate::wishes::Wishes;
+use crate::shared::device;
+use crate::shared::environment::Wishes;
 
 /// Bytes of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +155,7 @@ fn uuid(text: &[u8]) -> Option<CUuuid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
+    use crate::shared::block;
 
     #[test]
     fn uuid_text_of_nvml_parses_to_the_drivers_bytes() {

@@ -2,16 +2,16 @@
 
 use std::ffi::c_uint;
 
-use super::abi::{
-    nvmlAccountingStats_t, nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlProcessUtilizationInfo_v1_t,
+use super::list::{Whole, put};
+use super::seen::{Own, Seen};
+use crate::driver;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::nvml::{
+    ROOM, nvmlAccountingStats_t, nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlProcessUtilizationInfo_v1_t,
     nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t, version,
 };
-use super::list::{ROOM, Whole, put};
-use super::seen::{Own, Seen};
-use crate::cuda::{CUerror, CUresult};
-use crate::driver;
-use crate::interpose::Next;
-use crate::place;
+use crate::driver::out_pointer;
 
 /// `nvmlDeviceGetProcessUtilization`.
 pub(crate) fn samples(
@@ -38,7 +38,7 @@ pub(crate) fn infos(
     next: Next<'_>,
 ) -> CUresult {
     let known = version::<nvmlProcessesUtilizationInfo_v1_t>(1);
-    let asked = place::given(list).filter(|asked| asked.version == known);
+    let asked = out_pointer::given(list).filter(|asked| asked.version == known);
     let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
         return next();
     };
@@ -54,7 +54,7 @@ pub(crate) fn infos(
     });
     let mut count = asked.processSamplesCount;
     let answer = put_worked(whole?.own(seen.own), &raw mut count, asked.procUtilArray);
-    place::rewrite(list, |told| nvmlProcessesUtilizationInfo_v1_t {
+    out_pointer::rewrite(list, |told| nvmlProcessesUtilizationInfo_v1_t {
         processSamplesCount: count,
         ..told
     });
@@ -68,7 +68,7 @@ fn put_worked<T: Copy>(samples: Vec<T>, count: *mut c_uint, into: *mut T) -> CUr
         return Err(CUerror::NVML_NOT_FOUND);
     }
     if into.is_null() {
-        place::answer(count, 0);
+        out_pointer::answer(count, 0);
     }
     put(&samples, count, into)
 }
@@ -99,13 +99,13 @@ pub(crate) fn stats(
         driver::nvmlDeviceGetAccountingStats(of, pid, &mut told)
     })?;
     told.maxMemoryUsage = seen.peak;
-    place::answer(into, told);
+    out_pointer::answer(into, told);
     Ok(())
 }
 
 /// `nvmlDeviceGetAccountingStats_v2`: the structure contains the pid.
 pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, next: Next<'_>) -> CUresult {
-    let (Some(seen), Some(asked)) = (Seen::on(of), place::given(into)) else {
+    let (Some(seen), Some(asked)) = (Seen::on(of), out_pointer::given(into)) else {
         return next();
     };
     let mut told = asked;
@@ -115,7 +115,7 @@ pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, ne
     })?;
     told.pid = asked.pid;
     told.maxMemoryUsage = seen.peak;
-    place::answer(into, told);
+    out_pointer::answer(into, told);
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Context, Inner, LEGACY, PER_THREAD, stream};
 use crate::compute::capture;
 use crate::compute::mark::{Look, Sign, Signs};
-use crate::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver;
+use crate::driver::cuda::{CUerror, CUgreenCtx, CUstream};
 
 /// A marker in a context's work. It passes when all work submitted before has ended.
 #[derive(Debug)]

@@ -144,9 +144,9 @@ mod tests {
 
     use super::super::blocks;
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
     use crate::process::Process;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
 
     fn passing(process: &'static Process) -> Passing<'static> {
         let device = LocalDevice::of(0).unwrap();

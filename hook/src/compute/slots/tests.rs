@@ -1,7 +1,7 @@
 use super::*;
-use crate::block;
 use crate::compute::slot::add;
 use crate::memory::ledger::Entry;
+use crate::shared::block;
 use gcgroup_abi::{Kind, NO_LIMIT, Submission};
 
 fn local(number: i32) -> LocalDevice {

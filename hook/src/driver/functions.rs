@@ -7,10 +7,8 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::compute::reach::NODE_WORDS;
-use crate::cuda::*;
-use crate::nvml::abi::*;
-use crate::nvml::list::ROOM;
+use super::cuda::*;
+use super::nvml::*;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
@@ -22,12 +20,12 @@ macro_rules! calls {
             pub fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
-                const NAME: &std::ffi::CStr = $crate::table::c_name!($name);
-                let address = $crate::symbols::call_address(&REAL, NAME).ok_or(CUerror::NOT_FOUND)?;
+                const NAME: &std::ffi::CStr = $crate::driver::library::c_name!($name);
+                let address = $crate::driver::library::call_address(&REAL, NAME).ok_or(CUerror::NOT_FOUND)?;
                 type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
                 // SAFETY: the address of the driver's function of this name, which has this signature.
                 let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
-                $crate::thread::hold();
+                $crate::driver::thread::hold();
                 // SAFETY: memory that it writes to is borrowed for the call, and large enough by its type.
                 unsafe { real($($arg),*) }
             }

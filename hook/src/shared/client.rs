@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::VERSION;
 use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
 
-use crate::descriptor::{self, Descriptor};
 use crate::sys;
+use crate::sys::descriptor::{self, Descriptor};
 
 /// Why the process is not registered.
 #[derive(Debug)]

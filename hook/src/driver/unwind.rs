@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::cuda::CUresult;
+use crate::driver::cuda::CUresult;
 
 /// The exception that unwinds a thread and must be resumed.
 pub(crate) type Unwinding = NonNull<c_void>;
@@ -146,7 +146,7 @@ unsafe extern "C-unwind" {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::cuda::CUerror;
+    use crate::driver::cuda::CUerror;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
     unsafe extern "C" {

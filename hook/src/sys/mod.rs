@@ -9,8 +9,10 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::descriptor;
-use crate::mapping::{Mapping, PAGE};
+pub(crate) mod descriptor;
+pub(crate) mod mapping;
+
+use mapping::{Mapping, PAGE};
 
 /// Returns the calling thread's id.
 pub(crate) fn gettid() -> u32 {

@@ -235,7 +235,7 @@ fn change_limit(new: Option<libc::rlimit>) -> Option<libc::rlimit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::PAGE;
+    use crate::sys::mapping::PAGE;
 
     #[test]
     fn sealed_file_cannot_be_resized() {

@@ -429,3 +429,6 @@ pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
 pub struct CUipcMemHandle {
     pub reserved: [u8; 64],
 }
+
+/// Room for the parameters of any type of graph node that is queried, words.
+pub const NODE_WORDS: usize = 32;

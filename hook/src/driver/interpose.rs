@@ -11,9 +11,9 @@ use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::cuda::{CUerror, CUresult};
-use crate::thread::{self, Inside};
-use crate::unwind::{self, Call, Unwinding};
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::thread::{self, Inside};
+use crate::driver::unwind::{self, Call, Unwinding};
 
 /// Calls the driver with the program's own arguments.
 pub type Next<'a> = &'a dyn Fn() -> CUresult;
@@ -234,7 +234,7 @@ pub(crate) fn say_panics_once() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
+    use crate::driver::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use parking_lot::Mutex;
     use std::sync::atomic::AtomicBool;
 

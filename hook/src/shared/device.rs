@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relax
 use gcgroup_abi::{Control, MAX_DEVICES, OTHER_DEVICE};
 use parking_lot::Mutex;
 
-use crate::cuda::{CUdevice, CUuuid};
 use crate::driver;
+use crate::driver::cuda::{CUdevice, CUuuid};
 
 /// A device by the program's number, from zero: a `CUdevice`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -167,7 +167,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
+    use crate::shared::block;
 
     #[test]
     fn device_is_found_by_uuid() {

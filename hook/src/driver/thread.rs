@@ -176,8 +176,8 @@ pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::CUerror;
-    use crate::interpose::{around, guarded};
+    use crate::driver::cuda::CUerror;
+    use crate::driver::interpose::{around, guarded};
 
     #[inline(never)]
     fn enter_and_leave_it_so() {

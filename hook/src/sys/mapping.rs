@@ -188,7 +188,7 @@ mod tests {
             unsafe { &*place.address().add(page * PAGE).cast::<AtomicU32>() }
         };
         for round in 1..3 {
-            let file = crate::descriptor::sealed_file(c"kept", SIZE).unwrap();
+            let file = crate::sys::descriptor::sealed_file(c"kept", SIZE).unwrap();
             let shared = Mapping::shared(&file, SIZE, true).unwrap();
             shared.keep_from_children().unwrap();
             shared.replace(&place).unwrap();

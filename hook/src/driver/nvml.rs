@@ -6,6 +6,9 @@ use std::ffi::c_void;
 /// Instance ids of a process on a device without GPU or compute instances.
 pub const NO_INSTANCE: u32 = u32::MAX;
 
+/// Entries of lists that the hook requests from NVML.
+pub const ROOM: usize = 1024;
+
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlDevice_t(pub *mut c_void);

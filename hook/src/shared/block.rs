@@ -11,8 +11,8 @@ use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
 use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage, lower_grant};
 use parking_lot::Mutex;
 
-use crate::descriptor::{self, Descriptor};
-use crate::mapping::Mapping;
+use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::mapping::Mapping;
 
 /// Why a control block is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
