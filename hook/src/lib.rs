@@ -2,12 +2,13 @@
 //! up a symbol of the NVIDIA driver.
 //!
 //! `table` lists every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
-//! handle the calls; `shared` is what they share, such as the process's shared memory; `driver` calls the driver. The hook does not depend on the daemon's code:
-//! both share only `gcgroup-abi`.
+//! handle the calls; `shared` is what they share, such as the process's shared memory; `driver` calls the
+//! driver. The hook does not depend on the daemon's code: both share only `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
+mod calls;
 pub mod compute;
 mod coverage;
 pub mod driver;

@@ -5,70 +5,44 @@
 //! state belong to the parent.
 
 use std::io;
+use std::ops::Deref;
 #[cfg(test)]
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release, Ordering::SeqCst,
+    Ordering::Release,
 };
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::message::Hello;
-use gcgroup_abi::{Control, MAX_DEVICES, Usage};
-use parking_lot::Mutex;
-
-use crate::compute::contexts::Contexts;
-use crate::compute::graphs::Graphs;
-use crate::compute::hold::Holds;
-use crate::compute::meter::Meter;
-use crate::compute::reach::Reach;
-use crate::compute::slots::Slots;
+use crate::compute::Compute;
+use crate::compute::drain::Drain;
+use crate::compute::progress::Progress;
+use crate::compute::watch::Watch;
 use crate::driver::cuda::{CUerror, CUresult};
+pub(crate) use crate::driver::exit::is_exiting;
 use crate::driver::interpose::{self, Next};
-use crate::driver::thread;
-use crate::helper::{self, Line};
+use crate::driver::{exit, library, thread};
+use crate::helper::{self, Duties, Step, Work};
 use crate::memory::Memory;
-use crate::shared::block::{Blocks, NotOurs};
-use crate::shared::client::{self, Refusal};
-use crate::shared::device::Devices;
-use crate::shared::environment::Wishes;
+use crate::memory::freeing::Settling;
+use crate::shared::client::Refusal;
+use crate::shared::environment::Options;
+use crate::shared::session::Session;
 use crate::swap::Swap;
-use crate::symbols;
+use crate::swap::mover::Mover;
 use crate::sys;
-use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::descriptor::Descriptor;
 use crate::sys::mapping::{Mapping, PAGE};
 
 #[derive(Debug)]
 pub(crate) struct Process {
-    blocks: Blocks,
-    wishes: Wishes,
     /// A word that is not 0, except in a child: its page is wiped on fork.
     own: Mapping,
-    pub(crate) devices: Devices,
+    pub(crate) session: &'static Session,
+    pub(crate) compute: &'static Compute,
     pub(crate) memory: Memory,
-    pub(crate) contexts: Contexts,
-    pub(crate) slots: Slots,
-    pub(crate) graphs: Graphs,
-    pub(crate) reach: Reach,
-    pub(crate) holds: Holds,
     pub(crate) swap: Swap,
-    /// Indexed by device.
-    pub(crate) meters: [Meter; MAX_DEVICES],
-    /// The connection to the daemon. Used by the helper thread, by the thread that makes the process, and by
-    /// a child that closes its copy.
-    pub(crate) connection: Mutex<Option<Descriptor>>,
-    /// Wakes the helper.
-    pub(crate) line: Line,
-    /// The root directory when the process was made.
-    root: Option<descriptor::Identity>,
-    /// Whether a daemon ever accepted this process.
-    is_governed: AtomicBool,
-    has_complained: AtomicBool,
-    /// Whether the last attempt to register failed for want of a descriptor.
-    lacks_descriptor: AtomicBool,
-    has_lost_root: AtomicBool,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -85,10 +59,7 @@ const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
 /// Bytes of stack with which a thread makes the process itself: several times the size of a [`Process`].
 const ENOUGH_STACK: usize = 1 << 20;
 
-/// Set when the program exits normally; nothing waits after that.
-static IS_EXITING: AtomicBool = AtomicBool::new(false);
-
-/// Whether [`at_exit`] is registered.
+/// Whether [`exit::at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
 
 /// How long the first `cuInit` tries to register while a daemon listens and does not answer, or answers
@@ -110,11 +81,6 @@ pub(crate) fn get() -> Option<&'static Process> {
     None
 }
 
-/// Returns whether the program is exiting.
-pub(crate) fn is_exiting() -> bool {
-    IS_EXITING.load(SeqCst)
-}
-
 /// Handles `cuInit`: the first successful call registers the process with the daemon.
 ///
 /// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it
@@ -125,24 +91,24 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
         // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
         // the process, `start` waits for it.
         interpose::guarded(|| thread::uncanceled(start));
-        if !get().is_some_and(|process| process.is_governed.load(Relaxed)) {
+        if !get().is_some_and(|process| process.session.is_governed()) {
             return Err(CUerror::SYSTEM_NOT_READY);
         }
     }
     next()?;
     // Registered after the driver's own exit handler, so that ours runs before it.
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
-        sys::on_exit(at_exit);
+        sys::on_exit(exit::at_exit);
     }
-    begin().inspect(|process| symbols::count_unknown(process.usage()));
+    begin().inspect(|process| library::count_unknown(process.usage()));
     Ok(())
 }
 
 /// Returns whether the program must not use CUDA without a daemon.
 fn is_required() -> bool {
     get().map_or_else(
-        || Wishes::from_environment().required,
-        |process| process.wishes.required,
+        || Options::from_environment().required,
+        |process| process.session.is_required(),
     )
 }
 
@@ -183,7 +149,7 @@ fn start() -> Option<&'static Process> {
         }
         if sys::stack_left().is_some_and(|left| left >= ENOUGH_STACK) {
             if make().is_ok() {
-                let _ = sys::spawn(c"gcgroup", helper::run);
+                let _ = sys::spawn(c"gcgroup", help);
             }
         } else if sys::spawn(c"gcgroup", live).is_ok() {
             // The helper thread resets the word.
@@ -205,15 +171,26 @@ fn live() {
         let _starting = Starting;
         let _ = interpose::guarded(make);
     }
-    helper::run();
+    help();
+}
+
+/// Runs the helper, in the helper thread.
+fn help() {
+    if let Some(process) = get() {
+        helper::run(process);
+    }
 }
 
 #[inline(never)]
 fn make() -> io::Result<()> {
     sys::register_barrier();
-    let process: &'static Process = Box::leak(Box::new(Process::new(Wishes::from_environment())?));
+    let own = Mapping::anonymous(PAGE)?;
+    own.wipe_on_fork()?;
+    own_word(&own).store(1, Relaxed);
+    let session = Box::leak(Box::new(Session::new(Options::from_environment())?));
+    let process: &'static Process = Box::leak(Box::new(Process::new(own, session)?));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    *process.connection.lock() = process.enter();
+    *session.connection.lock() = process.enter();
     Ok(())
 }
 
@@ -221,12 +198,9 @@ fn make() -> io::Result<()> {
 unsafe extern "C" fn in_child() {
     // SAFETY: null or a process that was leaked; the child has a copy of its memory.
     if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
-        process.blocks.close_file();
-        descriptor::close_in_child(&process.connection);
-        process.line.close_in_child();
-        descriptor::restore_limit_in_child();
+        process.session.close_in_child();
     }
-    helper::forget();
+    exit::reset_in_child();
     STARTING.store(IDLE, Relaxed);
     forget();
 }
@@ -236,40 +210,15 @@ fn forget() {
     thread::set_slot(thread::unbound());
 }
 
-extern "C" fn at_exit() {
-    IS_EXITING.store(true, Relaxed);
-    helper::leave_driver();
-}
-
 impl Process {
-    fn new(wishes: Wishes) -> io::Result<Self> {
-        let can_swap = wishes.hello.can_swap != 0;
-        let blocks = Blocks::new(wishes.hello.memory_limit, wishes.hello.memory_swap_max)?;
-        blocks.usage().can_swap.store(can_swap.into(), Relaxed);
-        blocks.usage().asks_to_swap.store(1, Relaxed);
-        let own = Mapping::anonymous(PAGE)?;
-        own.wipe_on_fork()?;
-        own_word(&own).store(1, Relaxed);
+    fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
+        let can_swap = session.usage().can_swap.load(Relaxed) != 0;
         Ok(Self {
-            blocks,
-            wishes,
             own,
-            devices: Devices::new(),
+            session,
+            compute: Box::leak(Box::new(Compute::new(session)?)),
             memory: Memory::new(),
-            contexts: Contexts::new(),
-            slots: Slots::new()?,
-            graphs: Graphs::default(),
-            reach: Reach::default(),
-            holds: Holds::new(),
             swap: Swap::new(can_swap),
-            meters: [const { Meter::new() }; MAX_DEVICES],
-            connection: Mutex::new(None),
-            line: Line::new(),
-            root: descriptor::root(),
-            is_governed: AtomicBool::new(false),
-            has_complained: AtomicBool::new(false),
-            lacks_descriptor: AtomicBool::new(false),
-            has_lost_root: AtomicBool::new(false),
         })
     }
 
@@ -277,20 +226,12 @@ impl Process {
         own_word(&self.own).load(Relaxed) != 0
     }
 
-    pub(crate) fn usage(&self) -> &Usage {
-        self.blocks.usage()
-    }
-
-    pub(crate) fn control(&self) -> &Control {
-        self.blocks.control()
-    }
-
     /// Registers for the first time. Retries for [`PATIENCE`] while a daemon listens that may admit the
     /// process later. If the process must be governed, retries also while there is no daemon, and reports on
     /// standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
     /// the process.
-    fn enter(&self) -> Option<Descriptor> {
-        let is_required = self.wishes.required;
+    fn enter(&'static self) -> Option<Descriptor> {
+        let is_required = self.session.is_required();
         let mut left = PATIENCE;
         let deadline = Instant::now() + left;
         loop {
@@ -302,7 +243,7 @@ impl Process {
             let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
             if left.is_zero() || !is_worth_it {
                 if is_required {
-                    sys::complain(&self.refused_for(&refusal));
+                    self.session.complain_of_refusal(&refusal);
                 }
                 return None;
             }
@@ -310,133 +251,68 @@ impl Process {
         }
     }
 
-    fn refused_for(&self, refusal: &Refusal) -> String {
-        let socket = self.wishes.socket.to_string_lossy();
-        let reason = match (refusal, self.wishes.hello.group.as_str()) {
-            (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
-            (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
-            (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
-            (refusal, Some(group)) if refusal.is_for_permission() => {
-                format!("the daemon does not admit this process to group {group}")
-            }
-            (Refusal::Refused(errno), _) => {
-                let error = io::Error::from_raw_os_error(errno.cast_signed());
-                format!("the daemon refuses this process: {error}")
-            }
-        };
-        format!("CUDA is refused, since this process must be governed (GCGROUP_REQUIRED): {reason}")
+    /// Updates device numbers from a new control block, which may know more devices or number them
+    /// differently.
+    fn renumber(&self) {
+        self.session.devices.refresh(self.session.control());
+        self.memory.renumber(self);
+        self.swap.renumber(self);
+        self.compute.renumber();
+    }
+}
+
+impl Duties for &'static Process {
+    fn session(&self) -> &Session {
+        self.session
+    }
+
+    fn work(&self) -> Vec<Work> {
+        let process = *self;
+        let (mut drain, mut progress, mut watch) = (Drain::new(), Progress::new(), Watch::new());
+        let (mut mover, mut settling) = (Mover::new(process), Settling::new());
+        let compute = process.compute;
+        vec![
+            Box::new(move || {
+                let levels = &process.memory.levels;
+                levels.review_stocks(process.usage(), process.control());
+                Step::default()
+            }),
+            Box::new(move || drain.step(compute)),
+            Box::new(move || progress.step(compute)),
+            Box::new(move || watch.step(compute)),
+            Box::new(move || mover.step(process)),
+            Box::new(move || settling.step(process)),
+        ]
     }
 
     /// Registers with the daemon and takes its control block.
-    pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
-        self.keep_usage();
+    fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         // If the usage block needs another file, a thread could otherwise take the bytes of its stock from
         // both.
         let levels = &self.memory.levels;
-        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(|_| ()));
-        // Once the process has started in its group, it may have been moved to another one.
-        let hello = Hello {
-            insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
-            ..self.wishes.hello
-        };
-        let answer = usage
-            .and_then(|()| {
-                self.blocks
-                    .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience))
-            })
-            .unwrap_or_else(|error| Err(error.into()));
-        let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
-        self.complain_of(answer.as_ref().err());
-        answer
-    }
-
-    /// Rings the daemon to look at the usage block. The lock is held for at most the time of one packet.
-    pub(crate) fn ring(&self) {
-        let connection = self.connection.lock();
-        let is_lost = connection
-            .as_ref()
-            .is_some_and(|connection| !client::ring(connection));
-        drop(connection);
-        if is_lost {
-            // The program closed the connection: the helper makes another.
-            self.line.wake();
-        }
-    }
-
-    /// Copies what the last daemon charged and measured, so that the next one continues from there.
-    fn keep_usage(&self) {
-        for (control, usage) in self.control().devices.iter().zip(&self.usage().devices) {
-            usage
-                .usage_nsec_before
-                .store(control.usage_nsec.load(Relaxed), Relaxed);
-            usage
-                .memory_overhead_before
-                .store(control.memory_overhead.load(Relaxed), Relaxed);
-        }
-    }
-
-    fn govern(&self, connection: Descriptor, control: &Descriptor) -> Result<Descriptor, Refusal> {
-        let control = control.get().ok_or(Refusal::Absent)?;
-        self.blocks.adopt(&control).map_err(|not_ours| match not_ours {
-            NotOurs::Version(theirs) => Refusal::Version(theirs),
-            NotOurs::Kind => Refusal::Unanswered,
-        })?;
-        self.is_governed.store(true, Relaxed);
+        let prepared = levels.while_closed(self.usage(), || self.session.prepare_usage_file());
+        let connection = self.session.register(prepared, patience)?;
         self.memory.grants.begin_again();
         self.renumber();
         Ok(connection)
     }
 
-    /// Looks for devices that the daemon has found since the last look.
-    pub(crate) fn look_for_devices(&self) {
-        if self.devices.are_outdated(self.control()) {
+    fn look_for_devices(&self) {
+        if self.session.devices.are_outdated(self.session.control()) {
             self.renumber();
         }
     }
 
-    /// Updates device numbers from a new control block, which may know more devices or number them
-    /// differently.
-    fn renumber(&self) {
-        self.devices.refresh(self.control());
-        self.memory.renumber(self);
-        self.swap.renumber(self);
-        self.slots.renumber(self);
-        self.contexts.tell(self);
+    fn is_alive(&self) -> bool {
+        get().is_some()
     }
+}
 
-    /// Opens the gates, because the daemon has been away for longer than announced.
-    pub(crate) fn open_gates(&self, keep_frozen: bool) {
-        // Without memory the gates stay as they were.
-        let _ = self.blocks.open_gates(keep_frozen);
-    }
+impl Deref for Process {
+    type Target = Compute;
 
-    /// Reports on standard error why the process is not governed, once for each reason, where a daemon can be
-    /// expected.
-    fn complain_of(&self, refusal: Option<&Refusal>) {
-        let lacks_descriptor = matches!(refusal, Some(Refusal::NoDescriptor));
-        let lacked_descriptor = self.lacks_descriptor.swap(lacks_descriptor, Relaxed);
-        let socket = self.wishes.socket.to_string_lossy();
-        match refusal {
-            Some(Refusal::Version(theirs)) if !self.has_complained.swap(true, Relaxed) => {
-                let ours = gcgroup_abi::VERSION;
-                sys::complain(&format!(
-                    "the daemon speaks version {theirs}, this hook {ours}: not governed"
-                ));
-            }
-            Some(Refusal::NoDescriptor) if !lacked_descriptor && Path::new(&self.wishes.socket).exists() => {
-                sys::complain("no file descriptor is free: not governed until one is");
-            }
-            Some(Refusal::Absent)
-                if self.is_governed.load(Relaxed)
-                    && descriptor::root() != self.root
-                    && !self.has_lost_root.swap(true, Relaxed) =>
-            {
-                sys::complain(&format!(
-                    "no daemon answers at {socket} in the program's new root directory: the last limits hold"
-                ));
-            }
-            _ => {}
-        }
+    fn deref(&self) -> &Compute {
+        self.compute
     }
 }
 
@@ -450,20 +326,15 @@ impl Process {
     /// Returns a process for a test, without a daemon, a helper or a driver; `limit` is the limit for all
     /// devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
-        let wishes = Wishes {
-            socket: "".into(),
-            hello: Hello {
-                memory_limit: limit,
-                ..Hello::PLAIN
-            },
-            required: false,
-        };
-        Box::leak(Box::new(Self::new(wishes).unwrap()))
+        let own = Mapping::anonymous(PAGE).unwrap();
+        own.wipe_on_fork().unwrap();
+        own_word(&own).store(1, Relaxed);
+        Box::leak(Box::new(Self::new(own, Session::of_test(limit)).unwrap()))
     }
 
     /// Adopts `control` as the answer of a daemon.
     pub(crate) fn adopt(&self, control: &OwnedFd) {
-        self.blocks.adopt(control).unwrap();
+        self.session.adopt(control);
         self.renumber();
     }
 }

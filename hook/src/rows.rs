@@ -137,7 +137,7 @@ macro_rules! function {
             /// Resolves a stream argument: in a twin, the default stream is the thread's own.
             #[allow(dead_code, reason = "not every function takes a stream")]
             fn on(stream: $crate::cuda::CUstream) -> $crate::cuda::CUstream {
-                $crate::compute::call::by_name(stream, $crate::compute::fast::is_per_thread(stringify!($name)))
+                $crate::driver::streams::by_name(stream, $crate::calls::fast::is_per_thread(stringify!($name)))
             }
 
             $crate::rows::function!(@ours $name $args $around);
@@ -145,7 +145,7 @@ macro_rules! function {
     };
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [submit $what:ident]) => {
-        $crate::compute::fast::submission!(REAL, $name, $what, ($($arg: $ty),*));
+        $crate::calls::fast::submission!(REAL, $name, $what, ($($arg: $ty),*));
     };
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {

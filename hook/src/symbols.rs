@@ -5,19 +5,18 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-
-use gcgroup_abi::Usage;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use crate::coverage;
 use crate::driver::cuda::{CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::library::{CUDA, Library, forget_error};
+use crate::driver::library::{self, CUDA, Library, forget_error};
 use crate::driver::thread;
 use crate::process;
 use crate::rows::{Row, parts};
 
-/// Returns the wrapper for the driver's function `name` at `real`; `None` if that is not the function of a row.
+/// Returns the wrapper for the driver's function `name` at `real`; `None` if that is not the function of a
+/// row.
 pub(crate) fn wrapper(rows: &[Row], name: &CStr, real: *mut c_void) -> Option<*mut c_void> {
     prepare(Library::of(name), rows, Some(real))?;
     let row = rows.iter().find(|row| row.name == name)?;
@@ -42,21 +41,9 @@ pub(crate) fn get_proc_address(
     if let Some(ours) = of_address(rows, symbol, *found) {
         *found = ours;
     } else if !found.is_null() && is_unknown(symbol) {
-        UNKNOWN.fetch_add(1, Relaxed);
-        process::get().inspect(|process| count_unknown(process.usage()));
+        library::note_unknown(process::get().map(|process| process.usage()));
     }
     Ok(())
-}
-
-/// Lookups that the driver answered with a function unknown to the hook, and that are not yet counted in the
-/// usage block: programs look up symbols before `cuInit`.
-static UNKNOWN: AtomicU64 = AtomicU64::new(0);
-
-/// Adds the lookups so far to the usage block.
-pub(crate) fn count_unknown(usage: &Usage) {
-    usage
-        .nr_unknown_symbols
-        .fetch_add(UNKNOWN.swap(0, Relaxed), Relaxed);
 }
 
 /// Returns whether an answer for `symbol` that is in no row may need a hook: a new name of the driver, or a
@@ -84,8 +71,8 @@ fn of_address(rows: &[Row], symbol: &CStr, real: *mut c_void) -> Option<*mut c_v
         .map(|row| row.ours.0)
 }
 
-/// Looks up the driver's function of every row of a library, once; `None` if the library is not loaded. A row that the
-/// driver lacks stays absent without affecting others.
+/// Looks up the driver's function of every row of a library, once; `None` if the library is not loaded. A row
+/// that the driver lacks stays absent without affecting others.
 fn prepare(library: &Library, rows: &[Row], member: Option<*mut c_void>) -> Option<()> {
     if library.is_prepared.load(Acquire) {
         return Some(());

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gcgroup_abi::Kind;
 
-use crate::compute::{capture, graphs, green, progress, reach, slots, streams};
+use crate::calls::{capture, graphs, green, progress, reach, slots, streams};
 use crate::cuda::*;
 use crate::driver;
 use crate::memory::vmm::Bound;

@@ -10,11 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::gate;
-use crate::driver::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CUresult, CUstream};
-use crate::driver::interpose::Next;
-use crate::process::{self, Process};
-use crate::{driver, sys};
+use crate::driver::cuda::CUstream;
 
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
@@ -31,13 +27,13 @@ impl Captures {
             .store(u32::try_from(under_way.len()).unwrap_or(u32::MAX), Relaxed);
     }
 
-    fn begin(&self, stream: CUstream, tid: u32) {
+    pub(crate) fn begin(&self, stream: CUstream, tid: u32) {
         self.change(|list| list.push((stream.0.addr(), tid)));
     }
 
     /// Ends a capture of `stream`: the one that `tid` began, otherwise any. All threads' per-thread default
     /// streams have the same handle.
-    fn end(&self, stream: CUstream, tid: u32) {
+    pub(crate) fn end(&self, stream: CUstream, tid: u32) {
         self.change(|list| {
             let stream = stream.0.addr();
             let own = list.iter().position(|entry| *entry == (stream, tid));
@@ -69,53 +65,6 @@ impl Captures {
         let under_way = self.under_way.lock();
         under_way.is_empty().then(body)
     }
-}
-
-/// Returns whether submissions to the stream currently become part of a graph; `None` if the driver does not
-/// answer.
-pub(crate) fn is_capturing(stream: CUstream) -> Option<bool> {
-    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-    driver::cuStreamIsCapturing(stream, &mut status).ok()?;
-    Some(status != CU_STREAM_CAPTURE_STATUS_NONE)
-}
-
-/// Handles `cuStreamBeginCapture` and its variants.
-pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    let captures = &process.contexts.captures;
-    let tid = sys::gettid();
-    gate::hold(
-        process,
-        || captures.begin(stream, tid),
-        || captures.end(stream, tid),
-    );
-    // Submissions to the stream must not be counted, and only the slow path looks for captures.
-    process.slots.watch(process, true);
-    next().inspect_err(|_| {
-        captures.end(stream, tid);
-        is_over(process);
-    })
-}
-
-/// Wakes the helper, which returns submissions to the fast path.
-fn is_over(process: &Process) {
-    process.line.wake();
-}
-
-/// Handles `cuStreamEndCapture`. An invalidated capture ends too; one that another thread must end does not.
-pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
-    let result = next();
-    let Some(process) = process::get() else {
-        return result;
-    };
-    if is_capturing(stream) != Some(true) {
-        process.contexts.captures.end(stream, sys::gettid());
-        process.slots.current(process).inspect(|bound| bound.discount());
-        is_over(process);
-    }
-    result
 }
 
 #[cfg(test)]

@@ -18,19 +18,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::capture;
-use super::mark::{Sign, Signs};
+use super::mark::{Sign, Signs, is_over};
 use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
+use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
+use crate::driver::{self, cuda};
 use crate::shared::device::LocalDevice;
-use crate::{cuda, driver};
 
-pub(super) use self::marks::is_over;
-pub(crate) use self::marks::{Mark, Passed, ask_all};
-
-/// `CU_STREAM_LEGACY`. Also used for stream 0 of programs built for per-thread default streams.
-pub(crate) const LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`: valid in the thread itself; for other threads a legacy-stream marker covers it.
-pub(crate) const PER_THREAD: usize = 2;
+pub(crate) use self::marks::{Mark, Passed, ask_all, ask_each};
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -56,10 +50,6 @@ pub(crate) struct Context {
     base: Option<(Arc<Context>, usize)>,
     signs: Arc<Signs>,
     inner: Mutex<Inner>,
-}
-
-pub(crate) fn stream(number: usize) -> CUstream {
-    CUstream(std::ptr::with_exposed_provenance_mut(number))
 }
 
 impl Context {
@@ -218,7 +208,7 @@ impl Context {
     /// its own.
     pub(crate) fn take_out(&self, leaving: CUstream) -> bool {
         let mut needs_own = None;
-        if capture::is_capturing(leaving) == Some(false) {
+        if is_capturing(leaving) == Some(false) {
             self.visit(|inner| {
                 needs_own = inner.take(leaving);
                 self.leave_mark(inner, leaving);

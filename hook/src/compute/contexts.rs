@@ -9,10 +9,11 @@ use gcgroup_abi::MAX_DEVICES;
 use parking_lot::Mutex;
 
 use super::capture::Captures;
-use super::context::{Context, PER_THREAD};
+use super::context::Context;
 use crate::driver::cuda::{CUcontext, CUgreenCtx, CUstream};
-use crate::process::Process;
+use crate::driver::streams::PER_THREAD;
 use crate::shared::device::LocalDevice;
+use crate::shared::session::Session;
 
 #[derive(Debug)]
 pub(crate) struct Contexts {
@@ -44,21 +45,21 @@ impl Contexts {
     }
 
     /// Returns the context with that handle, adding it if it is new.
-    pub(crate) fn known(&self, process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+    pub(crate) fn known(&self, session: &Session, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
         let (context, is_new) = self.found(handle, local);
         if is_new {
-            self.tell(process);
+            self.tell(session);
         }
         context
     }
 
     /// Publishes the number of contexts on each device, and rings the daemon for the first and the last.
-    pub(crate) fn tell(&self, process: &Process) {
+    pub(crate) fn tell(&self, session: &Session) {
         let mut counts = [0_u32; MAX_DEVICES];
         {
             let list = self.list.lock();
             for context in list.iter().filter(|context| !context.is_part()) {
-                if let Some(count) = counts.get_mut(process.devices.index(context.local)) {
+                if let Some(count) = counts.get_mut(session.devices.index(context.local)) {
                     *count += 1;
                 }
             }
@@ -66,11 +67,11 @@ impl Contexts {
             self.are_on_several.store(list.windows(2).any(differ), Relaxed);
         }
         let mut is_news = false;
-        for (usage, count) in process.usage().devices.iter().zip(counts) {
+        for (usage, count) in session.usage().devices.iter().zip(counts) {
             is_news |= (usage.nr_contexts.swap(count, Relaxed) == 0) != (count == 0);
         }
         if is_news {
-            process.ring();
+            session.ring();
         }
     }
 
@@ -92,13 +93,13 @@ impl Contexts {
     }
 
     /// Adds and returns the context with `handle` that stands for a green context in calls.
-    pub(super) fn enter_part(&self, handle: CUcontext, base: &Arc<Context>, green: CUgreenCtx) {
+    pub(crate) fn enter_part(&self, handle: CUcontext, base: &Arc<Context>, green: CUgreenCtx) {
         let green = green.0.expose_provenance();
         self.found_or(handle, |number, id| Context::new_part(number, id, base, green));
     }
 
     /// Returns the context that stands for a green context in calls.
-    pub(super) fn green(&self, green: CUgreenCtx) -> Option<Arc<Context>> {
+    pub(crate) fn green(&self, green: CUgreenCtx) -> Option<Arc<Context>> {
         let list = self.list.lock();
         list.iter()
             .find(|context| context.is_green(green.0.addr()))
@@ -168,8 +169,8 @@ impl Contexts {
         Some(self.holder(stream)?.local)
     }
 
-    /// Removes a destroyed context and everything that it owned.
-    pub(crate) fn remove(&self, process: &Process, context: &Arc<Context>) {
+    /// Removes a destroyed context with its parts and streams. The memory that it owned is not handled here.
+    pub(crate) fn remove(&self, session: &Session, context: &Arc<Context>) {
         for gone in self.family(context) {
             for stream in gone.end() {
                 self.captures.forget(stream);
@@ -177,12 +178,7 @@ impl Contexts {
             self.list.lock().retain(|other| !Arc::ptr_eq(other, &gone));
         }
         self.epoch.fetch_add(1, Release);
-        self.tell(process);
-        if context.is_part() {
-            process.memory.synchronized(process, None);
-        } else {
-            process.memory.context_gone(process, context.id());
-        }
+        self.tell(session);
     }
 }
 
@@ -198,34 +194,32 @@ mod tests {
 
     #[test]
     fn reused_context_handle_is_new_context() {
-        let process = Process::of_test(NO_LIMIT);
-        let contexts = &process.contexts;
+        let (session, contexts) = (Session::of_test(NO_LIMIT), Contexts::new());
         let local = LocalDevice::of(0).unwrap();
-        let first = contexts.known(process, handle(16), local);
-        assert_eq!(contexts.known(process, handle(16), local).id(), first.id());
+        let first = contexts.known(session, handle(16), local);
+        assert_eq!(contexts.known(session, handle(16), local).id(), first.id());
         assert_eq!(contexts.on(|device| device == local).len(), 1);
         let epoch = contexts.epoch();
-        contexts.remove(process, &first);
+        contexts.remove(session, &first);
         assert_ne!(contexts.epoch(), epoch);
         assert!(contexts.on(|_| true).is_empty());
-        let told = |index: usize| process.usage().devices[index].nr_contexts.load(Relaxed);
-        assert_eq!(told(process.devices.index(local)), 0);
-        assert_ne!(contexts.known(process, handle(16), local).id(), first.id());
+        let told = |index: usize| session.usage().devices[index].nr_contexts.load(Relaxed);
+        assert_eq!(told(session.devices.index(local)), 0);
+        assert_ne!(contexts.known(session, handle(16), local).id(), first.id());
     }
 
     #[test]
     fn stream_device_is_known_with_several_devices() {
-        let process = Process::of_test(NO_LIMIT);
-        let contexts = &process.contexts;
+        let (session, contexts) = (Session::of_test(NO_LIMIT), Contexts::new());
         let stream = |number: usize| CUstream(std::ptr::without_provenance_mut(number));
         let [first, second] = [0, 1].map(|number| LocalDevice::of(number).unwrap());
         contexts
-            .known(process, handle(16), first)
+            .known(session, handle(16), first)
             .enter(stream(64), false);
-        contexts.known(process, handle(32), first);
+        contexts.known(session, handle(32), first);
         assert_eq!(contexts.device_of(stream(64)), None, "there is one device");
         contexts
-            .known(process, handle(48), second)
+            .known(session, handle(48), second)
             .enter(stream(80), true);
         assert_eq!(contexts.device_of(stream(64)), Some(first));
         assert_eq!(contexts.device_of(stream(80)), Some(second));
@@ -235,10 +229,8 @@ mod tests {
 
     #[test]
     fn only_leaving_context_delays_markers() {
-        let process = Process::of_test(NO_LIMIT);
-        let context = process
-            .contexts
-            .known(process, handle(16), LocalDevice::of(0).unwrap());
+        let (session, contexts) = (Session::of_test(NO_LIMIT), Contexts::new());
+        let context = contexts.known(session, handle(16), LocalDevice::of(0).unwrap());
         let mut marks = Vec::new();
         context.leave();
         context.leave();
@@ -248,8 +240,36 @@ mod tests {
             Passed::NotYet,
             "another call may destroy it yet"
         );
-        process.contexts.remove(process, &context);
+        contexts.remove(session, &context);
         assert_eq!(context.mark(&mut marks), Passed::Yes);
         assert!(marks.is_empty());
+    }
+
+    fn green(number: usize) -> CUgreenCtx {
+        CUgreenCtx(std::ptr::without_provenance_mut(number))
+    }
+
+    #[test]
+    fn green_context_is_a_part_and_goes_with_its_primary() {
+        let (session, contexts) = (Session::of_test(NO_LIMIT), Contexts::new());
+        let local = LocalDevice::of(0).unwrap();
+        let base = contexts.known(session, handle(16), local);
+        contexts.enter_part(handle(32), &base, green(48));
+        contexts.enter_part(handle(64), &base, green(80));
+        let part = contexts.green(green(48)).unwrap();
+        assert_eq!(part.base().id(), base.id());
+        assert_eq!(contexts.find(handle(32)).unwrap().id(), part.id());
+        assert_eq!(contexts.family(&base).len(), 3);
+        assert_eq!(contexts.family(&part).len(), 1);
+        let told = session.usage().devices[session.devices.index(local)]
+            .nr_contexts
+            .load(Relaxed);
+        assert_eq!(told, 1, "only the primary context counts");
+        contexts.remove(session, &part);
+        assert_eq!(contexts.family(&base).len(), 2);
+        assert!(contexts.green(green(48)).is_none());
+        contexts.remove(session, &base);
+        assert!(contexts.on(|_| true).is_empty());
+        assert_eq!(part.mark(&mut Vec::new()), Passed::Yes);
     }
 }

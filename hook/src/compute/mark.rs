@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Rela
 
 use parking_lot::Mutex;
 
-use super::context::is_over;
 use crate::driver;
 use crate::driver::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUcontext, CUdeviceptr, CUerror, CUevent,
@@ -254,6 +253,15 @@ impl Signs {
             Sign::Event(number) => spares.events.push(number),
         }
     }
+}
+
+/// Returns whether an error means that the context runs nothing any more: destroyed, or stopped for good by a
+/// fault (CUDA Driver API, `CUresult`) of the device, its memory, another device or the MPS server.
+pub(super) fn is_over(error: CUerror) -> bool {
+    matches!(
+        error.0.get(),
+        4 | 201 | 214 | 220 | 226 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 | 917
+    )
 }
 
 /// Writes with the call of CUDA 11.7, or with the older one, which had to be enabled in the kernel module.

@@ -7,15 +7,16 @@ use std::sync::atomic::{
     Ordering::Release,
 };
 
-use gcgroup_abi::{Entrance, Gate, Kind, Stock, Submission, Thread, Usage, UsageDevice};
+use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevice};
 
 use parking_lot::Mutex;
 
-use super::meter::Noted;
+use super::noted::Noted;
 use super::window::Window;
 use crate::memory::Kept;
-use crate::process::Process;
+use crate::shared::counters::add;
 use crate::shared::device::LocalDevice;
+use crate::shared::place::Place;
 use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.
@@ -84,7 +85,7 @@ static UNACCOUNTED: Entrance = Entrance {
 static UNACCOUNTED_EXITS: Thread = unsafe { MaybeUninit::zeroed().assume_init() };
 
 /// Returns the slot of submissions that are not governed.
-pub(super) fn unaccounted() -> *const Entrance {
+pub(crate) fn unaccounted() -> *const Entrance {
     &raw const UNACCOUNTED
 }
 
@@ -105,6 +106,16 @@ impl Bound<'_> {
 
     pub(crate) fn local(&self) -> Option<LocalDevice> {
         LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
+    }
+
+    /// Returns where the thread allocates.
+    #[inline]
+    pub(crate) fn place(&self) -> Option<Place> {
+        Some(Place {
+            local: self.local()?,
+            index: self.index(),
+            context: self.owner(),
+        })
     }
 
     /// Returns the number of the thread's current context.
@@ -154,7 +165,7 @@ impl Bound<'_> {
 
     /// Subtracts submissions that became part of graphs. For the slot's own thread, or a thread that takes
     /// the slot over.
-    pub(super) fn discount(&self) {
+    pub(crate) fn discount(&self) {
         let counts = self.entrance.entered.iter().zip(self.exits());
         for ((entered, exited), captured) in counts.zip(&self.side.captured) {
             let captured = captured.swap(0, Relaxed);
@@ -188,93 +199,11 @@ impl Bound<'_> {
     }
 
     /// Adds a heap slot's exits to the device's counters, which the daemon sees.
-    pub(crate) fn fold(&self, process: &Process) {
-        if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {
+    pub(crate) fn fold(&self, usage: &Usage) {
+        if let (Some(extra), Some(device)) = (self.extra, usage.devices.get(self.index())) {
             extra.fold(device);
         }
     }
-}
-
-/// Counters of the calling thread, which no other thread writes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counts<'a>(&'a Thread);
-
-impl<'a> Counts<'a> {
-    /// Returns the counters in the calling thread's slot of the block; `None` if the thread is on another
-    /// device.
-    #[inline]
-    pub(super) fn of(usage: &'a Usage, slot: &'a Thread, index: usize) -> Option<Self> {
-        if slot.counted_device.load(Relaxed) as usize == index {
-            return Some(Self(slot));
-        }
-        Self::begin(usage, slot, index)
-    }
-
-    /// Adds what was counted for the previous device to that device's counters.
-    #[cold]
-    #[inline(never)]
-    fn begin(usage: &Usage, slot: &'a Thread, index: usize) -> Option<Self> {
-        if slot.device.load(Relaxed) as usize != index {
-            return None;
-        }
-        let before = slot.counted_device.load(Relaxed) as usize;
-        if let Some(device) = usage.devices.get(before) {
-            let kinds = Kind::ALL.iter().zip(&device.kinds);
-            let kinds = kinds.filter_map(|((kind, ..), shared)| Some((slot.kind(*kind)?, shared)));
-            let counts = [
-                (&slot.nr_alloc, &device.nr_alloc),
-                (&slot.nr_free, &device.nr_free),
-            ];
-            for (own, shared) in counts.into_iter().chain(kinds) {
-                shared.fetch_add(own.load(Relaxed), Relaxed);
-                own.store(0, Release);
-            }
-        }
-        slot.counted_device
-            .store(u32::try_from(index).unwrap_or(0), Release);
-        Some(Self(slot))
-    }
-
-    /// Returns the thread's counter that is odd during a call in which the device may hold more than is
-    /// charged.
-    #[inline]
-    pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
-        &self.0.unsettled
-    }
-
-    /// Returns the bytes that the thread has uncharged and keeps.
-    #[inline]
-    pub(crate) fn stock(&self) -> Stock<'a> {
-        Stock::of(self.0)
-    }
-
-    /// Returns the number of frees counted here.
-    #[inline]
-    pub(crate) fn nr_free(&self) -> u64 {
-        self.0.nr_free.load(Relaxed)
-    }
-
-    #[inline]
-    pub(crate) fn count_alloc(&self) {
-        add(&self.0.nr_alloc, 1);
-    }
-
-    #[inline]
-    pub(crate) fn count_free(&self) {
-        add(&self.0.nr_free, 1);
-    }
-
-    /// Adds to the count of a kind; returns whether the kind is counted here.
-    #[inline]
-    pub(crate) fn add_kind(&self, kind: Kind, bytes: u64) -> bool {
-        self.0.kind(kind).inspect(|count| add(count, bytes)).is_some()
-    }
-}
-
-/// Adds without an atomic read-modify-write: only a slot's own thread counts in it.
-#[inline]
-pub(super) fn add(count: &AtomicU64, amount: u64) {
-    count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 impl Extra {
@@ -325,29 +254,20 @@ pub(super) fn leave_behind(bound: Bound<'_>, device: &UsageDevice) {
     }
 }
 
-pub(super) fn point(process: &Process, bound: Bound<'_>, index: usize) {
-    let Some(device) = process.control().devices.get(index) else {
+/// Points a slot at the gate of the device with that index; with `is_watched`, every submission takes the
+/// slow path.
+pub(super) fn point(control: &Control, bound: Bound<'_>, index: usize, is_watched: bool) {
+    let Some(device) = control.devices.get(index) else {
         return;
     };
     if bound.extra.is_none() {
-        let gate = if process.slots.are_watched() {
-            &CLOSED
-        } else {
-            &device.gate
-        };
+        let gate = if is_watched { &CLOSED } else { &device.gate };
         bound.entrance.gate.store(ptr::from_ref(gate).cast_mut(), Release);
     }
     bound
         .thread
         .device
         .store(u32::try_from(index).unwrap_or(0), Release);
-}
-
-#[cfg(test)]
-impl<'a> Counts<'a> {
-    pub(crate) fn of_test(usage: &'a Usage, bound: Bound<'a>, index: usize) -> Option<Self> {
-        Self::of(usage, bound.thread, index)
-    }
 }
 
 #[cfg(test)]

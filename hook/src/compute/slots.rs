@@ -17,17 +17,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Rela
 use gcgroup_abi::{Entrance, MAX_THREADS, Stock, Thread, Usage};
 use parking_lot::Mutex;
 
-use super::context::{self, PER_THREAD};
-use super::elsewhere::Inside;
+use super::contexts::Contexts;
 use super::hold::Scope;
-use super::slot::{Bound, Counts, Extra, Side, leave_behind, point, settle};
-use crate::driver::cuda::{CUcontext, CUresult};
-use crate::driver::interpose::Next;
-use crate::memory::{Kept, Place};
-use crate::process::{self, Process};
+use super::inside::Inside;
+use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
+use crate::driver::cuda::CUcontext;
+use crate::driver::streams::{PER_THREAD, stream};
+use crate::driver::{self, thread};
+use crate::memory::Kept;
+use crate::shared::counters::Counts;
 use crate::shared::device::LocalDevice;
+use crate::shared::session::Session;
+use crate::sys;
 use crate::sys::mapping::Mapping;
-use crate::{driver, sys, thread};
 
 #[cfg(test)]
 mod tests;
@@ -88,32 +90,32 @@ impl Slots {
     }
 
     /// Sends every submission through the slow path, or ends that.
-    pub(super) fn watch(&self, process: &Process, is_wanted: bool) {
+    pub(crate) fn watch(&self, session: &Session, is_wanted: bool) {
         if self.are_watched() == is_wanted {
             return;
         }
         // A thread that takes a slot holds this lock, so it sees the word or its slot is seen below.
         let _extras = self.extras.lock();
         self.are_watched.store(is_wanted, Relaxed);
-        self.in_block(process)
+        self.in_block(session)
             .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX))
-            .for_each(|bound| point(process, bound, bound.index()));
+            .for_each(|bound| point(session.control(), bound, bound.index(), is_wanted));
     }
 
     /// Returns the threads inside submissions to any device.
-    pub(super) fn inside(&self, process: &Process) -> Vec<Inside> {
+    pub(super) fn inside(&self, session: &Session) -> Vec<Inside> {
         let extras = self.extras.lock();
-        self.in_block(process)
+        self.in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
             .filter_map(Inside::of)
             .collect()
     }
 
     /// Drops the threads that have left their submission from `inside`.
-    pub(super) fn retain_inside(&self, process: &Process, inside: &mut Vec<Inside>) {
+    pub(super) fn retain_inside(&self, session: &Session, inside: &mut Vec<Inside>) {
         let extras = self.extras.lock();
         inside.retain(|one| {
-            self.in_block(process)
+            self.in_block(session)
                 .chain(extras.iter().map(|extra| extra.bound()))
                 .any(|bound| one.is_still(bound))
         });
@@ -134,32 +136,15 @@ impl Slots {
 
     /// Returns where the calling thread caches the pool that it used last, if it has a slot of the block.
     #[inline]
-    pub(crate) fn kept<'a>(&'a self, process: &'a Process) -> Option<Own<'a, Kept>> {
-        let bound = self.in_block_now(process)?;
+    pub(crate) fn kept<'a>(&'a self, session: &'a Session) -> Option<Own<'a, Kept>> {
+        let bound = self.in_block_now(session)?;
         Some(Own(&bound.side.kept, PhantomData))
-    }
-
-    /// Returns the device and context in which the calling thread allocates; `None` without a current
-    /// context.
-    #[inline]
-    pub(crate) fn place(&self, process: &Process) -> Option<Place> {
-        match self.in_block_now(process) {
-            Some(bound) => Place::of(bound),
-            None => self.place_elsewhere(process).map(Place::unpacked),
-        }
-    }
-
-    /// Returned in one word, so that the rare call does not force the place into memory.
-    #[cold]
-    #[inline(never)]
-    fn place_elsewhere(&self, process: &Process) -> Option<u64> {
-        Some(Place::of(self.bind(process)?)?.packed())
     }
 
     /// Returns the calling thread's slot, if it is in the block.
     #[inline]
-    fn in_block_now<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        self.numbered(process.usage(), self.number()?)
+    pub(super) fn in_block_now<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        self.numbered(session.usage(), self.number()?)
     }
 
     #[inline]
@@ -174,8 +159,8 @@ impl Slots {
 
     /// Returns the calling thread's slot, if it has one on its current device.
     #[inline]
-    pub(crate) fn current<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        self.in_block_now(process).or_else(|| self.current_extra())
+    pub(crate) fn current<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        self.in_block_now(session).or_else(|| self.current_extra())
     }
 
     /// Returns the calling thread's slot, if it is on the heap.
@@ -194,26 +179,33 @@ impl Slots {
 
     /// Returns the calling thread's slot, taking one if needed; `None` without a current context.
     #[inline]
-    pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        self.current(process).or_else(|| self.bind_anew(process))
+    pub(crate) fn bind<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
+        self.current(session)
+            .or_else(|| self.bind_anew(session, contexts))
     }
 
     /// Returns the slot for a submission to `stream`. Only default streams need a current context (CUDA
     /// Driver API, `cuLaunchKernel`): without one, the thread counts on the stream's device.
-    pub(super) fn bind_on<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
-        self.bind(process).or_else(|| self.bind_to(process, stream))
+    pub(super) fn bind_on<'a>(
+        &'a self,
+        session: &'a Session,
+        contexts: &Contexts,
+        number: usize,
+    ) -> Option<Bound<'a>> {
+        self.bind(session, contexts)
+            .or_else(|| self.bind_to(session, contexts, number))
     }
 
     /// Returns a slot without binding the thread to it, so that its next submission takes this path again.
     #[cold]
     #[inline(never)]
-    fn bind_to<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
-        if stream <= PER_THREAD {
+    fn bind_to<'a>(&'a self, session: &'a Session, contexts: &Contexts, number: usize) -> Option<Bound<'a>> {
+        if number <= PER_THREAD {
             return None;
         }
-        let context = process.contexts.holder(context::stream(stream))?;
-        let index = process.devices.index(context.local);
-        let bound = self.take(process, sys::gettid(), context.local, index);
+        let context = contexts.holder(stream(number))?;
+        let index = session.devices.index(context.local);
+        let bound = self.take(session, sys::gettid(), context.local, index);
         bound.side.context.store(context.id(), Relaxed);
         bound.side.owner.store(context.base().id(), Relaxed);
         bound.side.handle.store(0, Relaxed);
@@ -222,38 +214,43 @@ impl Slots {
 
     #[cold]
     #[inline(never)]
-    fn bind_anew<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        self.rebind(process, current_context()?)
+    fn bind_anew<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
+        self.rebind(session, contexts, current_context()?)
     }
 
     /// Moves the calling thread to the slot of its current device, because its context may have changed.
-    pub(crate) fn moved(&self, process: &Process) {
+    pub(crate) fn moved(&self, session: &Session, contexts: &Contexts) {
         let Some(context) = current_context() else {
             return thread::set_slot(thread::unbound());
         };
-        let epoch = process.contexts.epoch();
+        let epoch = contexts.epoch();
         let is_same = |bound: &Bound<'_>| {
             bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
         };
-        if !self.current(process).is_some_and(|bound| is_same(&bound)) {
+        if !self.current(session).is_some_and(|bound| is_same(&bound)) {
             thread::set_slot(thread::unbound());
-            self.rebind(process, context);
+            self.rebind(session, contexts, context);
         }
     }
 
-    fn rebind<'a>(&'a self, process: &'a Process, context: CUcontext) -> Option<Bound<'a>> {
-        let epoch = process.contexts.epoch();
+    fn rebind<'a>(
+        &'a self,
+        session: &'a Session,
+        contexts: &Contexts,
+        context: CUcontext,
+    ) -> Option<Bound<'a>> {
+        let epoch = contexts.epoch();
         let mut device = 0;
         driver::cuCtxGetDevice(&mut device).ok()?;
         let local = LocalDevice::of(device)?;
-        let index = process.devices.learn(process.control(), local);
-        let is_new = process.contexts.find(context).is_none();
-        let known = process.contexts.known(process, context, local);
+        let index = session.devices.learn(session.control(), local);
+        let is_new = contexts.find(context).is_none();
+        let known = contexts.known(session, context, local);
         if is_new {
             // The daemon has a new context to measure.
-            process.ring();
+            session.ring();
         }
-        let bound = self.take(process, sys::gettid(), local, index);
+        let bound = self.take(session, sys::gettid(), local, index);
         bound.side.context.store(known.id(), Relaxed);
         bound.side.owner.store(known.base().id(), Relaxed);
         bound.side.handle.store(context.0.addr(), Relaxed);
@@ -263,13 +260,13 @@ impl Slots {
     }
 
     /// Returns the slot of a thread on a device, taking one if needed.
-    fn take<'a>(&'a self, process: &'a Process, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
+    fn take<'a>(&'a self, session: &'a Session, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
         let is_own = |bound: &Bound<'_>| {
             bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
         };
         // A slot with this thread's id was taken by it, or by an ended thread with the same id: no other
         // thread touches it.
-        if let Some(own) = self.in_block(process).find(is_own) {
+        if let Some(own) = self.in_block(session).find(is_own) {
             return own;
         }
         let mut extras = self.extras.lock();
@@ -277,11 +274,11 @@ impl Slots {
             return own;
         }
         let free = self
-            .free(process, index)
-            .or_else(|| self.fresh(process))
+            .free(session, index)
+            .or_else(|| self.fresh(session))
             .or_else(|| {
-                self.release_dead(process);
-                self.free(process, index)
+                self.release_dead(session);
+                self.free(session, index)
             })
             .or_else(|| extras.iter().map(|extra| extra.bound()).find(Bound::is_dead));
         let bound = free.unwrap_or_else(|| {
@@ -289,28 +286,28 @@ impl Slots {
             extras.push(extra);
             extra.bound()
         });
-        self.give(process, bound, tid, local, index);
+        self.give(session, bound, tid, local, index);
         bound
     }
 
-    fn in_block<'a>(&'a self, process: &'a Process) -> impl Iterator<Item = Bound<'a>> {
-        let usage = process.usage();
+    fn in_block<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = Bound<'a>> {
+        let usage = session.usage();
         let used = self.nr_used.load(Acquire) as usize;
         (0..used).filter_map(move |number| self.numbered(usage, number))
     }
 
     /// Returns a slot of the block whose thread has ended, preferably one of the same device, whose counts
     /// may stay.
-    fn free<'a>(&'a self, process: &'a Process, index: usize) -> Option<Bound<'a>> {
+    fn free<'a>(&'a self, session: &'a Session, index: usize) -> Option<Bound<'a>> {
         let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
-        self.in_block(process)
+        self.in_block(session)
             .find(|bound| is_free(bound) && bound.index() == index)
-            .or_else(|| self.in_block(process).find(is_free))
+            .or_else(|| self.in_block(session).find(is_free))
     }
 
     /// Returns a slot of the block that has never been used.
-    fn fresh<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        let usage = process.usage();
+    fn fresh<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        let usage = session.usage();
         let used = self.nr_used.load(Relaxed);
         let bound = self.numbered(usage, used as usize)?;
         bound.lead();
@@ -321,59 +318,59 @@ impl Slots {
         Some(bound)
     }
 
-    fn release_dead(&self, process: &Process) {
-        for bound in self.in_block(process).filter(Bound::is_dead) {
+    fn release_dead(&self, session: &Session) {
+        for bound in self.in_block(session).filter(Bound::is_dead) {
             settle(bound);
             bound.side.tid.store(0, Release);
         }
     }
 
-    fn give(&self, process: &Process, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
+    fn give(&self, session: &Session, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
         settle(bound);
         let moves = bound.index() != index;
-        match (bound.extra, process.usage().devices.get(bound.index())) {
+        match (bound.extra, session.usage().devices.get(bound.index())) {
             (Some(extra), Some(device)) => extra.fold(device),
             (None, Some(device)) if moves => leave_behind(bound, device),
             _ => {}
         }
         bound.side.local.store(u32::from(local.number()), Relaxed);
-        point(process, bound, index);
+        point(session.control(), bound, index, self.are_watched());
         bound.side.tid.store(tid, Release);
     }
 
     /// Points every slot at its device's gate in a new control block.
-    pub(crate) fn renumber(&self, process: &Process) {
+    pub(crate) fn renumber(&self, session: &Session) {
         let extras = self.extras.lock();
         for bound in self
-            .in_block(process)
+            .in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
         {
             let Some(local) = bound.local() else { continue };
-            let index = process.devices.index(local);
+            let index = session.devices.index(local);
             if bound.index() != index && bound.side.tid.load(Acquire) != 0 {
-                bound.fold(process);
-                point(process, bound, index);
+                bound.fold(session.usage());
+                point(session.control(), bound, index, self.are_watched());
             }
         }
     }
 
     /// Returns whether any thread is inside a submission in `scope`. Exact if no thread can enter any more.
-    pub(super) fn is_any_inside(&self, process: &Process, scope: Scope) -> bool {
+    pub(super) fn is_any_inside(&self, session: &Session, scope: Scope) -> bool {
         let extras = self.extras.lock();
-        self.in_block(process)
+        self.in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
             .filter(|bound| scope.has(bound.index()))
             .any(|bound| {
-                bound.fold(process);
+                bound.fold(session.usage());
                 // A thread that died inside the driver never leaves it.
                 bound.is_inside() && !bound.is_dead()
             })
     }
 
     /// Adds the counts of heap slots to those that the daemon reads.
-    pub(crate) fn fold(&self, process: &Process) {
+    pub(crate) fn fold(&self, session: &Session) {
         for extra in self.extras.lock().iter() {
-            extra.bound().fold(process);
+            extra.bound().fold(session.usage());
         }
     }
 }
@@ -397,19 +394,10 @@ fn current_context() -> Option<CUcontext> {
     (!context.is_null()).then_some(context)
 }
 
-/// Handles calls after which another context is current: set, push, pop.
-pub(crate) fn switch(next: Next<'_>) -> CUresult {
-    next()?;
-    if let Some(process) = process::get() {
-        process.slots.moved(process);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 impl Slots {
     /// Returns the calling thread's slot on a device as if it had been bound.
-    pub(crate) fn of_test<'a>(&'a self, process: &'a Process, local: LocalDevice, index: usize) -> Bound<'a> {
-        self.take(process, sys::gettid(), local, index)
+    pub(crate) fn of_test<'a>(&'a self, session: &'a Session, local: LocalDevice, index: usize) -> Bound<'a> {
+        self.take(session, sys::gettid(), local, index)
     }
 }

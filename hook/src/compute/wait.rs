@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
-use crate::process::{self, Process};
-use crate::{sys, thread};
+use crate::driver::{exit, thread};
+use crate::sys;
 
 /// Interval at which a waiting thread checks the gate even if not woken: its block may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
@@ -60,23 +60,10 @@ pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
     thread::outside(|| sys::futex_wait(gate, word, longest));
 }
 
-/// Waits while a device is held; if it is not, until its gate is not frozen.
-pub(super) fn wait_closed(process: &Process, index: usize) {
-    if process.holds.word(index).is_some() {
-        return process.holds.wait(index);
-    }
-    if let (Some(control), Some(usage)) = (
-        process.control().devices.get(index),
-        process.usage().devices.get(index),
-    ) {
-        wait_frozen(control, usage);
-    }
-}
-
 /// Waits until the gate is not frozen, or the program exits.
 pub(super) fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
-    while is_frozen(&control.gate) && !process::is_exiting() {
+    while is_frozen(&control.gate) && !exit::is_exiting() {
         doze(&control.gate, Gate::Frozen as u32, RECHECK);
         waiting.tell();
     }

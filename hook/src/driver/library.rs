@@ -5,9 +5,11 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
-use gcgroup_abi::Bridge;
+use gcgroup_abi::{Bridge, Usage};
 
 use super::thread;
 
@@ -143,4 +145,21 @@ fn file_of(address: *mut c_void) -> Option<&'static CStr> {
     // SAFETY: the loader's own string, valid as long as the library is loaded, which the caller's handle
     // ensures from here on.
     Some(unsafe { CStr::from_ptr(info.dli_fname) })
+}
+
+/// Lookups that the driver answered with a function unknown to the hook, and that are not yet counted in the
+/// usage block: programs look up symbols before `cuInit`.
+static UNKNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a lookup that the driver answered with a function unknown to the hook.
+pub(crate) fn note_unknown(usage: Option<&Usage>) {
+    UNKNOWN.fetch_add(1, Relaxed);
+    usage.inspect(|usage| count_unknown(usage));
+}
+
+/// Adds such lookups so far to the usage block.
+pub(crate) fn count_unknown(usage: &Usage) {
+    usage
+        .nr_unknown_symbols
+        .fetch_add(UNKNOWN.swap(0, Relaxed), Relaxed);
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use super::stream::Stream;
-use crate::compute::Step;
+use crate::helper::Step;
 use crate::process::Process;
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Freeing {
         if self.count.load(Relaxed) == 0 {
             return;
         }
-        let Some(bound) = process.slots.bind(process) else {
+        let Some(bound) = process.compute.bind() else {
             return;
         };
         let passed: Vec<u32> = match process.contexts.numbered(bound.context()) {

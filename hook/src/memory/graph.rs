@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 
 use super::levels::Unsettled;
 use super::reserve::Reserve;
-use crate::compute::graphs::nodes;
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUerror, CUgraph, CUgraphExec,
@@ -24,6 +23,7 @@ use crate::cuda::{
 };
 use crate::device::LocalDevice;
 use crate::driver;
+use crate::driver::graphs::nodes;
 use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};

@@ -10,13 +10,12 @@
 
 use std::sync::atomic::AtomicBool;
 
-use gcgroup_abi::{Kind, MAX_DEVICES};
+use gcgroup_abi::Kind;
 
-use crate::compute::slot::Bound;
 use crate::cuda::CUresult;
-use crate::device::LocalDevice;
 use crate::interpose::Next;
 use crate::process::Process;
+pub(crate) use crate::shared::place::Place;
 use crate::swap;
 
 mod account;
@@ -145,42 +144,6 @@ impl Memory {
     }
 }
 
-/// The device of an allocation and the context that owns it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) local: LocalDevice,
-    /// The device's slot in the control and usage blocks.
-    pub(crate) index: usize,
-    pub(crate) context: u32,
-}
-
-impl Place {
-    #[inline]
-    pub(crate) fn of(bound: Bound<'_>) -> Option<Self> {
-        Some(Self {
-            local: bound.local()?,
-            index: bound.index(),
-            context: bound.owner(),
-        })
-    }
-
-    pub(crate) fn packed(self) -> u64 {
-        u64::from(self.context) << 32 | (self.index as u64) << 8 | u64::from(self.local.number())
-    }
-
-    #[inline]
-    pub(crate) fn unpacked(word: u64) -> Self {
-        let [local, index, _, _, context @ ..] = word.to_le_bytes();
-        Self {
-            local: LocalDevice::from_number(local),
-            index: index.into(),
-            context: u32::from_le_bytes(context),
-        }
-    }
-}
-
-const _: () = assert!(MAX_DEVICES <= 1 << 8);
-
 /// A size in bytes larger than any device, small enough that sums of a few do not overflow.
 const ABSURD: u64 = 1 << 56;
 
@@ -189,7 +152,7 @@ impl Process {
     /// itself.
     #[inline]
     fn place(&self) -> Option<Place> {
-        self.slots.place(self)
+        self.compute.place()
     }
 
     /// Counts an allocation.

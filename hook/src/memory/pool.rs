@@ -15,13 +15,13 @@ use super::levels::{self, Unsettled};
 use super::reserve::Reserve;
 use super::reserve::kept::Used;
 use super::stream::Stream;
-use crate::compute::capture;
 use crate::cuda::{
     CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::device::LocalDevice;
 use crate::driver;
+use crate::driver::streams;
 use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
@@ -107,7 +107,7 @@ fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
 /// Returns whether calls on the stream are captured into a graph; their allocations belong to the graph. The
 /// driver is asked only while a capture is in progress.
 fn is_capturing(process: &Process, stream: CUstream) -> bool {
-    let is_capturing = process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true);
+    let is_capturing = process.contexts.captures.is_any() && streams::is_capturing(stream) == Some(true);
     if is_capturing {
         graph::begin_use();
     }

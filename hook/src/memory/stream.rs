@@ -5,10 +5,10 @@
 
 use std::num::NonZero;
 
-use crate::compute::capture;
-use crate::compute::context::{LEGACY, PER_THREAD};
 use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
 use crate::driver;
+use crate::driver::streams::is_capturing;
+use crate::driver::streams::{LEGACY, PER_THREAD};
 use crate::process::Process;
 use crate::sys;
 
@@ -38,7 +38,7 @@ impl Stream {
 
     #[inline(never)]
     fn default_of(process: &Process, handle: usize) -> u64 {
-        let bound = process.slots.bind(process);
+        let bound = process.compute.bind();
         let context = bound.map_or(0, |bound| bound.context());
         let tid = || bound.map_or_else(sys::gettid, |bound| bound.tid());
         let tid = if handle == PER_THREAD { tid() } else { 0 };
@@ -95,8 +95,8 @@ pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
     // A capture by the program must not be affected by the query.
     let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    let passed = capture::is_capturing(handle) == Some(false)
-        && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
+    let passed =
+        is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
     passed
 }

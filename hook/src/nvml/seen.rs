@@ -12,7 +12,7 @@ use crate::driver::nvml::nvmlDevice_t;
 use crate::memory::report::Room;
 use crate::process::{self, Process};
 use crate::shared::device;
-use crate::shared::environment::Wishes;
+use crate::shared::environment::Options;
 
 /// Bytes of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Seen {
         match process::get() {
             Some(process) if is_limited(process) => Self::by(process, of),
             Some(_) => None,
-            None => Self::before_cuda(wished_limit()),
+            None => Self::before_cuda(requested_limit()),
         }
     }
 
@@ -120,9 +120,9 @@ fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
 
 /// Returns the limit that the process was started with. Read once, since monitors ask often and other threads
 /// may change the environment meanwhile.
-fn wished_limit() -> u64 {
+fn requested_limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
-    *LIMIT.get_or_init(|| Wishes::from_environment().hello.memory_limit)
+    *LIMIT.get_or_init(|| Options::from_environment().hello.memory_limit)
 }
 
 /// Returns whether any limit is set. Without one, NVML need not be asked for the device's identity.

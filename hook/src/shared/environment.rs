@@ -9,14 +9,14 @@ use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
 use crate::sys;
 
 #[derive(Debug)]
-pub(crate) struct Wishes {
+pub(crate) struct Options {
     pub(crate) socket: OsString,
     pub(crate) hello: Hello,
     /// Whether CUDA is refused unless a daemon governs the process in the requested group.
     pub(crate) required: bool,
 }
 
-impl Wishes {
+impl Options {
     /// Reads the environment. Values that cannot be parsed are ignored.
     pub(crate) fn from_environment() -> Self {
         Self::from(sys::variable)
@@ -105,13 +105,13 @@ mod tests {
 
     #[test]
     fn unparsable_value_is_ignored() {
-        let wishes = Wishes::from(|name| match name {
+        let options = Options::from(|name| match name {
             "GCGROUP_SOCKET" => None,
             "GCGROUP_GROUP" => Some("x".repeat(GroupName::LONGEST + 1).into()),
             _ => Some("16".into()),
         });
         assert_eq!(
-            wishes.hello,
+            options.hello,
             Hello {
                 memory_limit: 16,
                 can_swap: 1,
@@ -119,13 +119,13 @@ mod tests {
                 ..Hello::PLAIN
             }
         );
-        assert_eq!(wishes.socket, DEFAULT_SOCKET);
-        assert!(!wishes.required);
+        assert_eq!(options.socket, DEFAULT_SOCKET);
+        assert!(!options.required);
     }
 
     #[test]
     fn hello_carries_settings() {
-        let wishes = Wishes::from(|name| match name {
+        let options = Options::from(|name| match name {
             "GCGROUP_PRIORITY" => Some("3".into()),
             "GCGROUP_FREEZE" => Some("1".into()),
             "GCGROUP_SWAP" => Some("1".into()),
@@ -134,7 +134,7 @@ mod tests {
             _ => None,
         });
         assert_eq!(
-            wishes.hello,
+            options.hello,
             Hello {
                 priority: 3,
                 freeze: 1,
@@ -144,6 +144,6 @@ mod tests {
                 ..Hello::PLAIN
             }
         );
-        assert_eq!(wishes.socket, "/run/other");
+        assert_eq!(options.socket, "/run/other");
     }
 }

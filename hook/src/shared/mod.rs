@@ -3,5 +3,9 @@
 
 pub(crate) mod block;
 pub(crate) mod client;
+pub(crate) mod counters;
 pub(crate) mod device;
 pub(crate) mod environment;
+pub(crate) mod line;
+pub(crate) mod place;
+pub(crate) mod session;

@@ -16,9 +16,9 @@ use super::account::limits;
 use super::block::Stays;
 use super::mover::Manner;
 use super::task::{Found, Look, Task, blocks, excess};
-use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
+use crate::helper::Step;
 use crate::process::Process;
 
 /// Delay before a failed move is retried; doubled after each failure.
@@ -119,7 +119,7 @@ impl Device {
             }
         };
         if is_held {
-            process.release(Scope::All);
+            process.compute.holds.release(Scope::All);
         }
         if let (Some(task), Some(usage)) = (task, process.usage().devices.get(index)) {
             self.end(process, index, usage, task);
@@ -262,7 +262,7 @@ impl Device {
         let is_waited_for = manner.waits && wake.is_some();
         if self.is_kept && !self.was_frozen && !is_waited_for {
             self.is_kept = false;
-            process.release(Scope::Device(index));
+            process.compute.holds.release(Scope::Device(index));
         }
         Step {
             wake,

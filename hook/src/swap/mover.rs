@@ -11,9 +11,9 @@ use gcgroup_abi::MAX_DEVICES;
 use super::ahead::Ahead;
 use super::counts::Outcome;
 use super::device::Device;
-use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::helper;
+use crate::helper::Step;
 use crate::process::Process;
 use crate::sys;
 use crate::wishes;
@@ -45,7 +45,7 @@ impl Mover {
     /// nothing mapped at its addresses.
     pub(crate) fn new(process: &Process) -> Self {
         let is_all_kept = process.swap.is_any_absent();
-        process.reset_holds(is_all_kept);
+        process.compute.holds.reset(is_all_kept);
         Self {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
             slots: process.devices.all(),
@@ -113,7 +113,7 @@ impl Mover {
         // Old holds are released after the new ones are taken.
         for (index, known) in left.into_iter().enumerate() {
             if known.is_some_and(|known| known.is_kept) {
-                process.release(Scope::Device(index));
+                process.compute.holds.release(Scope::Device(index));
             }
         }
     }
@@ -144,7 +144,7 @@ impl Mover {
         let is_any_absent = process.swap.is_any_absent();
         match (self.is_all_kept, is_any_absent) {
             (false, true) => process.hold(Scope::All),
-            (true, false) => process.release(Scope::All),
+            (true, false) => process.compute.holds.release(Scope::All),
             _ => return,
         }
         self.is_all_kept = is_any_absent;

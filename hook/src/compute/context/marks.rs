@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Context, Inner, LEGACY, PER_THREAD, stream};
-use crate::compute::capture;
-use crate::compute::mark::{Look, Sign, Signs};
+use super::{Context, Inner};
+use crate::compute::mark::{Look, Sign, Signs, is_over};
 use crate::driver;
 use crate::driver::cuda::{CUerror, CUgreenCtx, CUstream};
+use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
 
 /// A marker in a context's work. It passes when all work submitted before has ended.
 #[derive(Debug)]
@@ -36,26 +36,23 @@ pub(crate) enum Passed {
 
 /// Polls each marker and keeps those that have not passed. `Yes` if none is left, `Lost` if any is lost.
 pub(crate) fn ask_all(marks: &mut Vec<Mark>) -> Passed {
+    ask_each(marks, Mark::ask)
+}
+
+/// Polls each item of a list by `ask` and keeps those that have not passed. `Yes` if none is left, `Lost` if
+/// any is lost.
+pub(crate) fn ask_each<T>(list: &mut Vec<T>, mut ask: impl FnMut(&mut T) -> Passed) -> Passed {
     let mut is_lost = false;
-    marks.retain_mut(|mark| {
-        let passed = mark.ask();
+    list.retain_mut(|item| {
+        let passed = ask(item);
         is_lost |= passed == Passed::Lost;
         passed != Passed::Yes
     });
-    match marks.is_empty() {
+    match list.is_empty() {
         _ if is_lost => Passed::Lost,
         true => Passed::Yes,
         false => Passed::NotYet,
     }
-}
-
-/// Returns whether an error means that the context runs nothing any more: destroyed, or stopped for good by a
-/// fault (CUDA Driver API, `CUresult`) of the device, its memory, another device or the MPS server.
-pub(in crate::compute) fn is_over(error: CUerror) -> bool {
-    matches!(
-        error.0.get(),
-        4 | 201 | 214 | 220 | 226 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 | 917
-    )
 }
 
 /// Returns whether a stream that cannot be marked (for example of a green context) has no work left.
@@ -77,10 +74,10 @@ impl Context {
     }
 
     /// Leaves a marker behind on a part that is about to be destroyed: its work may run on.
-    pub(in crate::compute) fn leave_marks(&self) {
+    pub(crate) fn leave_marks(&self) {
         let Some((base, _)) = &self.base else { return };
         self.visit(|inner| {
-            let captures = |entry: &(usize, bool)| capture::is_capturing(stream(entry.0)) != Some(false);
+            let captures = |entry: &(usize, bool)| is_capturing(stream(entry.0)) != Some(false);
             if inner.streams.iter().any(captures) {
                 return Passed::NotYet;
             }
@@ -207,7 +204,7 @@ impl Context {
         if inner.is_gone || inner.leaving != 0 || !(is_in_use || inner.has(number)) {
             return None;
         }
-        if capture::is_capturing(stream(number)) != Some(false) {
+        if is_capturing(stream(number)) != Some(false) {
             return None;
         }
         let sign = self.signs.set(stream(number)).ok()?;

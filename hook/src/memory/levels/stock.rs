@@ -15,8 +15,8 @@ use gcgroup_abi::{Control, Kept, NO_LIMIT, Stock, Stocks, Usage, UsageDevice, un
 
 use super::Levels;
 use super::limits::granted;
-use crate::compute::slot::Counts;
 use crate::memory::lock::{Guard, Lock};
+use crate::shared::counters::Counts;
 
 /// Frees of a thread between two attempts to open the stocks: closing them costs as much as a few frees.
 const FREES: u64 = 64;

@@ -12,9 +12,9 @@ use super::super::relocate::relocate;
 use super::super::run::{length, run};
 use super::super::task::{Task, excess};
 use super::{AGAIN, Device, GO_ON, Phase};
-use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
+use crate::helper::Step;
 use crate::process::Process;
 
 /// Interval between checks of the drain.
@@ -66,7 +66,7 @@ impl Device {
         manner: &Manner,
         (mut quiet, task, since): (Quiet, Task, Instant),
     ) -> Step {
-        if quiet.step(process, Scope::All) && process.is_untouched() {
+        if quiet.step(process, Scope::All) && process.compute.holds.is_untouched() {
             self.phase = Phase::Moving(task);
             return GO_ON;
         }
@@ -79,7 +79,7 @@ impl Device {
         }
         quiet.abandon();
         process.count_swap_fail(index);
-        process.release(Scope::All);
+        process.compute.holds.release(Scope::All);
         self.end(process, index, usage, task);
         self.deal(usage);
         self.not_before = Some(Instant::now() + PATIENCE);
@@ -132,7 +132,7 @@ impl Device {
             // The device stays held until a thaw has brought all of it back.
             self.keep(process, index);
         }
-        process.release(Scope::All);
+        process.compute.holds.release(Scope::All);
         self.end(process, index, usage, task)
     }
 

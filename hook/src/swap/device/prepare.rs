@@ -11,8 +11,8 @@ use super::super::made::make;
 use super::super::supply::NotMade;
 use super::super::task::Task;
 use super::{Device, Phase};
-use crate::compute::{Step, elsewhere};
-use crate::helper;
+use crate::compute::elsewhere;
+use crate::helper::{self, Step};
 use crate::process::Process;
 
 /// Interval between attempts while a move waits for other processes or for the daemon.

@@ -53,7 +53,7 @@ impl World {
     fn as_thread<T>(&self, body: impl FnOnce(Thread<'_>) -> T) -> T {
         let slots = &self.process.slots;
         let bound = slots.of_test(self.process, LocalDevice::of(0).unwrap(), 0);
-        let own = Counts::of_test(self.usage(), bound, 0).unwrap();
+        let own = Counts::of(self.usage(), bound.thread, 0).unwrap();
         body(Thread { world: self, own })
     }
 

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::context::Context;
-use super::slots;
+use super::slots::switch;
+use crate::compute::context::Context;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;
@@ -23,24 +23,34 @@ pub(super) fn leave(
     is_gone: impl FnOnce() -> bool,
 ) -> CUresult {
     let Some((process, context)) = process::get().zip(context) else {
-        return slots::switch(next);
+        return switch(next);
     };
-    let family = process.contexts.family(&context);
+    let family = process.compute.contexts.family(&context);
     family.iter().for_each(|context| context.leave());
     let result = next();
     if result.is_ok() && is_gone() {
-        process.contexts.remove(process, &context);
+        remove(process, &context);
     } else {
         family.iter().for_each(|context| context.stay());
     }
-    process.slots.moved(process);
+    process.compute.moved();
     result
+}
+
+/// Removes a destroyed context, and what it owned.
+pub(super) fn remove(process: &Process, context: &Arc<Context>) {
+    process.compute.contexts.remove(process.session, context);
+    if context.is_part() {
+        process.memory.synchronized(process, None);
+    } else {
+        process.memory.context_gone(process, context.id());
+    }
 }
 
 /// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
-        process::get().and_then(|process| process.contexts.find(handle)),
+        process::get().and_then(|process| process.compute.contexts.find(handle)),
         next,
         || true,
     )
@@ -51,7 +61,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
     let found = process::get()
         .zip(written(context))
-        .and_then(|(process, handle)| process.contexts.find(handle));
+        .and_then(|(process, handle)| process.compute.contexts.find(handle));
     if let Some(found) = found {
         found.attach();
     }
@@ -60,7 +70,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
 
 /// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
-    let context = process::get().and_then(|process| process.contexts.find(handle));
+    let context = process::get().and_then(|process| process.compute.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
@@ -69,7 +79,7 @@ pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
 pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
-        process.devices.learn(process.control(), local);
+        process.session.devices.learn(process.session.control(), local);
         if let Some(context) = written(context) {
             enter_primary(process, context, local);
         }
@@ -78,14 +88,14 @@ pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Ne
 }
 
 pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
-    if let Some(primary) = process.contexts.primary(local) {
+    if let Some(primary) = process.compute.contexts.primary(local) {
         primary.store(handle.0.expose_provenance(), Relaxed);
     }
-    process.contexts.known(process, handle, local)
+    process.compute.contexts.known(process.session, handle, local)
 }
 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
-    let contexts = &process::get()?.contexts;
+    let contexts = &process::get()?.compute.contexts;
     let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
     contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
 }
@@ -131,12 +141,17 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
         return;
     }
     // A green context's stream can be created with any or no context current.
-    let known = process.contexts.find(handle).or_else(|| {
+    let known = process.compute.contexts.find(handle).or_else(|| {
         let mut device = 0;
         driver::cuStreamGetDevice(made, &mut device)
             .or_else(|_| driver::cuCtxGetDevice(&mut device))
             .ok()?;
-        Some(process.contexts.known(process, handle, LocalDevice::of(device)?))
+        Some(
+            process
+                .compute
+                .contexts
+                .known(process.session, handle, LocalDevice::of(device)?),
+        )
     });
     if let Some(context) = known {
         context.enter(made, needs_own);
@@ -148,13 +163,13 @@ pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    let Some(context) = process.contexts.holder(leaving) else {
+    let Some(context) = process.compute.contexts.holder(leaving) else {
         return next();
     };
     let needs_own = context.take_out(leaving);
     let result = next();
     match result {
-        Ok(()) => process.contexts.captures.forget(leaving),
+        Ok(()) => process.compute.contexts.captures.forget(leaving),
         Err(_) => context.enter(leaving, needs_own),
     }
     result

@@ -43,11 +43,11 @@ pub(crate) const fn stream_argument(types: &[&str]) -> u32 {
     while let [first, others @ ..] = rest {
         match first.as_bytes() {
             b"CUstream" => return index,
-            b"*const CUlaunchConfig" => return super::call::IN_CONFIG,
+            b"*const CUlaunchConfig" => return crate::compute::call::IN_CONFIG,
             _ => (index, rest) = (index + 1, others),
         }
     }
-    super::call::NO_STREAM
+    crate::compute::call::NO_STREAM
 }
 
 /// Returns whether a function is the variant for the per-thread default stream.
@@ -60,11 +60,11 @@ macro_rules! submission {
         #[unsafe(naked)]
         pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::driver::cuda::CUresult {
             const WORDS: usize =
-                $crate::compute::fast::stack_words(<[&str]>::len(&[$(stringify!($arg)),*]));
+                $crate::calls::fast::stack_words(<[&str]>::len(&[$(stringify!($arg)),*]));
             const CALL: u32 = $crate::compute::call::describe(
                 ::gcgroup_abi::Submission::$what,
-                $crate::compute::fast::stream_argument(&[$(stringify!($ty)),*]),
-                $crate::compute::fast::is_per_thread(stringify!($name)),
+                $crate::calls::fast::stream_argument(&[$(stringify!($ty)),*]),
+                $crate::calls::fast::is_per_thread(stringify!($name)),
                 $crate::compute::named::names(&[$(stringify!($ty)),*]),
             );
             ::core::arch::naked_asm!(
@@ -103,12 +103,12 @@ macro_rules! submission {
                 ".cfi_endproc",
                 offset = sym $crate::driver::thread::OFFSET,
                 thread = const ::core::mem::offset_of!(::gcgroup_abi::Entrance, thread),
-                entered = const $crate::compute::fast::entered(::gcgroup_abi::Submission::$what),
-                exited = const $crate::compute::fast::exited(::gcgroup_abi::Submission::$what),
+                entered = const $crate::calls::fast::entered(::gcgroup_abi::Submission::$what),
+                exited = const $crate::calls::fast::exited(::gcgroup_abi::Submission::$what),
                 call = const CALL,
                 words = const WORDS,
                 real = sym $real,
-                closed = sym $crate::compute::fast::closed,
+                closed = sym $crate::calls::fast::closed,
             )
         }
     };
@@ -116,8 +116,9 @@ macro_rules! submission {
 
 pub(crate) use submission;
 
-/// Calls [`gate::admit`](super::gate::admit) for a gate that is not open, preserving every argument. Takes
-/// the word of [`call::describe`](super::call::describe) in `eax`; returns the entrance to use in `rax`.
+/// Calls [`submit::admit`](super::submit::admit) for a gate that is not open, preserving every argument.
+/// Takes the word of [`call::describe`](crate::compute::call::describe) in `eax`; returns the entrance to use
+/// in `rax`.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
     core::arch::naked_asm!(
@@ -135,7 +136,7 @@ pub(crate) unsafe extern "C" fn closed() {
         ".endr",
         "ret",
         ".cfi_endproc",
-        admit = sym super::gate::admit,
+        admit = sym super::submit::admit,
     )
 }
 
@@ -157,7 +158,7 @@ mod tests {
                 use super::*;
 
                 static REAL: Real = Real::libcuda();
-                crate::compute::fast::submission!(REAL, cuTest, $what, ($($arg: u64),*));
+                crate::calls::fast::submission!(REAL, cuTest, $what, ($($arg: u64),*));
 
                 extern "C" fn driver($($arg: u64),*) -> CUresult {
                     assert_eq!([$($arg),*], [$($value),*]);

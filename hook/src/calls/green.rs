@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::context::Context;
 use super::{slots, streams};
+use crate::compute::context::Context;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
@@ -25,7 +25,7 @@ pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) ->
 }
 
 fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
-    process.devices.learn(process.control(), local);
+    process.session.devices.learn(process.session.control(), local);
     let mut handle = CUcontext::NULL;
     let (Ok(()), Some(base)) = (
         driver::cuCtxFromGreenCtx(&mut handle, made),
@@ -33,7 +33,7 @@ fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
     ) else {
         return;
     };
-    process.contexts.enter_part(handle, &base, made);
+    process.compute.contexts.enter_part(handle, &base, made);
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.
@@ -51,7 +51,7 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((process, part)) =
-        process::get().and_then(|process| Some((process, process.contexts.green(green)?)))
+        process::get().and_then(|process| Some((process, process.compute.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };
@@ -61,7 +61,7 @@ pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
         part.leave();
         let result = next();
         if matches!(result, Ok(()) | Err(CUerror::CONTEXT_IS_DESTROYED)) {
-            process.contexts.remove(process, &part);
+            streams::remove(process, &part);
         } else {
             part.stay();
         }
@@ -70,45 +70,4 @@ pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     streams::leave(Some(Arc::clone(part.base())), &destroy, || {
         !streams::is_active(device)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::context::Passed;
-    use super::*;
-    use gcgroup_abi::NO_LIMIT;
-    use std::sync::atomic::Ordering::Relaxed;
-
-    fn context(number: usize) -> CUcontext {
-        CUcontext(std::ptr::without_provenance_mut(number))
-    }
-
-    fn green(number: usize) -> CUgreenCtx {
-        CUgreenCtx(std::ptr::without_provenance_mut(number))
-    }
-
-    #[test]
-    fn green_context_is_a_part_and_goes_with_its_primary() {
-        let process = Process::of_test(NO_LIMIT);
-        let contexts = &process.contexts;
-        let local = LocalDevice::of(0).unwrap();
-        let base = contexts.known(process, context(16), local);
-        contexts.enter_part(context(32), &base, green(48));
-        contexts.enter_part(context(64), &base, green(80));
-        let part = contexts.green(green(48)).unwrap();
-        assert_eq!(part.base().id(), base.id());
-        assert_eq!(contexts.find(context(32)).unwrap().id(), part.id());
-        assert_eq!(contexts.family(&base).len(), 3);
-        assert_eq!(contexts.family(&part).len(), 1);
-        let told = process.usage().devices[process.devices.index(local)]
-            .nr_contexts
-            .load(Relaxed);
-        assert_eq!(told, 1, "only the primary context counts");
-        contexts.remove(process, &part);
-        assert_eq!(contexts.family(&base).len(), 2);
-        assert!(contexts.green(green(48)).is_none());
-        contexts.remove(process, &base);
-        assert!(contexts.on(|_| true).is_empty());
-        assert_eq!(part.mark(&mut Vec::new()), Passed::Yes);
-    }
 }
