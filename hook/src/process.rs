@@ -23,7 +23,7 @@ use crate::driver::cuda::{CUerror, CUresult};
 pub(crate) use crate::driver::exit::is_exiting;
 use crate::driver::interpose::{self, Next};
 use crate::driver::{exit, library, thread};
-use crate::helper::{self, Duties, Step, Work};
+use crate::helper::{self, Duties, Work};
 use crate::memory::Memory;
 use crate::memory::freeing::Settling;
 use crate::shared::client::Refusal;
@@ -272,11 +272,6 @@ impl Duties for &'static Process {
         let (mut mover, mut settling) = (Mover::new(process), Settling::new());
         let compute = process.compute;
         vec![
-            Box::new(move || {
-                let levels = &process.memory.levels;
-                levels.review_stocks(process.usage(), process.control());
-                Step::default()
-            }),
             Box::new(move || drain.step(compute)),
             Box::new(move || progress.step(compute)),
             Box::new(move || watch.step(compute)),
@@ -287,11 +282,7 @@ impl Duties for &'static Process {
 
     /// Registers with the daemon and takes its control block.
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
-        // If the usage block needs another file, a thread could otherwise take the bytes of its stock from
-        // both.
-        let levels = &self.memory.levels;
-        let prepared = levels.while_closed(self.usage(), || self.session.prepare_usage_file());
-        let connection = self.session.register(prepared, patience)?;
+        let connection = self.session.register(patience)?;
         self.memory.grants.begin_again();
         self.renumber();
         Ok(connection)

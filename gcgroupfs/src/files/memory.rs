@@ -120,7 +120,7 @@ fn stat(view: &View<'_>) -> Result<String> {
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use gcgroup_abi::{Kind, OTHER_DEVICE, Stocks};
+    use gcgroup_abi::{Kind, OTHER_DEVICE};
 
     use crate::tree::fixture::{ROOT, TOTAL, World};
 
@@ -189,28 +189,6 @@ mod tests {
         world.usage(id).devices[0].memory_peak.store(u64::MAX, Relaxed);
         assert_eq!(world.show("100/0/memory.current"), format!("{TOTAL}\n"));
         assert_eq!(world.show("100/0/memory.peak"), format!("{TOTAL}\n"));
-    }
-
-    #[test]
-    fn freed_bytes_kept_by_threads_are_not_counted() {
-        let world = World::new(1);
-        let id = world.join(100);
-        let usage = world.usage(id);
-        usage.nr_threads.store(2, Relaxed);
-        usage.devices[0].memory_current.store(1000, Relaxed);
-        for thread in &usage.threads[..2] {
-            thread.stock.store(300, Relaxed);
-        }
-        assert_eq!(
-            world.show("100/memory.current"),
-            "1000\n",
-            "an earlier hook has something else there"
-        );
-        Stocks::open(&usage, 0);
-        assert_eq!(world.show("100/memory.current"), "400\n");
-        assert_eq!(world.show("100/0/memory.current"), "400\n");
-        Stocks::close(&usage);
-        assert_eq!(world.show("memory.current"), "400\n");
     }
 
     #[test]

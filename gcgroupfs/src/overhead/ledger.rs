@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage, UsageDevice};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
 
 /// A process's ledger for a device as written by the process: only compared and subtracted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +15,6 @@ pub(super) struct Ledger {
     pub(super) counts: [u64; 4],
     pub(super) unsettled: u64,
     pub(super) unsettled_threads: u64,
-    /// Whether threads keep what they uncharge. While that changes, the charged sum is unknown.
-    pub(super) stocks: Option<Stocks>,
 }
 
 impl Ledger {
@@ -30,11 +28,7 @@ impl Ledger {
             slots.iter().rev().map(word).fold(0, u64::wrapping_add)
         };
         fence(SeqCst);
-        let stocks = Stocks::of(usage);
-        let charged = [OTHER_DEVICE, device]
-            .map(|slot| usage.memory_current(slot))
-            .into_iter()
-            .fold(0, u64::wrapping_add);
+        let charged = sum(|slot| &slot.memory_current);
         let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
         let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
         let ledger = Self {
@@ -48,7 +42,6 @@ impl Ledger {
             ],
             unsettled: sum(|slot| &slot.unsettled),
             unsettled_threads: both(|counts| counts.unsettled_threads),
-            stocks: Some(stocks).filter(|stocks| stocks.are_settled() && stocks.are_still(usage)),
         };
         fence(SeqCst);
         Some(ledger)
@@ -56,7 +49,7 @@ impl Ledger {
 
     /// Returns whether no call is under way that may have made the device hold more than is charged.
     pub(super) fn is_settled(&self) -> bool {
-        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
     }
 
     /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface reports how much managed

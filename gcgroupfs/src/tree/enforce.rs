@@ -39,7 +39,6 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         .progress_generation
         .store(usage.progress_generation.load(Relaxed), Relaxed);
     control.grants_swap.store(1, Relaxed);
-    control.knows_stocks.store(1, Relaxed);
     control.answers_claims.store(1, Relaxed);
     // An earlier claim is unknown to this daemon: the hook makes another.
     answer_claim(process, process.usage().host_request.load(Relaxed), NO_LIMIT);

@@ -101,8 +101,6 @@ pub struct Process {
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
-    /// Number of consecutive checks that found open stocks that should be closed.
-    pub(super) nr_recalls: u32,
     /// State of the process as a whole.
     pub(super) whole: Kept,
     /// State by device.
@@ -131,7 +129,6 @@ impl Process {
             swap_bounds: Vec::new(),
             written: Written::default(),
             hook_ok: true,
-            nr_recalls: 0,
             whole: Kept::default(),
             devices: kept,
             events: Events::default(),

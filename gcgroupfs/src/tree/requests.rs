@@ -2,15 +2,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Stocks};
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
-
-/// Number of rings for a process that keeps stocks in spite of a limit. Requesters look again every 20 ms.
-const MAX_RECALLS: u32 = 10;
 
 impl Tree {
     /// Notes that a process of the group is alive and has not registered with this daemon. Its charge is
@@ -46,10 +43,7 @@ impl State {
             let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
                 continue;
             };
-            let outcome = match self.grants.request(id, device, bytes) {
-                Outcome::Refused(refusal) if self.recall_stocks(refusal.group, notices) => Outcome::Unknown,
-                outcome => outcome,
-            };
+            let outcome = self.grants.request(id, device, bytes);
             if outcome == Outcome::Unknown {
                 self.asking.insert(id);
                 continue;
@@ -106,29 +100,6 @@ impl State {
             if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
-                is_any = true;
-            }
-        }
-        is_any
-    }
-
-    /// Asks the processes of a group to empty their threads' stocks, which a limit above forbids. Returns
-    /// whether any still has open stocks; the requester then asks again. A process that ignores
-    /// [`MAX_RECALLS`] rings is not waited for.
-    fn recall_stocks(&mut self, group: GroupId, notices: &mut Vec<Notice>) -> bool {
-        let ids: Vec<ProcessId> = self.within(group).iter().map(|process| process.id).collect();
-        let mut is_any = false;
-        for id in ids {
-            let Some(process) = self.processes.get_mut(&id) else {
-                continue;
-            };
-            let stocks = Stocks::of(process.usage());
-            let granted = stocks.home().and_then(|home| self.grants.granted(id, home));
-            if granted.is_none() || stocks.are_closed() {
-                process.nr_recalls = 0;
-            } else if process.nr_recalls < MAX_RECALLS {
-                process.nr_recalls += 1;
-                notices.push(Notice::Ring(id));
                 is_any = true;
             }
         }

@@ -138,8 +138,8 @@ pub struct Control {
     pub memory_swap_max: AtomicU64,
     /// Nonzero: the daemon writes `swap_granted` of the usage block.
     pub grants_swap: AtomicU32,
-    /// Nonzero: the daemon takes into account that threads keep uncharged bytes ([`crate::Stocks`]).
-    pub knows_stocks: AtomicU32,
+    /// Always 0, or the threads of earlier hooks keep bytes in `memory_current` that they have uncharged.
+    reserved_stocks: AtomicU32,
     /// Bytes of host memory that other processes had claimed when claim `host_answer` was answered;
     /// [`crate::NO_LIMIT`]: unknown.
     pub host_claimed: AtomicU64,
@@ -210,7 +210,7 @@ const _: () = {
     assert!(offset_of!(Control, pid) == 44);
     assert!(offset_of!(Control, memory_swap_max) == 48);
     assert!(offset_of!(Control, grants_swap) == 56);
-    assert!(offset_of!(Control, knows_stocks) == 60);
+    assert!(offset_of!(Control, reserved_stocks) == 60);
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);

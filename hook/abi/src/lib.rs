@@ -12,8 +12,8 @@
 //!
 //! A field that is read alone is accessed `Relaxed`. Stronger orderings are used where several fields must be
 //! read together: publication of a block, gate and freeze generation, entry and exit counters, busy times
-//! ([`UsageDevice::busy`]), charge and grant, requests for a grant, stocks ([`Stocks`]), a thread's own
-//! counts, and the flags of the doorbell. `hook/abi/models` checks these protocols.
+//! ([`UsageDevice::busy`]), charge and grant, requests for a grant, a thread's own counts, and the flags of
+//! the doorbell. `hook/abi/models` checks these protocols.
 #![cfg_attr(not(loom), no_std)]
 
 mod bell;
@@ -24,7 +24,6 @@ mod control;
 mod freeze;
 pub mod map;
 pub mod message;
-mod stock;
 mod usage;
 
 /// Atomics of both blocks; a model checker's if built for a model.
@@ -38,7 +37,6 @@ pub mod sync;
 pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
-pub use stock::{Kept, MOST_STOCK, Stock, Stocks};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last: a reader that sees it sees the rest.

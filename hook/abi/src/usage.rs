@@ -66,8 +66,7 @@ impl Submission {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct UsageDevice {
-    /// Bytes charged now, including the stocks of threads; for the bytes without stocks see
-    /// [`Usage::memory_current`].
+    /// Bytes charged now.
     pub memory_current: AtomicU64,
     /// Highest `memory_current` since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
@@ -185,7 +184,7 @@ impl UsageDevice {
 }
 
 /// Counters of one submitting thread on one device. Only that thread writes the counters, with plain
-/// additions; `stock` is also written by a thread that closes the stocks.
+/// additions.
 ///
 /// The slot holds no address: the gate and the entry counters are in the process's private part of the slot
 /// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over,
@@ -195,9 +194,8 @@ impl UsageDevice {
 pub struct Thread {
     /// Earlier hooks stored an address here.
     reserved_gate: AtomicU64,
-    /// Stock: uncharged bytes that the thread keeps. Valid unless [`Stocks`](crate::Stocks) are closed: an
-    /// earlier hook had the thread's id here.
-    pub stock: AtomicU32,
+    /// Earlier hooks stored the thread's id here, or bytes that it kept.
+    reserved_stock: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
     /// One pair for each [`Submission`]: submissions started at a gate that was not open, which the daemon
@@ -280,8 +278,9 @@ pub struct Usage {
     /// Nonzero: the process obeys [`UsageDevice::swap_granted`] and requests more. Otherwise
     /// `memory_swap_max` of the control block must include what the groups above leave it.
     pub asks_to_swap: AtomicU32,
-    /// State of the threads' stocks: [`Stocks`](crate::Stocks).
-    pub stocks: AtomicU32,
+    /// Earlier daemons take another value than 0 to say that threads keep bytes which are in
+    /// `memory_current`.
+    reserved_stocks: AtomicU32,
     reserved_word: AtomicU32,
     /// Claim: bytes of host memory that the process is about to take for a block; 0: none. Set before
     /// `host_request` is incremented, and reset to 0 when the memory is made or no longer wanted.
@@ -304,6 +303,12 @@ impl Usage {
     /// Returns whether the block has been published with this version.
     pub fn is_understood(&self) -> bool {
         self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
+    }
+
+    /// Returns the bytes charged on a device; 0 for a device that does not exist.
+    pub fn memory_current(&self, device: usize) -> u64 {
+        let device = self.devices.get(device);
+        device.map_or(0, |device| device.memory_current.load(Acquire))
     }
 
     /// Returns the number of submissions of one kind on one device that the driver has accepted, summed over
@@ -411,7 +416,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, submitted_nsec) == 456);
     assert!(offset_of!(UsageDevice, pressure_size) == 472);
     assert!(size_of::<Thread>() == 128);
-    assert!(offset_of!(Thread, stock) == 8);
+    assert!(offset_of!(Thread, reserved_stock) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
     assert!(offset_of!(Thread, nr_alloc) == 64);
@@ -427,7 +432,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, asks_to_swap) == 68);
-    assert!(offset_of!(Usage, stocks) == 72);
+    assert!(offset_of!(Usage, reserved_stocks) == 72);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
     assert!(offset_of!(Usage, devices) == 256);

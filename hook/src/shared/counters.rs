@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{Kind, Stock, Thread, Usage};
+use gcgroup_abi::{Kind, Thread, Usage};
 
 /// Counters of the calling thread, which no other thread writes.
 #[derive(Debug, Clone, Copy)]
@@ -49,18 +49,6 @@ impl<'a> Counts<'a> {
     #[inline]
     pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
         &self.0.unsettled
-    }
-
-    /// Returns the bytes that the thread has uncharged and keeps.
-    #[inline]
-    pub(crate) fn stock(&self) -> Stock<'a> {
-        Stock::of(self.0)
-    }
-
-    /// Returns the number of frees counted here.
-    #[inline]
-    pub(crate) fn nr_free(&self) -> u64 {
-        self.0.nr_free.load(Relaxed)
     }
 
     #[inline]

@@ -80,32 +80,17 @@ impl Session {
         self.is_governed.load(Relaxed)
     }
 
-    /// Makes a file for the usage block where there is none or the program closed it.
-    ///
-    /// # Errors
-    /// None can be made.
-    pub(crate) fn prepare_usage_file(&self) -> io::Result<()> {
-        self.blocks.with_usage_file(|_| ())
-    }
-
-    /// Registers with the daemon and takes its control block. The daemon may take `patience` to answer. `prepared`
-    /// is the result of [`Self::prepare_usage_file`].
-    pub(crate) fn register(
-        &self,
-        prepared: io::Result<()>,
-        patience: Duration,
-    ) -> Result<Descriptor, Refusal> {
+    /// Registers with the daemon and takes its control block. The daemon may take `patience` to answer.
+    pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         self.keep_usage();
         // Once the process has started in its group, it may have been moved to another one.
         let hello = Hello {
             insists: (self.is_required() && !self.is_governed()).into(),
             ..self.options.hello
         };
-        let answer = prepared
-            .and_then(|()| {
-                self.blocks
-                    .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
-            })
+        let answer = self
+            .blocks
+            .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
             .unwrap_or_else(|error| Err(error.into()));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
         self.complain_of(answer.as_ref().err());
