@@ -16,6 +16,7 @@ mod helper;
 pub mod memory;
 pub mod nvml;
 mod process;
+mod program;
 pub mod rows;
 mod shared;
 pub mod start;

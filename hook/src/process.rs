@@ -26,6 +26,7 @@ use crate::driver::{exit, library, thread};
 use crate::helper::{self, Duties, Work};
 use crate::memory::Memory;
 use crate::memory::freeing::Settling;
+use crate::program::Program;
 use crate::shared::client::Refusal;
 use crate::shared::environment::Options;
 use crate::shared::session::Session;
@@ -40,6 +41,7 @@ pub(crate) struct Process {
     /// A word that is not 0, except in a child: its page is wiped on fork.
     own: Mapping,
     pub(crate) session: &'static Session,
+    pub(crate) program: &'static Program,
     pub(crate) compute: &'static Compute,
     pub(crate) memory: Memory,
     pub(crate) swap: Swap,
@@ -213,10 +215,12 @@ fn forget() {
 impl Process {
     fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
         let can_swap = session.usage().can_swap.load(Relaxed) != 0;
+        let program = Box::leak(Box::new(Program::new(session)?));
         Ok(Self {
             own,
             session,
-            compute: Box::leak(Box::new(Compute::new(session)?)),
+            program,
+            compute: Box::leak(Box::new(Compute::new(program))),
             memory: Memory::new(),
             swap: Swap::new(can_swap),
         })
@@ -257,7 +261,7 @@ impl Process {
         self.session.devices.refresh(self.session.control());
         self.memory.renumber(self);
         self.swap.renumber(self);
-        self.compute.renumber();
+        self.program.renumber();
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>
         let memory = |address| known_memory(process, address);
         let known = Known {
             kernels: kernels(graph),
-            devices: compute.reach.devices(&compute.contexts, &memory, graph),
+            devices: compute.reach.devices(&compute.program.contexts, &memory, graph),
         };
         compute.graphs.insert(made, known);
     }

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use super::{slots, streams};
-use crate::compute::context::Context;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
 use crate::process::{self, Process};
+use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
@@ -33,7 +33,7 @@ fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
     ) else {
         return;
     };
-    process.compute.contexts.enter_part(handle, &base, made);
+    process.compute.program.contexts.enter_part(handle, &base, made);
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.
@@ -51,7 +51,7 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((process, part)) =
-        process::get().and_then(|process| Some((process, process.compute.contexts.green(green)?)))
+        process::get().and_then(|process| Some((process, process.compute.program.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };

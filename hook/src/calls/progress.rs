@@ -11,8 +11,8 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    let before = process.compute.current().map(|bound| {
-        process.compute.slots.fold(process.session);
+    let before = process.compute.program.current().map(|bound| {
+        process.compute.program.slots.fold(process.session);
         // A wait for a green context waits for nothing else.
         let waits_for = if bound.owner() == bound.context() {
             bound.owner()
@@ -25,6 +25,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     if let Some((index, submitted, owner)) = before
         && process
             .compute
+            .program
             .contexts
             .on(|local| process.session.devices.index(local) == index)
             .iter()

@@ -8,7 +8,7 @@ use crate::process;
 pub(crate) fn switch(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
-        process.compute.moved();
+        process.compute.program.moved();
     }
     Ok(())
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::slots::switch;
-use crate::compute::context::Context;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
 use crate::process::{self, Process};
+use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 const CU_STREAM_NON_BLOCKING: u32 = 1;
@@ -25,7 +25,7 @@ pub(super) fn leave(
     let Some((process, context)) = process::get().zip(context) else {
         return switch(next);
     };
-    let family = process.compute.contexts.family(&context);
+    let family = process.compute.program.contexts.family(&context);
     family.iter().for_each(|context| context.leave());
     let result = next();
     if result.is_ok() && is_gone() {
@@ -33,13 +33,13 @@ pub(super) fn leave(
     } else {
         family.iter().for_each(|context| context.stay());
     }
-    process.compute.moved();
+    process.compute.program.moved();
     result
 }
 
 /// Removes a destroyed context, and what it owned.
 pub(super) fn remove(process: &Process, context: &Arc<Context>) {
-    process.compute.contexts.remove(process.session, context);
+    process.compute.program.contexts.remove(process.session, context);
     if context.is_part() {
         process.memory.synchronized(process, None);
     } else {
@@ -50,7 +50,7 @@ pub(super) fn remove(process: &Process, context: &Arc<Context>) {
 /// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
-        process::get().and_then(|process| process.compute.contexts.find(handle)),
+        process::get().and_then(|process| process.compute.program.contexts.find(handle)),
         next,
         || true,
     )
@@ -61,7 +61,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
     let found = process::get()
         .zip(written(context))
-        .and_then(|(process, handle)| process.compute.contexts.find(handle));
+        .and_then(|(process, handle)| process.compute.program.contexts.find(handle));
     if let Some(found) = found {
         found.attach();
     }
@@ -70,7 +70,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
 
 /// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
-    let context = process::get().and_then(|process| process.compute.contexts.find(handle));
+    let context = process::get().and_then(|process| process.compute.program.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
@@ -88,14 +88,18 @@ pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Ne
 }
 
 pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
-    if let Some(primary) = process.compute.contexts.primary(local) {
+    if let Some(primary) = process.compute.program.contexts.primary(local) {
         primary.store(handle.0.expose_provenance(), Relaxed);
     }
-    process.compute.contexts.known(process.session, handle, local)
+    process
+        .compute
+        .program
+        .contexts
+        .known(process.session, handle, local)
 }
 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
-    let contexts = &process::get()?.compute.contexts;
+    let contexts = &process::get()?.compute.program.contexts;
     let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
     contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
 }
@@ -141,7 +145,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
         return;
     }
     // A green context's stream can be created with any or no context current.
-    let known = process.compute.contexts.find(handle).or_else(|| {
+    let known = process.compute.program.contexts.find(handle).or_else(|| {
         let mut device = 0;
         driver::cuStreamGetDevice(made, &mut device)
             .or_else(|_| driver::cuCtxGetDevice(&mut device))
@@ -163,13 +167,13 @@ pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    let Some(context) = process.compute.contexts.holder(leaving) else {
+    let Some(context) = process.compute.program.contexts.holder(leaving) else {
         return next();
     };
     let needs_own = context.take_out(leaving);
     let result = next();
     match result {
-        Ok(()) => process.compute.contexts.captures.forget(leaving),
+        Ok(()) => process.compute.program.contexts.captures.forget(leaving),
         Err(_) => context.enter(leaving, needs_own),
     }
     result

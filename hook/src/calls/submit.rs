@@ -5,15 +5,15 @@ use gcgroup_abi::{Entrance, Submission, UsageDevice};
 use crate::compute::call::Arguments;
 use crate::compute::device_set::DeviceSet;
 use crate::compute::gate;
-use crate::compute::slot::unaccounted;
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::interpose::{self, Next};
 use crate::driver::thread;
 use crate::process::{self, Process};
+use crate::program::slot::unaccounted;
 use crate::shared::device::LocalDevice;
 
-/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. If nothing
-/// governs the process, returns the slot whose counters have no meaning.
+/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. If
+/// nothing governs the process, returns the slot whose counters have no meaning.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
     let is_nested = thread::is_inside();
     let admitted = interpose::guarded(|| {
@@ -25,7 +25,8 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entran
 }
 
 /// Handles a submission that is not passed on by the fast path: waits at the gate and calls `body` with the
-/// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the stream's.
+/// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the
+/// stream's.
 pub(crate) fn submit(
     what: Submission,
     stream: CUstream,

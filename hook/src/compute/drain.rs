@@ -101,12 +101,15 @@ impl Drain {
             self.are_several = matches!(asked, Some(Ok(()))).then_some(count > 1);
         }
         let are_several = self.are_several == Some(true);
-        let is_wanted =
-            || is_any_frozen && are_several || compute.holds.is_any() || compute.contexts.captures.is_any();
-        compute.slots.watch(compute.session, is_wanted());
+        let is_wanted = || {
+            is_any_frozen && are_several
+                || compute.holds.is_any()
+                || compute.program.contexts.captures.is_any()
+        };
+        compute.program.slots.watch(compute.session, is_wanted());
         // A hold or capture may have begun in between.
         if is_wanted() {
-            compute.slots.watch(compute.session, true);
+            compute.program.slots.watch(compute.session, true);
         }
     }
 
@@ -231,6 +234,7 @@ mod tests {
     fn drain_waits_for_thread_inside_submission() {
         let (compute, control) = governed();
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);
@@ -248,6 +252,7 @@ mod tests {
     fn thaw_ends_drain_and_next_freeze_starts_again() {
         let (compute, control) = governed();
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);

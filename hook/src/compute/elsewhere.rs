@@ -40,11 +40,11 @@ pub(super) fn closed(
     };
     let of_context = |number: usize| {
         let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
-        Some(compute.contexts.find(handle)?.local)
+        Some(compute.program.contexts.find(handle)?.local)
     };
     let of_stream = |stream: usize| {
         let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
-        Some(compute.contexts.holder(handle)?.local)
+        Some(compute.program.contexts.holder(handle)?.local)
     };
     let found = of_stream(stream)
         .into_iter()
@@ -99,7 +99,7 @@ pub(super) fn is_any_frozen(compute: &Compute) -> bool {
 
 /// Returns whether all devices on which the process has contexts are frozen.
 pub(crate) fn is_all_frozen(compute: &Compute) -> bool {
-    let used = compute.contexts.on(|_| true);
+    let used = compute.program.contexts.on(|_| true);
     let is_frozen = |local| is_gate_frozen(compute, compute.session.devices.index(local));
     used.iter().all(|context| is_frozen(context.local))
 }

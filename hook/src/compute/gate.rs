@@ -21,12 +21,12 @@ use super::call::{Arguments, Call};
 use super::device_set::DeviceSet;
 use super::elsewhere::{self, KnownMemory};
 use super::meter::ring_if_wanted;
-use super::slot::Bound;
 use super::wait::{RECHECK, Waiting, doze, is_frozen, nap, wait_frozen};
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::exit;
 use crate::driver::interpose::Next;
 use crate::driver::streams::{is_capturing, stream};
+use crate::program::slot::Bound;
 use crate::sys;
 use admission::{told, window};
 
@@ -48,13 +48,13 @@ pub(crate) fn admit(
         _ => Submission::Copy,
     };
     let call = Call::Passed(call, arguments);
-    if let Some(bound) = compute.current() {
+    if let Some(bound) = compute.program.current() {
         bound.uncount(what);
         bound.discount();
         bound.fold(compute.usage());
         is_nested |= bound.is_inside();
     }
-    let bound = compute.bind_on(call.stream())?;
+    let bound = compute.program.bind_on(call.stream())?;
     let mut passing = Passing {
         compute,
         known,
@@ -80,13 +80,15 @@ pub(crate) fn submit(
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
-    if compute.contexts.captures.is_any() && is_capturing(stream) == Some(true) {
-        if let Some(bound) = compute.bind() {
-            compute.reach.capture(&compute.contexts, stream, bound.local());
+    if compute.program.contexts.captures.is_any() && is_capturing(stream) == Some(true) {
+        if let Some(bound) = compute.program.bind() {
+            compute
+                .reach
+                .capture(&compute.program.contexts, stream, bound.local());
         }
         return next();
     }
-    let Some(bound) = compute.bind_on(stream.0.addr()) else {
+    let Some(bound) = compute.program.bind_on(stream.0.addr()) else {
         return next();
     };
     let mut passing = Passing {
@@ -100,9 +102,9 @@ pub(crate) fn submit(
         waited: 0,
     };
     passing.enter(Call::Handled(stream, devices));
-    compute
-        .reach
-        .launch(devices, || compute.contexts.device_of(stream).or(bound.local()));
+    compute.reach.launch(devices, || {
+        compute.program.contexts.device_of(stream).or(bound.local())
+    });
     let result = match blocks(compute, bound) {
         Some((_, usage)) => body(usage),
         None => next(),
@@ -138,14 +140,16 @@ impl Passing<'_> {
             let Some((control, usage)) = blocks(self.compute, self.bound) else {
                 return;
             };
-            if self.compute.contexts.captures.is_any() && is_capturing(stream(call.stream())) == Some(true) {
+            if self.compute.program.contexts.captures.is_any()
+                && is_capturing(stream(call.stream())) == Some(true)
+            {
                 let stream = stream(call.stream());
-                let contexts = &self.compute.contexts;
+                let contexts = &self.compute.program.contexts;
                 self.compute.reach.capture(contexts, stream, self.bound.local());
                 return self.bound.count_captured(self.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
-            let is_watched = self.compute.slots.are_watched();
+            let is_watched = self.compute.program.slots.are_watched();
             if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
                 return;
             }
@@ -194,7 +198,7 @@ impl Passing<'_> {
 
     /// Returns whether this thread captures a stream. `gettid` is a system call, so `is_any` is asked first.
     fn is_capturing(&self) -> bool {
-        let captures = &self.compute.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         captures.is_any() && captures.is_by(sys::gettid())
     }
 
@@ -272,7 +276,7 @@ pub(crate) fn hold(compute: &Compute, mut begin: impl FnMut(), mut take_back: im
     loop {
         begin();
         fence(SeqCst);
-        let Some(bound) = compute.bind() else {
+        let Some(bound) = compute.program.bind() else {
             return;
         };
         let index = bound.index();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use gcgroup_abi::{ControlDevice, UsageDevice};
 use parking_lot::Mutex;
 
-use super::slot::Bound;
+use crate::program::slot::Bound;
 use crate::shared::session::Session;
 use crate::sys;
 
@@ -128,6 +128,7 @@ mod tests {
         let usage = &compute.usage().devices[OTHER_DEVICE];
         let meter = &compute.meters[OTHER_DEVICE];
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         assert_eq!(usage.busy(100), (0, false));
@@ -150,6 +151,7 @@ mod tests {
         let usage = &compute.usage().devices[OTHER_DEVICE];
         let meter = &compute.meters[OTHER_DEVICE];
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         meter.note(compute.session, slot, 7);
@@ -203,6 +205,7 @@ mod tests {
         let compute = Compute::of_test(NO_LIMIT);
         let meter = &compute.meters[OTHER_DEVICE];
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         for stream in [7, 8, 7, 8] {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{MAX_DEVICES, Usage};
 
 use super::Compute;
-use super::context::{Mark, Passed, ask_all, ask_each};
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
+use crate::program::context::{Mark, Passed, ask_all, ask_each};
 
 /// Interval between two rounds of markers, and the longest interval between two polls.
 const INTERVAL: Duration = Duration::from_millis(4);
@@ -124,12 +124,13 @@ impl Progress {
 impl Round {
     /// Sets markers on every device with pending work; `None` if that is not possible now.
     fn begin(compute: &Compute, generation: u32) -> Option<Self> {
-        compute.slots.fold(compute.session);
+        compute.program.slots.fold(compute.session);
         let mut round = Self {
             generation,
             waits: Vec::new(),
         };
         let set = compute
+            .program
             .contexts
             .captures
             .unless_any(|| in_driver(|| round.set_marks(compute)));
@@ -217,6 +218,7 @@ mod tests {
         let mut progress = Progress::new();
         assert_eq!(progress.step(compute), Step::default(), "no request");
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.submit(Submission::Kernel, 3);

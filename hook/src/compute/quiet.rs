@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use super::Compute;
-use super::context::{Context, Mark, Passed, ask_all};
 use super::hold::Scope;
-use super::inside::Inside;
 use crate::driver::cuda::CUerror;
 use crate::driver::exit::in_driver;
+use crate::program::context::{Context, Mark, Passed, ask_all};
+use crate::program::inside::Inside;
 
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
@@ -40,15 +40,19 @@ impl Quiet {
     fn are_outside(&mut self, compute: &Compute, scope: Scope) -> bool {
         // The order matters: a thread that passed the gate because it captures is inside until it has
         // submitted.
-        if compute.contexts.captures.is_any() {
+        if compute.program.contexts.captures.is_any() {
             self.inside = None;
             return false;
         }
         let inside = self
             .inside
-            .get_or_insert_with(|| compute.slots.inside(compute.session));
-        compute.slots.retain_inside(compute.session, inside);
-        inside.is_empty() && !compute.slots.is_any_inside(compute.session, scope)
+            .get_or_insert_with(|| compute.program.slots.inside(compute.session));
+        compute.program.slots.retain_inside(compute.session, inside);
+        inside.is_empty()
+            && !compute
+                .program
+                .slots
+                .is_any_inside(compute.session, |index| scope.has(index))
     }
 
     /// Releases all markers.

@@ -12,7 +12,6 @@ use gcgroup_abi::MAX_DEVICES;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use super::contexts::Contexts;
 use super::device_set::DeviceSet;
 use super::elsewhere::{self, KnownMemory};
 use crate::driver::cuda::{
@@ -22,6 +21,7 @@ use crate::driver::cuda::{
     CUmodule, CUstream, NODE_WORDS,
 };
 use crate::driver::{self, graphs};
+use crate::program::contexts::Contexts;
 use crate::shared::device::LocalDevice;
 
 /// Graphs nested deeper than this are not examined.

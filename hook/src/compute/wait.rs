@@ -17,7 +17,7 @@ pub(super) const PATIENCE: u64 = 5_000_000;
 const NAP: u64 = 30_000;
 
 /// Returns how long to sleep, nanoseconds, if room is expected in `nanoseconds`.
-pub(super) fn nap(nanoseconds: u64) -> u64 {
+pub(crate) fn nap(nanoseconds: u64) -> u64 {
     nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
 }
 

@@ -10,13 +10,12 @@ use std::time::Duration;
 use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
 
 use super::Compute;
-use super::context::{Mark, Passed, ask_all};
-use super::hold::Scope;
 use super::meter::{Meter, Used, ring_if_wanted};
 use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
 use crate::helper::Step;
+use crate::program::context::{Mark, Passed, ask_all};
 use crate::sys;
 
 /// First and longest interval between polls.
@@ -162,9 +161,10 @@ impl Round {
             ..Self::default()
         };
         let contexts = compute
+            .program
             .contexts
             .on(|local| compute.session.devices.index(local) == index);
-        let is_set = compute.contexts.captures.unless_any(|| {
+        let is_set = compute.program.contexts.captures.unless_any(|| {
             in_driver(|| {
                 contexts
                     .iter()
@@ -188,14 +188,17 @@ impl Round {
             .collect();
         // After the barrier, a thread that recorded its stream in the round before is seen to be inside.
         sys::barrier();
-        let is_any_inside = compute.slots.is_any_inside(compute.session, Scope::Device(index));
+        let is_any_inside = compute
+            .program
+            .slots
+            .is_any_inside(compute.session, |device| device == index);
         let mut round = Self {
             last_look: sys::now(),
             ..Self::default()
         };
-        let is_set = compute.contexts.captures.unless_any(|| {
+        let is_set = compute.program.contexts.captures.unless_any(|| {
             in_driver(|| {
-                by_context(&used).all(|(id, streams)| match compute.contexts.numbered(id) {
+                by_context(&used).all(|(id, streams)| match compute.program.contexts.numbered(id) {
                     Some(context) => context.mark_streams(&streams, &mut round.marks) == Passed::Yes,
                     None => true,
                 })
@@ -224,9 +227,9 @@ impl Round {
 fn holder(compute: &Compute, (id, stream): Used) -> Used {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
     let holder = (stream > PER_THREAD)
-        .then(|| compute.contexts.holder(handle))
+        .then(|| compute.program.contexts.holder(handle))
         .flatten();
-    let current = compute.contexts.numbered(id);
+    let current = compute.program.contexts.numbered(id);
     match holder.zip(current) {
         Some((holder, current)) if holder.local == current.local => (holder.id(), stream),
         _ => (id, stream),
@@ -261,6 +264,7 @@ mod tests {
             &compute.meters[OTHER_DEVICE],
         );
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         let mut watch = Watch::new();
@@ -319,6 +323,7 @@ mod tests {
         let mut watch = Watch::new();
         watch.step(compute);
         let slot = compute
+            .program
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);

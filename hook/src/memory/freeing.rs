@@ -59,7 +59,7 @@ impl Freeing {
         if self.count.load(Relaxed) == 0 {
             return;
         }
-        let Some(bound) = process.compute.bind() else {
+        let Some(bound) = process.program.bind() else {
             return;
         };
         let passed: Vec<u32> = match process.contexts.numbered(bound.context()) {

@@ -152,7 +152,7 @@ impl Process {
     /// itself.
     #[inline]
     fn place(&self) -> Option<Place> {
-        self.compute.place()
+        self.program.place()
     }
 
     /// Counts an allocation.

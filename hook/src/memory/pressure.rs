@@ -101,7 +101,7 @@ impl Process {
     fn missing(&self, index: usize, bytes: u64) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE);
         let (mut free, mut total) = (0, 0);
-        let is_here = self.compute.bind().is_some_and(|bound| bound.index() == index);
+        let is_here = self.program.bind().is_some_and(|bound| bound.index() == index);
         let known: CUresult = driver::cuMemGetInfo_v2(&mut free, &mut total);
         match (is_here, known) {
             (true, Ok(())) if (free as u64) < bytes => bytes - free as u64,

@@ -89,7 +89,7 @@ pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUr
     let Some(process) = process::get() else {
         return Ok(());
     };
-    if let Some(bound) = process.compute.bind() {
+    if let Some(bound) = process.program.bind() {
         let room = Room::on(process, bound.index());
         rewrite(free, |bytes| bytes.at_most(room.free));
         rewrite(total, |bytes| bytes.at_most(room.total));

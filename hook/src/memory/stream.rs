@@ -38,7 +38,7 @@ impl Stream {
 
     #[inline(never)]
     fn default_of(process: &Process, handle: usize) -> u64 {
-        let bound = process.compute.bind();
+        let bound = process.program.bind();
         let context = bound.map_or(0, |bound| bound.context());
         let tid = || bound.map_or_else(sys::gettid, |bound| bound.tid());
         let tid = if handle == PER_THREAD { tid() } else { 0 };

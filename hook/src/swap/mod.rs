@@ -325,7 +325,7 @@ pub(crate) fn touch(next: Next<'_>) -> CUresult {
     let Some(process) = process::get().filter(|process| process.swap.is_on()) else {
         return next();
     };
-    let index = process.compute.bind().map(|bound| bound.index());
+    let index = process.program.bind().map(|bound| bound.index());
     let _touch = index.and_then(|index| process.compute.holds.touch(index));
     next()
 }

@@ -7,8 +7,8 @@ use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
-use crate::compute::window::{Admission, Window};
 use crate::driver::exit;
+use crate::program::window::{Admission, Window};
 use crate::sys;
 
 /// Lower limit of a window, nanoseconds.
@@ -36,14 +36,14 @@ impl Passing<'_> {
         stream: usize,
     ) -> Option<u64> {
         let window = window(control);
-        let captures = &self.compute.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         self.with_window(|queue| {
             // A marker could become part of a graph. A capturing program does not keep a device busy for
             // long.
             if captures.is_any() {
                 return None;
             }
-            let context = self.compute.contexts.numbered(self.bound.context());
+            let context = self.compute.program.contexts.numbered(self.bound.context());
             let now = sys::now();
             let admission = if self.credit {
                 Admission::Room
@@ -66,10 +66,10 @@ impl Passing<'_> {
     /// Returns the nanoseconds until a queued submission of the thread ends: polling then teaches its cost.
     /// Another process has the device meanwhile.
     pub(super) fn next_end(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
-        if self.compute.contexts.captures.is_any() {
+        if self.compute.program.contexts.captures.is_any() {
             return None;
         }
-        let context = self.compute.contexts.numbered(self.bound.context());
+        let context = self.compute.program.contexts.numbered(self.bound.context());
         self.with_window(|queue| {
             let now = sys::now();
             queue.disturb(window(control), now);
@@ -91,7 +91,7 @@ impl Passing<'_> {
         let patience = room_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
         let before = self.waited;
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
-        let captures = &self.compute.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         // On a change of the gate, `enter` decides what to wait for.
         while control.gate.load(Relaxed) == word && !exit::is_exiting() && !captures.is_any() {
             self.waited = before + sys::now().saturating_sub(began);
@@ -104,7 +104,7 @@ impl Passing<'_> {
             let nap = nap(nanoseconds).min(patience - self.waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
             let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
-            let context = self.compute.contexts.numbered(self.bound.context());
+            let context = self.compute.program.contexts.numbered(self.bound.context());
             let admission = self.with_window(|queue| {
                 let now = sys::now();
                 if is_disturbed {
@@ -154,7 +154,10 @@ mod tests {
         Passing {
             compute,
             known: &|_| None,
-            bound: compute.slots.of_test(compute.session, device, OTHER_DEVICE),
+            bound: compute
+                .program
+                .slots
+                .of_test(compute.session, device, OTHER_DEVICE),
             what: Submission::Kernel,
             is_nested: false,
             credit: false,

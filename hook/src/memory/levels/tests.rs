@@ -227,7 +227,7 @@ fn allocations_are_summed_over_threads() {
         let sums = process.usage().allocations(index);
         (sums.nr_alloc, sums.nr_free, sums.kinds[Kind::Linear as usize])
     };
-    let count = |bound: crate::compute::slot::Bound<'_>, index, times| {
+    let count = |bound: crate::program::slot::Bound<'_>, index, times| {
         for _ in 0..times {
             let own = Counts::of(process.usage(), bound.thread, index);
             process.memory.levels.enter(process.usage(), own, &entry(index));

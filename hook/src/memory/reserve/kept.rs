@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::Reserve;
-use crate::compute::slots::Own;
+use crate::program::slots::Own;
 
 /// Part of a thread's slot, in cache lines of its own, since each use writes it.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ struct Batch {
 
 /// In-flight window of a thread on one device. All times are nanoseconds.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Number of the context whose streams these are.
     context: u32,
     costs: Costs,
@@ -60,7 +60,7 @@ pub(super) struct Window {
 
 /// Answer to a request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(crate) enum Admission {
     /// There is room.
     Room,
     /// No room. Nanoseconds until there is, if the submissions take their usual time, or until more is known.
@@ -68,7 +68,7 @@ pub(super) enum Admission {
 }
 
 impl Window {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             context: 0,
             costs: Costs::new(),
@@ -85,7 +85,7 @@ impl Window {
 
     /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
     /// captures.
-    pub(super) fn admission(
+    pub(crate) fn admission(
         &mut self,
         context: Option<&Arc<Context>>,
         what: Submission,
@@ -128,7 +128,7 @@ impl Window {
 
     /// Returns the nanoseconds until the running submission ends, if it takes its usual time; if it is late,
     /// an eighth of the time it is late, so that a long wait wakes up less and less often.
-    pub(super) fn next_end(
+    pub(crate) fn next_end(
         &mut self,
         context: Option<&Arc<Context>>,
         stream: usize,
@@ -145,7 +145,7 @@ impl Window {
     }
 
     /// Records that the submission goes to the driver; returns its known cost, nanoseconds.
-    pub(super) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
+    pub(crate) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
         let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
         if let Some((_, load, _)) = found {
             load.add(what);
@@ -158,7 +158,7 @@ impl Window {
     }
 
     /// Returns how many submissions of a kind fill half a window, 1 to 1024.
-    pub(super) fn batch(&self, what: Submission, window: u64) -> u32 {
+    pub(crate) fn batch(&self, what: Submission, window: u64) -> u32 {
         let cost = self.costs.of(what);
         u32::try_from(window / 2 / cost.max(1))
             .unwrap_or(u32::MAX)
@@ -166,23 +166,23 @@ impl Window {
     }
 
     /// Returns the longest time that a submission took lately, nanoseconds.
-    pub(super) fn longest(&self) -> u64 {
+    pub(crate) fn longest(&self) -> u64 {
         self.longest.get()
     }
 
     /// Returns the number of submissions whose patience ended since one was admitted.
-    pub(super) fn tried(&self) -> u32 {
+    pub(crate) fn tried(&self) -> u32 {
         self.tried
     }
 
     /// Counts a submission whose patience has ended.
-    pub(super) fn try_more(&mut self) {
+    pub(crate) fn try_more(&mut self) {
         self.tried = self.tried.saturating_add(1);
     }
 
     /// Records that another process has the device, with windows of `window` nanoseconds. What it has queued
     /// may still run, and its window may be a wide one, of four.
-    pub(super) fn disturb(&mut self, window: u64, now: u64) {
+    pub(crate) fn disturb(&mut self, window: u64, now: u64) {
         self.disturbed_until = now + 4 * window;
     }
 
@@ -228,7 +228,7 @@ impl Window {
 
     /// Returns the likely queued work, nanoseconds: a submission that exceeds its cost may be as long as the
     /// longest.
-    pub(super) fn likely(&self, now: u64) -> u64 {
+    pub(crate) fn likely(&self, now: u64) -> u64 {
         self.queued(|batch| {
             let (cost, ran) = self.taken(batch, now);
             let is_one = batch.load.total() == 1;

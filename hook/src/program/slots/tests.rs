@@ -1,5 +1,5 @@
 use super::*;
-use crate::compute::Compute;
+use crate::program::Program;
 use crate::shared::block;
 use crate::shared::counters::add;
 use gcgroup_abi::{Kind, NO_LIMIT, Submission};
@@ -12,99 +12,99 @@ fn submit(bound: Bound<'_>, times: u64) {
     bound.submit(Submission::Kernel, times);
 }
 
-/// A thread id that does not exist in this compute.
+/// A thread id that does not exist in this process.
 const DEAD: u32 = 0x3fff_fff0;
 
 #[test]
 fn thread_keeps_its_slot_on_each_device() {
-    let compute = Compute::of_test(NO_LIMIT);
+    let program = Program::of_test(NO_LIMIT);
     let me = sys::gettid();
-    let slots = &compute.slots;
-    let first = slots.take(compute.session, me, local(0), 0);
-    let second = slots.take(compute.session, me, local(1), 1);
+    let slots = &program.slots;
+    let first = slots.take(program.session, me, local(0), 0);
+    let second = slots.take(program.session, me, local(1), 1);
     assert!(!ptr::eq(first.thread, second.thread));
     assert!(ptr::eq(
         first.thread,
-        slots.take(compute.session, me, local(0), 0).thread
+        slots.take(program.session, me, local(0), 0).thread
     ));
-    assert_eq!(compute.usage().nr_threads.load(Relaxed), 2);
-    let gate = ptr::from_ref(&compute.control().devices[1].gate);
+    assert_eq!(program.usage().nr_threads.load(Relaxed), 2);
+    let gate = ptr::from_ref(&program.control().devices[1].gate);
     assert!(ptr::eq(second.entrance.gate.load(Relaxed), gate));
 }
 
 #[test]
 fn slot_of_dead_thread_is_reused_and_counts_stay() {
-    let compute = Compute::of_test(NO_LIMIT);
-    let slots = &compute.slots;
+    let program = Program::of_test(NO_LIMIT);
+    let slots = &program.slots;
     for number in 0..MAX_THREADS {
         let slot = slots.take(
-            compute.session,
+            program.session,
             DEAD - u32::try_from(number).unwrap(),
             local(0),
             0,
         );
         submit(slot, 10);
     }
-    let submitted = |device| compute.usage().submitted(device, Submission::Kernel);
+    let submitted = |device| program.usage().submitted(device, Submission::Kernel);
     assert_eq!(submitted(0), 10 * MAX_THREADS as u64);
-    let mine = slots.take(compute.session, sys::gettid(), local(1), 1);
+    let mine = slots.take(program.session, sys::gettid(), local(1), 1);
     assert!(mine.extra.is_none());
     submit(mine, 1);
     assert_eq!((submitted(0), submitted(1)), (10 * MAX_THREADS as u64, 1));
-    let again = slots.take(compute.session, sys::gettid(), local(0), 0);
+    let again = slots.take(program.session, sys::gettid(), local(0), 0);
     submit(again, 1);
     assert_eq!(submitted(0), 10 * MAX_THREADS as u64 + 1);
 }
 
 #[test]
 fn thread_that_died_inside_driver_delays_no_drain() {
-    let compute = Compute::of_test(NO_LIMIT);
-    let slots = &compute.slots;
-    let dead = slots.take(compute.session, DEAD, local(0), 0);
+    let program = Program::of_test(NO_LIMIT);
+    let slots = &program.slots;
+    let dead = slots.take(program.session, DEAD, local(0), 0);
     dead.enter(Submission::Copy);
-    assert!(!slots.is_any_inside(compute.session, Scope::Device(0)));
-    let mine = slots.take(compute.session, sys::gettid(), local(0), 0);
+    assert!(!slots.is_any_inside(program.session, |device| device == 0));
+    let mine = slots.take(program.session, sys::gettid(), local(0), 0);
     mine.enter(Submission::Kernel);
-    assert!(slots.is_any_inside(compute.session, Scope::Device(0)));
-    assert!(!slots.is_any_inside(compute.session, Scope::Device(1)));
+    assert!(slots.is_any_inside(program.session, |device| device == 0));
+    assert!(!slots.is_any_inside(program.session, |device| device == 1));
     mine.uncount(Submission::Kernel);
-    assert!(!slots.is_any_inside(compute.session, Scope::Device(0)));
+    assert!(!slots.is_any_inside(program.session, |device| device == 0));
 }
 
 #[test]
 fn threads_beyond_block_are_counted() {
-    let compute = Compute::of_test(NO_LIMIT);
-    let slots = &compute.slots;
+    let program = Program::of_test(NO_LIMIT);
+    let slots = &program.slots;
     let me = sys::gettid();
     // One living thread on many devices stands in for many threads on one device.
     for number in 0..MAX_THREADS {
-        let slot = slots.take(compute.session, me, local(0), 0);
+        let slot = slots.take(program.session, me, local(0), 0);
         slot.side
             .local
             .store(u32::try_from(number).unwrap() + 1000, Relaxed);
     }
-    let extra = slots.take(compute.session, me, local(0), 0);
+    let extra = slots.take(program.session, me, local(0), 0);
     assert!(extra.extra.is_some());
     assert!(ptr::eq(
         extra.thread,
-        slots.take(compute.session, me, local(0), 0).thread
+        slots.take(program.session, me, local(0), 0).thread
     ));
     submit(extra, 3);
     extra.enter(Submission::Kernel);
-    assert!(slots.is_any_inside(compute.session, Scope::Device(0)));
-    assert_eq!(compute.usage().submitted(0, Submission::Kernel), 3);
+    assert!(slots.is_any_inside(program.session, |device| device == 0));
+    assert_eq!(program.usage().submitted(0, Submission::Kernel), 3);
     add(extra.thread.exited(Submission::Kernel), 1);
-    slots.fold(compute.session);
-    slots.fold(compute.session);
-    assert_eq!(compute.usage().submitted(0, Submission::Kernel), 4);
+    slots.fold(program.session);
+    slots.fold(program.session);
+    assert_eq!(program.usage().submitted(0, Submission::Kernel), 4);
 }
 
 #[test]
 fn new_daemon_moves_slots_with_their_counts() {
-    let compute = Compute::of_test(NO_LIMIT);
+    let program = Program::of_test(NO_LIMIT);
     let (control, file) = block::of_daemon();
-    let slot = compute.slots.take(
-        compute.session,
+    let slot = program.slots.take(
+        program.session,
         sys::gettid(),
         local(0),
         gcgroup_abi::OTHER_DEVICE,
@@ -112,18 +112,18 @@ fn new_daemon_moves_slots_with_their_counts() {
     submit(slot, 5);
     control.publish();
     // The driver was not asked for a UUID, so the device stays unknown and the slot keeps its place.
-    compute.adopt(&file);
+    program.adopt(&file);
     assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
-    point(compute.control(), slot, 2, false);
-    assert_eq!(compute.usage().submitted(2, Submission::Kernel), 5);
+    point(program.control(), slot, 2, false);
+    assert_eq!(program.usage().submitted(2, Submission::Kernel), 5);
 }
 
 #[test]
 fn counts_stay_with_device_when_slot_moves() {
-    let compute = Compute::of_test(NO_LIMIT);
-    let bound = compute.slots.of_test(compute.session, local(0), 3);
+    let program = Program::of_test(NO_LIMIT);
+    let bound = program.slots.of_test(program.session, local(0), 3);
     let counts = |bound: Bound<'_>, index| {
-        let own = Counts::of(compute.usage(), bound.thread, index).unwrap();
+        let own = Counts::of(program.usage(), bound.thread, index).unwrap();
         own.count_alloc();
         assert!(own.add_kind(Kind::Array, 7));
         assert!(
@@ -134,11 +134,11 @@ fn counts_stay_with_device_when_slot_moves() {
     counts(bound, 3);
     bound.thread.device.store(4, Relaxed);
     let sums = |index| {
-        let sums = compute.usage().allocations(index);
+        let sums = program.usage().allocations(index);
         (sums.nr_alloc, sums.kinds[Kind::Array as usize])
     };
     assert_eq!((sums(3), sums(4)), ((1, 7), (0, 0)), "as it was counted");
     counts(bound, 4);
     assert_eq!((sums(3), sums(4)), ((1, 7), (1, 7)));
-    assert_eq!(compute.usage().devices[3].nr_alloc.load(Relaxed), 1);
+    assert_eq!(program.usage().devices[3].nr_alloc.load(Relaxed), 1);
 }

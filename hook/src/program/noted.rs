@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug, Default)]
-pub(super) struct Noted {
+pub(crate) struct Noted {
     /// Device index plus one: a slot may be bound to another device later.
     device: AtomicU32,
     round: AtomicU32,
@@ -12,7 +12,7 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             device: AtomicU32::new(0),
             round: AtomicU32::new(0),
@@ -22,14 +22,14 @@ impl Noted {
     }
 
     /// Returns whether the last note is of this device and round, and of this stream of the context.
-    pub(super) fn is(&self, device: u32, round: u32, context: u32, stream: usize) -> bool {
+    pub(crate) fn is(&self, device: u32, round: u32, context: u32, stream: usize) -> bool {
         self.device.load(Relaxed) == device
             && self.round.load(Relaxed) == round
             && self.context.load(Relaxed) == context
             && self.stream.load(Relaxed) == stream as u64
     }
 
-    pub(super) fn set(&self, device: u32, round: u32, context: u32, stream: usize) {
+    pub(crate) fn set(&self, device: u32, round: u32, context: u32, stream: usize) {
         self.device.store(device, Relaxed);
         self.round.store(round, Relaxed);
         self.context.store(context, Relaxed);

@@ -1,7 +1,7 @@
 use super::super::mark::Sign;
-use super::super::wait::nap;
 use super::costs::{GUESS, SAMPLES, SHORTEST};
 use super::*;
+use crate::compute::wait::nap;
 
 const WINDOW: u64 = 500_000;
 

@@ -21,7 +21,7 @@ use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(crate) struct Side {
     /// Thread id; 0 if the slot is free.
     pub(super) tid: AtomicU32,
     pub(super) local: AtomicU32,
@@ -32,10 +32,10 @@ pub(super) struct Side {
     /// Epoch of the contexts when `handle` was read.
     pub(super) epoch: AtomicU32,
     /// Number of submissions that may still pass a throttled gate.
-    pub(super) credit: AtomicU32,
+    pub(crate) credit: AtomicU32,
     /// Used by the slot's thread only; locked just while it is taken out or put back.
-    pub(super) window: Mutex<Option<Box<Window>>>,
-    pub(super) noted: Noted,
+    pub(crate) window: Mutex<Option<Box<Window>>>,
+    pub(crate) noted: Noted,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
     /// Used by the slot's thread only.
@@ -64,9 +64,9 @@ impl Side {
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Extra {
-    pub(super) entrance: Entrance,
+    pub(crate) entrance: Entrance,
     pub(super) thread: Thread,
-    pub(super) side: Side,
+    pub(crate) side: Side,
     /// Exits already added to the device's shared counters, by kind.
     folded: [AtomicU64; Submission::COUNT],
 }
@@ -92,9 +92,9 @@ pub(crate) fn unaccounted() -> *const Entrance {
 /// Slot of the calling thread, or of a thread that is being examined.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound<'a> {
-    pub(super) entrance: &'a Entrance,
+    pub(crate) entrance: &'a Entrance,
     pub(crate) thread: &'a Thread,
-    pub(super) side: &'a Side,
+    pub(crate) side: &'a Side,
     pub(super) extra: Option<&'a Extra>,
 }
 
@@ -152,12 +152,12 @@ impl Bound<'_> {
     }
 
     /// Returns whether the thread is in a submitting call.
-    pub(super) fn is_inside(&self) -> bool {
+    pub(crate) fn is_inside(&self) -> bool {
         self.entrance.is_inside(self.thread)
     }
 
     /// Counts a submission that becomes part of a graph; [`Self::discount`] subtracts it after its exit.
-    pub(super) fn count_captured(&self, what: Submission) {
+    pub(crate) fn count_captured(&self, what: Submission) {
         if let Some(count) = self.side.captured.get(what as usize) {
             add(count, 1);
         }

@@ -156,7 +156,7 @@ impl Contexts {
     }
 
     /// Returns whether the program has contexts on several devices.
-    pub(super) fn are_on_several(&self) -> bool {
+    pub(crate) fn are_on_several(&self) -> bool {
         self.are_on_several.load(Relaxed)
     }
 

@@ -100,7 +100,7 @@ impl Context {
 
     /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has
     /// succeeded since.
-    pub(super) fn fault(&self) -> Option<CUerror> {
+    pub(crate) fn fault(&self) -> Option<CUerror> {
         self.signs.fault()
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{Context, Inner};
-use crate::compute::mark::{Look, Sign, Signs, is_over};
 use crate::driver;
 use crate::driver::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
+use crate::program::mark::{Look, Sign, Signs, is_over};
 
 /// A marker in a context's work. It passes when all work submitted before has ended.
 #[derive(Debug)]
@@ -271,7 +271,7 @@ impl Mark {
 
 #[cfg(test)]
 impl Context {
-    pub(in crate::compute) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
+    pub(in crate::program) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
         Mark::new(self, sign, false)
     }
 }

@@ -18,7 +18,6 @@ use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::contexts::Contexts;
-use super::hold::Scope;
 use super::inside::Inside;
 use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
 use crate::driver::cuda::CUcontext;
@@ -85,7 +84,7 @@ impl Slots {
         usage.threads.get(self.number()?)
     }
 
-    pub(super) fn are_watched(&self) -> bool {
+    pub(crate) fn are_watched(&self) -> bool {
         self.are_watched.load(Relaxed)
     }
 
@@ -103,7 +102,7 @@ impl Slots {
     }
 
     /// Returns the threads inside submissions to any device.
-    pub(super) fn inside(&self, session: &Session) -> Vec<Inside> {
+    pub(crate) fn inside(&self, session: &Session) -> Vec<Inside> {
         let extras = self.extras.lock();
         self.in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
@@ -112,7 +111,7 @@ impl Slots {
     }
 
     /// Drops the threads that have left their submission from `inside`.
-    pub(super) fn retain_inside(&self, session: &Session, inside: &mut Vec<Inside>) {
+    pub(crate) fn retain_inside(&self, session: &Session, inside: &mut Vec<Inside>) {
         let extras = self.extras.lock();
         inside.retain(|one| {
             self.in_block(session)
@@ -180,7 +179,7 @@ impl Slots {
 
     /// Returns the slot for a submission to `stream`. Only default streams need a current context (CUDA
     /// Driver API, `cuLaunchKernel`): without one, the thread counts on the stream's device.
-    pub(super) fn bind_on<'a>(
+    pub(crate) fn bind_on<'a>(
         &'a self,
         session: &'a Session,
         contexts: &Contexts,
@@ -348,12 +347,13 @@ impl Slots {
         }
     }
 
-    /// Returns whether any thread is inside a submission in `scope`. Exact if no thread can enter any more.
-    pub(super) fn is_any_inside(&self, session: &Session, scope: Scope) -> bool {
+    /// Returns whether any thread is inside a submission to a device whose index `is_meant`. Exact if no
+    /// thread can enter any more.
+    pub(crate) fn is_any_inside(&self, session: &Session, is_meant: impl Fn(usize) -> bool) -> bool {
         let extras = self.extras.lock();
         self.in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
-            .filter(|bound| scope.has(bound.index()))
+            .filter(|bound| is_meant(bound.index()))
             .any(|bound| {
                 bound.fold(session.usage());
                 // A thread that died inside the driver never leaves it.

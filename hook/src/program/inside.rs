@@ -8,7 +8,7 @@ use super::slot::Bound;
 
 /// Snapshot of a thread that was inside submissions.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(crate) struct Inside {
     /// Address of its slot; slots never move.
     slot: usize,
     /// Entry counters by kind of submission.
@@ -17,7 +17,7 @@ pub(super) struct Inside {
 
 impl Inside {
     /// Takes a snapshot; `None` if the thread is not inside a submission.
-    pub(super) fn of(bound: Bound<'_>) -> Option<Self> {
+    pub(crate) fn of(bound: Bound<'_>) -> Option<Self> {
         bound.is_inside().then(|| Self {
             slot: std::ptr::from_ref(bound.entrance).addr(),
             entered: bound.entrance.entered.each_ref().map(|count| count.load(Acquire)),
@@ -25,7 +25,7 @@ impl Inside {
     }
 
     /// Returns whether the slot's thread may still be inside one of these submissions.
-    pub(super) fn is_still(&self, bound: Bound<'_>) -> bool {
+    pub(crate) fn is_still(&self, bound: Bound<'_>) -> bool {
         self.is_inside(bound) && !bound.is_dead()
     }
 
@@ -42,16 +42,16 @@ impl Inside {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::Compute;
+    use crate::program::Program;
     use crate::shared::device::LocalDevice;
     use gcgroup_abi::OTHER_DEVICE;
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn inside_submission_ended_is_out_despite_later_ones() {
-        let compute = Compute::of_test(gcgroup_abi::NO_LIMIT);
+        let program = Program::of_test(gcgroup_abi::NO_LIMIT);
         let local = LocalDevice::of(0).unwrap();
-        let bound = compute.slots.of_test(compute.session, local, OTHER_DEVICE);
+        let bound = program.slots.of_test(program.session, local, OTHER_DEVICE);
         assert!(Inside::of(bound).is_none());
         let entered = &bound.entrance.entered[Submission::Copy as usize];
         let exited = bound.thread.exited(Submission::Copy);
