@@ -8,6 +8,10 @@
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
+// First, since `table` finds the macros for its rows by position.
+#[macro_use]
+pub mod rows;
+
 mod calls;
 pub mod compute;
 mod coverage;
@@ -17,7 +21,6 @@ pub mod memory;
 pub mod nvml;
 mod process;
 mod program;
-pub mod rows;
 mod shared;
 pub mod start;
 pub mod swap;

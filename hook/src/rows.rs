@@ -3,14 +3,19 @@
 //! A row is written
 //!
 //! ```text
+//! group Charged "linear memory";
+//!
 //! fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| charge(address, bytes, next);
+//!
+//! group Gated "kernel launches";
+//!
 //! fn cuLaunchKernelEx [cuLaunchKernelEx_ptsz](config: *const CUlaunchConfig, …) @11060 => submit Kernel;
 //! ```
 //!
+//! A group has a class (`coverage::How`) and a description, under which the coverage report lists its rows.
 //! Left of the arrow is what the driver's header says: the exported name, in brackets its twin (the variant
 //! for the per-thread default stream), and the version since which `cuGetProcAddress` returns it (0: never).
-//! Right of the arrow is what happens around the call: a handler, or the submission path. `preload/build.rs`
-//! reads the names, so a row begins on a line of its own.
+//! Right of the arrow is what happens around the call: a handler, or the submission path.
 
 use std::ffi::{CStr, c_void};
 
@@ -89,18 +94,33 @@ pub(crate) const fn is_nvml(name: &str) -> bool {
     matches!(name.as_bytes(), [b'n', b'v', b'm', b'l', ..])
 }
 
+/// Imports of the table in the hook; expands to nothing where only its names are needed (`../names.rs`).
+macro_rules! in_hook {
+    ($($imports:item)*) => { $($imports)* };
+}
+
 macro_rules! hooks {
     ($(
-        $(#[$doc:meta])*
-        fn $name:ident $([$twin:ident])? ($($args:tt)*) @ $version:literal
-            => $(submit $what:ident)? $(|$next:ident| $body:expr)? ;
+        group $class:ident $what:literal;
+        $( $(#[$doc:meta])* fn $name:ident $([$twin:ident])? ($($args:tt)*) @ $version:literal
+            => $(submit $kind:ident)? $(|$next:ident| $body:expr)? ; )*
     )*) => {
-        $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $what)? $(|$next| $body)?]); )*
+        $( $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $kind)? $(|$next| $body)?]); )* )*
 
         /// Every symbol of the table, including twins.
-        pub static ROWS: &[$crate::rows::Row] = &[
-            $( $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )? )*
-        ];
+        pub static ROWS: &[$crate::rows::Row] = &[$( $(
+            $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )?
+        )* )*];
+
+        /// The groups of the table, for the coverage report. Their names include twins and are not sorted.
+        #[cfg(test)]
+        pub(crate) static GROUPS: &[$crate::coverage::Family] = &[$(
+            $crate::coverage::Family {
+                how: $crate::coverage::How::$class,
+                why: $what,
+                names: &[$( stringify!($name), $(stringify!($twin),)? )*],
+            },
+        )*];
     };
 }
 
@@ -163,7 +183,7 @@ macro_rules! function {
     };
 }
 
-pub(crate) use {entry, function, hooks};
+pub(crate) use {entry, function};
 
 #[cfg(test)]
 mod tests {

@@ -67,6 +67,9 @@ mod groups_swap;
 #[cfg(test)]
 mod holes;
 #[cfg(test)]
+#[path = "../../hook/names.rs"]
+mod hooked;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod hostile_descriptors;
