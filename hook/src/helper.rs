@@ -67,8 +67,6 @@ const RETRY_DESCRIPTOR: Duration = Duration::from_millis(100);
 /// How long a listening daemon may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-pub(crate) use crate::driver::exit::in_driver;
-
 /// The helper's thread id.
 static TID: AtomicU32 = AtomicU32::new(0);
 
@@ -254,13 +252,13 @@ mod tests {
         let process = Process::of_test(NO_LIMIT);
         let mut helper = Helper::new(process);
         helper.guarded(|_| {
-            process.hold(Scope::All);
-            process.hold(Scope::Device(1));
+            process.compute.hold(Scope::All);
+            process.compute.hold(Scope::Device(1));
             panic!("a fault of ours");
         });
-        assert!((0..3).all(|index| process.holds.word(index).is_none()));
+        assert!((0..3).all(|index| process.compute.holds.word(index).is_none()));
         assert!(process.compute.holds.touch(1).is_some());
-        helper.guarded(|_| process.hold(Scope::Device(1)));
-        assert!(process.holds.word(1).is_some(), "held without a panic");
+        helper.guarded(|_| process.compute.hold(Scope::Device(1)));
+        assert!(process.compute.holds.word(1).is_some(), "held without a panic");
     }
 }

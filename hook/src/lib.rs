@@ -18,7 +18,6 @@ mod coverage;
 pub mod driver;
 mod helper;
 pub mod memory;
-pub mod nvml;
 mod process;
 mod program;
 mod shared;
@@ -27,9 +26,3 @@ pub mod swap;
 pub mod symbols;
 mod sys;
 pub mod table;
-
-pub(crate) use driver::{cuda, interpose, out_pointer as place, thread};
-#[cfg(test)]
-pub(crate) use shared::block;
-pub(crate) use shared::{device, environment as wishes};
-pub(crate) use sys::mapping;

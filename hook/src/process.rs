@@ -5,7 +5,6 @@
 //! state belong to the parent.
 
 use std::io;
-use std::ops::Deref;
 #[cfg(test)]
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
@@ -20,7 +19,6 @@ use crate::compute::drain::Drain;
 use crate::compute::progress::Progress;
 use crate::compute::watch::Watch;
 use crate::driver::cuda::{CUerror, CUresult};
-pub(crate) use crate::driver::exit::is_exiting;
 use crate::driver::interpose::{self, Next};
 use crate::driver::{exit, library, thread};
 use crate::helper::{self, Duties, Work};
@@ -43,8 +41,8 @@ pub(crate) struct Process {
     pub(crate) session: &'static Session,
     pub(crate) program: &'static Program,
     pub(crate) compute: &'static Compute,
-    pub(crate) memory: Memory,
-    pub(crate) swap: Swap,
+    pub(crate) memory: &'static Memory,
+    pub(crate) swap: &'static Swap,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -102,7 +100,7 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(exit::at_exit);
     }
-    begin().inspect(|process| library::count_unknown(process.usage()));
+    begin().inspect(|process| library::count_unknown(process.session.usage()));
     Ok(())
 }
 
@@ -214,15 +212,17 @@ fn forget() {
 
 impl Process {
     fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
-        let can_swap = session.usage().can_swap.load(Relaxed) != 0;
-        let program = Box::leak(Box::new(Program::new(session)?));
+        let program = &*Box::leak(Box::new(Program::new(session)?));
+        let memory = &*Box::leak(Box::new(Memory::new(program)));
+        let compute = &*Box::leak(Box::new(Compute::new(program)));
+        let swap = Box::leak(Box::new(Swap::new(memory, compute)));
         Ok(Self {
             own,
             session,
             program,
-            compute: Box::leak(Box::new(Compute::new(program))),
-            memory: Memory::new(),
-            swap: Swap::new(can_swap),
+            compute,
+            memory,
+            swap,
         })
     }
 
@@ -259,8 +259,8 @@ impl Process {
     /// differently.
     fn renumber(&self) {
         self.session.devices.refresh(self.session.control());
-        self.memory.renumber(self);
-        self.swap.renumber(self);
+        self.memory.renumber();
+        self.swap.renumber();
         self.program.renumber();
     }
 }
@@ -273,14 +273,14 @@ impl Duties for &'static Process {
     fn work(&self) -> Vec<Work> {
         let process = *self;
         let (mut drain, mut progress, mut watch) = (Drain::new(), Progress::new(), Watch::new());
-        let (mut mover, mut settling) = (Mover::new(process), Settling::new());
+        let (mut mover, mut settling) = (Mover::new(process.swap), Settling::new());
         let compute = process.compute;
         vec![
             Box::new(move || drain.step(compute)),
             Box::new(move || progress.step(compute)),
             Box::new(move || watch.step(compute)),
-            Box::new(move || mover.step(process)),
-            Box::new(move || settling.step(process)),
+            Box::new(move || mover.step(process.swap)),
+            Box::new(move || settling.step(process.memory)),
         ]
     }
 
@@ -300,14 +300,6 @@ impl Duties for &'static Process {
 
     fn is_alive(&self) -> bool {
         get().is_some()
-    }
-}
-
-impl Deref for Process {
-    type Target = Compute;
-
-    fn deref(&self) -> &Compute {
-        self.compute
     }
 }
 

@@ -19,7 +19,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use crate::interpose::Real;
+use crate::driver::interpose::Real;
 
 /// One symbol of the driver.
 pub struct Row {
@@ -147,16 +147,16 @@ macro_rules! function {
             #[allow(unused_imports, reason = "not every function takes an argument of a type of its own")]
             use super::*;
 
-            pub(super) static REAL: $crate::interpose::Real =
+            pub(super) static REAL: $crate::driver::interpose::Real =
                 if $crate::rows::is_nvml(stringify!($name)) {
-                    $crate::interpose::Real::nvml()
+                    $crate::driver::interpose::Real::nvml()
                 } else {
-                    $crate::interpose::Real::libcuda()
+                    $crate::driver::interpose::Real::libcuda()
                 };
 
             /// Resolves a stream argument: in a twin, the default stream is the thread's own.
             #[allow(dead_code, reason = "not every function takes a stream")]
-            fn on(stream: $crate::cuda::CUstream) -> $crate::cuda::CUstream {
+            fn on(stream: $crate::driver::cuda::CUstream) -> $crate::driver::cuda::CUstream {
                 $crate::driver::streams::by_name(stream, $crate::calls::fast::is_per_thread(stringify!($name)))
             }
 
@@ -170,15 +170,15 @@ macro_rules! function {
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
         #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
-        pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
+        pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::driver::cuda::CUresult {
             let real = move || {
-                type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::cuda::CUresult;
+                type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::driver::cuda::CUresult;
                 // SAFETY: the address of the driver's function of this name, which has this signature.
                 let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
                 // SAFETY: the program's own arguments.
                 unsafe { real($($arg),*) }
             };
-            $crate::interpose::around(&real, &mut move |$next| $body)
+            $crate::driver::interpose::around(&real, &mut move |$next| $body)
         }
     };
 }
@@ -188,7 +188,7 @@ pub(crate) use {entry, function};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::CUresult;
+    use crate::driver::cuda::CUresult;
     use crate::driver::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use crate::table::ROWS;
     use std::collections::{HashMap, HashSet};

@@ -41,7 +41,7 @@ pub(crate) fn get_proc_address(
     if let Some(ours) = of_address(rows, symbol, *found) {
         *found = ours;
     } else if !found.is_null() && is_unknown(symbol) {
-        library::note_unknown(process::get().map(|process| process.usage()));
+        library::note_unknown(process::get().map(|process| process.session.usage()));
     }
     Ok(())
 }

@@ -10,16 +10,13 @@ in_hook! {
 
     use gcgroup_abi::Kind;
 
-    use crate::calls::{capture, graphs, green, progress, reach, slots, streams};
-    use crate::cuda::*;
+    use crate::calls::vmm::Bound;
+    use crate::calls::{array, capture, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
+    use crate::driver::cuda::*;
     use crate::driver;
-    use crate::memory::vmm::Bound;
-    use crate::memory::{array, graph, host, ipc, linear, pool, report, sparse, vmm};
-    use crate::nvml;
-    use crate::nvml::abi::*;
+    use crate::driver::nvml::*;
     use crate::process;
-    use crate::swap::{self, query};
-    use crate::symbols;
+        use crate::symbols;
 }
 
 hooks! {

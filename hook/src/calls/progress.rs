@@ -19,7 +19,11 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
         } else {
             0
         };
-        (bound.index(), process.usage().kernels(bound.index()), waits_for)
+        (
+            bound.index(),
+            process.session.usage().kernels(bound.index()),
+            waits_for,
+        )
     });
     next()?;
     if let Some((index, submitted, owner)) = before
@@ -31,8 +35,8 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
             .iter()
             .all(|context| context.base().id() == owner)
     {
-        progress::ended(process.usage(), index, submitted);
+        progress::ended(process.session.usage(), index, submitted);
     }
-    process.memory.context_synchronized(process);
+    process.memory.context_synchronized();
     Ok(())
 }

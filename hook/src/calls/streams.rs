@@ -13,6 +13,7 @@ use crate::driver::out_pointer::written;
 use crate::process::{self, Process};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
+use crate::swap;
 
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 
@@ -41,9 +42,11 @@ pub(super) fn leave(
 pub(super) fn remove(process: &Process, context: &Arc<Context>) {
     process.compute.program.contexts.remove(process.session, context);
     if context.is_part() {
-        process.memory.synchronized(process, None);
+        process.memory.synchronized(None);
     } else {
-        process.memory.context_gone(process, context.id());
+        process.memory.context_gone(context.id());
+        swap::context_gone(process.swap, context.id());
+        process.session.ring();
     }
 }
 
@@ -153,6 +156,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
         Some(
             process
                 .compute
+                .program
                 .contexts
                 .known(process.session, handle, LocalDevice::of(device)?),
         )

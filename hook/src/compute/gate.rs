@@ -21,12 +21,13 @@ use super::call::{Arguments, Call};
 use super::device_set::DeviceSet;
 use super::elsewhere::{self, KnownMemory};
 use super::meter::ring_if_wanted;
-use super::wait::{RECHECK, Waiting, doze, is_frozen, nap, wait_frozen};
+use super::wait::{Waiting, doze, is_frozen, nap, wait_frozen};
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::exit;
 use crate::driver::interpose::Next;
 use crate::driver::streams::{is_capturing, stream};
 use crate::program::slot::Bound;
+use crate::shared::RECHECK;
 use crate::sys;
 use admission::{told, window};
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use gcgroup_abi::MAX_DEVICES;
 
-use super::wait::RECHECK;
 use crate::driver::{exit, thread};
+use crate::shared::RECHECK;
 use crate::sys;
 
 #[derive(Debug)]

@@ -184,9 +184,11 @@ mod tests {
                     barrier.wait();
                 }
             });
-            let slot = compute
-                .slots
-                .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            let slot =
+                compute
+                    .program
+                    .slots
+                    .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
             let mut missed = 0;
             for _ in 0..ROUNDS {
                 barrier.wait();

@@ -74,14 +74,6 @@ impl Compute {
     }
 }
 
-impl std::ops::Deref for Compute {
-    type Target = Program;
-
-    fn deref(&self) -> &Program {
-        self.program
-    }
-}
-
 #[cfg(test)]
 impl Compute {
     /// Returns the compute engine of a process without a daemon, a helper or a driver; `limit` is the memory

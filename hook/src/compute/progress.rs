@@ -148,6 +148,7 @@ impl Round {
             };
             let mut marks = Vec::new();
             let contexts = compute
+                .program
                 .contexts
                 .on(|local| compute.session.devices.index(local) == index);
             let all = contexts

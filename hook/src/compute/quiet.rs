@@ -72,6 +72,7 @@ pub(super) fn fault(compute: &Compute, scope: Scope) -> Option<CUerror> {
 fn contexts(compute: &Compute, scope: Scope) -> Vec<Arc<Context>> {
     let is_meant = |local| scope.has(compute.session.devices.index(local));
     compute
+        .program
         .contexts
         .on(|local| is_meant(local) || compute.reach.is_feeder(local, is_meant))
 }

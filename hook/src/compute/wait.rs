@@ -6,10 +6,9 @@ use std::time::Duration;
 use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
 use crate::driver::{exit, thread};
+use crate::shared::RECHECK;
 use crate::sys;
 
-/// Interval at which a waiting thread checks the gate even if not woken: its block may have been replaced.
-pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 /// Minimum patience, nanoseconds.
 pub(super) const PATIENCE: u64 = 5_000_000;
 /// A wait for room ends twice this before room is expected; from then on it is polled at this interval,

@@ -274,7 +274,7 @@ mod tests {
             .store(Gate::Track as u32, Relaxed);
         assert_eq!(watch.step(compute), Step::default());
         slot.enter(Submission::Kernel);
-        meter.note(compute, slot, 1);
+        meter.note(compute.session, slot, 1);
         for _ in 0..3 {
             assert!(watch.step(compute).wake.is_some());
             assert!(usage.busy(u64::MAX).1);
@@ -296,10 +296,12 @@ mod tests {
             device.wants_bell.store(wants, Relaxed);
             let mut watch = Watch::new();
             watch.step(compute);
-            let slot = compute
-                .slots
-                .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
-            compute.meters[OTHER_DEVICE].note(compute, slot, 1);
+            let slot =
+                compute
+                    .program
+                    .slots
+                    .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
             let mut has_news = false;
             loop {
                 let step = watch.step(compute);
@@ -327,7 +329,7 @@ mod tests {
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);
-        compute.meters[OTHER_DEVICE].note(compute, slot, 1);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
         gate.store(Gate::Run as u32, Relaxed);
         assert_eq!(watch.step(compute), Step::default());
         assert!(!compute.usage().devices[OTHER_DEVICE].busy(u64::MAX).1);

@@ -10,6 +10,7 @@ pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
 pub(crate) mod inside;
+pub(crate) mod kept;
 mod mark;
 pub(crate) mod noted;
 pub(crate) mod slot;
@@ -84,14 +85,6 @@ impl Program {
     pub(crate) fn renumber(&self) {
         self.slots.renumber(self.session);
         self.contexts.tell(self.session);
-    }
-}
-
-impl std::ops::Deref for Program {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        self.session
     }
 }
 

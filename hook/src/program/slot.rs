@@ -11,9 +11,9 @@ use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevic
 
 use parking_lot::Mutex;
 
+use super::kept::Kept;
 use super::noted::Noted;
 use super::window::Window;
-use crate::memory::Kept;
 use crate::shared::counters::add;
 use crate::shared::device::LocalDevice;
 use crate::shared::place::Place;

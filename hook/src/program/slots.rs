@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 
 use super::contexts::Contexts;
 use super::inside::Inside;
+use super::kept::Kept;
 use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
 use crate::driver::cuda::CUcontext;
 use crate::driver::streams::{PER_THREAD, stream};
 use crate::driver::{self, thread};
-use crate::memory::Kept;
 use crate::shared::counters::Counts;
 use crate::shared::device::LocalDevice;
 use crate::shared::session::Session;

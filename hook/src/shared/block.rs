@@ -169,7 +169,7 @@ impl Blocks {
     /// closed. Used when no daemon is left to open them.
     ///
     /// Threads that wait on the replaced block notice at their next check, within
-    /// [`wait::RECHECK`](crate::compute::wait::RECHECK).
+    /// [`RECHECK`](super::RECHECK).
     pub(crate) fn open_gates(&self, keep_frozen: bool) -> io::Result<()> {
         let copy = Mapping::anonymous(CONTROL_SIZE)?;
         for (to, from) in words(&copy).iter().zip(words(&self.control)) {

@@ -27,8 +27,8 @@ fn thread_keeps_its_slot_on_each_device() {
         first.thread,
         slots.take(program.session, me, local(0), 0).thread
     ));
-    assert_eq!(program.usage().nr_threads.load(Relaxed), 2);
-    let gate = ptr::from_ref(&program.control().devices[1].gate);
+    assert_eq!(program.session.usage().nr_threads.load(Relaxed), 2);
+    let gate = ptr::from_ref(&program.session.control().devices[1].gate);
     assert!(ptr::eq(second.entrance.gate.load(Relaxed), gate));
 }
 
@@ -45,7 +45,7 @@ fn slot_of_dead_thread_is_reused_and_counts_stay() {
         );
         submit(slot, 10);
     }
-    let submitted = |device| program.usage().submitted(device, Submission::Kernel);
+    let submitted = |device| program.session.usage().submitted(device, Submission::Kernel);
     assert_eq!(submitted(0), 10 * MAX_THREADS as u64);
     let mine = slots.take(program.session, sys::gettid(), local(1), 1);
     assert!(mine.extra.is_none());
@@ -92,11 +92,11 @@ fn threads_beyond_block_are_counted() {
     submit(extra, 3);
     extra.enter(Submission::Kernel);
     assert!(slots.is_any_inside(program.session, |device| device == 0));
-    assert_eq!(program.usage().submitted(0, Submission::Kernel), 3);
+    assert_eq!(program.session.usage().submitted(0, Submission::Kernel), 3);
     add(extra.thread.exited(Submission::Kernel), 1);
     slots.fold(program.session);
     slots.fold(program.session);
-    assert_eq!(program.usage().submitted(0, Submission::Kernel), 4);
+    assert_eq!(program.session.usage().submitted(0, Submission::Kernel), 4);
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn new_daemon_moves_slots_with_their_counts() {
     // The driver was not asked for a UUID, so the device stays unknown and the slot keeps its place.
     program.adopt(&file);
     assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
-    point(program.control(), slot, 2, false);
-    assert_eq!(program.usage().submitted(2, Submission::Kernel), 5);
+    point(program.session.control(), slot, 2, false);
+    assert_eq!(program.session.usage().submitted(2, Submission::Kernel), 5);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn counts_stay_with_device_when_slot_moves() {
     let program = Program::of_test(NO_LIMIT);
     let bound = program.slots.of_test(program.session, local(0), 3);
     let counts = |bound: Bound<'_>, index| {
-        let own = Counts::of(program.usage(), bound.thread, index).unwrap();
+        let own = Counts::of(program.session.usage(), bound.thread, index).unwrap();
         own.count_alloc();
         assert!(own.add_kind(Kind::Array, 7));
         assert!(
@@ -134,11 +134,11 @@ fn counts_stay_with_device_when_slot_moves() {
     counts(bound, 3);
     bound.thread.device.store(4, Relaxed);
     let sums = |index| {
-        let sums = program.usage().allocations(index);
+        let sums = program.session.usage().allocations(index);
         (sums.nr_alloc, sums.kinds[Kind::Array as usize])
     };
     assert_eq!((sums(3), sums(4)), ((1, 7), (0, 0)), "as it was counted");
     counts(bound, 4);
     assert_eq!((sums(3), sums(4)), ((1, 7), (1, 7)));
-    assert_eq!(program.usage().devices[3].nr_alloc.load(Relaxed), 1);
+    assert_eq!(program.session.usage().devices[3].nr_alloc.load(Relaxed), 1);
 }

@@ -1,10 +1,10 @@
 //! Sparse arrays (`cuMemMapArrayAsync`): their tiles are mapped to memory of `cuMemCreate`, which is charged
 //! there.
 
-use super::physical::{Binder, Region};
-use crate::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
-use crate::interpose::Next;
-use crate::place::given_list;
+use crate::driver::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::given_list;
+use crate::memory::physical::{Binder, Region};
 use crate::process::{self, Process};
 
 /// `CUarrayMapInfo::subresourceType`: the levels of a mipmapped array that are smaller than a tile, taken
@@ -39,7 +39,7 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
     process.memory.physical.begin_sparse();
     for info in given_list(list, count) {
         let (array, region) = (Binder::Array(info.resource), region(&info));
-        process.physical(|physical, gone| {
+        process.memory.physical(|physical, gone| {
             physical.unbind_after(stream.0.addr(), array, &region);
             let object = physical.of_handle(info.memory.0);
             if let Some(object) = object.filter(|_| info.operation == CU_MEM_OPERATION_TYPE_MAP) {
@@ -53,14 +53,16 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
 /// Ends all mappings of a destroyed array or mipmapped array.
 pub(super) fn array_gone(process: &Process, handle: u64) {
     if process.memory.physical.is_sparse() {
-        process.physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));
+        process
+            .memory
+            .physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::CUmemGenericAllocationHandle;
+    use crate::driver::cuda::CUmemGenericAllocationHandle;
 
     fn info(subresource_type: u32, subresource: [u32; 8]) -> CUarrayMapInfo {
         CUarrayMapInfo {

@@ -9,7 +9,7 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 use crate::driver;
 use crate::driver::cuda::CUuuid;
 use crate::driver::nvml::nvmlDevice_t;
-use crate::memory::report::Room;
+use crate::memory::room::Room;
 use crate::process::{self, Process};
 use crate::shared::device;
 use crate::shared::environment::Options;
@@ -55,13 +55,17 @@ impl Seen {
     }
 
     fn at(process: &Process, index: usize) -> Option<Self> {
-        let room = Room::on(process, index);
+        let room = Room::on(process.memory, index);
         let (usage, control) = (
-            process.usage().devices.get(index)?,
-            process.control().devices.get(index)?,
+            process.session.usage().devices.get(index)?,
+            process.session.control().devices.get(index)?,
         );
         let overhead = control.memory_overhead.load(Relaxed);
-        let current = process.usage().memory_current(index).saturating_add(overhead);
+        let current = process
+            .session
+            .usage()
+            .memory_current(index)
+            .saturating_add(overhead);
         let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
         (room.total != NO_LIMIT).then_some(Self {
             total: room.total,
@@ -70,7 +74,7 @@ impl Seen {
             peak: peak.max(current),
             own: Own {
                 pid: std::process::id(),
-                outside: process.control().pid.load(Relaxed),
+                outside: process.session.control().pid.load(Relaxed),
             },
         })
     }
@@ -95,7 +99,7 @@ fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
     let mut text = [0; 96];
     driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
     let uuid = device::uuid_words(uuid(&text)?);
-    Some(device::index_of(process.control(), uuid))
+    Some(device::index_of(process.session.control(), uuid))
 }
 
 /// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
@@ -107,8 +111,9 @@ fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
         let mut instance = nvmlDevice_t(ptr::null_mut());
         driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
         let index = slot(process, instance).filter(|index| *index != OTHER_DEVICE)?;
-        let charged = process.usage().memory_current(index);
+        let charged = process.session.usage().memory_current(index);
         let beyond = process
+            .session
             .control()
             .devices
             .get(index)?
@@ -127,7 +132,7 @@ fn requested_limit() -> u64 {
 
 /// Returns whether any limit is set. Without one, NVML need not be asked for the device's identity.
 fn is_limited(process: &Process) -> bool {
-    let control = process.control();
+    let control = process.session.control();
     let devices = &mut control.devices.iter();
     let is_any = |limit: &AtomicU64| limit.load(Relaxed) != NO_LIMIT;
     is_any(&control.memory_limit)
@@ -188,8 +193,10 @@ mod tests {
         control.devices[1].memory_limit.store(1000, Relaxed);
         control.devices[1].memory_overhead.store(30, Relaxed);
         control.pid.store(77, Relaxed);
-        process.usage().devices[1].memory_current.store(100, Relaxed);
-        process.usage().devices[1].memory_peak.store(400, Relaxed);
+        process.session.usage().devices[1]
+            .memory_current
+            .store(100, Relaxed);
+        process.session.usage().devices[1].memory_peak.store(400, Relaxed);
         assert!(is_limited(process) && Seen::at(process, 0).is_none());
         let seen = Seen::at(process, 1).unwrap();
         assert_eq!((seen.total, seen.free), (1000, 870));

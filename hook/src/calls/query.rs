@@ -2,11 +2,12 @@
 
 use std::ffi::{c_uint, c_void};
 
-use super::block::Block;
-use crate::cuda::{CUdeviceptr, CUresult};
-use crate::interpose::Next;
-use crate::place::{answer, given};
+use super::swap;
+use crate::driver::cuda::{CUdeviceptr, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{answer, given};
 use crate::process;
+use crate::swap::block::Block;
 
 /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: requested by programs that let another device read the memory.
 const P2P_TOKENS: c_uint = 5;
@@ -97,7 +98,7 @@ pub(crate) fn attribute(
     next: Next<'_>,
 ) -> CUresult {
     if attribute == P2P_TOKENS {
-        return super::pin(address, next);
+        return swap::pin(address, next);
     }
     if attribute == IS_MANAGED && next().is_ok() || correct(data, attribute, address) {
         return Ok(());
@@ -133,7 +134,7 @@ fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool 
     };
     let found = process::get().and_then(|process| {
         let block = process.swap.find(address.0)?;
-        let context = process.contexts.numbered(block.context)?.handle();
+        let context = process.program.contexts.numbered(block.context)?.handle();
         Some((known.value)(&block, Asked { context }))
     });
     let Some(value) = found.filter(|_| !place.is_null()) else {

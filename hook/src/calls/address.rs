@@ -2,8 +2,8 @@
 
 use std::ffi::c_uint;
 
-use crate::cuda::{CUdeviceptr, CUdeviceptr_v1};
-use crate::place::written;
+use crate::driver::cuda::{CUdeviceptr, CUdeviceptr_v1};
+use crate::driver::out_pointer::written;
 
 /// A device address of either width.
 pub(crate) trait Address: Copy {

@@ -8,43 +8,43 @@ use std::sync::Arc;
 
 use gcgroup_abi::Kind;
 
-use super::graph;
-use super::ledger::Entry;
-use super::levels::{self, Unsettled};
-use super::reserve::Reserve;
-use super::reserve::kept::Used;
-use super::stream::Stream;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
-use crate::device::LocalDevice;
-use crate::driver;
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{given, written};
 use crate::driver::streams;
-use crate::interpose::Next;
-use crate::place::{given, written};
+use crate::memory::graph;
+use crate::memory::ledger::Entry;
+use crate::memory::levels::{self, Unsettled};
+use crate::memory::reserve::Reserve;
+use crate::memory::reserve::kept::Used;
+use crate::memory::stream::Stream;
 use crate::process::{self, Process};
+use crate::shared::device::LocalDevice;
 use crate::swap;
 
 /// Returns the current pool of the stream's device, from which allocations on the stream come.
 fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
-    let local = match process.contexts.device_of(stream) {
+    let local = match process.program.contexts.device_of(stream) {
         Some(local) => local,
-        None => match process.place() {
+        None => match process.program.place() {
             Some(place) => place.local,
-            None => process.contexts.holder(stream)?.local,
+            None => process.program.contexts.holder(stream)?.local,
         },
     };
     let pools = &process.memory.reserves;
     // Above any handle.
     let key = u64::MAX - u64::from(local.number());
-    pools.of_key(process, key, || {
+    pools.of_key(process.memory, key, || {
         pools.current(local, || {
             let mut handle = CUmemoryPool::NULL;
             driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
             pools
                 .find(handle)
-                .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
+                .or_else(|| Some(pools.enter(handle, local, process.session.devices.index(local), false)))
         })
     })
 }
@@ -60,7 +60,7 @@ pub(crate) fn set_current(next: Next<'_>) -> CUresult {
 fn used_pool(process: &Process, handle: CUmemoryPool) -> Option<Used<'_>> {
     let key = handle.0.addr() as u64;
     let pools = &process.memory.reserves;
-    pools.of_key(process, key, || pool_of(process, handle))
+    pools.of_key(process.memory, key, || pool_of(process, handle))
 }
 
 /// Returns the pool of a handle. For a pool that was not created here, the driver tells the device, or it is
@@ -72,11 +72,11 @@ fn pool_of(process: &Process, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
     let (local, is_elsewhere) = match located(handle) {
         Some(location) => match location.device().and_then(LocalDevice::of) {
             Some(local) => (local, false),
-            None => (process.place()?.local, true),
+            None => (process.program.place()?.local, true),
         },
         None => (default_of(handle)?, false),
     };
-    let index = process.devices.learn(process.control(), local);
+    let index = process.session.devices.learn(process.session.control(), local);
     Some(process.memory.reserves.enter(handle, local, index, is_elsewhere))
 }
 
@@ -106,7 +106,8 @@ fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
 /// Returns whether calls on the stream are captured into a graph; their allocations belong to the graph. The
 /// driver is asked only while a capture is in progress.
 fn is_capturing(process: &Process, stream: CUstream) -> bool {
-    let is_capturing = process.contexts.captures.is_any() && streams::is_capturing(stream) == Some(true);
+    let is_capturing =
+        process.program.contexts.captures.is_any() && streams::is_capturing(stream) == Some(true);
     if is_capturing {
         graph::begin_use();
     }
@@ -153,11 +154,11 @@ fn alloc_from(
     stream: CUstream,
     next: Next<'_>,
 ) -> CUresult {
-    if bytes >= super::ABSURD {
+    if bytes >= crate::memory::ABSURD {
         // Left to the driver to refuse, since sums with such a size could overflow.
-        return next().inspect_err(|_| process.count_failure(pool.index()));
+        return next().inspect_err(|_| process.memory.count_failure(pool.index()));
     }
-    let on = Stream::of(process, stream.0.addr());
+    let on = Stream::of(process.program, stream.0.addr());
     let (begun, foretold, before) = {
         let mut account = pool.account.lock();
         let begun = account.begin(bytes, on);
@@ -166,17 +167,20 @@ fn alloc_from(
     let held = if begun.may_do {
         0
     } else {
-        match pool.hold(process, foretold) {
+        match pool.hold(process.memory, foretold) {
             Ok(()) => foretold,
             Err(full) => {
-                full.count_hit(process.usage());
+                full.count_hit(process.session.usage());
                 make_room(process, pool, bytes, foretold, on)?
             }
         }
     };
-    let own = process.slots.counts(process.usage(), pool.index());
-    let unsettled = Unsettled::of_thread(process.usage(), own, pool.index());
-    let result = process.pressing(pool.index(), foretold, next);
+    let own = process
+        .program
+        .slots
+        .counts(process.session.usage(), pool.index());
+    let unsettled = Unsettled::of_thread(process.session.usage(), own, pool.index());
+    let result = process.memory.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
     let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
     if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
@@ -184,11 +188,11 @@ fn alloc_from(
         remember(process, pool, address, bytes);
         return Ok(());
     }
-    let settled = pool.settle_within(process, held);
+    let settled = pool.settle_within(process.memory, held);
     drop(unsettled);
     let Some(address) = made else {
         pool.account.lock().end(0, bytes, None);
-        process.count_failure(pool.index());
+        process.memory.count_failure(pool.index());
         return result;
     };
     if !begun.may_do || settled.is_err() {
@@ -204,7 +208,7 @@ fn alloc_from(
 
 fn remember(process: &Process, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
     let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
-    process.remember(&process.memory.blocks, address.0, entry);
+    process.memory.remember(&process.memory.blocks, address.0, entry);
 }
 
 /// Trims every pool and charges the allocation in advance, or refuses it.
@@ -217,19 +221,22 @@ fn make_room(
 ) -> Result<u64, CUerror> {
     // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
     pool.account.lock().end(0, bytes, None);
-    process.memory.reserves.trim(process);
-    let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
-        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
-        pool.hold(process, hoped).map(|()| hoped).map_err(|_| full)
-    });
+    process.memory.reserves.trim(process.memory);
+    let held = pool
+        .hold(process.memory, foretold)
+        .map(|()| foretold)
+        .or_else(|full| {
+            let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
+            pool.hold(process.memory, hoped).map(|()| hoped).map_err(|_| full)
+        });
     match held {
         Ok(held) => {
             pool.account.lock().begin(bytes, on);
             Ok(held)
         }
         Err(full) => {
-            full.count_refusal(process.usage());
-            process.count_failure(pool.index());
+            full.count_refusal(process.session.usage());
+            process.memory.count_failure(pool.index());
             Err(CUerror::OUT_OF_MEMORY)
         }
     }
@@ -245,11 +252,11 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    let on = Stream::of(process, stream.0.addr());
+    let on = Stream::of(process.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
-    pool.trim(process, keep);
-    levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
-    process.count_failure(pool.index());
+    pool.trim(process.memory, keep);
+    levels::count(process.session.usage(), pool.index(), |device| &device.nr_oom);
+    process.memory.count_failure(pool.index());
     Err(CUerror::OUT_OF_MEMORY)
 }
 
@@ -259,11 +266,12 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
         return next();
     };
     if !is_capturing(process, stream)
-        && let Some(result) = swap::free_on(process, address.0, stream)
+        && let Some(result) = swap::free_on(process.swap, address.0, stream)
     {
         return result;
     }
     process
+        .memory
         .free_on(&process.memory.blocks, address.0, Some(stream.0.addr()), next)
         .result
 }
@@ -275,7 +283,7 @@ pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, nex
         return Ok(());
     };
     if let Some(local) = given(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
-        let index = process.devices.learn(process.control(), local);
+        let index = process.session.devices.learn(process.session.control(), local);
         process.memory.reserves.enter(made, local, index, false);
     }
     Ok(())
@@ -287,7 +295,7 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     let (Some(process), Some(made)) = (process::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(place) = process.place() {
+    if let Some(place) = process.program.place() {
         process
             .memory
             .reserves
@@ -308,7 +316,7 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     let result = next();
     pool.account.lock().set_destroyed(result.is_ok());
     process.memory.reserves.forget_current();
-    process.memory.reserves.end_if_over(process, &pool);
+    process.memory.reserves.end_if_over(process.memory, &pool);
     result
 }
 
@@ -318,7 +326,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     if let Some(process) = process::get()
         && let Some(pool) = process.memory.reserves.find(handle)
     {
-        let _ = pool.settle(process, 0);
+        let _ = pool.settle(process.memory, 0);
         pool.account.lock().may_keep_less();
     }
     Ok(())
@@ -328,7 +336,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
-        process.memory.synchronized(process, Some(stream.0.addr()));
+        process.memory.synchronized(Some(stream.0.addr()));
     }
     Ok(())
 }
@@ -337,7 +345,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
-        process.memory.synchronized(process, None);
+        process.memory.synchronized(None);
     }
     Ok(())
 }

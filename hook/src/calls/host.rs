@@ -4,16 +4,18 @@ use std::ffi::c_void;
 
 use gcgroup_abi::Kind;
 
-use super::ledger::Entry;
-use crate::cuda::CUresult;
-use crate::interpose::Next;
-use crate::place::written;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
+use crate::memory::ledger::Entry;
 use crate::process::{self, Process};
 
 fn remember(process: &Process, address: *mut c_void, bytes: u64) {
-    if let Some(place) = process.place() {
+    if let Some(place) = process.program.place() {
         let entry = Entry::new(Kind::Host, bytes, place.local, place.index, place.context);
-        process.remember(&process.memory.host, address.expose_provenance() as u64, entry);
+        process
+            .memory
+            .remember(&process.memory.host, address.expose_provenance() as u64, entry);
     }
 }
 
@@ -41,6 +43,7 @@ pub(crate) fn free(address: *mut c_void, next: Next<'_>) -> CUresult {
         return next();
     };
     process
+        .memory
         .free(&process.memory.host, address.addr() as u64, next)
         .result
 }

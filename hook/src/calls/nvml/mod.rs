@@ -5,8 +5,6 @@
 //! process that has no limit or is not governed (such as `nvidia-smi` started without a limit) sees NVML's
 //! own answers. Errors are NVML's own.
 
-pub(crate) use crate::driver::nvml as abi;
-
 pub mod list;
 pub mod memory;
 pub mod processes;
