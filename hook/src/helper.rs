@@ -244,7 +244,7 @@ impl<D: Duties> Helper<D> {
 mod tests {
     use super::*;
     use crate::compute::hold::Scope;
-    use crate::process::Process;
+    use crate::hook::Process;
     use gcgroup_abi::NO_LIMIT;
 
     #[test]

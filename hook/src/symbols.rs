@@ -12,7 +12,7 @@ use crate::driver::cuda::{CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUresul
 use crate::driver::interpose::Next;
 use crate::driver::library::{self, CUDA, Library, forget_error};
 use crate::driver::thread;
-use crate::process;
+use crate::hook;
 use crate::rows::{Row, parts};
 
 /// Returns the wrapper for the driver's function `name` at `real`; `None` if that is not the function of a
@@ -41,7 +41,7 @@ pub(crate) fn get_proc_address(
     if let Some(ours) = of_address(rows, symbol, *found) {
         *found = ours;
     } else if !found.is_null() && is_unknown(symbol) {
-        library::note_unknown(process::get().map(|process| process.session.usage()));
+        library::note_unknown(hook::get().map(|process| process.session.usage()));
     }
     Ok(())
 }

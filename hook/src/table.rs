@@ -15,7 +15,7 @@ in_hook! {
     use crate::driver::cuda::*;
     use crate::driver;
     use crate::driver::nvml::*;
-    use crate::process;
+    use crate::hook;
         use crate::symbols;
 }
 
@@ -32,7 +32,7 @@ hooks! {
 
     group Tracked "first use of the driver, when the process registers";
 
-    fn cuInit(flags: c_uint) @2000 => |next| process::init(next);
+    fn cuInit(flags: c_uint) @2000 => |next| hook::init(next);
 
     group Tracked "contexts: the thread's current device, and what is freed with them";
 

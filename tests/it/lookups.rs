@@ -39,8 +39,8 @@ impl Names {
             };
             let versions = names.entry(name.to_owned()).or_default();
             let flavours = versions.entry(version.parse().unwrap()).or_default();
-            let place = &mut flavours[usize::from(flavour != "legacy")];
-            assert_eq!(place.replace(symbol.to_owned()), None, "{line}");
+            let entry = &mut flavours[usize::from(flavour != "legacy")];
+            assert_eq!(entry.replace(symbol.to_owned()), None, "{line}");
         }
         Names(names)
     }

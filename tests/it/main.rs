@@ -19,6 +19,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod connections;
+#[cfg(test)]
 mod containers;
 #[cfg(test)]
 mod contended;
@@ -229,8 +231,6 @@ mod unmanaged;
 mod unread_log;
 #[cfg(test)]
 mod versions;
-#[cfg(test)]
-mod visitors;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

@@ -4,8 +4,10 @@
 //! clock, no process and no gate. Processes of one priority form one class: they share a turn, and the
 //! hardware slices time among them.
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Settings;
 use crate::tree::MAX_PRIORITY;
@@ -13,49 +15,82 @@ use crate::tree::MAX_PRIORITY;
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub type Time = u64;
 
-/// Name of a policy in `compute.policy`, in the configuration and on the command line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    /// GPU time in proportion 2^(8-priority) among busy processes
-    #[default]
-    Weighted,
-    /// The busy process of the highest priority runs, the others fill the gaps
-    Strict,
-}
-
-/// Row of the table of policies.
-#[derive(Debug, Clone, Copy)]
-pub struct Entry {
-    pub policy: Policy,
+/// A scheduling policy: a row of [`POLICIES`].
+#[derive(Debug)]
+pub struct Policy {
+    /// Name in `compute.policy`, in the configuration, in the journal and on the command line.
     pub name: &'static str,
+    /// Meaning of the priorities, for the manual.
+    pub doc: &'static str,
     pub tick: Tick,
 }
 
 /// Decides once a tick from the time, a view of each process with a context on the GPU, and the turns so far.
 pub type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
 
-/// Table of all policies.
-pub const POLICIES: &[Entry] = &[
-    Entry {
-        policy: Policy::Weighted,
-        name: "weighted",
-        tick: weighted,
-    },
-    Entry {
-        policy: Policy::Strict,
-        name: "strict",
-        tick: strict,
-    },
-];
+/// All policies; the first is the default.
+pub const POLICIES: &[&Policy] = &[WEIGHTED, STRICT];
+
+pub const WEIGHTED: &Policy = &Policy {
+    name: "weighted",
+    doc: "busy processes get GPU time in proportion to 2^(8-priority)",
+    tick: weighted,
+};
+
+pub const STRICT: &Policy = &Policy {
+    name: "strict",
+    doc: "the busy process of the highest priority runs, others use the gaps",
+    tick: strict,
+};
 
 impl Policy {
-    pub fn entry(self) -> &'static Entry {
-        // A test checks that every policy has its row.
-        POLICIES
-            .iter()
-            .find(|entry| entry.policy == self)
-            .unwrap_or(&POLICIES[0])
+    /// Returns the policy of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        POLICIES.iter().copied().find(|policy| policy.name == name)
+    }
+}
+
+/// Returns the names of all policies, for people to read: `weighted or strict`.
+pub fn names() -> &'static str {
+    static NAMES: LazyLock<String> = LazyLock::new(|| listed(|policy| policy.name.to_owned()));
+    &NAMES
+}
+
+/// Returns the names of all policies with what they do, for the manual.
+pub fn described() -> String {
+    listed(|policy| format!("{} ({})", policy.name, policy.doc))
+}
+
+fn listed(text: fn(&Policy) -> String) -> String {
+    let texts: Vec<String> = POLICIES.iter().map(|policy| text(policy)).collect();
+    texts.join(" or ")
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Policy {}
+
+impl Default for &'static Policy {
+    fn default() -> Self {
+        WEIGHTED
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for &'static Policy {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        Policy::named(&name)
+            .ok_or_else(|| D::Error::custom(format_args!("expected {}, got {name:?}", names())))
     }
 }
 
@@ -186,27 +221,33 @@ fn class(classes: &[Class], turn: Option<Turn>) -> Option<(Turn, Class)> {
     Some((turn, *class))
 }
 
-/// Returns the extra turn at `now` beside a regular turn of priority `regular`, and when it changes: the
-/// current extra turn until it ends, then one for the class that has waited for the starvation interval.
+/// Returns the classes of other priorities than `priority`.
+fn others(classes: &[Class], priority: u32) -> Vec<Class> {
+    let others = classes.iter().filter(|class| class.priority != priority);
+    others.copied().collect()
+}
+
+/// Returns the extra turn at `now`, and when it changes: the current extra turn `turn` until it ends, then
+/// one for the class that has waited for the starvation interval. `classes`: all but that of the regular
+/// turn.
 fn extra(
     now: Time,
     classes: &[Class],
     turn: Option<Turn>,
-    regular: u32,
     settings: &Settings,
 ) -> (Option<Turn>, Option<Time>) {
     let current = class(classes, turn)
         .map(|(turn, class)| (turn, class.ends(&turn, settings.window)))
-        .filter(|(turn, end)| turn.priority != regular && now < *end);
+        .filter(|(_, end)| now < *end);
     if let Some((turn, end)) = current {
         return (Some(turn), Some(end));
     }
-    let Some(interval) = settings.starvation else {
+    let interval = settings.starvation;
+    if interval == 0 {
         return (None, None);
-    };
+    }
     let starves = classes
         .iter()
-        .filter(|class| class.priority != regular)
         .filter_map(|class| Some((class.held_since? + interval, class.priority)))
         .min();
     match starves {
@@ -225,7 +266,7 @@ fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decis
     let Some(best) = classes.first().map(|class| class.priority) else {
         return Decision::open(views.len());
     };
-    let (extra, next) = extra(now, &classes, turns.extra, best, settings);
+    let (extra, next) = extra(now, &others(&classes, best), turns.extra, settings);
     Decision {
         holds: views
             .iter()
@@ -285,7 +326,7 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
         (Some((turn, class)), None) if is_alone || now < class.ends(&turn, slice(&class)) => (turn, class),
         _ => new(least),
     };
-    let (extra, next) = extra(now, &classes, turns.extra, turn.priority, settings);
+    let (extra, next) = extra(now, &others(&classes, turn.priority), turns.extra, settings);
     let runs = |view: &View| {
         view.priority == turn.priority || extra.is_some_and(|turn| turn.priority == view.priority)
     };

@@ -5,22 +5,11 @@ use gcgroup_abi::Kind;
 use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
-use crate::text::{bytes, flat_keyed, parse_bytes, value};
-use crate::tree::View;
+use crate::text::{flat_keyed, parse_bytes, value};
+use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, View};
 
 pub(super) const FILES: &[ControlFile] = &[
-    ControlFile {
-        name: "memory.limit",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(bytes(view.memory_limit()?)),
-            |edit, text| edit.set_memory_limit(parse_bytes(text)?),
-        ),
-        doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
-              are powers of 1024. A value below memory.current is accepted: memory that can be swapped moves to the \
-              host, the rest stays, and new allocations are refused.",
-    },
+    ControlFile::of(MEMORY_LIMIT),
     ControlFile {
         name: "memory.current",
         on: On::EVERY,
@@ -42,18 +31,7 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(value(view.sums().swap.current))),
         doc: "Bytes of device allocations that are in host memory now.",
     },
-    ControlFile {
-        name: "memory.swap.max",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(bytes(view.memory_swap_max()?)),
-            |edit, text| edit.set_memory_swap_max(parse_bytes(text)?),
-        ),
-        doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
-              otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
-              bound for its processes together.",
-    },
+    ControlFile::of(MEMORY_SWAP_MAX),
     ControlFile {
         name: "memory.reclaim",
         on: On::GOVERNED,

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::{OTHER_DEVICE, Thread, UsageDevice};
 
 use super::Source;
-use super::ledger::Ledger;
 use super::samples::Samples;
 use crate::tree::Evidence;
 use crate::tree::fixture::World;
@@ -185,21 +184,4 @@ fn short_claim_between_two_looks_is_refuted() {
     let mut samples = Samples::default();
     samples.take(&world.tree, &Lists(&[101]));
     assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
-}
-
-#[test]
-fn managed_memory_elsewhere_does_not_hide_a_context() {
-    let ledger = |charged, managed| Ledger {
-        charged,
-        managed,
-        counts: [0; 4],
-        unsettled: 0,
-        unsettled_threads: 0,
-    };
-    assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
-    assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");
-    assert_eq!(ledger(1000, 1000).overhead(1064, 0), 64, "at least");
-    assert_eq!(ledger(1000, 400).overhead(650, 64), 50, "at most");
-    assert_eq!(ledger(u64::MAX, 0).overhead(650, 64), 0);
-    assert_eq!(ledger(0, u64::MAX).overhead(650, 64), 650);
 }

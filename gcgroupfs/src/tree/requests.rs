@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
+use super::claims::device_total;
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
@@ -96,8 +97,7 @@ impl State {
     fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
         let mut is_any = false;
         for process in self.within(group) {
-            let keeps = |device: &gcgroup_abi::UsageDevice| device.swap_supply.load(Relaxed) != 0;
-            if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
+            if process.id != asker && process.asks_to_swap() && process.usage().has_swap_pool() {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
                 is_any = true;
@@ -207,8 +207,8 @@ impl State {
     ) -> Vec<ProcessId> {
         processes.retain(|process| process.can_swap());
         let there = |process: &Process, device: usize| {
-            let usage = process.usage().devices.get(device);
-            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
+            let usage = process.usage().device(device);
+            usage.map_or(0, |usage| usage.swappable(device_total(device, &self.devices)))
         };
         let all = |process: &&Process| {
             let each = wanted.iter().map(|device| there(process, *device));

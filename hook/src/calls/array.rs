@@ -6,9 +6,9 @@ use super::sparse;
 use crate::driver::cuda::{CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, written};
+use crate::hook;
 use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
 use crate::memory::ledger::Entry;
-use crate::process;
 
 /// `cuArrayCreate`, `cuArray3DCreate`.
 pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
@@ -39,7 +39,7 @@ fn charge_for<A: Array>(
     levels: u32,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let Some(place) = process.program.place() else {
@@ -71,7 +71,7 @@ fn charge_for<A: Array>(
 }
 
 fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let result = process

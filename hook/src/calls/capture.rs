@@ -4,12 +4,12 @@ use crate::compute::gate;
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::streams::is_capturing;
-use crate::process::{self, Process};
+use crate::hook::{self, Process};
 use crate::sys;
 
 /// Handles `cuStreamBeginCapture` and its variants.
 pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let captures = &process.compute.program.contexts.captures;
@@ -35,7 +35,7 @@ fn is_over(process: &Process) {
 /// Handles `cuStreamEndCapture`. An invalidated capture ends too; one that another thread must end does not.
 pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
     let result = next();
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return result;
     };
     if is_capturing(stream) != Some(true) {

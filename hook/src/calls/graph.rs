@@ -6,9 +6,9 @@ use crate::driver::cuda::{
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, written};
+use crate::hook;
 use crate::memory::graph::{begin_use, is_used, launched, needs, run, take};
 use crate::memory::levels::Unsettled;
-use crate::process;
 use crate::shared::device::LocalDevice;
 
 /// `cuGraphAddMemAllocNode`: takes no memory yet.
@@ -27,7 +27,7 @@ pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult 
 
 /// `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(exec: *mut CUgraphExec, graph: CUgraph, flags: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get().filter(|_| is_used()) else {
+    let Some(process) = hook::get().filter(|_| is_used()) else {
         return next();
     };
     let needs = needs(graph);
@@ -53,7 +53,7 @@ pub(crate) fn instantiate_with(
 /// `cuGraphExecUpdate`: may change what the nodes allocate.
 pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get().filter(|_| is_used()) {
+    if let Some(process) = hook::get().filter(|_| is_used()) {
         process.memory.graphs.enter(exec, needs(graph));
     }
     Ok(())
@@ -61,7 +61,7 @@ pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUres
 
 /// `cuGraphExecDestroy`: the memory stays reserved until a trim.
 pub(crate) fn destroy(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get().filter(|_| is_used()) else {
+    let Some(process) = hook::get().filter(|_| is_used()) else {
         return next();
     };
     // Removed before the call, since the driver may reuse the handle at once.
@@ -75,7 +75,7 @@ pub(crate) fn destroy(exec: CUgraphExec, next: Next<'_>) -> CUresult {
 
 /// `cuGraphUpload`.
 pub(crate) fn upload(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let process = process::get().filter(|_| is_used());
+    let process = hook::get().filter(|_| is_used());
     let known = process.and_then(|process| Some((process, process.memory.graphs.needs(exec)?)));
     match known {
         Some((process, needs)) => run(process.memory, &needs, next),
@@ -85,7 +85,7 @@ pub(crate) fn upload(exec: CUgraphExec, next: Next<'_>) -> CUresult {
 
 /// `cuGraphLaunch`, after its gate.
 pub(crate) fn launch(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let process = process::get().filter(|_| is_used());
+    let process = hook::get().filter(|_| is_used());
     let known = process.and_then(|process| Some((process, process.memory.graphs.needs(exec)?)));
     let Some((process, needs)) = known else {
         return next();
@@ -98,7 +98,7 @@ pub(crate) fn launch(exec: CUgraphExec, next: Next<'_>) -> CUresult {
 
 /// `cuDeviceGraphMemTrim`.
 pub(crate) fn trim(device: CUdevice, next: Next<'_>) -> CUresult {
-    let Some((process, local)) = process::get().zip(LocalDevice::of(device)).filter(|_| is_used()) else {
+    let Some((process, local)) = hook::get().zip(LocalDevice::of(device)).filter(|_| is_used()) else {
         return next();
     };
     let index = process.session.devices.learn(process.session.control(), local);

@@ -9,12 +9,12 @@ use crate::compute::graphs::{Known, kernels};
 use crate::driver::cuda::{CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
-use crate::process;
+use crate::hook;
 
 /// Handles `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (process::get(), written(made)) {
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
         let compute = process.compute;
         let memory = |address| known_memory(process, address);
         let known = Known {
@@ -28,9 +28,9 @@ pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>
 
 /// Handles `cuGraphExecDestroy`.
 pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
-    let known = process::get().and_then(|process| process.compute.graphs.remove(graph));
+    let known = hook::get().and_then(|process| process.compute.graphs.remove(graph));
     let result = next();
-    if let (Err(_), Some(process), Some(known)) = (result, process::get(), known) {
+    if let (Err(_), Some(process), Some(known)) = (result, hook::get(), known) {
         process.compute.graphs.insert(graph, known);
     }
     result
@@ -38,7 +38,7 @@ pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
 
 /// Handles `cuGraphLaunch`.
 pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
-    let known = process::get().and_then(|process| process.compute.graphs.get(graph));
+    let known = hook::get().and_then(|process| process.compute.graphs.get(graph));
     let known = known.unwrap_or_default();
     submit(
         Submission::Graph,

@@ -10,15 +10,14 @@ use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
-use crate::process::{self, Process};
+use crate::hook::{self, Process};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made), Some(local)) = (process::get(), written(made), LocalDevice::of(device))
-    {
+    if let (Some(process), Some(made), Some(local)) = (hook::get(), written(made), LocalDevice::of(device)) {
         enter(process, made, local);
     }
     Ok(())
@@ -51,7 +50,7 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((process, part)) =
-        process::get().and_then(|process| Some((process, process.compute.program.contexts.green(green)?)))
+        hook::get().and_then(|process| Some((process, process.compute.program.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };

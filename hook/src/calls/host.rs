@@ -7,8 +7,8 @@ use gcgroup_abi::Kind;
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
+use crate::hook::{self, Process};
 use crate::memory::ledger::Entry;
-use crate::process::{self, Process};
 
 fn remember(process: &Process, address: *mut c_void, bytes: u64) {
     if let Some(place) = process.program.place() {
@@ -22,7 +22,7 @@ fn remember(process: &Process, address: *mut c_void, bytes: u64) {
 /// `cuMemHostAlloc`, `cuMemAllocHost`.
 pub(crate) fn alloc(address: *mut *mut c_void, bytes: impl Into<u64>, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(address)) = (process::get(), written(address)) {
+    if let (Some(process), Some(address)) = (hook::get(), written(address)) {
         remember(process, address, bytes.into());
     }
     Ok(())
@@ -31,7 +31,7 @@ pub(crate) fn alloc(address: *mut *mut c_void, bytes: impl Into<u64>, next: Next
 /// `cuMemHostRegister`: pins memory of the program.
 pub(crate) fn register(address: *mut c_void, bytes: impl Into<u64>, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get() {
+    if let Some(process) = hook::get() {
         remember(process, address, bytes.into());
     }
     Ok(())
@@ -39,7 +39,7 @@ pub(crate) fn register(address: *mut c_void, bytes: impl Into<u64>, next: Next<'
 
 /// `cuMemFreeHost`, `cuMemHostUnregister`.
 pub(crate) fn free(address: *mut c_void, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     process

@@ -8,8 +8,8 @@ use crate::driver;
 use crate::driver::cuda::{CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUdeviceptr, CUexternalMemory, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, written};
+use crate::hook::{self, Process};
 use crate::memory::ledger::Entry;
-use crate::process::{self, Process};
 
 /// Makes an entry for memory whose size the driver knows.
 fn entry_at(process: &Process, address: CUdeviceptr) -> Option<Entry> {
@@ -23,7 +23,7 @@ fn entry_at(process: &Process, address: CUdeviceptr) -> Option<Entry> {
 /// `cuIpcOpenMemHandle`.
 pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some((process, address)) = process::get().zip(written(address))
+    if let Some((process, address)) = hook::get().zip(written(address))
         && let Some(mut entry) = entry_at(process, address)
     {
         process.memory.follow(&mut entry);
@@ -37,7 +37,7 @@ pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
 /// `cuIpcCloseMemHandle`.
 pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get()
+    if let Some(process) = hook::get()
         && let Some(closed) = process.memory.opened.close(address.0)
     {
         process.memory.discharge(&closed);
@@ -48,7 +48,7 @@ pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
 /// `cuMemPoolImportPointer`: freed by the same calls as allocations from a pool of this process.
 pub(crate) fn import_pointer(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some((process, address)) = process::get().zip(written(address))
+    if let Some((process, address)) = hook::get().zip(written(address))
         && let Some(entry) = entry_at(process, address)
     {
         process.memory.remember(&process.memory.blocks, address.0, entry);
@@ -63,7 +63,7 @@ pub(crate) fn import_external(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    if let Some(process) = process::get()
+    if let Some(process) = hook::get()
         && let (Some(memory), Some(description), Some(place)) =
             (written(memory), given(description), process.program.place())
     {
@@ -83,7 +83,7 @@ pub(crate) fn import_external(
 
 /// `cuDestroyExternalMemory`.
 pub(crate) fn destroy_external(memory: CUexternalMemory, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     process

@@ -6,7 +6,7 @@ use super::address::{Address, Out};
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::memory::ledger::Entry;
-use crate::{driver, process, swap};
+use crate::{driver, hook, swap};
 
 /// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is called, so that a refusal costs nothing.
 pub(crate) fn alloc<A: Address>(
@@ -20,7 +20,7 @@ pub(crate) fn alloc<A: Address>(
 
 #[inline(never)]
 fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let Some(place) = process.program.place() else {
@@ -59,7 +59,7 @@ pub(crate) fn alloc_pitched<A: Address>(
 
 #[inline(never)]
 fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let Some(place) = process.program.place() else {
@@ -93,7 +93,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
 
 /// `cuMemFree`: unknown addresses are left to the driver.
 pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     if let Some(result) = swap::free(process.swap, address.key()) {

@@ -16,13 +16,13 @@ use crate::driver::cuda::{
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, written};
 use crate::driver::streams;
+use crate::hook::{self, Process};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::{self, Unsettled};
 use crate::memory::reserve::Reserve;
 use crate::memory::reserve::kept::Used;
 use crate::memory::stream::Stream;
-use crate::process::{self, Process};
 use crate::shared::device::LocalDevice;
 use crate::swap;
 
@@ -52,7 +52,7 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
 /// `cuDeviceSetMemPool`, `cuMemSetMemPool`: change a device's current pool.
 pub(crate) fn set_current(next: Next<'_>) -> CUresult {
     let result = next();
-    process::get().inspect(|process| process.memory.reserves.forget_current());
+    hook::get().inspect(|process| process.memory.reserves.forget_current());
     result
 }
 
@@ -116,7 +116,7 @@ fn is_capturing(process: &Process, stream: CUstream) -> bool {
 
 /// `cuMemAllocAsync`: allocates from the device's current pool.
 pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     match current_pool(process, stream) {
@@ -135,7 +135,7 @@ pub(crate) fn alloc_from_pool(
     stream: CUstream,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     match used_pool(process, pool) {
@@ -262,7 +262,7 @@ fn give_back(
 
 /// `cuMemFreeAsync`: the pool keeps its reserved size. Also frees linear memory, which is uncharged.
 pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     if !is_capturing(process, stream)
@@ -279,7 +279,7 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
 /// `cuMemPoolCreate`. Pools of host memory are ignored.
 pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(made)) = (process::get(), written(made)) else {
+    let (Some(process), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
     if let Some(local) = given(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
@@ -292,7 +292,7 @@ pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, nex
 /// `cuMemPoolImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(made)) = (process::get(), written(made)) else {
+    let (Some(process), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
     if let Some(place) = process.program.place() {
@@ -306,7 +306,7 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
 
 /// `cuMemPoolDestroy`: the pool exists until its last allocation is freed.
 pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
-    let found = process::get().and_then(|process| Some((process, process.memory.reserves.find(handle)?)));
+    let found = hook::get().and_then(|process| Some((process, process.memory.reserves.find(handle)?)));
     let Some((process, pool)) = found else {
         return next();
     };
@@ -323,7 +323,7 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 /// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: may change the reserved size now and at the next waits.
 pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get()
+    if let Some(process) = hook::get()
         && let Some(pool) = process.memory.reserves.find(handle)
     {
         let _ = pool.settle(process.memory, 0);
@@ -335,7 +335,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 /// `cuStreamSynchronize`: pools may shrink in it.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get() {
+    if let Some(process) = hook::get() {
         process.memory.synchronized(Some(stream.0.addr()));
     }
     Ok(())
@@ -344,7 +344,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 /// Calls that wait for a whole context or for an event, so that it is not known which streams have completed.
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get() {
+    if let Some(process) = hook::get() {
         process.memory.synchronized(None);
     }
     Ok(())

@@ -3,12 +3,12 @@
 use crate::compute::progress;
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
-use crate::process;
+use crate::hook;
 
 /// Handles `cuCtxSynchronize`: if the process has no other context on the device, except green contexts that
 /// are parts of this one, all submitted work has completed.
 pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let before = process.compute.program.current().map(|bound| {

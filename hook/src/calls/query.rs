@@ -6,7 +6,7 @@ use super::swap;
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{answer, given};
-use crate::process;
+use crate::hook;
 use crate::swap::block::Block;
 
 /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: requested by programs that let another device read the memory.
@@ -82,7 +82,7 @@ pub(crate) fn range(
     address: CUdeviceptr,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(block) = process::get().and_then(|process| process.swap.find(address.0)) else {
+    let Some(block) = hook::get().and_then(|process| process.swap.find(address.0)) else {
         return next();
     };
     answer(base, CUdeviceptr(block.base));
@@ -132,7 +132,7 @@ fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool 
     let Some(known) = ATTRIBUTES.iter().find(|known| known.number == attribute) else {
         return false;
     };
-    let found = process::get().and_then(|process| {
+    let found = hook::get().and_then(|process| {
         let block = process.swap.find(address.0)?;
         let context = process.program.contexts.numbered(block.context)?.handle();
         Some((known.value)(&block, Asked { context }))

@@ -6,12 +6,12 @@ use crate::driver::cuda::{
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, given_list, written};
-use crate::process;
+use crate::hook;
 
 /// Handles `cuModuleLoad`, its variants and `cuLibraryGetModule`: the module belongs to the current context.
 pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(module)) = (process::get(), written(module)) {
+    if let (Some(process), Some(module)) = (hook::get(), written(module)) {
         process.compute.reach.load(module);
     }
     Ok(())
@@ -20,7 +20,7 @@ pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
 /// Handles `cuKernelGetFunction`: the function's module belongs to the current context.
 pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(function)) = (process::get(), written(function)) {
+    if let (Some(process), Some(function)) = (hook::get(), written(function)) {
         process.compute.reach.load_module_of(function);
     }
     Ok(())
@@ -28,7 +28,7 @@ pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUres
 
 /// Handles `cuModuleUnload`.
 pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
@@ -49,7 +49,7 @@ pub(crate) fn add(
 ) -> CUresult {
     next()?;
     let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
-    if let (true, Some(process), Some(node)) = (is_conditional, process::get(), written(node))
+    if let (true, Some(process), Some(node)) = (is_conditional, hook::get(), written(node))
         && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
     {
         let bodies = given_list(params.graphs, params.size);
@@ -60,7 +60,7 @@ pub(crate) fn add(
 
 /// Handles `cuGraphDestroy`.
 pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.

@@ -6,8 +6,8 @@ use std::ffi::c_uint;
 use crate::driver::cuda::{CUdevice, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::rewrite;
+use crate::hook::{self};
 use crate::memory::room::Room;
-use crate::process::{self};
 use crate::shared::device::LocalDevice;
 
 /// A number of the width that the caller's function has.
@@ -31,7 +31,7 @@ bytes!(c_uint, usize, u64);
 /// `cuMemGetInfo`.
 pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUresult {
     next()?;
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return Ok(());
     };
     if let Some(bound) = process.program.bind() {
@@ -45,7 +45,7 @@ pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUr
 /// `cuDeviceTotalMem`.
 pub(crate) fn total<B: Bytes>(total: *mut B, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
+    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
         let index = process.session.devices.learn(process.session.control(), local);
         rewrite(total, |bytes| {
             bytes.at_most(Room::on(process.memory, index).total)

@@ -4,8 +4,8 @@
 use crate::driver::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::given_list;
+use crate::hook::{self, Process};
 use crate::memory::physical::{Binder, Region};
-use crate::process::{self, Process};
 
 /// `CUarrayMapInfo::subresourceType`: the levels of a mipmapped array that are smaller than a tile, taken
 /// together.
@@ -33,7 +33,7 @@ fn region(info: &CUarrayMapInfo) -> Region {
 /// `cuMemMapArrayAsync`: previous mappings of the region end when the stream reaches the call.
 pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return Ok(());
     };
     process.memory.physical.begin_sparse();

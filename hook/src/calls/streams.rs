@@ -10,7 +10,7 @@ use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
-use crate::process::{self, Process};
+use crate::hook::{self, Process};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 use crate::swap;
@@ -23,7 +23,7 @@ pub(super) fn leave(
     next: Next<'_>,
     is_gone: impl FnOnce() -> bool,
 ) -> CUresult {
-    let Some((process, context)) = process::get().zip(context) else {
+    let Some((process, context)) = hook::get().zip(context) else {
         return switch(next);
     };
     let family = process.compute.program.contexts.family(&context);
@@ -53,7 +53,7 @@ pub(super) fn remove(process: &Process, context: &Arc<Context>) {
 /// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
-        process::get().and_then(|process| process.compute.program.contexts.find(handle)),
+        hook::get().and_then(|process| process.compute.program.contexts.find(handle)),
         next,
         || true,
     )
@@ -62,7 +62,7 @@ pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
 /// Handles `cuCtxAttach`: adds a holder, which `cuCtxDetach` removes.
 pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
-    let found = process::get()
+    let found = hook::get()
         .zip(written(context))
         .and_then(|(process, handle)| process.compute.program.contexts.find(handle));
     if let Some(found) = found {
@@ -73,7 +73,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
 
 /// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
-    let context = process::get().and_then(|process| process.compute.program.contexts.find(handle));
+    let context = hook::get().and_then(|process| process.compute.program.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
@@ -81,7 +81,7 @@ pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
 /// Handles `cuDevicePrimaryCtxRetain`: the context is known from here on.
 pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
+    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
         process.session.devices.learn(process.session.control(), local);
         if let Some(context) = written(context) {
             enter_primary(process, context, local);
@@ -102,7 +102,7 @@ pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDe
 }
 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
-    let contexts = &process::get()?.compute.program.contexts;
+    let contexts = &hook::get()?.compute.program.contexts;
     let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
     contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
 }
@@ -126,7 +126,7 @@ pub(crate) fn reset_primary(device: CUdevice, next: Next<'_>) -> CUresult {
 /// Handles `cuStreamCreate` and its variants, in the current context.
 pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (process::get(), written(made)) {
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
         enter(process, made, flags & CU_STREAM_NON_BLOCKING != 0);
     }
     Ok(())
@@ -135,7 +135,7 @@ pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresul
 /// Handles `cuGreenCtxStreamCreate`: such streams are non-blocking.
 pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (process::get(), written(made)) {
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
         enter(process, made, true);
     }
     Ok(())
@@ -168,7 +168,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
 
 /// Handles `cuStreamDestroy`: pending work still runs, so a marker is left behind.
 pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let Some(context) = process.compute.program.contexts.holder(leaving) else {

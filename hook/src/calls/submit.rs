@@ -8,7 +8,7 @@ use crate::compute::gate;
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::interpose::{self, Next};
 use crate::driver::thread;
-use crate::process::{self, Process};
+use crate::hook::{self, Process};
 use crate::program::slot::unaccounted;
 use crate::shared::device::LocalDevice;
 
@@ -17,7 +17,7 @@ use crate::shared::device::LocalDevice;
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
     let is_nested = thread::is_inside();
     let admitted = interpose::guarded(|| {
-        let process = process::get()?;
+        let process = hook::get()?;
         let known = |address| known_memory(process, address);
         gate::admit(process.compute, &known, call, arguments, is_nested)
     });
@@ -34,7 +34,7 @@ pub(crate) fn submit(
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     let known = |address| known_memory(process, address);

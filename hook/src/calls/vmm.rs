@@ -9,9 +9,9 @@ use crate::driver::cuda::{
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{given, written};
+use crate::hook::{self, Process};
 use crate::memory::ledger::Entry;
 use crate::memory::physical::{Binder, Gone, Rare, Region};
-use crate::process::{self, Process};
 use crate::shared::device::LocalDevice;
 
 /// `cuMemCreate`. Memory outside devices is shown, not charged: of the host, and of locations newer than this
@@ -22,7 +22,7 @@ pub(crate) fn create(
     properties: *const CUmemAllocationProp,
     next: Next<'_>,
 ) -> CUresult {
-    let Some((process, properties)) = process::get().zip(given(properties)) else {
+    let Some((process, properties)) = hook::get().zip(given(properties)) else {
         return next();
     };
     let bytes = bytes as u64;
@@ -57,7 +57,7 @@ pub(crate) fn create(
 /// `cuMemImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(handle)) = (process::get(), written(handle)) else {
+    let (Some(process), Some(handle)) = (hook::get(), written(handle)) else {
         return Ok(());
     };
     if process.memory.physical(|all, _| all.hold_handle(handle.0)) {
@@ -84,7 +84,7 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
 
 /// `cuMemRelease`.
 pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     // Before the call, after which the driver may reuse the number for another thread's memory.
@@ -127,7 +127,7 @@ pub(crate) fn map(
     next: Next<'_>,
 ) -> CUresult {
     // Before the call: another thread may release the handle as soon as it is mapped.
-    let held = process::get().and_then(|process| Some((process, process.memory.hold_physical(handle)?)));
+    let held = hook::get().and_then(|process| Some((process, process.memory.hold_physical(handle)?)));
     let Some((process, (number, is_imported))) = held else {
         return next();
     };
@@ -145,7 +145,7 @@ pub(crate) fn map(
 
 /// `cuMemUnmap`.
 pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return next();
     };
     // Before the call, after which another thread may map something there.
@@ -162,7 +162,7 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
 /// `cuMemRetainAllocationHandle`.
 pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(handle)) = (process::get(), written(handle)) {
+    if let (Some(process), Some(handle)) = (hook::get(), written(handle)) {
         process.memory.physical(|all, _| all.retain(address, handle.0));
     }
     Ok(())
@@ -171,7 +171,7 @@ pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, ne
 /// `cuMulticastCreate`: has no memory of its own.
 pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = process::get()
+    if let Some(process) = hook::get()
         && let (Some(handle), Some((local, index))) = (written(handle), process.memory.somewhere())
     {
         process
@@ -208,7 +208,7 @@ pub(crate) fn bind(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    let Some(process) = process::get() else {
+    let Some(process) = hook::get() else {
         return Ok(());
     };
     let shown = process.memory.physical(|physical, gone| {
@@ -237,7 +237,7 @@ pub(crate) fn unbind(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    if let Some(process) = process::get() {
+    if let Some(process) = hook::get() {
         process.memory.physical(|physical, gone| {
             if let Some(multicast) = physical.of_handle(from.0) {
                 physical.unbind(

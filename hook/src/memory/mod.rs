@@ -271,8 +271,8 @@ pub(crate) struct Freed {
 
 #[cfg(test)]
 impl Memory {
-    /// Returns the memory engine of a process without a daemon, a helper or a driver; `limit` is the limit for
-    /// all devices together, bytes.
+    /// Returns the memory engine of a process without a daemon, a helper or a driver; `limit` is the limit
+    /// for all devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         Box::leak(Box::new(Self::new(Program::of_test(limit))))
     }

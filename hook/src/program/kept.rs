@@ -3,7 +3,8 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// Part of a thread's slot, in cache lines of its own, since each use writes it. Used by the slot's thread only.
+/// Part of a thread's slot, in cache lines of its own, since each use writes it. Used by the slot's thread
+/// only.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Kept {

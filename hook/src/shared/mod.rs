@@ -10,6 +10,6 @@ pub(crate) mod line;
 pub(crate) mod place;
 pub(crate) mod session;
 
-/// Interval at which a thread that waits for the daemon checks its word even if not woken: its block may have been
-/// replaced.
+/// Interval at which a thread that waits for the daemon checks its word even if not woken: its block may have
+/// been replaced.
 pub(crate) const RECHECK: std::time::Duration = std::time::Duration::from_millis(100);

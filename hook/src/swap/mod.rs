@@ -333,8 +333,8 @@ fn forget(swap: &Swap, block: &Block) -> CUresult {
 
 #[cfg(test)]
 impl Swap {
-    /// Returns the engine of a process that did not opt in, without a daemon, a helper or a driver; `limit` is the
-    /// memory limit for all devices together, bytes.
+    /// Returns the engine of a process that did not opt in, without a daemon, a helper or a driver; `limit`
+    /// is the memory limit for all devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         let memory = Memory::of_test(limit);
         let compute = Box::leak(Box::new(Compute::new(memory.program)));

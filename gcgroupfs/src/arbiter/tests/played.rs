@@ -3,23 +3,23 @@
 
 use gcgroup_abi::Gate;
 
-use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas};
+use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas, Tick};
 use crate::arbiter::member::Seen;
-use crate::arbiter::policy::Policy;
+use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::quota::Meter;
 use crate::arbiter::settings::Settings;
 use crate::tree::Quota;
 
-const USEC: u64 = 1_000;
-const MSEC: u64 = 1_000_000;
-const SEC: u64 = 1_000_000_000;
+pub(super) const USEC: u64 = 1_000;
+pub(super) const MSEC: u64 = 1_000_000;
+pub(super) const SEC: u64 = 1_000_000_000;
 
 /// Step of the simulation, nanoseconds.
 const STEP: u64 = 20 * USEC;
 
 /// Division of GPU time among contexts with work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hardware {
+pub(super) enum Hardware {
     /// Slices so short that all processes advance at once.
     Evenly,
     /// Round robin with slices of that many nanoseconds.
@@ -27,7 +27,7 @@ enum Hardware {
 }
 
 /// The drivers' default, a fine division, and longer slices.
-const HARDWARE: [Hardware; 3] = [
+pub(super) const HARDWARE: [Hardware; 3] = [
     Hardware::Slices(2 * MSEC),
     Hardware::Evenly,
     Hardware::Slices(3 * MSEC),
@@ -35,7 +35,7 @@ const HARDWARE: [Hardware; 3] = [
 
 /// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
 #[derive(Debug, Clone)]
-struct Player {
+pub(super) struct Player {
     priority: u32,
     on: u64,
     off: u64,
@@ -54,10 +54,12 @@ struct Player {
     order: Order,
     /// Claims waiting threads, in changing numbers, and never goes on.
     is_liar: bool,
+    /// Frozen until that time.
+    frozen_until: u64,
 }
 
 impl Player {
-    fn new(priority: u32, kernel: u64) -> Self {
+    pub(super) fn new(priority: u32, kernel: u64) -> Self {
         Self {
             priority,
             on: u64::MAX,
@@ -73,10 +75,11 @@ impl Player {
             used: 0,
             order: Order::OPEN,
             is_liar: false,
+            frozen_until: 0,
         }
     }
 
-    fn liar(priority: u32) -> Self {
+    pub(super) fn liar(priority: u32) -> Self {
         Self {
             left: 0,
             is_liar: true,
@@ -84,7 +87,7 @@ impl Player {
         }
     }
 
-    fn bursts(self, on: u64, off: u64) -> Self {
+    pub(super) fn bursts(self, on: u64, off: u64) -> Self {
         Self {
             on,
             off,
@@ -93,7 +96,14 @@ impl Player {
         }
     }
 
-    fn quota(self, usec: u64, period_usec: u64) -> Self {
+    pub(super) fn frozen(self, until: u64) -> Self {
+        Self {
+            frozen_until: until,
+            ..self
+        }
+    }
+
+    pub(super) fn quota(self, usec: u64, period_usec: u64) -> Self {
         let meter = Meter::new(Quota { usec, period_usec }, 0);
         Self {
             quota: Some(meter),
@@ -106,12 +116,14 @@ impl Player {
     }
 
     fn waits(&self, now: u64) -> bool {
-        self.wants(now) && self.queued == 0 && self.order.gate == Gate::Throttled
+        let is_held = self.order.gate == Gate::Throttled || now < self.frozen_until;
+        self.wants(now) && self.queued == 0 && is_held
     }
 
     /// Keeps a window queued (20 ms with an open gate), at least one kernel, if the gate lets it.
     fn submit(&mut self, now: u64) {
         let depth = match self.order.gate {
+            _ if now < self.frozen_until => return,
             Gate::Throttled | Gate::Frozen => return,
             Gate::Run | Gate::Track => 20 * MSEC,
             Gate::Arbitrate => self.order.window,
@@ -141,18 +153,18 @@ impl Player {
 }
 
 /// Result of a simulation.
-struct Played {
-    used: Vec<u64>,
-    nr_ticks: u64,
+pub(super) struct Played {
+    pub(super) used: Vec<u64>,
+    pub(super) nr_ticks: u64,
     /// For each, the longest time in which it wanted the GPU and had none.
-    hungriest: Vec<u64>,
+    pub(super) hungriest: Vec<u64>,
 }
 
-fn play(policy: Policy, players: &mut [Player], length: u64) -> Played {
+pub(super) fn play(policy: &Policy, players: &mut [Player], length: u64) -> Played {
     play_on(HARDWARE[0], policy, players, length)
 }
 
-fn play_on(hardware: Hardware, policy: Policy, players: &mut [Player], length: u64) -> Played {
+pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player], length: u64) -> Played {
     let settings = Settings::default();
     let mut gpu = Gpu::new();
     let (mut at, mut nr_ticks) = (Some(0), 0);
@@ -208,7 +220,7 @@ fn play_on(hardware: Hardware, policy: Policy, players: &mut [Player], length: u
 
 fn tick(
     gpu: &mut Gpu<usize>,
-    policy: Policy,
+    policy: &Policy,
     players: &mut [Player],
     now: u64,
     settings: &Settings,
@@ -227,7 +239,7 @@ fn tick(
                 true => 1 + u32::from((now / STEP).is_multiple_of(3)),
                 false => u32::from(player.waits(now)),
             },
-            is_frozen: false,
+            is_frozen: now < player.frozen_until,
             is_watched: false,
         })
         .collect();
@@ -240,7 +252,13 @@ fn tick(
             quotas.over_until = meter.is_over().then(|| meter.ends());
         }
     }
-    let Plan { orders, next } = gpu.decide(now, &seen, &quotas, policy, settings);
+    let tick = Tick {
+        now,
+        seen: &seen,
+        quotas: &quotas,
+        policy,
+    };
+    let Plan { orders, next } = gpu.decide(&tick, settings);
     for (player, order) in players.iter_mut().zip(orders) {
         player.order = order;
     }
@@ -274,7 +292,7 @@ fn busy_processes_share_in_proportion_to_weights() {
     for (hardware, kernel) in each {
         for difference in [1, 2, 4] {
             let mut players = [Player::new(6, kernel), Player::new(6 + difference, kernel)];
-            let played = play_on(hardware, Policy::Weighted, &mut players, 8 * SEC);
+            let played = play_on(hardware, WEIGHTED, &mut players, 8 * SEC);
             let weight = f64::from(1 << difference);
             let what = format!("{hardware:?}, {difference} apart, kernels of {kernel}");
             assert_near(share(&played, 0), weight / (weight + 1.0), 0.03, &what);
@@ -294,7 +312,7 @@ fn four_processes_in_three_classes_share_by_weight() {
         Player::new(8, MSEC),
         Player::new(9, MSEC),
     ];
-    let played = play(Policy::Weighted, &mut players, 20 * SEC);
+    let played = play(WEIGHTED, &mut players, 20 * SEC);
     for (index, weight) in [4.0, 2.0, 2.0, 1.0].into_iter().enumerate() {
         assert_near(
             share(&played, index),
@@ -311,7 +329,7 @@ fn strict_gives_lower_priority_only_the_gaps() {
         Player::new(2, MSEC / 2).bursts(60 * MSEC, 40 * MSEC),
         Player::new(10, MSEC / 2),
     ];
-    let played = play(Policy::Strict, &mut players, 10 * SEC);
+    let played = play(STRICT, &mut players, 10 * SEC);
     // A burst of 60 ms and a pause of 40: a hundred of each in ten seconds, less what is in flight when a
     // burst begins.
     assert!(played.used[0] > 590 * 10 * MSEC, "{}", played.used[0]);
@@ -324,21 +342,10 @@ fn weighted_hardly_slows_higher_priority_and_uses_gaps() {
         Player::new(2, MSEC / 5).bursts(20 * MSEC, 20 * MSEC),
         Player::new(10, MSEC),
     ];
-    let played = play(Policy::Weighted, &mut players, 10 * SEC);
+    let played = play(WEIGHTED, &mut players, 10 * SEC);
     // Alone it would have half of the time; each of its bursts may begin a window and a kernel late.
     assert!(played.used[0] > 465 * 10 * MSEC, "{}", played.used[0]);
     assert!(played.used[1] > 430 * 10 * MSEC, "{}", played.used[1]);
-}
-
-#[test]
-fn sixteen_priorities_none_starves() {
-    for policy in [Policy::Weighted, Policy::Strict] {
-        let mut players: Vec<_> = (0..16).map(|priority| Player::new(priority, MSEC / 4)).collect();
-        let played = play(policy, &mut players, 5 * SEC);
-        for (priority, hungriest) in played.hungriest.iter().enumerate() {
-            assert!(*hungriest < 250 * MSEC, "{policy:?} {priority}: {hungriest}");
-        }
-    }
 }
 
 #[test]
@@ -346,7 +353,7 @@ fn quota_is_exact_over_time_for_short_and_long_kernels() {
     for percent in [25, 50, 75] {
         for kernel in [100 * USEC, 10 * MSEC] {
             let mut players = [Player::new(8, kernel).quota(percent * 1000, 100_000)];
-            let played = play(Policy::Weighted, &mut players, 10 * SEC);
+            let played = play(WEIGHTED, &mut players, 10 * SEC);
             let share = played.used[0] as f64 / (10 * SEC) as f64;
             assert!(
                 (share - percent as f64 / 100.0).abs() < 0.01,
@@ -362,41 +369,6 @@ fn quota_does_not_count_the_neighbours_time() {
         Player::new(8, MSEC / 5).quota(25_000, 100_000),
         Player::new(8, MSEC / 5),
     ];
-    let played = play(Policy::Weighted, &mut players, 10 * SEC);
+    let played = play(WEIGHTED, &mut players, 10 * SEC);
     assert_near(share(&played, 0), 0.25, 0.04, "one of two");
-}
-
-#[test]
-fn false_waiters_cost_others_at_most_three_percent() {
-    for policy in [Policy::Weighted, Policy::Strict] {
-        for nr_liars in [1, 10] {
-            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
-            let without = play(policy, &mut players, 10 * SEC).used;
-            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
-            players.extend((0..nr_liars).map(|_| Player::liar(2)));
-            let with = play(policy, &mut players, 10 * SEC).used;
-            for (with, without) in with.iter().zip(&without) {
-                let what = format!("{policy:?}, {nr_liars} liars: {with} instead of {without}");
-                assert!(with * 100 >= without * 97, "{what}");
-            }
-        }
-    }
-}
-
-#[test]
-fn no_ticks_without_contention_or_quota() {
-    for policy in [Policy::Weighted, Policy::Strict] {
-        let mut alone = [Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC)];
-        assert!(play(policy, &mut alone, 10 * SEC).nr_ticks <= 2);
-        let mut equal = [
-            Player::new(8, MSEC),
-            Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC),
-        ];
-        assert!(play(policy, &mut equal, 10 * SEC).nr_ticks <= 2);
-        let mut one_is_idle = [
-            Player::new(2, MSEC).bursts(7 * MSEC, 3 * MSEC),
-            Player::new(10, MSEC).bursts(MSEC, 100 * SEC),
-        ];
-        assert!(play(policy, &mut one_is_idle, 10 * SEC).nr_ticks <= 50);
-    }
 }

@@ -1,6 +1,6 @@
 //! Tables of the decisions of each policy.
 
-use crate::arbiter::policy::{Decision, Policy, Turn, Turns, View, virtual_time};
+use crate::arbiter::policy::{Decision, POLICIES, Policy, STRICT, Turn, Turns, View, WEIGHTED, virtual_time};
 use crate::arbiter::settings::Settings;
 
 const MSEC: u64 = 1_000_000;
@@ -33,11 +33,11 @@ fn turn(priority: u32, began: u64) -> Turns {
     }
 }
 
-fn tick(policy: Policy, now: u64, views: &[View], turns: Turns) -> Decision {
-    (policy.entry().tick)(now, views, turns, &Settings::default())
+fn tick(policy: &Policy, now: u64, views: &[View], turns: Turns) -> Decision {
+    (policy.tick)(now, views, turns, &Settings::default())
 }
 
-fn holds(policy: Policy, views: &[View]) -> Vec<bool> {
+fn holds(policy: &Policy, views: &[View]) -> Vec<bool> {
     tick(policy, 0, views, Turns::default()).holds
 }
 
@@ -54,7 +54,7 @@ fn strict_runs_highest_priority_busy_class() {
         ),
         (vec![busy(5, 0), idle(3), busy(4, 0)], vec![true, false, false]),
     ] {
-        assert_eq!(holds(Policy::Strict, &views), expected, "{views:?}");
+        assert_eq!(holds(STRICT, &views), expected, "{views:?}");
     }
 }
 
@@ -76,13 +76,13 @@ fn weighted_runs_class_with_least_virtual_time() {
             vec![true, true, false],
         ),
     ] {
-        assert_eq!(holds(Policy::Weighted, &views), expected, "{views:?}");
+        assert_eq!(holds(WEIGHTED, &views), expected, "{views:?}");
     }
 }
 
 #[test]
 fn equal_priorities_never_wait_for_each_other() {
-    for policy in [Policy::Weighted, Policy::Strict] {
+    for policy in POLICIES.iter().copied() {
         let views = [busy(8, 0), busy(8, 1000), idle(8)];
         assert_eq!(holds(policy, &views), [false; 3]);
         assert!(!tick(policy, 0, &views, Turns::default()).takes_turns);
@@ -101,7 +101,7 @@ fn turn_length_is_share_of_cycle_at_least_a_window() {
             120 * MSEC / 7,
         ),
     ] {
-        let decision = tick(Policy::Weighted, 1000 * MSEC, &views, Turns::default());
+        let decision = tick(WEIGHTED, 1000 * MSEC, &views, Turns::default());
         assert_eq!(decision.next, Some(1000 * MSEC + length), "{views:?}");
         assert!(decision.takes_turns);
     }
@@ -110,27 +110,19 @@ fn turn_length_is_share_of_cycle_at_least_a_window() {
 #[test]
 fn turn_lasts_until_its_end_or_its_class_is_idle() {
     let views = [busy(7, 30), busy(8, 10)];
-    let before = tick(Policy::Weighted, 13 * MSEC, &views, turn(7, 0));
+    let before = tick(WEIGHTED, 13 * MSEC, &views, turn(7, 0));
     assert_eq!(before.turns, turn(7, 0));
-    let after = tick(Policy::Weighted, 14 * MSEC, &views, turn(7, 0));
+    let after = tick(WEIGHTED, 14 * MSEC, &views, turn(7, 0));
     assert_eq!(after.turns, turn(8, 14 * MSEC));
     let views = [idle(7), busy(8, 1000)];
-    assert_eq!(
-        tick(Policy::Weighted, MSEC, &views, turn(7, 0)).holds,
-        [false, false]
-    );
+    assert_eq!(tick(WEIGHTED, MSEC, &views, turn(7, 0)).holds, [false, false]);
 }
 
 #[test]
 fn share_below_a_window_gets_a_turn_when_owed_a_window() {
     // 0.5 ms at 10 count as 128 ms at 2.
     for (had, others, priority) in [(0, 0, 2), (127, 0, 2), (129, 0, 10), (380, 1, 2), (390, 1, 10)] {
-        let decision = tick(
-            Policy::Weighted,
-            40 * MSEC,
-            &[busy(2, had), busy(10, others)],
-            turn(2, 0),
-        );
+        let decision = tick(WEIGHTED, 40 * MSEC, &[busy(2, had), busy(10, others)], turn(2, 0));
         let regular = decision.turns.regular.map(|turn| turn.priority);
         assert_eq!(regular, Some(priority), "{had} {others}");
     }
@@ -147,12 +139,7 @@ fn long_turn_takes_turns_only_in_its_last_cycle() {
         (109, now - 15 * MSEC, true, 19 * MSEC),
         (127, now - 15 * MSEC, true, 20 * MSEC * 256 / 257 - 15 * MSEC),
     ] {
-        let decision = tick(
-            Policy::Weighted,
-            now,
-            &[busy(2, had), busy(10, 0)],
-            turn(2, began),
-        );
+        let decision = tick(WEIGHTED, now, &[busy(2, had), busy(10, 0)], turn(2, began));
         assert_eq!(decision.turns, turn(2, began), "{had}");
         assert_eq!(decision.takes_turns, takes_turns, "{had}");
         assert_eq!(decision.next, Some(now + next), "{had}");
@@ -167,7 +154,7 @@ fn woken_higher_priority_preempts_unless_a_cycle_ahead() {
             has_woken: true,
             ..busy(7, had)
         };
-        let decision = tick(Policy::Weighted, MSEC, &[woken, busy(8, 10)], turn(8, 0));
+        let decision = tick(WEIGHTED, MSEC, &[woken, busy(8, 10)], turn(8, 0));
         assert_eq!(
             decision.turns.regular.map(|turn| turn.priority),
             Some(priority),
@@ -184,8 +171,8 @@ fn starved_class_gets_an_extra_window() {
         ..busy(15, 1000)
     };
     let views = [busy(0, 1_000_000), starved, idle(15)];
-    let at = settings.starvation.unwrap();
-    for policy in [Policy::Weighted, Policy::Strict] {
+    let at = settings.starvation;
+    for policy in POLICIES.iter().copied() {
         let before = tick(policy, at - 1, &views, turn(0, at - 1));
         assert_eq!(before.holds, [false, true, true], "{policy:?}");
         assert_eq!(before.next, Some(at), "{policy:?}");
@@ -209,9 +196,9 @@ fn starved_class_gets_an_extra_window() {
         }
     }
     let never = Settings {
-        starvation: None,
+        starvation: 0,
         ..settings
     };
-    let decision = (Policy::Strict.entry().tick)(u64::MAX / 2, &views, Turns::default(), &never);
+    let decision = (STRICT.tick)(u64::MAX / 2, &views, Turns::default(), &never);
     assert_eq!((decision.holds[1], decision.next), (true, None));
 }

@@ -75,8 +75,10 @@ fn restored_limit_applies_to_returning_process() {
     next.take_notices();
     assert_eq!(ask(&next, first, 0, 100), (1, None), "a process is awaited");
     let old = blocks();
-    old.usage().devices[0].memory_current.store(950, Relaxed);
-    old.usage().devices[0].memory_overhead_before.store(10, Relaxed);
+    old.usage().raw().devices[0].memory_current.store(950, Relaxed);
+    old.usage().raw().devices[0]
+        .memory_overhead_before
+        .store(10, Relaxed);
     let second = next.tree.join(identity(100), old, saved.clone());
     next.take_notices();
     next.tree.member_told(saved.group.unwrap());

@@ -9,8 +9,8 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 use crate::driver;
 use crate::driver::cuda::CUuuid;
 use crate::driver::nvml::nvmlDevice_t;
+use crate::hook::{self, Process};
 use crate::memory::room::Room;
-use crate::process::{self, Process};
 use crate::shared::device;
 use crate::shared::environment::Options;
 
@@ -41,7 +41,7 @@ impl Seen {
     /// Returns what the process sees; `None` if it has no limit on the device or the device is unknown:
     /// NVML's answer is passed on.
     pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
-        match process::get() {
+        match hook::get() {
             Some(process) if is_limited(process) => Self::by(process, of),
             Some(_) => None,
             None => Self::before_cuda(requested_limit()),

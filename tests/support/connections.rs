@@ -12,11 +12,11 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, co
 ///
 /// # Errors
 /// The system's error, for example if no process listens or descriptors are exhausted.
-pub fn visit(path: &Path) -> nix::Result<OwnedFd> {
+pub fn open_connection(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
-    let visitor = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-    connect(visitor.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(visitor)
+    let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(connection.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(connection)
 }
 
 /// Makes `each` idle connections for each of `uids`. Requires root.
@@ -24,16 +24,18 @@ pub fn visit(path: &Path) -> nix::Result<OwnedFd> {
 /// # Panics
 /// If a connection cannot be made.
 #[track_caller]
-pub fn visitors(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -> Vec<OwnedFd> {
+pub fn idle_connections(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -> Vec<OwnedFd> {
     // One thread per user: a thread that is no longer root cannot change its user again.
     let of_one = |uid: u32| {
-        let visit = move || {
+        let open_all = move || {
             become_user(uid);
-            (0..each).map(|_| visit(path)).collect::<nix::Result<Vec<_>>>()
+            (0..each)
+                .map(|_| open_connection(path))
+                .collect::<nix::Result<Vec<_>>>()
         };
-        thread::scope(|scope| scope.spawn(visit).join())
-            .expect("no panic")
-            .expect("each connects")
+        thread::scope(|scope| scope.spawn(open_all).join())
+            .expect("the thread ends without a panic")
+            .expect("each client connects")
     };
     uids.into_iter().flat_map(of_one).collect()
 }
@@ -50,14 +52,14 @@ fn become_user(uid: u32) {
 ///
 /// # Errors
 /// If the daemon has closed the connection.
-pub fn ask_for_devices(visitor: &OwnedFd) -> nix::Result<()> {
+pub fn ask_for_devices(connection: &OwnedFd) -> nix::Result<()> {
     // Operation 1, offset 0, the name's length, the name.
     let name = b"devices";
     let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 7];
     let words = words.iter().flat_map(|word| word.to_le_bytes());
     let packet: Vec<u8> = words.chain(*name).collect();
-    send(visitor.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
-    match recv(visitor.as_raw_fd(), &mut [0; 4096], MsgFlags::empty())? {
+    send(connection.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
+    match recv(connection.as_raw_fd(), &mut [0; 4096], MsgFlags::empty())? {
         0 => Err(nix::Error::ECONNRESET),
         _ => Ok(()),
     }

@@ -2,7 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use support::{Config, Governed, Mount, program_for_all, raise_descriptors, visit, visitors, wait_until};
+use support::{
+    Config, Governed, Mount, idle_connections, open_connection, program_for_all, raise_descriptors,
+    wait_until,
+};
 
 use crate::driver::driver_shell;
 use crate::rules::BOB;
@@ -14,7 +17,7 @@ const USERS: u32 = 1 << 30;
 fn crowd(mount: &Mount) -> Vec<OwnedFd> {
     const EACH: usize = 100;
     raise_descriptors();
-    visitors(&mount.socket(), USERS..USERS + 30, EACH)
+    idle_connections(&mount.socket(), USERS..USERS + 30, EACH)
 }
 
 /// Asserts that another user's queries and registrations succeed.
@@ -22,7 +25,7 @@ fn crowd(mount: &Mount) -> Vec<OwnedFd> {
 fn assert_serves_another(mount: &Mount) {
     for _ in 0..5 {
         let output = mount.gcgroupfs_of(BOB, &["get", "devices"]).output();
-        let output = output.expect("it starts");
+        let output = output.expect("the command starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{errors}");
     }
@@ -40,7 +43,10 @@ fn assert_serves_another(mount: &Mount) {
     let procs = mount.read("", "gcgroup.procs");
     for shell in &mut shells {
         let pid = shell.pid().to_string();
-        assert!(procs.lines().any(|line| line == pid), "{pid} in {procs}");
+        assert!(
+            procs.lines().any(|line| line == pid),
+            "{pid} is missing in {procs}"
+        );
     }
 }
 
@@ -58,14 +64,14 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
     let crowd = crowd(&mount);
     assert_serves_another(&mount);
     // Clients whose connections were closed for others connect again.
-    let again = visitors(&mount.socket(), USERS..USERS + 30, 20);
+    let again = idle_connections(&mount.socket(), USERS..USERS + 30, 20);
     assert_serves_another(&mount);
     assert_eq!(mount.log().matches("no room").count(), 0, "{}", mount.log());
     drop((crowd, again));
-    wait_until("all who have gone are forgotten", || {
-        let daemon = mount.daemon().expect("it runs");
+    wait_until("the daemon has closed the clients' connections", || {
+        let daemon = mount.daemon().expect("the daemon runs");
         let descriptors = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
         descriptors.count() < 100
     });
-    visit(&mount.socket()).expect("as before");
+    open_connection(&mount.socket()).expect("the daemon accepts a connection");
 }

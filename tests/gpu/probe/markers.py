@@ -1,5 +1,5 @@
-"""How a process can tell that work on a stream has ended: words that the stream writes, or events. What a mark
-costs, how late it is seen, and what it holds back."""
+"""Compares the ways to detect that work on a stream has completed: words that the stream writes (markers),
+and events. Measures what a marker costs, how late it is seen, and what it delays."""
 import fcntl
 import mmap
 import os
@@ -17,7 +17,7 @@ PATIENCE = 15.0
 
 
 def wait_for(memory, index, value):
-    """Looks at a word until it has the value; when that was, in nanoseconds."""
+    """Polls a word until it has the value. Returns the time in nanoseconds."""
     until = time.perf_counter_ns() + int(PATIENCE * 1e9)
     while memory[index] != value:
         if time.perf_counter_ns() > until:
@@ -25,32 +25,32 @@ def wait_for(memory, index, value):
     return time.perf_counter_ns()
 
 
-class Marks:
-    """What all questions share."""
+class Markers:
+    """Holds what all questions share."""
 
     def __init__(self, sim):
         self.sim, self.driver = sim, Driver()
         self.kernels, self.words, self.value = self.driver.kernels(), Words(self.driver), 0
         self.calls = 200 if sim else 400
 
-    def mark(self, stream, index=0):
-        """Has the stream write a fresh value; the value."""
+    def write_marker(self, stream, index=0):
+        """Makes the stream write a new value, and returns the value."""
         self.value += 1
         self.driver.cuStreamWriteValue32_v2(stream, self.words.at(index), self.value, 0)
         return self.value
 
     def spin(self, usec, stream=None):
-        """A kernel that takes so long."""
+        """Launches a kernel of `usec` microseconds."""
         self.kernels("gcgroup_spin", int(usec), stream=stream)
 
     def destroy(self, *streams):
-        """Ends streams: there are few queues in hardware, and more streams than that share them."""
+        """Destroys streams, because more streams than hardware queues share the queues."""
         self.driver.cuCtxSynchronize()
         for stream in streams:
             self.driver.cuStreamDestroy_v2(stream)
 
     def calls_of(self, stream):
-        """The calls to be compared, each with its arguments ready."""
+        """Returns the calls to compare, with prepared arguments."""
         d, word = self.driver, self.words.at(1)
         plain, timed = d.event(NO_TIMING), d.event(0)
         table = {
@@ -66,8 +66,8 @@ class Marks:
         return {name: (call, tuple(map(c_word, arguments))) for name, (call, arguments) in table.items()}
 
     def cost(self, streams, busy=False):
-        """Microseconds of a call for the host, by call, less what ctypes takes; on streams by turns. Busy: while a
-        kernel runs on another stream."""
+        """Returns the host's microseconds for each kind of call, without ctypes' own time, on several streams
+        in turn. `busy`: while a kernel runs on another stream."""
         streams = [self.driver.stream(1) for _ in range(streams)]
         other, answer, load = self.driver.stream(1), {}, self.calls // len(streams)
         tables = [self.calls_of(stream) for stream in streams]
@@ -84,20 +84,21 @@ class Marks:
                 samples.append(sum(turn) / len(turn))
                 self.driver.cuCtxSynchronize()
             answer[name] = samples
-        # A line to count from: the shortest, for what ctypes takes varies only upwards.
+        # The minimum of ctypes' own time: it varies only upwards.
         floor = min(answer.pop("nothing"))
         self.destroy(other, *streams)
         return {name: took if isinstance(took, str) else measure.spread([max(t - floor, 0) for t in took])
                 for name, took in answer.items()}
 
     def on_the_device(self):
-        """Microseconds that a mark after each kernel adds to a queue of short kernels, until all have ended."""
+        """Returns the microseconds that a marker after each kernel adds to a queue of short kernels, until
+        all have completed."""
         stream, count = self.driver.stream(1), 100 if self.sim else 400
         table, answer = self.calls_of(stream), {}
         arms = {"bare": None, **{name: table[name] for name in ("write_value", "event_record", "event_record_timed")}}
-        for name, mark in arms.items():
+        for name, marker in arms.items():
             try:
-                took = [self.queue(stream, count, mark) for _ in range(3 if self.sim else 7)]
+                took = [self.queue(stream, count, marker) for _ in range(3 if self.sim else 7)]
             except Refused as refused:
                 answer[name] = str(refused)
                 continue
@@ -106,9 +107,9 @@ class Marks:
         self.destroy(stream)
         return answer
 
-    def queue(self, stream, count, mark):
-        """Microseconds of each of so many kernels, with a mark behind each. They are queued behind a long kernel, so
-        that the host's part is not in it."""
+    def queue(self, stream, count, marker):
+        """Returns the microseconds for each of `count` kernels with a marker behind each. They are queued
+        behind a long kernel, so that the host's time is not included."""
         launch = self.driver.function("cuLaunchKernel")
         kernel = self.kernels.prepared("gcgroup_spin", 10, stream=stream)
         first, last = self.driver.event(), self.driver.event()
@@ -117,19 +118,19 @@ class Marks:
         status = 0
         for _ in range(count):
             status |= launch(*kernel)
-            if mark:
-                status |= mark[0](*mark[1])
+            if marker:
+                status |= marker[0](*marker[1])
         self.driver.cuEventRecord(last, stream)
         self.driver.cuEventSynchronize(last)
         took = self.driver.get(c_float, "cuEventElapsedTime", first, last) * 1000 / count
         for event in (first, last):
             self.driver.cuEventDestroy_v2(event)
         if status:
-            raise Refused("a mark in a queue", status, self.driver.error(status))
+            raise Refused("a marker in a queue", status, self.driver.error(status))
         return took
 
     def load(self):
-        """Microseconds of a look at the word, Python's part included."""
+        """Returns the microseconds of reading the word, including Python's own overhead."""
         memory, rounds = self.words.memory, 20_000
         began = time.perf_counter_ns()
         for _ in range(rounds):
@@ -137,8 +138,8 @@ class Marks:
         return {"usec": (time.perf_counter_ns() - began) / 1000 / rounds}
 
     def lateness(self):
-        """Microseconds from when the kernel's own last word is seen to when the mark behind it is, and to when
-        cuEventQuery says so."""
+        """Returns the microseconds from the kernel's own last write until its marker is seen, and until
+        cuEventQuery reports completion."""
         kernels, stream, late = self.driver.own_kernels(), self.driver.stream(1), {"write_value": [], "event": []}
         memory, event = self.words.memory, self.driver.event(NO_TIMING)
         query = self.driver.function("cuEventQuery")
@@ -147,9 +148,9 @@ class Marks:
             value = self.value
             kernels("probe_flag", self.words.at(2), 200_000, value, stream=stream)
             if turn % 2:
-                value_of_mark = self.mark(stream)
+                value_of_marker = self.write_marker(stream)
                 ended = wait_for(memory, 2, value)
-                late["write_value"].append((wait_for(memory, 0, value_of_mark) - ended) / 1000)
+                late["write_value"].append((wait_for(memory, 0, value_of_marker) - ended) / 1000)
             else:
                 self.driver.cuEventRecord(event, stream)
                 ended = wait_for(memory, 2, value)
@@ -161,18 +162,18 @@ class Marks:
         return {name: measure.spread(samples) for name, samples in late.items()}
 
     def round_trip(self):
-        """Microseconds from the launch of a kernel of 100 us until its mark is seen, less 100."""
+        """Returns the microseconds from the launch of a kernel of 100 us until its marker is seen, minus 100."""
         stream, samples = self.driver.stream(1), []
         for _ in range(10 if self.sim else 100):
             began = time.perf_counter_ns()
             self.spin(100, stream)
-            samples.append((wait_for(self.words.memory, 0, self.mark(stream)) - began) / 1000 - 100)
+            samples.append((wait_for(self.words.memory, 0, self.write_marker(stream)) - began) / 1000 - 100)
         self.destroy(stream)
         return measure.spread(samples)
 
     def after(self, *submissions):
-        """Milliseconds from the first submission until a mark is seen that is made after them all: the least of
-        three, for what waits always waits, and what does not is late now and then."""
+        """Returns the milliseconds from the first submission until a marker behind all of them is seen: the
+        minimum of three runs, because a delay by waiting occurs in every run, and other delays do not."""
         took = []
         for _ in range(3):
             self.driver.cuCtxSynchronize()
@@ -183,39 +184,40 @@ class Marks:
         return round(min(took) / 1e6, 3)
 
     def legacy(self):
-        """Which earlier work a mark waits for, and which later work waits for a mark: milliseconds, where the
-        kernel takes `spin`."""
+        """Returns which earlier work a marker waits for, and which later work waits for a marker:
+        milliseconds, where the kernel takes `spin`."""
         d, usec = self.driver, 20_000 if self.sim else 50_000
         own, first, second, free = d.stream(0), d.stream(0), d.stream(0), d.stream(1)
         on = lambda stream: lambda: self.spin(usec, stream)
-        mark = lambda stream, index=0: lambda: self.mark(stream, index)
+        marker = lambda stream, index=0: lambda: self.write_marker(stream, index)
         plain, event = d.event(NO_TIMING), lambda stream: lambda: d.cuEventRecord(plain, stream)
         crowd = lambda: [self.spin(usec, stream) for stream in many]
         answer = {
             "spin": usec / 1000,
-            # What a mark waits for.
-            "own_blocking_after_legacy": self.after(on(None), mark(own)),
-            "own_blocking_after_blocking": self.after(on(first), mark(own)),
-            "own_blocking_after_non_blocking": self.after(on(free), mark(own)),
-            "legacy_after_legacy": self.after(on(None), mark(None)),
-            "legacy_after_blocking": self.after(on(first), mark(None)),
-            "non_blocking_after_legacy": self.after(on(None), mark(free)),
-            # What waits for a mark, while a kernel runs on `first`.
-            "second_alone": self.after(on(first), mark(second)),
-            "second_behind_a_mark_on_own": self.after(on(first), mark(own, 1), mark(second)),
-            "second_behind_a_mark_on_legacy": self.after(on(first), mark(None, 1), mark(second)),
-            "second_behind_an_event_on_own": self.after(on(first), event(own), mark(second)),
-            "second_behind_an_event_on_legacy": self.after(on(first), event(None), mark(second)),
-            "legacy_behind_a_mark_on_own_behind_legacy": self.after(on(None), mark(own, 1), mark(None)),
+            # Earlier work that a marker waits for.
+            "own_blocking_after_legacy": self.after(on(None), marker(own)),
+            "own_blocking_after_blocking": self.after(on(first), marker(own)),
+            "own_blocking_after_non_blocking": self.after(on(free), marker(own)),
+            "legacy_after_legacy": self.after(on(None), marker(None)),
+            "legacy_after_blocking": self.after(on(first), marker(None)),
+            "non_blocking_after_legacy": self.after(on(None), marker(free)),
+            # Later work that waits for a marker, while a kernel runs on `first`.
+            "second_alone": self.after(on(first), marker(second)),
+            "second_behind_a_marker_on_own": self.after(on(first), marker(own, 1), marker(second)),
+            "second_behind_a_marker_on_legacy": self.after(on(first), marker(None, 1), marker(second)),
+            "second_behind_an_event_on_own": self.after(on(first), event(own), marker(second)),
+            "second_behind_an_event_on_legacy": self.after(on(first), event(None), marker(second)),
+            "legacy_behind_a_marker_on_own_behind_legacy": self.after(on(None), marker(own, 1), marker(None)),
         }
         # With more streams than queues in hardware.
         many = [d.stream(1) for _ in range(40)]
-        answer["own_beside_40_busy_streams"] = self.after(crowd, mark(own))
+        answer["own_beside_40_busy_streams"] = self.after(crowd, marker(own))
         self.destroy(own, first, second, free, *many)
         return answer
 
     def memfd(self):
-        """Whether shared memory can be registered and marked, sealed as well, and who sees the mark."""
+        """Returns whether shared memory, plain and sealed, can be registered and written by a stream, and
+        which mappings see the value."""
         answer = {}
         shrink, grow, seal = (getattr(fcntl, name) for name in ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"))
         for name, seals in (("plain", 0), ("sealed", shrink | grow | seal)):
@@ -236,17 +238,17 @@ class Marks:
 
 
 def body(sim, facts):
-    marks, questions = Marks(sim), Questions(facts)
-    # First, while there are few streams.
-    legacy = questions.ask("waits_ms", marks.legacy)
-    host = questions.ask("host_usec", marks.cost, 1)
-    questions.ask("host_usec_8_streams", marks.cost, 8)
-    questions.ask("host_usec_busy", marks.cost, 1, True)
-    device = questions.ask("device_usec", marks.on_the_device)
-    load = questions.ask("load_usec", marks.load)
-    late = questions.ask("seen_late_usec", marks.lateness)
-    questions.ask("round_trip_usec", marks.round_trip)
-    memfd = questions.ask("memfd", marks.memfd)
+    markers, questions = Markers(sim), Questions(facts)
+    # Asked first, while there are few streams.
+    legacy = questions.ask("waits_ms", markers.legacy)
+    host = questions.ask("host_usec", markers.cost, 1)
+    questions.ask("host_usec_8_streams", markers.cost, 8)
+    questions.ask("host_usec_busy", markers.cost, 1, True)
+    device = questions.ask("device_usec", markers.on_the_device)
+    load = questions.ask("load_usec", markers.load)
+    late = questions.ask("seen_late_usec", markers.lateness)
+    questions.ask("round_trip_usec", markers.round_trip)
+    memfd = questions.ask("memfd", markers.memfd)
     half = legacy and legacy["spin"] / 2
     return questions.verdict(
         host and "host usec: " + ", ".join(
@@ -255,10 +257,10 @@ def body(sim, facts):
         device and "on the device " + ", ".join(
             f"{name} {device[name]['more']:.2f}" for name in ("write_value", "event_record")),
         late and f"seen {late['write_value']['median']:.1f} usec late",
-        legacy and "a mark on an own blocking stream {} earlier work of the default stream, and {} other streams".format(
+        legacy and "a marker on an own blocking stream {} earlier work of the default stream, and {} other streams".format(
             "covers" if legacy["own_blocking_after_legacy"] > half else "DOES NOT COVER",
-            "holds back no" if legacy["second_behind_a_mark_on_own"] < half else "HOLDS BACK"),
-        memfd and "shared memory can{} be marked".format("" if memfd["sealed"].get("seen") else "NOT"))
+            "holds back no" if legacy["second_behind_a_marker_on_own"] < half else "HOLDS BACK"),
+        memfd and "streams can{} write shared memory".format("" if memfd["sealed"].get("seen") else "NOT"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ use std::time::Instant;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 use serde_json::json;
-use support::{Config, Mount, ask_for_devices, raise_descriptors, visit, visitors, wait_until};
+use support::{
+    Config, Mount, ask_for_devices, idle_connections, open_connection, raise_descriptors, wait_until,
+};
 
 use crate::crowd::register;
 use crate::report::{Report, quantile};
@@ -23,7 +25,7 @@ const REGISTRATIONS: usize = 200;
 const ROUNDS: usize = 8;
 /// Descriptors that the daemon needs: half of them are for connections.
 const NEEDED: u64 = 2 * USERS as u64 * EACH as u64;
-/// Budget for the ratio of the medians, loud over quiet.
+/// Budget for the ratio of the medians, beside over alone.
 const BUDGET: f64 = 2.0;
 
 pub fn run(report: &mut Report) {
@@ -35,34 +37,39 @@ pub fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let socket = mount.socket();
     // In turn, so that other activity of the machine affects both. Idle connections last for 10 seconds.
-    let (mut quiet, mut loud) = (Measured::default(), Measured::default());
+    let (mut alone, mut beside) = (Measured::default(), Measured::default());
     for _ in 0..ROUNDS {
-        quiet.add(&socket);
-        let crowd = visitors(&socket, FIRST..FIRST + USERS, EACH);
-        loud.add(&socket);
-        let are_there = crowd.iter().filter(|visitor| ask_for_devices(visitor).is_ok());
+        alone.add(&socket);
+        let crowd = idle_connections(&socket, FIRST..FIRST + USERS, EACH);
+        beside.add(&socket);
+        let are_there = crowd
+            .iter()
+            .filter(|connection| ask_for_devices(connection).is_ok());
         let count = are_there.count();
         // The measuring processes take a connection now and then.
-        assert!(count * 100 >= crowd.len() * 97, "{count} are left");
+        assert!(
+            count * 100 >= crowd.len() * 97,
+            "only {count} connections are open"
+        );
         drop(crowd);
-        wait_until("all who have gone are forgotten", || {
-            let daemon = mount.daemon().expect("it runs");
+        wait_until("the daemon has closed the clients' connections", || {
+            let daemon = mount.daemon().expect("the daemon runs");
             let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
             descriptors.count() < EACH
         });
     }
-    for (name, quiet, loud) in [
-        ("a request", quiet.requests, loud.requests),
-        ("a registration", quiet.registrations, loud.registrations),
+    for (name, alone, beside) in [
+        ("a request", alone.requests, beside.requests),
+        ("a registration", alone.registrations, beside.registrations),
     ] {
         let of = |values: &[f64], share| quantile(values.to_vec(), share);
         let detail = |values: &[f64]| json!({ "p50": of(values, 0.5), "p99": of(values, 0.99) });
         report.add(
             &format!("{name} {what}"),
-            of(&loud, 0.5) / of(&quiet, 0.5),
+            of(&beside, 0.5) / of(&alone, 0.5),
             "times",
             BUDGET,
-            json!({ "usec_quiet": detail(&quiet), "usec_beside": detail(&loud) }),
+            json!({ "usec_alone": detail(&alone), "usec_beside": detail(&beside) }),
         );
     }
 }
@@ -77,7 +84,7 @@ struct Measured {
 impl Measured {
     fn add(&mut self, socket: &Path) {
         self.requests
-            .extend((0..REQUESTS / ROUNDS).map(|_| time(|| ask_for_devices(&visit(socket)?))));
+            .extend((0..REQUESTS / ROUNDS).map(|_| time(|| ask_for_devices(&open_connection(socket)?))));
         self.registrations
             .extend((0..REGISTRATIONS / ROUNDS).map(|_| registration(socket)));
     }
@@ -97,8 +104,8 @@ fn registration(socket: &Path) -> f64 {
         ForkResult::Parent { child } => {
             drop(to);
             let mut bytes = [0; 8];
-            (&from).read_exact(&mut bytes).expect("it registers");
-            waitpid(child, None).expect("our child");
+            (&from).read_exact(&mut bytes).expect("the child registers");
+            waitpid(child, None).expect("the process is a child");
             f64::from_le_bytes(bytes)
         }
         ForkResult::Child => {
