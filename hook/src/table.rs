@@ -10,16 +10,13 @@ in_hook! {
 
     use gcgroup_abi::Kind;
 
-    use crate::compute::{capture, graphs, green, progress, reach, slots, streams};
-    use crate::cuda::*;
+    use crate::calls::vmm::Bound;
+    use crate::calls::{array, capture, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
+    use crate::driver::cuda::*;
     use crate::driver;
-    use crate::memory::vmm::Bound;
-    use crate::memory::{array, graph, host, ipc, linear, pool, report, sparse, vmm};
-    use crate::nvml;
-    use crate::nvml::abi::*;
-    use crate::process;
-    use crate::swap::{self, query};
-    use crate::symbols;
+    use crate::driver::nvml::*;
+    use crate::hook;
+        use crate::symbols;
 }
 
 hooks! {
@@ -27,15 +24,15 @@ hooks! {
 
     fn cuGetProcAddress(
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
-    ) @11030 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @11030 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
     fn cuGetProcAddress_v2 [cuGetProcAddress_v2_ptsz](
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
         symbol_found: *mut c_uint,
-    ) @12000 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @12000 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
 
     group Tracked "first use of the driver, when the process registers";
 
-    fn cuInit(flags: c_uint) @2000 => |next| process::init(next);
+    fn cuInit(flags: c_uint) @2000 => |next| hook::init(next);
 
     group Tracked "contexts: the thread's current device, and what is freed with them";
 

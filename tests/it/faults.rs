@@ -70,8 +70,8 @@ const LIFE: &[&str] = &[
 
 /// Returns the driver functions that the hook itself calls: the rows of its list.
 fn own_calls() -> Vec<String> {
-    let list =
-        std::fs::read_to_string(support::repository().join("hook/src/driver.rs")).expect("the file exists");
+    let list = std::fs::read_to_string(support::repository().join("hook/src/driver/functions.rs"))
+        .expect("the file exists");
     let rows = list
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("fn cu"));

@@ -5,23 +5,11 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::Reserve;
-use crate::compute::slots::Own;
-
-/// Part of a thread's slot, in cache lines of its own, since each use writes it.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Kept {
-    /// One reference of an `Arc`, or null.
-    pool: AtomicPtr<Reserve>,
-    /// The key by which it was found, and [`Reserves::changes`](super::Reserves) at that time.
-    key: AtomicU64,
-    changes: AtomicUsize,
-    /// Another reference, or null.
-    all: AtomicPtr<All>,
-}
+use crate::program::kept::Kept;
+use crate::program::slots::Own;
 
 /// All reserves as of a number of changes.
 #[derive(Debug)]
@@ -30,22 +18,11 @@ pub(super) struct All {
     pub(super) list: Vec<Arc<Reserve>>,
 }
 
-impl Kept {
-    pub(crate) const fn new() -> Self {
-        Self {
-            pool: AtomicPtr::new(null_mut()),
-            key: AtomicU64::new(0),
-            changes: AtomicUsize::new(0),
-            all: AtomicPtr::new(null_mut()),
-        }
-    }
-}
-
 /// Takes the list that the thread has cached, if it is up to date. The slot is empty until it is put back.
 #[inline]
 pub(super) fn kept_list(place: Option<&Own<'_, Kept>>, changes: usize) -> Option<Arc<All>> {
     let kept = place?;
-    let all = kept.all.load(Relaxed);
+    let all = kept.all.load(Relaxed).cast::<All>();
     // SAFETY: null, or a reference that `keep_list` stored. Only this thread, the slot's owner, can drop it.
     if unsafe { all.as_ref() }?.changes != changes {
         return None;
@@ -59,8 +36,8 @@ pub(super) fn kept_list(place: Option<&Own<'_, Kept>>, changes: usize) -> Option
 #[inline]
 pub(super) fn keep_list(place: Option<&Own<'_, Kept>>, all: Arc<All>) {
     let Some(kept) = place else { return };
-    let before = kept.all.load(Relaxed);
-    kept.all.store(Arc::into_raw(all).cast_mut(), Relaxed);
+    let before = kept.all.load(Relaxed).cast::<All>();
+    kept.all.store(Arc::into_raw(all).cast_mut().cast(), Relaxed);
     if !before.is_null() {
         // SAFETY: a stored reference, whose ownership passes here.
         drop(unsafe { Arc::from_raw(before) });
@@ -78,13 +55,13 @@ impl<'a> Used<'a> {
     /// Takes the pool that the thread has cached, if it is up to date and `is_it` accepts its key and the
     /// pool. `changes`: the present number of changes.
     #[inline]
-    pub(super) fn kept(
+    pub(crate) fn kept(
         place: Option<Own<'a, Kept>>,
         changes: usize,
         is_it: impl FnOnce(u64, &Reserve) -> bool,
     ) -> Option<Self> {
         let kept = place.as_deref()?;
-        let pool = kept.pool.load(Relaxed);
+        let pool = kept.pool.load(Relaxed).cast::<Reserve>();
         // SAFETY: null, or a reference that `drop` stored. Only this thread, the slot's owner, can drop it.
         let reserve = unsafe { pool.as_ref() }?;
         if kept.changes.load(Relaxed) != changes || !is_it(kept.key.load(Relaxed), reserve) {
@@ -100,7 +77,7 @@ impl<'a> Used<'a> {
     }
 
     /// Wraps a pool that was found by `key`, with the number of `changes` before the search.
-    pub(super) fn found(place: Option<Own<'a, Kept>>, changes: usize, key: u64, pool: Arc<Reserve>) -> Self {
+    pub(crate) fn found(place: Option<Own<'a, Kept>>, changes: usize, key: u64, pool: Arc<Reserve>) -> Self {
         if let Some(kept) = place.as_deref() {
             kept.key.store(key, Relaxed);
             kept.changes.store(changes, Relaxed);
@@ -127,8 +104,8 @@ impl Drop for Used<'_> {
         // SAFETY: `self.pool` is not used again.
         let mut pool = unsafe { ManuallyDrop::take(&mut self.pool) };
         if let Some(kept) = self.place.as_deref() {
-            let before = kept.pool.load(Relaxed);
-            kept.pool.store(Arc::into_raw(pool).cast_mut(), Relaxed);
+            let before = kept.pool.load(Relaxed).cast::<Reserve>();
+            kept.pool.store(Arc::into_raw(pool).cast_mut().cast(), Relaxed);
             if before.is_null() {
                 return;
             }
