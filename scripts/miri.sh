@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs unit tests under Miri, which reports undefined behaviour: all of gcgroup-abi, and the modules below of the other crates.
-# The other modules map shared memory, open sockets, call a driver, read the thread register, or take minutes.
+# Runs unit tests under Miri, which reports undefined behaviour: all tests of gcgroup-abi and the modules
+# listed below of other crates. The rest maps shared memory, opens sockets, calls a driver, reads the thread
+# register or takes minutes.
 set -eu
 
 usage() {
@@ -10,13 +11,13 @@ usage: scripts/miri.sh [--has]
   --has   install a nightly toolchain with Miri if there is none; fails if that cannot be done
 
 environment:
-  CARGO_TARGET_DIR   where cargo works (<repository>/target)
+  CARGO_TARGET_DIR   cargo's build directory (<repository>/target)
 END
 }
 
 has_miri() {
     cargo +nightly miri --version > /dev/null 2>&1 && return
-    # Neither may take long where nothing can be fetched.
+    # Bounded, because there may be no network.
     timeout 120 rustup component add --toolchain nightly miri rust-src > /dev/null 2>&1 ||
         timeout 300 rustup toolchain install nightly --profile minimal --component miri,rust-src > /dev/null 2>&1
 }

@@ -13,6 +13,7 @@ mod run;
 mod set;
 mod supervise;
 mod wait;
+mod wishes;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

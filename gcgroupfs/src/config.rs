@@ -6,11 +6,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use nix::unistd::{Group, User};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::arbiter::Policy;
-use crate::rules::Rules;
+use crate::arbiter::{Policy, Settings, usec};
+use crate::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -47,14 +48,30 @@ pub struct Compute {
 
 impl Default for Compute {
     fn default() -> Self {
+        let settings = Settings::default();
         Self {
             policy: Policy::default(),
-            window_usec: Range(500),
-            linger_usec: Range(1_000),
-            cycle_usec: Range(20_000),
-            starvation_usec: Range(200_000),
-            patience_usec: Range(250_000),
-            watch_usec: Range(10_000_000),
+            window_usec: Range(usec(settings.window)),
+            linger_usec: Range(usec(settings.linger)),
+            cycle_usec: Range(usec(settings.cycle)),
+            starvation_usec: Range(settings.starvation.map_or(0, usec)),
+            patience_usec: Range(usec(settings.patience)),
+            watch_usec: Range(usec(settings.watch)),
+        }
+    }
+}
+
+impl Compute {
+    /// Returns the arbiter's settings.
+    pub fn settings(&self) -> Settings {
+        let nsec = |usec: u32| u64::from(usec) * 1000;
+        Settings {
+            window: nsec(self.window_usec.get()),
+            linger: nsec(self.linger_usec.get()),
+            cycle: nsec(self.cycle_usec.get()),
+            starvation: Some(nsec(self.starvation_usec.get())).filter(|interval| *interval > 0),
+            patience: nsec(self.patience_usec.get()),
+            watch: nsec(self.watch_usec.get()),
         }
     }
 }
@@ -139,7 +156,7 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
 /// # Errors
 /// As [`Source::read`].
 pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
-    let error = match toml::from_str(text) {
+    let error = match with_names(NAMES, || toml::from_str(text)) {
         Ok(config) => return Ok(config),
         Err(error) => error,
     };
@@ -150,6 +167,18 @@ pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
         error.message().replace('\n', "; ")
     )
 }
+
+/// Names of this machine.
+const NAMES: Names = Names {
+    user: |name| {
+        let found = User::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|user| user.uid.as_raw()))
+    },
+    group: |name| {
+        let found = Group::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|group| group.gid.as_raw()))
+    },
+};
 
 /// Returns line and column of a byte of a text, from 1.
 pub fn place(text: &str, offset: usize) -> (usize, usize) {

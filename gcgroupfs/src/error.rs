@@ -2,6 +2,27 @@
 
 use std::borrow::Cow;
 
+/// Linux's error numbers (errno(3)), the same on x86-64 and ARM64.
+mod errno {
+    pub const EPERM: i32 = 1;
+    pub const ENOENT: i32 = 2;
+    pub const ESRCH: i32 = 3;
+    pub const E2BIG: i32 = 7;
+    pub const EAGAIN: i32 = 11;
+    pub const EACCES: i32 = 13;
+    pub const EBUSY: i32 = 16;
+    pub const EEXIST: i32 = 17;
+    pub const ENODEV: i32 = 19;
+    pub const ENOTDIR: i32 = 20;
+    pub const EISDIR: i32 = 21;
+    pub const EINVAL: i32 = 22;
+    pub const EMFILE: i32 = 24;
+    pub const ERANGE: i32 = 34;
+    pub const ENAMETOOLONG: i32 = 36;
+    pub const EOPNOTSUPP: i32 = 95;
+    pub const ESTALE: i32 = 116;
+}
+
 /// Error of a request; one variant for each reason that a caller could act on. The text goes into the log and
 /// to clients of the socket; clients of the mount see the errno.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,32 +93,32 @@ impl Error {
     /// Returns the errno. There is no catch-all arm, so a new variant does not compile without one.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NotFound => libc::ENOENT,
+            Self::NotFound => errno::ENOENT,
             // As files of a removed cgroup.
-            Self::Gone => libc::ENODEV,
+            Self::Gone => errno::ENODEV,
             // The kernel then resolves the path again without its cache (path_lookup, fs/namei.c).
-            Self::Stale => libc::ESTALE,
-            Self::NoProcess => libc::ESRCH,
-            Self::Exists => libc::EEXIST,
-            Self::NotEmpty => libc::EBUSY,
+            Self::Stale => errno::ESTALE,
+            Self::NoProcess => errno::ESRCH,
+            Self::Exists => errno::EEXIST,
+            Self::NotEmpty => errno::EBUSY,
             // As with cgroup.max.depth and cgroup.max.descendants.
-            Self::TooMany => libc::EAGAIN,
-            Self::TooManyOpen => libc::EMFILE,
-            Self::BadName(_) => libc::EINVAL,
-            Self::LongName => libc::ENAMETOOLONG,
-            Self::NotYours(_) => libc::EPERM,
-            Self::NotDirectory => libc::ENOTDIR,
-            Self::IsDirectory => libc::EISDIR,
+            Self::TooMany => errno::EAGAIN,
+            Self::TooManyOpen => errno::EMFILE,
+            Self::BadName(_) => errno::EINVAL,
+            Self::LongName => errno::ENAMETOOLONG,
+            Self::NotYours(_) => errno::EPERM,
+            Self::NotDirectory => errno::ENOTDIR,
+            Self::IsDirectory => errno::EISDIR,
             // As cgroup v2 for unlink, rename, link and the like.
-            Self::FixedShape => libc::EPERM,
+            Self::FixedShape => errno::EPERM,
             // kernfs has no create operation, for which the kernel returns EACCES.
-            Self::NoCreate => libc::EACCES,
-            Self::WrongAccess => libc::EACCES,
-            Self::BeyondRoot(_) => libc::EPERM,
-            Self::BadValue { .. } => libc::EINVAL,
-            Self::OutOfRange { .. } => libc::ERANGE,
-            Self::NotSupported(_) => libc::EOPNOTSUPP,
-            Self::TooLong(_) => libc::E2BIG,
+            Self::NoCreate => errno::EACCES,
+            Self::WrongAccess => errno::EACCES,
+            Self::BeyondRoot(_) => errno::EPERM,
+            Self::BadValue { .. } => errno::EINVAL,
+            Self::OutOfRange { .. } => errno::ERANGE,
+            Self::NotSupported(_) => errno::EOPNOTSUPP,
+            Self::TooLong(_) => errno::E2BIG,
         }
     }
 }
@@ -113,6 +134,27 @@ fn abridged(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_numbers_are_those_of_libc() {
+        assert_eq!(errno::EPERM, libc::EPERM);
+        assert_eq!(errno::ENOENT, libc::ENOENT);
+        assert_eq!(errno::ESRCH, libc::ESRCH);
+        assert_eq!(errno::E2BIG, libc::E2BIG);
+        assert_eq!(errno::EAGAIN, libc::EAGAIN);
+        assert_eq!(errno::EACCES, libc::EACCES);
+        assert_eq!(errno::EBUSY, libc::EBUSY);
+        assert_eq!(errno::EEXIST, libc::EEXIST);
+        assert_eq!(errno::ENODEV, libc::ENODEV);
+        assert_eq!(errno::ENOTDIR, libc::ENOTDIR);
+        assert_eq!(errno::EISDIR, libc::EISDIR);
+        assert_eq!(errno::EINVAL, libc::EINVAL);
+        assert_eq!(errno::EMFILE, libc::EMFILE);
+        assert_eq!(errno::ERANGE, libc::ERANGE);
+        assert_eq!(errno::ENAMETOOLONG, libc::ENAMETOOLONG);
+        assert_eq!(errno::EOPNOTSUPP, libc::EOPNOTSUPP);
+        assert_eq!(errno::ESTALE, libc::ESTALE);
+    }
 
     #[test]
     fn bad_long_value_is_abridged() {

@@ -6,7 +6,7 @@ mod node;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Edit, Level, Place, Tree, View};
+use crate::tree::{Caller, Change, Edit, Level, Place, Setting, Tree, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
@@ -34,6 +34,26 @@ pub enum Io {
     ReadWrite(Show, Store),
     /// 0200
     Write(Store),
+    /// 0644
+    Setting(&'static Setting),
+}
+
+impl Io {
+    fn show(self, view: &View<'_>) -> Result<String> {
+        match self {
+            Self::Read(show) | Self::ReadWrite(show, _) => show(view),
+            Self::Setting(setting) => Ok(setting.show(view.setting(setting)?)),
+            Self::Write(_) => Err(Error::WrongAccess),
+        }
+    }
+
+    fn store(self, edit: &mut Edit<'_>, text: &str) -> Result<()> {
+        match self {
+            Self::Write(store) | Self::ReadWrite(_, store) => store(edit, text),
+            Self::Setting(setting) => edit.set(setting, text),
+            Self::Read(_) => Err(Error::WrongAccess),
+        }
+    }
 }
 
 /// Directories that have the file.
@@ -126,10 +146,21 @@ pub struct ControlFile {
 }
 
 impl ControlFile {
+    /// Returns the row of a setting's control file.
+    pub const fn of(setting: &'static Setting) -> Self {
+        Self {
+            name: setting.name,
+            on: On::GOVERNED,
+            contents: Contents::Page,
+            io: Io::Setting(setting),
+            doc: setting.doc,
+        }
+    }
+
     pub fn mode(&self) -> u16 {
         match self.io {
             Io::Read(_) => 0o444,
-            Io::ReadWrite(..) => 0o644,
+            Io::ReadWrite(..) | Io::Setting(_) => 0o644,
             Io::Write(_) => 0o200,
         }
     }
@@ -149,10 +180,7 @@ impl ControlFile {
     /// # Errors
     /// As [`show`](Self::show).
     pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
-        let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io else {
-            return Err(Error::WrongAccess);
-        };
-        let show = |view: &View<'_>| Ok((show(view)?, self.count(view)?));
+        let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
         match self.contents {
             Contents::Events(_) => tree.view_events(place, show),
             Contents::Page | Contents::List | Contents::Asked(_) => tree.view(place, show),
@@ -212,10 +240,10 @@ impl ControlFile {
     /// * `EINVAL`: empty, or in a wrong format.
     /// * `ERANGE`, `EPERM`: as documented for the file.
     /// * `ENODEV`: its directory is gone.
-    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<()> {
-        let (Io::ReadWrite(_, store) | Io::Write(store)) = self.io else {
+    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Change> {
+        if self.mode() & 0o200 == 0 {
             return Err(Error::WrongAccess);
-        };
+        }
         if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
             return Err(Error::WrongAccess);
         }
@@ -227,7 +255,7 @@ impl ControlFile {
         }
         let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are not UTF-8"))?;
         let text = text.trim_matches([' ', '\t', '\n']);
-        tree.edit(place, caller, |edit| store(edit, text))
+        tree.edit(place, caller, |edit| self.io.store(edit, text))
     }
 }
 
@@ -252,6 +280,7 @@ mod tests {
     fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
         let (place, file) = file(world, path);
         file.store(&world.tree, place, caller, data)
+            .map(|change| world.tree.finish(change))
     }
 
     fn show(world: &World, path: &str) -> String {
@@ -339,7 +368,8 @@ mod tests {
             (Level::ProcessDevice, "100/0/"),
         ];
         for (level, place) in places {
-            let writable = |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_));
+            let writable =
+                |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_) | Io::Setting(_));
             let here = crate::files::all().filter(|file| file.on.has(level));
             for file in here.filter(writable) {
                 let path = format!("{place}{}", file.name);

@@ -60,18 +60,28 @@ pub enum Link {
     Kept(Kept),
 }
 
-/// Answers the requests of the mount at `spot` on separate threads. Calls `ended` when the mount is gone, or
+/// Parts that answering a mount works with.
+#[derive(Debug)]
+pub struct Options {
+    pub tree: Arc<Tree>,
+    pub link: Link,
+    pub spot: Spot,
+    /// Starts the helper processes.
+    pub launcher: Arc<Launcher>,
+}
+
+/// Answers the requests of a mount on separate threads. Calls `ended` when the mount is gone, or
 /// with the error that ended it. Returns the invalidation helper, to be stopped before unmounting.
 ///
 /// # Errors
 /// The kernel's first message is not understood, or no thread can be started.
-pub fn serve(
-    tree: Arc<Tree>,
-    link: Link,
-    spot: Spot,
-    launcher: Arc<Launcher>,
-    ended: impl FnOnce(io::Result<()>) + Send + 'static,
-) -> io::Result<Forgetter> {
+pub fn serve(options: Options, ended: impl FnOnce(io::Result<()>) + Send + 'static) -> io::Result<Forgetter> {
+    let Options {
+        tree,
+        link,
+        spot,
+        launcher,
+    } = options;
     let nodes = Arc::new(Nodes::new(tree.clone()));
     let announcer = Arc::new(Announcer::default());
     let invalidator = Arc::new(Invalidator::new(announcer.clone()));

@@ -86,7 +86,7 @@ impl Launcher {
     ) -> io::Result<Helper> {
         let mut running = self.running.lock();
         let answer = with(&mut running, |running| {
-            running.ask(START, arguments, input, output, MsgFlags::empty())?;
+            running.ask(START, arguments, input, output)?;
             running.answer()
         })?;
         drop(running);
@@ -114,7 +114,7 @@ impl Launcher {
         let running = self.running.try_lock_for(SHORT_PATIENCE);
         let mut running = running.ok_or(io::ErrorKind::WouldBlock)?;
         with(&mut running, |running| {
-            running.ask(START_UNWATCHED, arguments, input, None, MsgFlags::MSG_DONTWAIT)
+            running.ask(START_UNWATCHED, arguments, input, None)
         })
     }
 
@@ -169,7 +169,6 @@ impl Running {
         arguments: &[&OsStr],
         input: &impl AsFd,
         output: Option<&OwnedFd>,
-        flags: MsgFlags,
     ) -> io::Result<()> {
         let words = arguments.iter().map(|word| word.as_bytes()).collect::<Vec<_>>();
         let request = [&[kind][..], &words.join(&0)].concat();
@@ -180,7 +179,10 @@ impl Running {
             .collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let parts = [IoSlice::new(&request)];
-        let flags = flags | MsgFlags::MSG_NOSIGNAL;
+        let flags = match kind {
+            START_UNWATCHED => MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
+            _ => MsgFlags::MSG_NOSIGNAL,
+        };
         sendmsg::<()>(self.socket.as_raw_fd(), &parts, &rights, flags, None)?;
         Ok(())
     }

@@ -16,12 +16,14 @@ mod cli;
 mod config;
 mod devices;
 mod error;
+mod facts;
 mod file;
 mod files;
 mod forget;
 mod fuse;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod host;
 mod journal;
 mod keep;
 mod launch;
@@ -40,6 +42,7 @@ mod sever;
 mod share;
 mod sys;
 mod text;
+mod ticks;
 mod touch;
 mod tree;
 

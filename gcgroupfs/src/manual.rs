@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::file::{ControlFile, On};
 use crate::files;
+use crate::tree::SETTINGS;
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
@@ -14,6 +15,7 @@ pub(crate) const DEFAULTS: &str = include_str!("manual/defaults.toml");
 /// Placeholders in the template.
 const FILES: &str = "@FILES@\n";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
+const RULE_FILES: &str = "@RULE_FILES@";
 
 /// The control files as a Markdown table, one row each.
 pub fn table() -> String {
@@ -47,6 +49,18 @@ pub fn page() -> String {
     TEMPLATE
         .replace(FILES, &files)
         .replace(DEFAULTS_PLACE, &roff(DEFAULTS))
+        .replace(RULE_FILES, &rule_files())
+}
+
+/// The settings that rules may make, as a list in bold.
+fn rule_files() -> String {
+    let settings = SETTINGS.iter().filter(|setting| setting.for_rules);
+    let names: Vec<&str> = settings.map(|setting| setting.name).collect();
+    match names.split_last() {
+        Some((last, [])) => format!(".BR {last} ."),
+        Some((last, others)) => format!(".BR {} \" or \" {last} .", others.join(" \", \" ")),
+        None => String::new(),
+    }
 }
 
 fn access(file: &ControlFile) -> &'static str {
@@ -100,7 +114,7 @@ mod tests {
             );
         }
         assert_eq!(table.lines().count(), 2 + files::all().count());
-        for placeholder in [FILES, DEFAULTS_PLACE] {
+        for placeholder in [FILES, DEFAULTS_PLACE, RULE_FILES] {
             assert!(!page.contains(placeholder.trim()));
         }
     }

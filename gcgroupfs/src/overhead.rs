@@ -8,7 +8,6 @@
 //! driver has not yet made what is charged, so the greater of the last two samples is charged.
 
 mod evidence;
-mod ledger;
 mod memory_claims;
 mod newcomers;
 mod samples;

@@ -7,17 +7,18 @@ mod facts;
 mod given;
 mod list;
 mod matching;
+mod names;
 mod template;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use self::given::{Compute, Memory};
 use self::matching::Match;
 use self::template::Template;
 
-pub use self::facts::{Facts, user_name};
+pub use self::facts::Facts;
 pub use self::given::Given;
+pub use self::names::{Names, with_names};
 
 /// All `[[rule]]` tables, in the order in which they are evaluated.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -43,18 +44,20 @@ struct GroupOf {
     /// Whether the group is made with the process's user as its owner.
     #[serde(default)]
     delegate: bool,
-    #[serde(default)]
-    memory: Memory,
-    #[serde(default)]
-    compute: Compute,
+    #[serde(default, deserialize_with = "given::memory")]
+    memory: Given,
+    #[serde(default, deserialize_with = "given::compute")]
+    compute: Given,
 }
 
 /// `process.*`: what is set for the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct ProcessOf {
-    memory: Memory,
-    compute: Compute,
+    #[serde(deserialize_with = "given::memory")]
+    memory: Given,
+    #[serde(deserialize_with = "given::compute")]
+    compute: Given,
 }
 
 /// Verdict of the rules on a process.
@@ -129,7 +132,7 @@ impl Rule {
                 path: group.name.render(facts)?,
                 nr_ruled: group.name.nr_before_wish().unwrap_or(usize::MAX),
                 delegate: group.delegate,
-                given: Given::new(&group.memory, &group.compute),
+                given: group.memory.with(&group.compute),
             })
         });
         Ok(Verdict {
@@ -139,7 +142,7 @@ impl Rule {
                     .group
                     .as_ref()
                     .is_some_and(|group| group.name.nr_before_wish().is_some()),
-            process: Given::new(&self.process.memory, &self.process.compute),
+            process: self.process.memory.with(&self.process.compute),
         })
     }
 }

@@ -113,20 +113,34 @@ pub struct Server {
     next_look: Option<Instant>,
 }
 
+/// Parts that a server works with.
+pub struct Options {
+    pub listener: Listener,
+    pub tree: Arc<Tree>,
+    pub journal: Arc<Journal>,
+    /// Records of the journal.
+    pub remembered: BTreeMap<Key, Saved>,
+    /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
+    pub grace_msec: u32,
+    /// Starts the receiver of usage blocks.
+    pub receiver: StartReceiver,
+}
+
 impl Server {
     /// Sets up the event loop with the records remembered from the journal. Serves nothing until
     /// [`Self::run`].
     ///
     /// # Errors
     /// Out of descriptors.
-    pub fn new(
-        listener: Listener,
-        tree: Arc<Tree>,
-        journal: Arc<Journal>,
-        remembered: BTreeMap<Key, Saved>,
-        grace_msec: u32,
-        receiver: StartReceiver,
-    ) -> anyhow::Result<Self> {
+    pub fn new(options: Options) -> anyhow::Result<Self> {
+        let Options {
+            listener,
+            tree,
+            journal,
+            remembered,
+            grace_msec,
+            receiver,
+        } = options;
         let epoll =
             Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
         let (woken, waker) = UnixStream::pair()?;
@@ -145,14 +159,14 @@ impl Server {
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
         let receivers = Receivers::new(receiver, epoll.clone());
         let enquiries = Enquiries::start(waker.try_clone()?)?;
-        let mut registry = Registry::new(
-            tree.clone(),
+        let mut registry = Registry::new(registry::Options {
+            tree: tree.clone(),
             bells,
-            epoll.clone(),
-            journal.clone(),
+            epoll: epoll.clone(),
+            journal: journal.clone(),
             grace_msec,
             remembered,
-        );
+        });
         let mut last_number = 0;
         registry.watch_remembered(|| {
             last_number += 1;

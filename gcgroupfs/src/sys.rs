@@ -11,10 +11,12 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 
-use gcgroup_abi::{Control, Usage, map};
+use gcgroup_abi::{Control, map};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
+
+use crate::tree::Untrusted;
 
 /// Maximum number of descriptors in one message: the kernel's `SCM_MAX_FD`.
 const MAX_DESCRIPTORS: usize = 253;
@@ -60,22 +62,11 @@ impl UsageMap {
         let file = file.as_fd().as_raw_fd();
         Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
     }
-}
 
-/// Returns all words of a usage block, for tests that write it without regard to their meaning.
-#[cfg(any(test, fuzzing))]
-pub fn words(usage: &Usage) -> &[std::sync::atomic::AtomicU64] {
-    let words = std::ptr::from_ref(usage).cast();
-    // SAFETY: the block consists of atomics, is page-aligned and USAGE_SIZE long, and stays borrowed.
-    unsafe { std::slice::from_raw_parts(words, map::USAGE_SIZE / 8) }
-}
-
-impl Deref for UsageMap {
-    type Target = Usage;
-
-    fn deref(&self) -> &Usage {
+    /// Returns the block, through the wrapper that bounds all values.
+    pub fn untrusted(&self) -> Untrusted<'_> {
         // SAFETY: page-aligned, USAGE_SIZE long, mapped for as long as `self` lives.
-        unsafe { map::usage(self.0.as_ptr()) }
+        Untrusted::new(unsafe { map::usage(self.0.as_ptr()) })
     }
 }
 

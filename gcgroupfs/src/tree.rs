@@ -1,5 +1,5 @@
-//! The model: devices, governed processes, groups and their settings. It knows no mount, no GPU and no disk,
-//! and of clocks only the age of processes. It stores into control blocks, reads usage blocks, and notifies
+//! The model: devices, governed processes, groups and their settings. It knows no mount, no GPU, no disk and
+//! no clock but the one that it is given. It stores into control blocks, reads usage blocks, and notifies
 //! listeners of changes that others must act on.
 //!
 //! All state is behind one lock, held for loads and stores only, so no caller waits for a system call.
@@ -7,6 +7,7 @@
 
 mod access;
 mod arbitration;
+mod change;
 mod claims;
 mod devices;
 mod directories;
@@ -20,7 +21,6 @@ mod groups;
 mod host_claims;
 mod inherited;
 mod joining;
-mod later;
 mod legacy;
 mod moves;
 mod notice;
@@ -39,6 +39,7 @@ mod swap_bounds;
 mod transient;
 mod ungoverned;
 mod unmanaged;
+mod untrusted;
 mod view;
 
 #[cfg(any(test, fuzzing))]
@@ -49,20 +50,21 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
-use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
+use gcgroup_abi::Control;
 use parking_lot::{Mutex, RwLock};
 
+use self::devices::Devices;
 use self::grants::{Grants, Resource};
 use crate::arbiter::Policy;
 use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
+pub use change::Change;
+pub use devices::Host;
 pub use edit::Edit;
 pub use exited::Exited;
-pub use group::{Group, MAX_DEPTH, check_name};
-pub use later::{Later, put_off};
+pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
@@ -71,11 +73,17 @@ pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
-pub use settings::Settings;
+#[cfg(test)]
+pub use settings::SAMPLE;
+pub use settings::{
+    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,
+    Settings, Value, Wish,
+};
 pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
+pub use untrusted::{Ledger, Untrusted};
 pub use view::{Scope, View};
 
 /// Largest `compute.priority`, which is the lowest priority.
@@ -100,7 +108,7 @@ pub struct Device {
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
-    fn usage(&self) -> &Usage;
+    fn usage(&self) -> Untrusted<'_>;
 }
 
 /// The model, behind its lock.
@@ -114,7 +122,7 @@ pub struct Tree {
 pub struct State {
     /// Owner of the root: the user that runs the daemon. This user has root's rights in it.
     owner: Owner,
-    devices: Vec<Device>,
+    devices: Devices,
     /// Settings of the root, which hold for all processes.
     root: Settings,
     /// Owner and mode of the root's directory.
@@ -155,13 +163,10 @@ pub struct State {
 }
 
 impl Tree {
-    /// Creates an empty tree with `devices`, without those beyond the blocks' slots. Its root belongs to
-    /// `owner`.
-    pub fn new(owner: Owner, mut devices: Vec<Device>) -> Self {
-        devices.truncate(OTHER_DEVICE);
-        for (index, device) in devices.iter_mut().enumerate() {
-            device.index = index;
-        }
+    /// Creates an empty tree with `devices` of `host`, without those beyond the blocks' slots. Its root
+    /// belongs to `owner`.
+    pub fn new(owner: Owner, devices: Vec<Device>, host: Host) -> Self {
+        let devices = Devices::new(devices, host);
         let grants = Grants::new(Resource::Memory, &devices);
         let swap_grants = Grants::new(Resource::Swap, &devices);
         let state = State {
@@ -207,7 +212,8 @@ impl Tree {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         state.answer_requests(id, &mut notices);
-        state.answer_claim(id, Instant::now(), &mut notices);
+        let now = (state.devices.host.uptime)();
+        state.answer_claim(id, now, &mut notices);
         state.note_pressure(id);
         drop(state);
         notices.push(Notice::Rung(id));
@@ -407,28 +413,12 @@ impl Tree {
         place: Place,
         caller: Caller,
         store: impl FnOnce(&mut Edit<'_>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Change> {
         let mut state = self.state.lock();
         state.level(place)?;
         let mut edit = Edit::new(&mut state, place, caller);
-        let result = store(&mut edit);
-        let notices = edit.into_notices();
-        drop(state);
-        self.tell(&notices);
-        result
-    }
-
-    fn tell(&self, notices: &[Notice]) {
-        if notices.is_empty() {
-            return;
-        }
-        // A listener's action may cause further notices.
-        let is_put_off = later::is_put_off(notices);
-        for listener in self.listeners.read_recursive().iter() {
-            if !(is_put_off && listener.may_wait()) {
-                listener.notices(notices);
-            }
-        }
+        store(&mut edit)?;
+        Ok(Change::new(edit.into_notices()))
     }
 }
 

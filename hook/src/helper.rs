@@ -290,8 +290,6 @@ impl Helper {
 
     /// Advances each kind of work by one step.
     fn work(&mut self) {
-        let (levels, control) = (&self.process.memory.levels, self.process.control());
-        levels.review_stocks(self.process.usage(), control);
         let steps = [
             self.drain.step(self.process),
             self.progress.step(self.process),

@@ -330,20 +330,14 @@ impl Process {
     /// Registers with the daemon and takes its control block.
     pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         self.keep_usage();
-        // If the usage block needs another file, a thread could otherwise take the bytes of its stock from
-        // both.
-        let levels = &self.memory.levels;
-        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(|_| ()));
         // Once the process has started in its group, it may have been moved to another one.
         let hello = Hello {
             insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
             ..self.wishes.hello
         };
-        let answer = usage
-            .and_then(|()| {
-                self.blocks
-                    .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience))
-            })
+        let answer = self
+            .blocks
+            .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience))
             .unwrap_or_else(|error| Err(error.into()));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
         self.complain_of(answer.as_ref().err());

@@ -60,7 +60,7 @@ fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
 }
 
 fn wait_for_supply(mount: &Mount, pid: i32, bytes: u64) {
-    wait_until("as much host memory is kept as should be", || {
+    wait_until("the swap pool has the expected size", || {
         mount.number(pid, "memory.stat", "swap_supply") == bytes
     });
 }
@@ -259,7 +259,7 @@ impl Way {
         let before = self.moved(mount, pid);
         let began = monotonic();
         mount.write(pid, "memory.limit", self.limit);
-        wait_until("everything has moved", || self.moved(mount, pid) - before == all);
+        wait_until("every block has moved", || self.moved(mount, pid) - before == all);
         (monotonic() - began) / 1e9
     }
 }

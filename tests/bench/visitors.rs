@@ -43,10 +43,13 @@ pub fn run(report: &mut Report) {
         let are_there = crowd.iter().filter(|visitor| ask_for_devices(visitor).is_ok());
         let count = are_there.count();
         // The measuring processes take a connection now and then.
-        assert!(count * 100 >= crowd.len() * 97, "{count} are left");
+        assert!(
+            count * 100 >= crowd.len() * 97,
+            "only {count} connections are open"
+        );
         drop(crowd);
-        wait_until("all who have gone are forgotten", || {
-            let daemon = mount.daemon().expect("it runs");
+        wait_until("the daemon has closed the clients' connections", || {
+            let daemon = mount.daemon().expect("the daemon runs");
             let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
             descriptors.count() < EACH
         });
@@ -97,8 +100,8 @@ fn registration(socket: &Path) -> f64 {
         ForkResult::Parent { child } => {
             drop(to);
             let mut bytes = [0; 8];
-            (&from).read_exact(&mut bytes).expect("it registers");
-            waitpid(child, None).expect("our child");
+            (&from).read_exact(&mut bytes).expect("the child registers");
+            waitpid(child, None).expect("the process is a child");
             f64::from_le_bytes(bytes)
         }
         ForkResult::Child => {

@@ -13,7 +13,7 @@ fn words(program: &str, arguments: &[&str]) -> String {
         .args(arguments)
         .current_dir(repository())
         .output()
-        .expect("it runs");
+        .expect("the command runs");
     assert!(
         out.status.success(),
         "{program}: {}",
@@ -53,7 +53,7 @@ fn preload_library_exports_table_and_needs_no_library() {
     for line in undefined.lines() {
         assert!(
             line.trim_start().starts_with("w "),
-            "only weak references: {line}"
+            "the reference is not weak: {line}"
         );
     }
     let sections = words("readelf", &["-SW", library.to_str().expect("a path")]);
@@ -72,7 +72,7 @@ fn hook_exports_one_symbol_and_needs_only_libc() {
     for name in needed(&library) {
         assert!(
             ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&name.as_str()),
-            "{name} is not in every process"
+            "{name} is not loaded into every process"
         );
     }
 }
@@ -112,7 +112,7 @@ fn hook_dependencies_are_the_known_ones() {
     for name in tree.lines().map(str::trim).filter(|name| !name.is_empty()) {
         assert!(
             known.contains(&name),
-            "{name} would enter other people's processes"
+            "{name} would be loaded into other programs"
         );
     }
     // The hook shares only memory layouts with the daemon.

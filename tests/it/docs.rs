@@ -115,11 +115,17 @@ fn kmod_notes_mention_every_file() {
 fn manual_scripts_use_only_mounted_files() {
     for name in ["gc-freeze", "gc-limit", "gc-preempt", "gc-priority", "gc-thaw"] {
         let text = document(&format!("scripts/{name}"));
-        assert!(text.starts_with("#!/bin/sh\n"), "{name} is not for every shell");
+        assert!(
+            text.starts_with("#!/bin/sh\n"),
+            "{name} is not a POSIX shell script"
+        );
         let rest = text
             .replace("gcgroupfs wait ", "")
             .replace("needs gcgroupfs in the path", "");
-        assert!(!rest.contains("gcgroupfs"), "{name} needs more than the files");
-        assert!(text.lines().count() <= 120, "{name} is long for what it does");
+        assert!(
+            !rest.contains("gcgroupfs"),
+            "{name} uses gcgroupfs, not only the files"
+        );
+        assert!(text.lines().count() <= 120, "{name} has more than 120 lines");
     }
 }

@@ -104,7 +104,7 @@ impl Halfway {
     /// Waits until nothing of the check is left; returns its exit status.
     fn ends(mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
-        wait_until("nothing is left", || {
+        wait_until("the check's programs and files are gone", || {
             Self::programs_below(self.tmp.path()).is_empty() && files(self.tmp.path()).is_empty()
         });
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -136,7 +136,7 @@ fn check_with_killed_script_cleans_up() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
     // The killed script could not remove its working directory.
-    wait_until("nothing runs", || {
+    wait_until("the check's programs have ended", || {
         Halfway::programs_below(halfway.tmp.path()).is_empty()
     });
     for left in files(halfway.tmp.path()) {

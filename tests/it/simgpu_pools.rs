@@ -24,7 +24,11 @@ fn host_pool_uses_no_device_memory() {
         ));
         program.calls(0, "cu.cuCtxSynchronize()");
         assert_eq!(program.ask("bytes_at(address, 4)"), "b'AAAA'", "{location}");
-        assert_eq!(program.ask("attribute(address, 2)"), "1", "it is the host's");
+        assert_eq!(
+            program.ask("attribute(address, 2)"),
+            "1",
+            "the address is not host memory"
+        );
         assert_eq!(program.ask("attribute(address, 17) == pool"), "True");
         assert_eq!(truth.used(pid, 0), CONTEXT);
         assert_eq!(truth.held(pid, 0, Held::HostPool), CHUNK);
@@ -182,7 +186,7 @@ fn pool_allocation_is_imported_by_another_process() {
     ));
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");
     one.kill9();
-    wait_until("only what is imported is left", || {
+    wait_until("only the imported chunk is left", || {
         truth.used_by_all(0) == CONTEXT + CHUNK
     });
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");

@@ -31,7 +31,11 @@ fn host_memory_uses_no_device_memory_and_works_in_kernels() {
             program.ask("list((c_uint * 4).from_address(address))"),
             "[7, 8, 9, 10]"
         );
-        assert_eq!(program.ask("attribute(address, 2)"), "1", "{kind} is host memory");
+        assert_eq!(
+            program.ask("attribute(address, 2)"),
+            "1",
+            "{kind} is not host memory"
+        );
         assert_eq!(program.ask("attribute(address, 4) == address"), "True");
         program.calls(
             0,

@@ -43,14 +43,14 @@ fn supply(dir: &Dir<'_>) -> u64 {
 
 #[track_caller]
 fn wait_for_supply(dir: &Dir<'_>, size: u64) {
-    wait_until("as much is there as should be", || supply(dir) == size);
+    wait_until(&format!("the swap pool has {size} MiB"), || supply(dir) == size);
 }
 
 #[test]
 fn move_uses_swap_pool_which_is_then_refilled() {
     let mount = mount(Config::default());
     let trace = mount.simgpu_dir().join("trace");
-    let tracing = [("SIMGPU_TRACE", trace.to_str().expect("a path of ours"))];
+    let tracing = [("SIMGPU_TRACE", trace.to_str().expect("the path is UTF-8"))];
     let mut program = program_with(&mount, "40M", &tracing);
     let dir = Dir::of(&mount, program.pid());
     wait_for_supply(&dir, 32);
@@ -58,7 +58,7 @@ fn move_uses_swap_pool_which_is_then_refilled() {
     assert_eq!(dir.number("memory.swap.current"), 0);
     assert_eq!(dir.number("memory.current"), 64 * MIB);
     let made = || {
-        let text = std::fs::read_to_string(&trace).expect("it is traced");
+        let text = std::fs::read_to_string(&trace).expect("the trace is readable");
         text.lines().filter(|line| line.contains(" cuMemCreate ")).count()
     };
     assert_eq!(made(), 4 + 2);
@@ -66,19 +66,23 @@ fn move_uses_swap_pool_which_is_then_refilled() {
     // The swap pool never exceeds what may be on the host.
     dir.write("memory.swap.max", 32 * MIB);
     dir.write("memory.limit", 32 * MIB);
-    wait_until("half is out", || dir.number("memory.current") == 32 * MIB);
+    wait_until("half of the memory is swapped out", || {
+        dir.number("memory.current") == 32 * MIB
+    });
     assert_eq!(dir.number("memory.swap.current"), 32 * MIB);
     wait_for_supply(&dir, 0);
-    assert_eq!(made(), 4 + 2, "there was all it took");
+    assert_eq!(made(), 4 + 2, "the move made host memory beside the pool");
     assert_eq!(program.ask("verify"), "verified 4");
 
     dir.write("memory.swap.max", 48 * MIB);
     wait_for_supply(&dir, 16);
     assert_eq!(made(), 4 + 3);
     dir.write("memory.limit", "max");
-    wait_until("all is back", || dir.number("memory.swap.current") == 0);
+    wait_until("the memory is swapped in", || {
+        dir.number("memory.swap.current") == 0
+    });
     wait_for_supply(&dir, 32);
-    assert_eq!(made(), 4 + 3 + 2, "of the host's, nothing had to be made");
+    assert_eq!(made(), 4 + 3 + 2, "the move made host memory beside the pool");
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(program.ask("free all"), "freed 4");
     wait_for_supply(&dir, 0);
@@ -108,13 +112,13 @@ fn swap_pool_is_released_when_host_memory_is_short() {
     let mut other = program(&mount, "0");
     let of_other = Dir::of(&mount, other.pid());
     of_other.write("memory.limit", 1);
-    wait_until("all of it is out", || {
+    wait_until("the second program's memory is swapped out", || {
         of_other.number("memory.swap.current") == 64 * MIB
     });
     wait_for_supply(&of_ahead, 0);
     // Blocks still move when they have to.
     of_ahead.write("memory.limit", 1);
-    wait_until("all of it is out", || {
+    wait_until("the first program's memory is swapped out", || {
         of_ahead.number("memory.swap.current") == 64 * MIB
     });
     for program in [&mut ahead, &mut other] {
@@ -136,7 +140,7 @@ fn swap_pool_is_released_for_other_group_members() {
     }
     mount.write("team", "memory.swap.max", "64M");
     of_other.write("memory.limit", 1);
-    wait_until("all of it is out", || {
+    wait_until("the second program's memory is swapped out", || {
         of_other.number("memory.swap.current") == 64 * MIB
     });
     assert_eq!(supply(&of_ahead), 0);
@@ -157,11 +161,15 @@ fn failed_fill_of_swap_pool_is_repeated() {
         wait_for_supply(&dir, 16);
         assert!(is_host_counted(&mount, program.pid()), "{fault}");
         dir.write("memory.limit", 48 * MIB);
-        wait_until("one is out", || dir.number("memory.swap.current") == 16 * MIB);
+        wait_until("one block is swapped out", || {
+            dir.number("memory.swap.current") == 16 * MIB
+        });
         assert_eq!(program.ask("verify"), "verified 4", "{fault}");
         assert_eq!(program.ask("free all"), "freed 4", "{fault}");
         wait_for_supply(&dir, 0);
-        wait_until("all of it is gone", || is_host_counted(&mount, program.pid()));
+        wait_until("the host memory equals what is charged", || {
+            is_host_counted(&mount, program.pid())
+        });
     }
 }
 
@@ -172,12 +180,14 @@ fn driver_without_host_mapping_gets_no_swap_pool() {
     let dir = Dir::of(&mount, program.pid());
     dir.freeze();
     dir.write("memory.reclaim", "max");
-    wait_until("all of it is out", || {
+    wait_until("the memory is swapped out", || {
         dir.number("memory.swap.current") == 64 * MIB
     });
     assert_eq!(supply(&dir), 0);
     dir.write("compute.freeze", 0);
-    wait_until("all is back", || dir.number("memory.current") == 64 * MIB);
+    wait_until("the memory is swapped in", || {
+        dir.number("memory.current") == 64 * MIB
+    });
     assert_eq!(program.ask("verify"), "verified 4");
 }
 

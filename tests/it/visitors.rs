@@ -22,7 +22,7 @@ fn crowd(mount: &Mount) -> Vec<OwnedFd> {
 fn assert_serves_another(mount: &Mount) {
     for _ in 0..5 {
         let output = mount.gcgroupfs_of(BOB, &["get", "devices"]).output();
-        let output = output.expect("it starts");
+        let output = output.expect("the command starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{errors}");
     }
@@ -40,7 +40,10 @@ fn assert_serves_another(mount: &Mount) {
     let procs = mount.read("", "gcgroup.procs");
     for shell in &mut shells {
         let pid = shell.pid().to_string();
-        assert!(procs.lines().any(|line| line == pid), "{pid} in {procs}");
+        assert!(
+            procs.lines().any(|line| line == pid),
+            "{pid} is missing in {procs}"
+        );
     }
 }
 
@@ -62,10 +65,10 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
     assert_serves_another(&mount);
     assert_eq!(mount.log().matches("no room").count(), 0, "{}", mount.log());
     drop((crowd, again));
-    wait_until("all who have gone are forgotten", || {
-        let daemon = mount.daemon().expect("it runs");
+    wait_until("the daemon has closed the clients' connections", || {
+        let daemon = mount.daemon().expect("the daemon runs");
         let descriptors = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("proc(5)");
         descriptors.count() < 100
     });
-    visit(&mount.socket()).expect("as before");
+    visit(&mount.socket()).expect("the daemon accepts a connection");
 }

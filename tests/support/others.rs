@@ -22,8 +22,8 @@ pub fn tree_for_all(place: &Path) -> PathBuf {
         if to.exists() {
             continue;
         }
-        fs::create_dir_all(&to).expect("a directory of ours");
-        for entry in fs::read_dir(&from).expect("the tree lists") {
+        fs::create_dir_all(&to).expect("the directory can be created");
+        for entry in fs::read_dir(&from).expect("the tree is readable") {
             let entry = entry.expect("an entry");
             copy_program(&entry.path(), &to.join(entry.file_name()));
         }
@@ -52,7 +52,7 @@ pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
 #[track_caller]
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status().expect("cp runs");
-    assert!(status.success(), "{} is copied", from.display());
+    assert!(status.success(), "cannot copy {}", from.display());
 }
 
 fn is_open_to_all(path: &Path) -> bool {

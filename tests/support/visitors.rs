@@ -32,8 +32,8 @@ pub fn visitors(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -
             (0..each).map(|_| visit(path)).collect::<nix::Result<Vec<_>>>()
         };
         thread::scope(|scope| scope.spawn(visit).join())
-            .expect("no panic")
-            .expect("each connects")
+            .expect("the thread ends without a panic")
+            .expect("each client connects")
     };
     uids.into_iter().flat_map(of_one).collect()
 }

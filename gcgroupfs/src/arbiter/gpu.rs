@@ -58,6 +58,17 @@ pub struct Plan {
     pub next: Option<Time>,
 }
 
+/// State on which a decision is based.
+#[derive(Debug)]
+pub struct Tick<'a, Id> {
+    pub now: Time,
+    /// The argument of [`Gpu::measure`].
+    pub seen: &'a [Seen<Id>],
+    /// State after charging the result of [`Gpu::measure`], one for each of `seen`.
+    pub quotas: &'a [Quotas],
+    pub policy: Policy,
+}
+
 #[derive(Debug)]
 pub struct Gpu<Id> {
     /// Processes of the last observation, sorted by id.
@@ -130,16 +141,14 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Decides the gates. `seen` is the argument of [`measure`](Self::measure); `quotas` is the state after
-    /// charging its result.
-    pub fn decide(
-        &mut self,
-        now: Time,
-        seen: &[Seen<Id>],
-        quotas: &[Quotas],
-        policy: Policy,
-        settings: &Settings,
-    ) -> Plan {
+    /// Decides the gates.
+    pub fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan {
+        let Tick {
+            now,
+            seen,
+            quotas,
+            policy,
+        } = *tick;
         self.judge(now, seen, quotas, settings);
         let runnable = || seen.iter().filter(|one| !one.is_frozen).map(|one| one.priority);
         let (most, least) = (runnable().min(), runnable().max());

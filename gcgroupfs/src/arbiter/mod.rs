@@ -5,7 +5,8 @@
 //! * `division`: divides time in which several processes had work.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
 //! * `state`: one tick over the whole tree.
-//! * `thread`: when to tick.
+//!
+//! The daemon's `ticks` decides when to tick.
 #![doc = include_str!("scheduling.md")]
 
 mod division;
@@ -15,12 +16,11 @@ mod policy;
 mod quota;
 mod settings;
 mod state;
-mod thread;
 
 #[cfg(test)]
 mod tests;
 
 pub use member::Seen;
-pub use policy::{POLICIES, Policy};
-pub use settings::Settings;
-pub use thread::{Bell, Thread};
+pub use policy::{POLICIES, Policy, Time};
+pub use settings::{Settings, usec};
+pub use state::{Next, State};

@@ -4,7 +4,6 @@
 //! clock, no process and no gate. Processes of one priority form one class: they share a turn, and the
 //! hardware slices time among them.
 
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
@@ -14,13 +13,11 @@ use crate::tree::MAX_PRIORITY;
 pub type Time = u64;
 
 /// Name of a policy in `compute.policy`, in the configuration and on the command line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// GPU time in proportion 2^(8-priority) among busy processes
     #[default]
     Weighted,
-    /// The busy process of the highest priority runs, the others fill the gaps
     Strict,
 }
 
@@ -29,6 +26,8 @@ pub enum Policy {
 pub struct Entry {
     pub policy: Policy,
     pub name: &'static str,
+    /// Line for the help and the completions of the command line.
+    pub about: &'static str,
     pub tick: Tick,
 }
 
@@ -40,22 +39,23 @@ pub const POLICIES: &[Entry] = &[
     Entry {
         policy: Policy::Weighted,
         name: "weighted",
+        about: "GPU time in proportion 2^(8-priority) among busy processes",
         tick: weighted,
     },
     Entry {
         policy: Policy::Strict,
         name: "strict",
+        about: "The busy process of the highest priority runs, the others fill the gaps",
         tick: strict,
     },
 ];
 
 impl Policy {
     pub fn entry(self) -> &'static Entry {
-        // A test checks that every policy has its row.
-        POLICIES
-            .iter()
-            .find(|entry| entry.policy == self)
-            .unwrap_or(&POLICIES[0])
+        match self {
+            Self::Weighted => &POLICIES[0],
+            Self::Strict => &POLICIES[1],
+        }
     }
 }
 
@@ -186,18 +186,24 @@ fn class(classes: &[Class], turn: Option<Turn>) -> Option<(Turn, Class)> {
     Some((turn, *class))
 }
 
-/// Returns the extra turn at `now` beside a regular turn of priority `regular`, and when it changes: the
-/// current extra turn until it ends, then one for the class that has waited for the starvation interval.
+/// Returns the classes of other priorities than `priority`.
+fn others(classes: &[Class], priority: u32) -> Vec<Class> {
+    let others = classes.iter().filter(|class| class.priority != priority);
+    others.copied().collect()
+}
+
+/// Returns the extra turn at `now`, and when it changes: the current extra turn `turn` until it ends, then
+/// one for the class that has waited for the starvation interval. `classes`: all but that of the regular
+/// turn.
 fn extra(
     now: Time,
     classes: &[Class],
     turn: Option<Turn>,
-    regular: u32,
     settings: &Settings,
 ) -> (Option<Turn>, Option<Time>) {
     let current = class(classes, turn)
         .map(|(turn, class)| (turn, class.ends(&turn, settings.window)))
-        .filter(|(turn, end)| turn.priority != regular && now < *end);
+        .filter(|(_, end)| now < *end);
     if let Some((turn, end)) = current {
         return (Some(turn), Some(end));
     }
@@ -206,7 +212,6 @@ fn extra(
     };
     let starves = classes
         .iter()
-        .filter(|class| class.priority != regular)
         .filter_map(|class| Some((class.held_since? + interval, class.priority)))
         .min();
     match starves {
@@ -225,7 +230,7 @@ fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decis
     let Some(best) = classes.first().map(|class| class.priority) else {
         return Decision::open(views.len());
     };
-    let (extra, next) = extra(now, &classes, turns.extra, best, settings);
+    let (extra, next) = extra(now, &others(&classes, best), turns.extra, settings);
     Decision {
         holds: views
             .iter()
@@ -285,7 +290,7 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
         (Some((turn, class)), None) if is_alone || now < class.ends(&turn, slice(&class)) => (turn, class),
         _ => new(least),
     };
-    let (extra, next) = extra(now, &classes, turns.extra, turn.priority, settings);
+    let (extra, next) = extra(now, &others(&classes, turn.priority), turns.extra, settings);
     let runs = |view: &View| {
         view.priority == turn.priority || extra.is_some_and(|turn| turn.priority == view.priority)
     };

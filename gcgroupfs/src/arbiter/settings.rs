@@ -1,6 +1,4 @@
-//! Settings of the arbiter: those of the configuration, in nanoseconds.
-
-use crate::config::Compute;
+//! Settings of the arbiter, in nanoseconds.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
@@ -14,18 +12,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub fn new(compute: &Compute) -> Self {
-        let nsec = |usec: u32| u64::from(usec) * 1000;
-        Self {
-            window: nsec(compute.window_usec.get()),
-            linger: nsec(compute.linger_usec.get()),
-            cycle: nsec(compute.cycle_usec.get()),
-            starvation: Some(nsec(compute.starvation_usec.get())).filter(|interval| *interval > 0),
-            patience: nsec(compute.patience_usec.get()),
-            watch: nsec(compute.watch_usec.get()),
-        }
-    }
-
     /// Returns the interval of ticks while a process waits for others' work, in case the end of that work is
     /// not rung.
     pub fn tick(&self) -> u64 {
@@ -33,13 +19,20 @@ impl Settings {
     }
 }
 
-/// Returns `nsec` in microseconds, the unit of control blocks.
+/// Returns `nsec` in microseconds, the unit of control blocks and of the configuration.
 pub fn usec(nsec: u64) -> u32 {
     u32::try_from(nsec / 1000).unwrap_or(u32::MAX)
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self::new(&Compute::default())
+        Self {
+            window: 500_000,
+            linger: 1_000_000,
+            cycle: 20_000_000,
+            starvation: Some(200_000_000),
+            patience: 250_000_000,
+            watch: 10_000_000_000,
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Settings;
-use super::gpu::{Gpu, Order, Quotas};
+use super::gpu::{Gpu, Order, Quotas, Tick};
 use super::member::Seen;
 use super::policy::Time;
 use super::quota::{Meter, Passed};
@@ -97,7 +97,13 @@ impl State {
             let Some(gpu) = self.gpus.get_mut(device) else {
                 continue;
             };
-            let plan = gpu.decide(now, seen, &quotas, policy, &self.settings);
+            let decided = Tick {
+                now,
+                seen,
+                quotas: &quotas,
+                policy,
+            };
+            let plan = gpu.decide(&decided, &self.settings);
             next.extend(plan.next);
             tree.open_absent(device, seen);
             for (one, order) in seen.iter().zip(&plan.orders) {

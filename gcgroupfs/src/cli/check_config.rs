@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::config;
+use crate::facts;
 use crate::rules::{Facts, Rules, Verdict};
 use crate::text::word;
 
@@ -33,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .unwrap_or_else(super::places::configuration);
     let (config, text) = config::read(&file)?;
     let Some(pid) = arguments.pid else { return Ok(()) };
-    let facts = Facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
+    let facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())
 }
 

@@ -7,10 +7,11 @@ use std::thread;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-use crate::arbiter::{self, Policy};
+use crate::arbiter::Policy;
 use crate::config::{Config, Source};
 use crate::keep::Note;
 use crate::server::CurrentRules;
+use crate::ticks;
 use crate::tree::Tree;
 
 /// Parts of the daemon that a configuration applies to.
@@ -22,7 +23,7 @@ pub(super) struct Parts {
     /// Policy of the command line, which overrides the file's.
     pub(super) policy: Option<Policy>,
     pub(super) tree: Arc<Tree>,
-    pub(super) arbiter: Arc<arbiter::Bell>,
+    pub(super) arbiter: Arc<ticks::Bell>,
     pub(super) rules: CurrentRules,
 }
 
@@ -36,7 +37,7 @@ impl Parts {
     fn set(&self, config: Config) {
         self.tree
             .set_default_policy(self.policy.unwrap_or(config.compute.policy));
-        self.arbiter.set(arbiter::Settings::new(&config.compute));
+        self.arbiter.set(config.compute.settings());
         self.rules.set(config.rules);
     }
 

@@ -3,7 +3,7 @@
 use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Caller, GroupId, MAX_DEPTH, Owner, Place, Transient, Tree, check_name};
+use crate::tree::{Access, Change, GroupId, MAX_DEPTH, NewGroup, Owner, Place, Transient, Tree, check_name};
 
 /// A directory or a file.
 #[derive(Debug, Clone, Copy)]
@@ -28,24 +28,19 @@ pub struct Attributes {
 /// # Errors
 /// * `EEXIST`, `EINVAL`: the name of a control file.
 /// * As [`Tree::make_group`].
-pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
-    check_free(tree, parent, name)?;
-    tree.make_group(parent, name, caller, mode).map(Place::group)
+pub fn make_group(tree: &Tree, new: &NewGroup<'_>) -> Result<(Place, Change)> {
+    check_free(tree, new.parent, new.name)?;
+    let (id, change) = tree.make_group(new)?;
+    Ok((Place::group(id), change))
 }
 
 /// Makes a group that is removed with its last member. An existing group is returned unchanged.
 ///
 /// # Errors
 /// As [`make_group`].
-pub fn make_transient_group(
-    tree: &Tree,
-    parent: Place,
-    name: &str,
-    caller: Caller,
-    transient: Transient,
-) -> Result<GroupId> {
-    check_free(tree, parent, name)?;
-    tree.make_transient_group(parent, name, caller, transient)
+pub fn make_transient_group(tree: &Tree, new: &NewGroup<'_>, transient: Transient) -> Result<GroupId> {
+    check_free(tree, new.parent, new.name)?;
+    tree.make_transient_group(new, transient)
 }
 
 /// Returns whether any directory has a control file of that name, which no group can have then.

@@ -5,24 +5,11 @@ use gcgroup_abi::Submission;
 use crate::error::Result;
 use crate::file::Contents::Page;
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
-use crate::text::{flag, flat_keyed, parse_flag, parse_policy, parse_priority, parse_quota, quota, value};
-use crate::tree::View;
+use crate::text::{flat_keyed, parse_policy, value};
+use crate::tree::{COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, View};
 
 pub(super) const FILES: &[ControlFile] = &[
-    ControlFile {
-        name: "compute.priority",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(value(view.priority()?)),
-            |edit, text| edit.set_priority(parse_priority(text)?),
-        ),
-        doc: "A number from 0 (highest priority) to 15; 8 unless set. Set on the process, it holds on all its devices; \
-              a group's holds for those of its processes that have none. compute.policy says what it means where \
-              processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
-              other than root cannot set a number below the nearest one that root has set on the process, its group or \
-              a group above, or below 8 where root has set none: EPERM, as for nice.",
-    },
+    ControlFile::of(COMPUTE_PRIORITY),
     ControlFile {
         name: "compute.policy",
         on: On::ROOT,
@@ -38,34 +25,10 @@ pub(super) const FILES: &[ControlFile] = &[
               (the busy process of the highest priority runs, others use the gaps). With both, a waiting process may \
               submit a little work every 200 ms. Only root writes it; it is kept until the machine restarts.",
     },
-    ControlFile {
-        name: "compute.max",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(quota(view.compute_max()?)),
-            |edit, text| {
-                let (usec, period) = parse_quota(text)?;
-                edit.set_compute_max(usec, period)
-            },
-        ),
-        doc: "The most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max. The \
-              period is 100000 unless given, from 1000 to 1000000. The process's holds for the sum over its devices, a \
-              group's for the sum over its processes. GPU time is measured; time used beyond the quota is subtracted \
-              from the next periods.",
-    },
-    ControlFile {
-        name: "compute.freeze",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(flag(view.freeze()?)),
-            |edit, text| edit.set_freeze(parse_flag(text)?),
-        ),
-        doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
-              is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
-              is complete.",
-    },
+    ControlFile::of(COMPUTE_MAX),
+    ControlFile::of(COMPUTE_FREEZE),
+    #[cfg(test)]
+    ControlFile::of(crate::tree::SAMPLE),
     ControlFile {
         name: "compute.stat",
         on: On::EVERY,

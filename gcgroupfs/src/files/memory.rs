@@ -5,22 +5,11 @@ use gcgroup_abi::Kind;
 use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
-use crate::text::{bytes, flat_keyed, parse_bytes, value};
-use crate::tree::View;
+use crate::text::{flat_keyed, parse_bytes, value};
+use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, View};
 
 pub(super) const FILES: &[ControlFile] = &[
-    ControlFile {
-        name: "memory.limit",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(bytes(view.memory_limit()?)),
-            |edit, text| edit.set_memory_limit(parse_bytes(text)?),
-        ),
-        doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
-              are powers of 1024. A value below memory.current is accepted: memory that can be swapped moves to the \
-              host, the rest stays, and new allocations are refused.",
-    },
+    ControlFile::of(MEMORY_LIMIT),
     ControlFile {
         name: "memory.current",
         on: On::EVERY,
@@ -42,18 +31,7 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(value(view.sums().swap.current))),
         doc: "Bytes of device allocations that are in host memory now.",
     },
-    ControlFile {
-        name: "memory.swap.max",
-        on: On::GOVERNED,
-        contents: Page,
-        io: ReadWrite(
-            |view| Ok(bytes(view.memory_swap_max()?)),
-            |edit, text| edit.set_memory_swap_max(parse_bytes(text)?),
-        ),
-        doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
-              otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
-              bound for its processes together.",
-    },
+    ControlFile::of(MEMORY_SWAP_MAX),
     ControlFile {
         name: "memory.reclaim",
         on: On::GOVERNED,
@@ -120,7 +98,7 @@ fn stat(view: &View<'_>) -> Result<String> {
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use gcgroup_abi::{Kind, OTHER_DEVICE, Stocks};
+    use gcgroup_abi::{Kind, OTHER_DEVICE};
 
     use crate::tree::fixture::{ROOT, TOTAL, World};
 
@@ -189,28 +167,6 @@ mod tests {
         world.usage(id).devices[0].memory_peak.store(u64::MAX, Relaxed);
         assert_eq!(world.show("100/0/memory.current"), format!("{TOTAL}\n"));
         assert_eq!(world.show("100/0/memory.peak"), format!("{TOTAL}\n"));
-    }
-
-    #[test]
-    fn freed_bytes_kept_by_threads_are_not_counted() {
-        let world = World::new(1);
-        let id = world.join(100);
-        let usage = world.usage(id);
-        usage.nr_threads.store(2, Relaxed);
-        usage.devices[0].memory_current.store(1000, Relaxed);
-        for thread in &usage.threads[..2] {
-            thread.stock.store(300, Relaxed);
-        }
-        assert_eq!(
-            world.show("100/memory.current"),
-            "1000\n",
-            "an earlier hook has something else there"
-        );
-        Stocks::open(&usage, 0);
-        assert_eq!(world.show("100/memory.current"), "400\n");
-        assert_eq!(world.show("100/0/memory.current"), "400\n");
-        Stocks::close(&usage);
-        assert_eq!(world.show("memory.current"), "400\n");
     }
 
     #[test]

@@ -104,13 +104,17 @@ mod tests {
         let world = World::new(2);
         world.join(100);
         each(&world, |path, place, file| {
-            let Io::ReadWrite(..) = file.io else { return };
+            let (Io::ReadWrite(..) | Io::Setting(_)) = file.io else {
+                return;
+            };
             if file.contents.are_list() {
                 return;
             }
             let text = file.show(&world.tree, place).unwrap();
-            file.store(&world.tree, place, ROOT, text.as_bytes())
-                .unwrap_or_else(|e| panic!("{path}: {e}"));
+            let stored = file.store(&world.tree, place, ROOT, text.as_bytes());
+            world
+                .tree
+                .finish(stored.unwrap_or_else(|e| panic!("{path}: {e}")));
             assert_eq!(file.show(&world.tree, place).unwrap(), text, "{path}");
         });
     }

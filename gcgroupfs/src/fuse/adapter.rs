@@ -24,7 +24,7 @@ use super::nodes::{BLOCK, LONG, Nodes};
 use super::outcome::{errno, guarded};
 use super::queue::Queue;
 use crate::error::Error;
-use crate::tree::{Caller, put_off};
+use crate::tree::Caller;
 
 /// Longest write(2) that arrives in one piece, in bytes. Must exceed the longest command: otherwise the
 /// kernel would split one that is too long into several that are not.
@@ -195,19 +195,18 @@ impl Filesystem for Adapter {
     ) {
         // In force at once: a thaw does not wait for the thread that stores it.
         let caller = caller(request);
-        let (written, later) = put_off(|| guarded(|| self.nodes.write(caller, ino, handle, data)));
+        let change = match guarded(|| self.nodes.write(caller, ino, handle, data)) {
+            Ok(change) => change,
+            Err(errno) => return reply.error(errno),
+        };
         // At most a page, or it would have been refused.
         let length = u32::try_from(data.len()).unwrap_or(0);
-        let answer = move || match written {
-            Ok(()) => reply.written(length),
-            Err(errno) => reply.error(errno),
-        };
-        if later.is_empty() {
-            return answer();
+        if !change.must_be_stored() {
+            return reply.written(length);
         }
         self.stores.push(caller.uid, move |nodes| {
-            nodes.put_on_file(later);
-            answer();
+            nodes.store(change);
+            reply.written(length);
         });
     }
 
@@ -339,7 +338,7 @@ impl Filesystem for Adapter {
         }
         let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
         self.stores.push(caller.uid, move |nodes| {
-            match guarded(|| nodes.make_group(caller, parent, &name, mode, again)) {
+            match guarded(|| nodes.make_group(caller, (parent, &name), mode, again)) {
                 Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
                 Err(errno) => reply.error(errno),
             }

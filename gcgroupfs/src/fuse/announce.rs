@@ -10,7 +10,6 @@
 
 mod helper;
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
@@ -66,29 +65,6 @@ pub(super) enum News {
     Gone(Directory),
     /// Events files of the entity with that number have changed.
     Changed(u64),
-}
-
-thread_local! {
-    static IS_TOLD: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a change that was requested through the mount, which the kernel itself reports to watchers.
-pub(super) fn told_by_kernel<T>(change: impl FnOnce() -> T) -> T {
-    /// Ends the scope, also when the change panics.
-    struct Until;
-    impl Drop for Until {
-        fn drop(&mut self) {
-            IS_TOLD.set(false);
-        }
-    }
-    IS_TOLD.set(true);
-    let _until = Until;
-    change()
-}
-
-/// Returns whether the kernel itself reports what this thread does now.
-pub(super) fn is_told() -> bool {
-    IS_TOLD.get()
 }
 
 /// Answer to the helper's lookup of the directory that it repeats a change of.
@@ -202,7 +178,12 @@ impl Listener for Announcer {
                     name: pid.to_string(),
                 }));
             }
-            Notice::Made { id, parent, name } if !is_told() => {
+            Notice::Made {
+                id,
+                parent,
+                name,
+                is_reported: false,
+            } => {
                 self.fresh.lock().insert(id.0);
                 self.tell(News::Appeared(Directory {
                     place: Place::group(*id),

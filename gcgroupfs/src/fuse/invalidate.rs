@@ -11,7 +11,7 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, Directory, News, is_told};
+use super::announce::{Announcer, Directory, News};
 use super::backlog::{Sender, backlog};
 use super::forget::Forgetter;
 use super::inode;
@@ -54,7 +54,7 @@ impl Invalidator {
 
     /// Starts the invalidating thread.
     pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
-        let (sender, receiver) = backlog("having the kernel forget names");
+        let (sender, receiver) = backlog("invalidating names in the kernel");
         let announcer = self.announcer.clone();
         thread::Builder::new()
             .name("fuse-invalidate".to_owned())
@@ -96,8 +96,9 @@ impl Invalidator {
         }));
     }
 
-    /// Invalidates a removed directory and its watched files.
-    fn gone(&self, directory: Directory) {
+    /// Invalidates a removed directory and its watched files. `is_reported`: the kernel itself reports it to
+    /// watchers.
+    fn gone(&self, directory: Directory, is_reported: bool) {
         let Directory { place, parent, name } = &directory;
         // Files first: after the directory, their removal would not be reported to watchers.
         for child in self.announcer.known.take(place.entity) {
@@ -114,7 +115,7 @@ impl Invalidator {
             child: inode::number(Node::Dir(*place)),
             name: OsStr::new(name).into(),
         }));
-        if !is_told() {
+        if !is_reported {
             self.push(Task::Announce(News::Gone(directory)));
         }
     }
@@ -130,16 +131,27 @@ impl Invalidator {
 impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Left { id, pid, .. } => self.gone(Directory {
-                place: Place::process(*id),
-                parent: Place::ROOT,
-                name: pid.to_string(),
-            }),
-            Notice::Removed { id, parent, name } => self.gone(Directory {
-                place: Place::group(*id),
-                parent: *parent,
-                name: name.clone(),
-            }),
+            Notice::Left { id, pid, .. } => {
+                let directory = Directory {
+                    place: Place::process(*id),
+                    parent: Place::ROOT,
+                    name: pid.to_string(),
+                };
+                self.gone(directory, false);
+            }
+            Notice::Removed {
+                id,
+                parent,
+                name,
+                is_reported,
+            } => {
+                let directory = Directory {
+                    place: Place::group(*id),
+                    parent: *parent,
+                    name: name.clone(),
+                };
+                self.gone(directory, *is_reported);
+            }
             // Absent names are not cached, so a new one needs no invalidation.
             _ => {}
         }

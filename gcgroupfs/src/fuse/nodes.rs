@@ -6,13 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
 
-use super::announce::told_by_kernel;
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
 use super::known::Known;
 use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
-use crate::tree::{Caller, DIRECTORY_MODE, Entity, Later, Place, Tree};
+use crate::tree::{Caller, Change, DIRECTORY_MODE, Entity, NewGroup, Place, Tree};
 
 /// How long the kernel may cache names and attributes: until they are invalidated.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -173,8 +172,7 @@ impl Nodes {
     pub(super) fn make_group(
         &self,
         caller: Caller,
-        parent: INodeNo,
-        name: &OsStr,
+        (parent, name): (INodeNo, &OsStr),
         mode: u32,
         is_again: bool,
     ) -> Result<(Duration, FileAttr)> {
@@ -184,11 +182,20 @@ impl Nodes {
         let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
         // Only the permission bits are used, and these fit.
         let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
-        let made = told_by_kernel(|| file::make_group(&self.tree, parent, name, caller, mode));
-        let made = match made {
+        let new = NewGroup {
+            parent,
+            name,
+            caller,
+            mode,
+        };
+        let made = match file::make_group(&self.tree, &new) {
+            Ok((made, change)) => {
+                self.tree.finish(change.through_mount());
+                made
+            }
             // Created by an earlier daemon that could not answer.
             Err(Error::Exists) if is_again => self.tree.made_by(parent, name, caller).ok_or(Error::Exists)?,
-            made => made?,
+            Err(error) => return Err(error),
         };
         self.attributes(Node::Dir(made))
     }
@@ -200,10 +207,12 @@ impl Nodes {
             return Err(Error::NotDirectory);
         };
         let name = name.to_str().ok_or(Error::NotFound)?;
-        match told_by_kernel(|| self.tree.remove_group(parent, name)) {
-            Err(Error::NotFound) if is_again => Ok(()),
-            removed => removed,
+        match self.tree.remove_group(parent, name) {
+            Ok(change) => self.tree.finish(change.through_mount()),
+            Err(Error::NotFound) if is_again => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// Changes the owner or the mode of a group's directory or of the root.
@@ -218,7 +227,8 @@ impl Nodes {
             return Err(Error::FixedShape);
         };
         let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
-        self.tree.set_access(place, caller, owner, mode)?;
+        let change = self.tree.set_access(place, caller, owner, mode)?;
+        self.tree.finish(change);
         self.attributes(Node::Dir(place))
     }
 
@@ -326,21 +336,29 @@ impl Nodes {
         }
     }
 
-    pub(super) fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
+    /// Writes a file and announces the change. The caller answers once it is stored.
+    pub(super) fn write(
+        &self,
+        caller: Caller,
+        ino: INodeNo,
+        handle: FileHandle,
+        data: &[u8],
+    ) -> Result<Change> {
         let Node::File(place, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
         // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
         // not gain its rights.
         let caller = self.handles.opener(handle, caller);
-        file.store(&self.tree, place, caller, data).inspect_err(|error| {
+        let change = file.store(&self.tree, place, caller, data).inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
-        })
+        })?;
+        Ok(self.tree.announce(change))
     }
 
-    /// Carries out storing that was deferred at a write.
-    pub(super) fn put_on_file(&self, later: Later) {
-        self.tree.tell_later(later);
+    /// Makes an announced change durable; waits for the disk.
+    pub(super) fn store(&self, change: Change) {
+        self.tree.store(change);
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {

@@ -17,8 +17,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::OTHER_DEVICE;
-
 use super::Source;
 use crate::tree::{Blocks, Evidence, ProcessId, Tree};
 
@@ -51,13 +49,12 @@ impl UseClaim {
     pub(super) fn of(tree: &Tree, id: ProcessId, blocks: &dyn Blocks, device: usize) -> Option<Self> {
         let known = tree.evidence(id, device);
         let usage = blocks.usage();
-        let here = usage.devices.get(device)?;
+        let here = usage.device(device)?;
         let claims_now = here.claims_use();
         Some(Self {
             is_any: claims_now || matches!(known, Evidence::Asked | Evidence::Refuted),
             claims_now,
-            // The submissions may have been counted before the device had a number.
-            progress: usage.progress(OTHER_DEVICE).wrapping_add(usage.progress(device)),
+            progress: usage.progress(device),
             charged: blocks.control().devices.get(device)?.usage_nsec.load(Relaxed),
         })
     }

@@ -8,9 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{Kind, Usage};
-
-use crate::tree::ProcessId;
+use crate::tree::{ProcessId, Untrusted};
 
 /// Longer than an allocation may wait for the driver, or for other processes to make room.
 const PATIENCE: Duration = Duration::from_secs(12);
@@ -28,12 +26,10 @@ pub(super) struct MemoryClaim {
 }
 
 impl MemoryClaim {
-    pub(super) fn of(usage: &Usage, device: usize) -> Self {
-        let kinds = usage.allocations(device).kinds;
-        let movable = [Kind::Managed, Kind::Graph].map(|kind| kinds[kind as usize]);
+    pub(super) fn of(usage: Untrusted<'_>, device: usize) -> Self {
         Self {
-            charged: usage.memory_current(device),
-            movable: movable.into_iter().fold(0, u64::saturating_add),
+            charged: usage.charged(device, u64::MAX),
+            movable: usage.movable(device),
         }
     }
 

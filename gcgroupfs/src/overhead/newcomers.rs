@@ -1,7 +1,6 @@
 //! Devices that appear after the daemon's start, such as new MIG instances.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use gcgroup_abi::OTHER_DEVICE;
@@ -28,7 +27,7 @@ impl Newcomers {
         let elsewhere: HashMap<ProcessId, u32> = tree
             .ledgers()
             .into_iter()
-            .map(|(id, _, blocks)| (id, blocks.usage().devices[OTHER_DEVICE].nr_contexts.load(Relaxed)))
+            .filter_map(|(id, _, blocks)| Some((id, blocks.usage().device(OTHER_DEVICE)?.nr_contexts())))
             .filter(|(_, nr_contexts)| *nr_contexts > 0)
             .collect();
         // A device that is still unknown after a search is not one of the daemon's.

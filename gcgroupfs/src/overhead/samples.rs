@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{OTHER_DEVICE, Usage};
-
 use super::evidence::{Driver, UseClaim, UseRecords};
-use super::ledger::Ledger;
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
-use crate::tree::{Blocks, Evidence, ProcessId, Tree};
+use crate::tree::{Blocks, Evidence, Ledger, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
 type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -28,6 +25,13 @@ pub(super) struct Samples {
     asked: u64,
     /// Time at which counts were last written.
     written: Option<Instant>,
+}
+
+/// A look at one device.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    tree: &'a Tree,
+    device: usize,
 }
 
 /// A process's own account of a device, read before NVML is asked.
@@ -48,7 +52,7 @@ impl Samples {
         }
         let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
-            self.take_device(tree, source, device, &processes, can_tell);
+            self.take_device(Look { tree, device }, source, &processes, can_tell);
         }
         tree.look_at(processes.iter().map(|(id, ..)| *id));
         if self.written.is_none_or(|when| when.elapsed() >= PERIOD) {
@@ -71,14 +75,8 @@ impl Samples {
         self.unconfirmed.retain(there);
     }
 
-    fn take_device(
-        &mut self,
-        tree: &Tree,
-        source: &impl Source,
-        device: usize,
-        processes: &[Governed],
-        can_tell: bool,
-    ) {
+    fn take_device(&mut self, look: Look<'_>, source: &impl Source, processes: &[Governed], can_tell: bool) {
+        let Look { tree, device } = look;
         let before: Vec<_> = processes
             .iter()
             .map(|(id, _, blocks)| Before {
@@ -105,7 +103,7 @@ impl Samples {
                 None => None,
             };
             shown.push((*id, bytes.unwrap_or(0)));
-            self.measure(tree, device, process, before, bytes);
+            self.measure(look, process, before, bytes);
         }
         tree.show_held(device, &shown);
         if can_tell {
@@ -131,28 +129,15 @@ impl Samples {
 
     /// Compares what the process holds, `None` if the device does not list it, with what it claims and has
     /// charged.
-    fn measure(
-        &mut self,
-        tree: &Tree,
-        device: usize,
-        (id, pid, blocks): &Governed,
-        before: Before,
-        held: Option<u64>,
-    ) {
+    fn measure(&mut self, look: Look<'_>, process: &Governed, before: Before, held: Option<u64>) {
+        let (device, (id, pid, blocks)) = (look.device, process);
         let claims = [before.memory, MemoryClaim::of(blocks.usage(), device)];
         let beyond = self.unconfirmed.note((*id, device), claims, held, Instant::now());
         if let Some(beyond) = beyond {
             self.audit.claims_more(*pid, device, beyond);
         }
-        let found = self.settle(
-            tree,
-            *id,
-            blocks.as_ref(),
-            device,
-            held.unwrap_or(0),
-            before.ledger,
-        );
-        let contexts = nr_contexts(blocks.usage(), device);
+        let found = self.settle(look, process, before.ledger, held.unwrap_or(0));
+        let contexts = blocks.usage().nr_contexts(device);
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
 
@@ -169,13 +154,12 @@ impl Samples {
     /// last two samples.
     fn settle(
         &mut self,
-        tree: &Tree,
-        id: ProcessId,
-        blocks: &dyn Blocks,
-        device: usize,
-        held: u64,
+        Look { tree, device }: Look<'_>,
+        (id, _, blocks): &Governed,
         before: Option<Ledger>,
+        held: u64,
     ) -> u64 {
+        let id = *id;
         let last = self.last.get(&(id, device)).copied().unwrap_or(0);
         let after = Ledger::of(blocks.usage(), device);
         let (Some(ledger), Some(control)) = (
@@ -197,14 +181,4 @@ impl Samples {
         }
         found.min(last)
     }
-}
-
-/// Returns the number of contexts that the process claims on a device, with those on devices whose number it
-/// does not know.
-fn nr_contexts(usage: &Usage, device: usize) -> u64 {
-    [device, OTHER_DEVICE]
-        .into_iter()
-        .filter_map(|slot| usage.devices.get(slot))
-        .map(|slot| u64::from(slot.nr_contexts.load(Relaxed)))
-        .sum()
 }

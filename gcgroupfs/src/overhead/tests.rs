@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{OTHER_DEVICE, Stocks, Thread, UsageDevice};
+use gcgroup_abi::{OTHER_DEVICE, Thread, UsageDevice};
 
 use super::Source;
-use super::ledger::Ledger;
 use super::samples::Samples;
 use crate::tree::Evidence;
 use crate::tree::fixture::World;
@@ -109,24 +108,6 @@ fn sample_during_a_change_is_ignored() {
 }
 
 #[test]
-fn bytes_kept_by_threads_are_not_charged_nor_measured() {
-    let world = World::new(1);
-    let id = world.join(100);
-    let usage = world.usage(id);
-    usage.nr_threads.store(1, Relaxed);
-    usage.devices[0].memory_current.store(100, Relaxed);
-    usage.threads[0].stock.store(60, Relaxed);
-    Stocks::open(&usage, 0);
-    assert_eq!(overhead(&world, &Says(Some(70), NOTHING)), "context 30");
-    let held = world.usage(id);
-    let close = move || Stocks::close(&held);
-    let mut samples = Samples::default();
-    samples.take(&world.tree, &Says(Some(500), close));
-    assert_eq!(world.control(id).devices[0].memory_overhead.load(Relaxed), 30);
-    assert_eq!(overhead(&world, &Says(Some(50), NOTHING)), "context 10");
-}
-
-#[test]
 fn charge_made_before_the_daemon_is_no_overhead() {
     let world = World::new(1);
     let id = world.join(100);
@@ -203,22 +184,4 @@ fn short_claim_between_two_looks_is_refuted() {
     let mut samples = Samples::default();
     samples.take(&world.tree, &Lists(&[101]));
     assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
-}
-
-#[test]
-fn managed_memory_elsewhere_does_not_hide_a_context() {
-    let ledger = |charged, managed| Ledger {
-        charged,
-        managed,
-        counts: [0; 4],
-        unsettled: 0,
-        unsettled_threads: 0,
-        stocks: None,
-    };
-    assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
-    assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");
-    assert_eq!(ledger(1000, 1000).overhead(1064, 0), 64, "at least");
-    assert_eq!(ledger(1000, 400).overhead(650, 64), 50, "at most");
-    assert_eq!(ledger(u64::MAX, 0).overhead(650, 64), 0);
-    assert_eq!(ledger(0, u64::MAX).overhead(650, 64), 650);
 }

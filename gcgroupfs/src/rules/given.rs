@@ -2,168 +2,166 @@
 
 use std::fmt;
 
-use serde::de::{Error as _, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, Error, MapAccess, Unexpected, Visitor};
 
-use crate::error::Result;
-use crate::text::{self, parse_bytes, parse_priority, parse_quota};
-use crate::tree::Settings;
+use crate::tree::{SETTINGS, Setting, Settings, Value};
 
-/// `memory.*`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Memory {
-    limit: Option<Bytes>,
-    swap: Swap,
-}
-
-/// `memory.swap.*`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Swap {
-    max: Option<Bytes>,
-}
-
-/// `compute.*`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Compute {
-    priority: Option<Priority>,
-    max: Option<Quota>,
-}
-
-/// Settings for one directory.
+/// Settings for one directory, in the order of the table of settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Given {
-    memory: Memory,
-    compute: Compute,
-}
+pub struct Given(Vec<(&'static Setting, Value)>);
 
 impl Given {
-    pub(super) fn new(memory: &Memory, compute: &Compute) -> Self {
-        Self {
-            memory: memory.clone(),
-            compute: compute.clone(),
-        }
-    }
-
     /// Returns the settings as if root had written them.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::default();
-        // Settings by root are never refused.
-        let _ = self.store(&mut settings);
+        for (setting, value) in &self.0 {
+            // Settings by root are never refused.
+            let _ = settings.set(setting, None, *value, true);
+        }
         settings
-    }
-
-    fn store(&self, settings: &mut Settings) -> Result<()> {
-        if let Some(Bytes(bytes)) = self.memory.limit {
-            settings.set_memory_limit(None, bytes, true)?;
-        }
-        if let Some(Bytes(bytes)) = self.memory.swap.max {
-            settings.set_memory_swap_max(None, bytes, true)?;
-        }
-        if let Some(Priority(priority)) = self.compute.priority {
-            settings.set_priority(None, priority, true)?;
-        }
-        if let Some(Quota { usec, period_usec }) = self.compute.max {
-            settings.set_compute_max(None, usec, period_usec, true)?;
-        }
-        Ok(())
     }
 
     /// Returns a line `FILE VALUE` for each file that is set, with the value that it will show.
     pub fn lines(&self) -> Vec<String> {
-        let settings = self.settings();
-        let lines = [
-            (
-                self.memory.limit.is_some(),
-                "memory.limit",
-                text::bytes(settings.memory_limit(None)),
-            ),
-            (
-                self.memory.swap.max.is_some(),
-                "memory.swap.max",
-                text::bytes(settings.memory_swap_max(None)),
-            ),
-            (
-                self.compute.priority.is_some(),
-                "compute.priority",
-                text::value(settings.priority(None)),
-            ),
-            (
-                self.compute.max.is_some(),
-                "compute.max",
-                text::quota(settings.compute_max(None)),
-            ),
-        ];
+        let lines = self.0.iter();
         lines
-            .into_iter()
-            .filter(|(given, ..)| *given)
-            .map(|(_, name, value)| format!("{name} {}", value.trim_end()))
+            .map(|(setting, value)| format!("{} {}", setting.name, setting.show(*value).trim_end()))
             .collect()
     }
-}
 
-/// Bytes in the format of `memory.limit`, or a plain number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Bytes(u64);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Priority(u32);
-
-/// Quota in the format of `compute.max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Quota {
-    usec: u64,
-    period_usec: Option<u64>,
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        written(from, "bytes, as 8589934592, \"8G\" or \"max\"", parse_bytes).map(Self)
+    /// Returns these settings and `others`, which are of another section.
+    pub(super) fn with(&self, others: &Self) -> Self {
+        let all = |setting: &&'static Setting| {
+            let mut both = self.0.iter().chain(&others.0);
+            both.find(|(given, _)| given == setting).copied()
+        };
+        Self(SETTINGS.iter().filter_map(all).collect())
     }
 }
 
-impl<'de> Deserialize<'de> for Priority {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        written(from, "a number from 0 to 15", parse_priority).map(Self)
+/// Deserializes `memory.*`.
+pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+    section("memory.", from)
+}
+
+/// Deserializes `compute.*`.
+pub(super) fn compute<'de, D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+    section("compute.", from)
+}
+
+/// Deserializes the settings whose names begin with `prefix`, by the rest of their names.
+fn section<'de, D: Deserializer<'de>>(prefix: &str, from: D) -> Result<Given, D::Error> {
+    let mut given = Given::default();
+    Section {
+        prefix,
+        given: &mut given,
+    }
+    .deserialize(from)?;
+    Ok(given)
+}
+
+/// Table of settings whose names begin with `prefix`.
+struct Section<'a> {
+    prefix: &'a str,
+    given: &'a mut Given,
+}
+
+impl<'de> DeserializeSeed<'de> for Section<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_map(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Quota {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        let parsed = written(from, "a quota, as \"25000 100000\" or \"max\"", parse_quota);
-        parsed.map(|(usec, period_usec)| Self { usec, period_usec })
+impl<'de> Visitor<'de> for Section<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "settings {}*", self.prefix)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<(), A::Error> {
+        while let Some(name) = from.next_key_seed(Key(self.prefix))? {
+            match SETTINGS.iter().find(|setting| setting.name == name) {
+                Some(setting) => {
+                    let value = from.next_value_seed(Written(setting))?;
+                    self.given.0.push((setting, value));
+                }
+                None => from.next_value_seed(Section {
+                    prefix: &format!("{name}."),
+                    given: self.given,
+                })?,
+            }
+        }
+        Ok(())
     }
 }
 
-/// Deserializes a value in a control file's format: a string, or a number.
-fn written<'de, D: Deserializer<'de>, T>(
-    from: D,
-    expected: &'static str,
-    parse: fn(&str) -> Result<T>,
-) -> std::result::Result<T, D::Error> {
-    let text = from.deserialize_any(Written(expected))?;
-    parse(&text).map_err(D::Error::custom)
+/// Key in a table: the rest of the name of a setting or of several after the prefix. The value is the name.
+struct Key<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Key<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<String, D::Error> {
+        from.deserialize_identifier(self)
+    }
 }
 
-struct Written(&'static str);
-
-impl Visitor<'_> for Written {
+impl Visitor<'_> for Key<'_> {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        write!(f, "the name of a setting {}*", self.0)
     }
 
-    fn visit_i64<E: serde::de::Error>(self, number: i64) -> std::result::Result<String, E> {
+    fn visit_str<E: Error>(self, key: &str) -> Result<String, E> {
+        let names = SETTINGS.iter().filter(|setting| setting.for_rules);
+        let names = names.map(|setting| setting.name);
+        let names: Vec<&str> = names.filter(|name| name.starts_with(self.0)).collect();
+        let name = format!("{}{key}", self.0);
+        let is_it = |one: &str| {
+            let rest = one.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        if names.iter().any(|one| is_it(one)) {
+            return Ok(name);
+        }
+        let names = names.join(", ");
+        Err(E::custom(format_args!(
+            "unknown field `{key}`, there are {names}"
+        )))
+    }
+}
+
+/// Value in a control file's format: a string, or a number.
+struct Written(&'static Setting);
+
+impl<'de> DeserializeSeed<'de> for Written {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for Written {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.kind.expected())
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
         if number < 0 {
             return Err(E::invalid_value(Unexpected::Signed(number), &self));
         }
-        Ok(number.to_string())
+        self.visit_str(&number.to_string())
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<String, E> {
-        Ok(text.trim().to_owned())
+    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
+        self.0.parse(text.trim(), self.0.default).map_err(E::custom)
     }
 }

@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use globset::{GlobBuilder, GlobMatcher};
-use nix::unistd::{Group, User};
 use serde::de::value::{I64Deserializer, StrDeserializer};
 use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+
+use super::names::names;
 
 /// One or several values. An empty list is an error: it would match nothing, which is never meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,14 +110,13 @@ impl<const GROUP: bool> Visitor<'_> for IdVisitor<GROUP> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Id<GROUP>, E> {
-        let (kind, found) = if GROUP {
-            let found = Group::from_name(name).map(|found| found.map(|group| group.gid.as_raw()));
-            ("group", found)
+        let names = names().ok_or_else(|| E::custom("names are not known here"))?;
+        let (kind, lookup) = if GROUP {
+            ("group", names.group)
         } else {
-            let found = User::from_name(name).map(|found| found.map(|user| user.uid.as_raw()));
-            ("user", found)
+            ("user", names.user)
         };
-        match found {
+        match lookup(name) {
             Ok(Some(number)) => Ok(Id {
                 number,
                 name: Some(name.to_owned()),

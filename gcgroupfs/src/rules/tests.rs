@@ -1,11 +1,16 @@
 use super::*;
+use crate::tree::{COMPUTE_PRIORITY, MEMORY_LIMIT, Value};
 
 fn rules(text: &str) -> Rules {
     #[derive(Deserialize)]
     struct Of {
         rule: Rules,
     }
-    toml::from_str::<Of>(text).unwrap().rule
+    let names = Names {
+        user: |name| Ok((name == "root").then_some(0)),
+        group: |_| Ok(None),
+    };
+    with_names(names, || toml::from_str::<Of>(text)).unwrap().rule
 }
 
 fn alice() -> Facts {
@@ -120,9 +125,19 @@ fn rule_without_renderable_group_does_not_match() {
 fn rule_settings_bound_users_like_roots() {
     let rules = rules("[[rule]]\nprocess = { memory.limit = 100, compute.priority = 10 }");
     let mut settings = rules.verdict(&alice()).process.settings();
-    assert!(settings.set_memory_limit(None, 101, false).is_err());
-    settings.set_memory_limit(None, 99, false).unwrap();
-    assert!(settings.set_priority(None, 9, false).is_err());
+    assert!(
+        settings
+            .set(MEMORY_LIMIT, None, Value::Number(101), false)
+            .is_err()
+    );
+    settings
+        .set(MEMORY_LIMIT, None, Value::Number(99), false)
+        .unwrap();
+    assert!(
+        settings
+            .set(COMPUTE_PRIORITY, None, Value::Number(9), false)
+            .is_err()
+    );
 }
 
 #[test]

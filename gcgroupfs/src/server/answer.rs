@@ -10,7 +10,7 @@ use super::begin::may_begin;
 use crate::error::{Error, Result};
 use crate::file::{self, Node};
 use crate::protocol::{Answer, Operation, Request};
-use crate::tree::{DIRECTORY_MODE, GroupId, Place, Tree};
+use crate::tree::{DIRECTORY_MODE, GroupId, NewGroup, Place, Tree};
 
 pub use super::begin::Credentials;
 
@@ -77,20 +77,34 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match resolve(tree, asker, request.name)? {
         Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
-        Node::File(place, file) => file.store(tree, place, asker.caller(), request.value),
+        Node::File(place, file) => {
+            tree.finish(file.store(tree, place, asker.caller(), request.value)?);
+            Ok(())
+        }
         Node::Dir(_) => Err(Error::IsDirectory),
     }
 }
 
 fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
-    file::make_group(tree, parent, name, asker.caller(), DIRECTORY_MODE).map(drop)
+    let new = NewGroup {
+        parent,
+        name,
+        caller: asker.caller(),
+        mode: DIRECTORY_MODE,
+    };
+    let (_, change) = file::make_group(tree, &new)?;
+    tree.finish(change);
+    Ok(())
 }
 
 fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
     match file::lookup(tree, parent, name)? {
-        Node::Dir(_) => tree.remove_group(parent, name),
+        Node::Dir(_) => {
+            tree.finish(tree.remove_group(parent, name)?);
+            Ok(())
+        }
         Node::File(..) => Err(Error::NotDirectory),
     }
 }
@@ -209,10 +223,10 @@ mod tests {
                 gid: 0,
                 pid: 0,
             };
-            world
+            let given = world
                 .tree
-                .set_access(place, by, (Some(uid), Some(gid)), Some(mode))
-                .unwrap();
+                .set_access(place, by, (Some(uid), Some(gid)), Some(mode));
+            world.tree.finish(given.unwrap());
         };
         give("above/hers", ALICE, ALICE, 0o700);
         for (gid, mode, hers, a_containers) in [

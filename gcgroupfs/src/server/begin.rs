@@ -7,7 +7,9 @@ use nix::unistd::{getegid, geteuid};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::rules::{Group, Verdict};
-use crate::tree::{Caller, Entity, GroupId, Owner, Place, Settings, Transient, Tree};
+use crate::tree::{
+    Caller, DIRECTORY_MODE, Entity, GroupId, NewGroup, Owner, Place, Settings, Transient, Tree,
+};
 
 /// Credentials of a client, as the kernel reports them.
 #[derive(Debug, Clone, Default)]
@@ -170,8 +172,17 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
         } else {
             who.caller()
         };
-        file::make_transient_group(tree, place, name, maker, transient)
+        file::make_transient_group(tree, &new_group(place, name, maker), transient)
     })
+}
+
+fn new_group(parent: Place, name: &str, caller: Caller) -> NewGroup<'_> {
+    NewGroup {
+        parent,
+        name,
+        caller,
+        mode: DIRECTORY_MODE,
+    }
 }
 
 /// Finds or creates the group that a process asks for.
@@ -199,7 +210,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
             },
             settings: Settings::default(),
         };
-        file::make_transient_group(tree, place, name, who.caller(), transient)
+        file::make_transient_group(tree, &new_group(place, name, who.caller()), transient)
     });
     done?;
     let id = reached.ok_or(Error::NotFound)?;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::message::{Tag, bare};
-use gcgroup_abi::{Control, Gate, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, Gate, OTHER_DEVICE};
 use nix::sys::socket::{MsgFlags, send};
 use parking_lot::RwLock;
 
 use crate::sys::{ControlMap, UsageMap, wake_all};
-use crate::tree::{Blocks, Listener, Notice, ProcessId};
+use crate::tree::{Blocks, Listener, Notice, ProcessId, Untrusted};
 
 /// A process's mapped blocks.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ impl Blocks for Mapped {
         &self.control
     }
 
-    fn usage(&self) -> &Usage {
-        &self.usage
+    fn usage(&self) -> Untrusted<'_> {
+        self.usage.untrusted()
     }
 }
 
@@ -108,10 +108,15 @@ impl Mapped {
     /// Wakes the threads that wait at gates that are no longer frozen, and those that wait for an answer to a
     /// request for memory pressure.
     fn wake(&self) {
-        let asking = self.control.devices.iter().zip(&self.usage.devices);
-        asking
-            .filter(|(_, usage)| usage.pressure_wanted.load(Relaxed) != 0)
-            .for_each(|(control, _)| wake_all(&control.pressure_answer));
+        let usage = self.usage.untrusted();
+        for (slot, control) in self.control.devices.iter().enumerate() {
+            if usage
+                .device(slot)
+                .is_some_and(|usage| usage.pressure_wanted() != 0)
+            {
+                wake_all(&control.pressure_answer);
+            }
+        }
         let used = self.control.nr_devices.load(Relaxed) as usize;
         let (known, other) = (
             self.control.devices.iter().take(used),

@@ -12,8 +12,9 @@ use gcgroup_abi::message::Hello;
 use nix::errno::Errno;
 use parking_lot::RwLock;
 
+use crate::facts::{self, user_name};
 use crate::process::Peer;
-use crate::rules::{Facts, Rules, Verdict, user_name};
+use crate::rules::{Rules, Verdict};
 use crate::sys::UsageMap;
 
 /// User names cached until the rules are reloaded.
@@ -151,7 +152,7 @@ impl Enquiries {
 /// # Errors
 /// The process has ended, or reading its /proc files blocks.
 fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> nix::Result<Verdict> {
-    let mut facts = Facts::of_peer(&applicant.peer, applicant.hello.group.as_str())?;
+    let mut facts = facts::of_peer(&applicant.peer, applicant.hello.group.as_str())?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }

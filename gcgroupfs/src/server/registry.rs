@@ -61,15 +61,38 @@ pub struct Registered {
     pub superseded: Option<u64>,
 }
 
+/// Parts that a registry works with.
+#[derive(Debug)]
+pub struct Options {
+    pub tree: Arc<Tree>,
+    pub bells: Arc<Bells>,
+    pub epoll: Arc<Epoll>,
+    pub journal: Arc<Journal>,
+    /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
+    pub grace_msec: u32,
+    /// Records of the journal.
+    pub remembered: BTreeMap<Key, Saved>,
+}
+
+/// A process that registers for the first time.
+struct Newcomer<'a> {
+    pid: u32,
+    stat: &'a Stat,
+    who: &'a Credentials,
+    verdict: &'a Verdict,
+    hello: &'a Hello,
+}
+
 impl Registry {
-    pub fn new(
-        tree: Arc<Tree>,
-        bells: Arc<Bells>,
-        epoll: Arc<Epoll>,
-        journal: Arc<Journal>,
-        grace_msec: u32,
-        remembered: BTreeMap<Key, Saved>,
-    ) -> Self {
+    pub fn new(options: Options) -> Self {
+        let Options {
+            tree,
+            bells,
+            epoll,
+            journal,
+            grace_msec,
+            remembered,
+        } = options;
         let awaited = Awaited::new(tree.clone(), &remembered);
         let remembered = Remembered::new(tree.clone(), remembered);
         Self {
@@ -182,7 +205,14 @@ impl Registry {
                     groups,
                     is_contained,
                 };
-                let (group, kept) = self.begin(pid, &stat, &who, verdict, &hello)?;
+                let newcomer = Newcomer {
+                    pid,
+                    stat: &stat,
+                    who: &who,
+                    verdict,
+                    hello: &hello,
+                };
+                let (group, kept) = self.begin(&newcomer)?;
                 is_kept = kept;
                 let (settings, trouble) = self.settings_of(verdict, &hello, group, &who);
                 if let Some(trouble) = trouble {
@@ -377,14 +407,14 @@ impl Registry {
     /// # Errors
     /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
     /// examined; `EACCES` if the process insists on another group.
-    fn begin(
-        &mut self,
-        pid: u32,
-        stat: &Stat,
-        who: &Credentials,
-        verdict: &Verdict,
-        hello: &Hello,
-    ) -> nix::Result<(Option<GroupId>, bool)> {
+    fn begin(&mut self, newcomer: &Newcomer<'_>) -> nix::Result<(Option<GroupId>, bool)> {
+        let Newcomer {
+            pid,
+            stat,
+            who,
+            verdict,
+            hello,
+        } = *newcomer;
         for _ in 0..MAX_BEGINNINGS {
             let (above, wish_above) = self.group_above(stat)?.unzip();
             let beginner = Beginner {

@@ -61,18 +61,18 @@ impl World {
             uid: nix::unistd::geteuid().as_raw(),
             gid: 0,
         };
-        let tree = Arc::new(Tree::new(owner, vec![device]));
+        let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
         let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
-        let mut server = Server::new(
+        let mut server = Server::new(Options {
             listener,
-            tree.clone(),
-            Arc::new(journal),
+            tree: tree.clone(),
+            journal: Arc::new(journal),
             remembered,
-            5000,
-            Box::new(receiver),
-        )
+            grace_msec: 5000,
+            receiver: Box::new(receiver),
+        })
         .unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());
         let (asked, rules) = (stop.clone(), server.rules());
@@ -136,7 +136,8 @@ impl World {
         let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        file.store(&self.tree, place, ROOT, value.as_bytes()).unwrap();
+        let stored = file.store(&self.tree, place, ROOT, value.as_bytes());
+        self.tree.finish(stored.unwrap());
     }
 
     /// Waits for a state of the daemon. The deadline is for failures only.

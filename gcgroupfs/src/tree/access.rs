@@ -1,6 +1,6 @@
 //! Owners and modes of directories.
 
-use super::{Access, Caller, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
+use super::{Access, Caller, Change, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -62,7 +62,7 @@ impl Tree {
         caller: Caller,
         (uid, gid): (Option<u32>, Option<u32>),
         mode: Option<u16>,
-    ) -> Result<()> {
+    ) -> Result<Change> {
         let mut state = self.state.lock();
         let is_root = state.is_root(caller);
         let old = state.access(place)?;
@@ -91,11 +91,7 @@ impl Tree {
                 Notice::RootChanged
             }
         };
-        drop(state);
-        if access != old {
-            self.tell(&[notice]);
-        }
-        Ok(())
+        Ok(Change::new(if access == old { vec![] } else { vec![notice] }))
     }
 }
 

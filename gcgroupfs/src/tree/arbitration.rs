@@ -111,7 +111,7 @@ impl Arbitration<'_> {
         let notices = &mut self.notices;
         let mut look = |process: &mut Process| {
             let (usage, control) = (
-                process.usage().devices.get(device)?,
+                process.usage().device(device)?,
                 process.control().devices.get(device)?,
             );
             if !usage.claims_use() {
@@ -123,9 +123,9 @@ impl Arbitration<'_> {
                 priority: control.priority.load(Relaxed),
                 busy_nsec,
                 is_busy,
-                submitted_nsec: usage.submitted_nsec.load(Relaxed),
-                queued_until: usage.queued_until.load(Relaxed),
-                nr_waiting: usage.nr_waiting.load(Relaxed),
+                submitted_nsec: usage.submitted_nsec(),
+                queued_until: usage.queued_until(),
+                nr_waiting: usage.nr_waiting(),
                 is_frozen: enforce::is_closed(control),
                 is_watched: is_watched(process.id),
             };
@@ -199,7 +199,7 @@ impl Arbitration<'_> {
             .state
             .processes
             .get(&seen.id)
-            .and_then(|process| process.usage().devices.get(device));
+            .and_then(|process| process.usage().device(device));
         usage.is_some_and(|usage| usage.has_begun(seen.nr_waiting))
     }
 }

@@ -7,14 +7,11 @@
 //!
 //! The charge that a group passes on to the groups above is bounded again: see [`Charge`](super::grants).
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use gcgroup_abi::OTHER_DEVICE;
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{SysconfVar, sysconf};
 
-use super::Device;
+use super::{Device, Host};
 
 /// Bytes assumed for a device that does not report its size; more than any GPU has.
 const UNKNOWN_TOTAL: u64 = 4 << 40;
@@ -51,21 +48,6 @@ pub(super) fn device_total(slot: usize, devices: &[Device]) -> u64 {
     }
 }
 
-/// Returns the host's memory in bytes.
-pub(super) fn host_memory() -> u64 {
-    static BYTES: OnceLock<u64> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let of = |name| {
-            sysconf(name)
-                .ok()
-                .flatten()
-                .and_then(|number| u64::try_from(number).ok())
-        };
-        let pages = of(SysconfVar::_PHYS_PAGES).zip(of(SysconfVar::PAGE_SIZE));
-        pages.map_or(UNKNOWN_TOTAL, |(pages, size)| pages.saturating_mul(size))
-    })
-}
-
 /// Upper bounds of what a process can have counted since it was started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts {
@@ -81,14 +63,14 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Returns the bounds for a process started at `start_time` (clock ticks since boot).
-    pub(super) fn since(start_time: u64) -> Self {
-        Self::within(age(start_time))
+    pub(super) fn since(start_time: u64, host: &Host) -> Self {
+        Self::within(host.age(start_time), host.nr_cpus)
     }
 
-    fn within(age: Duration) -> Self {
+    fn within(age: Duration, nr_cpus: u64) -> Self {
         let msec = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
         let calls = (CALLS_PER_SECOND / 1000)
-            .saturating_mul(nr_cpus())
+            .saturating_mul(nr_cpus)
             .saturating_mul(msec);
         Self {
             calls,
@@ -99,29 +81,17 @@ impl Counts {
     }
 }
 
-/// Returns an upper bound of the age of a process.
-fn age(start_time: u64) -> Duration {
-    static TICKS_PER_SECOND: OnceLock<u64> = OnceLock::new();
-    let per_second = *TICKS_PER_SECOND.get_or_init(|| {
-        let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten();
-        ticks
-            .and_then(|ticks| u64::try_from(ticks).ok())
-            .filter(|ticks| *ticks > 0)
-            .unwrap_or(100)
-    });
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from);
-    let start = Duration::from_millis(start_time.saturating_mul(1000) / per_second);
-    now.saturating_sub(start).saturating_add(TICKS)
-}
-
-fn nr_cpus() -> u64 {
-    static NUMBER: OnceLock<u64> = OnceLock::new();
-    *NUMBER.get_or_init(|| std::thread::available_parallelism().map_or(1, |number| number.get() as u64))
+impl Host {
+    /// Returns an upper bound of the age of a process started at `start_time` (clock ticks since boot).
+    fn age(&self, start_time: u64) -> Duration {
+        let start = Duration::from_millis(start_time.saturating_mul(1000) / self.ticks_per_second.max(1));
+        (self.uptime)().saturating_sub(start).saturating_add(TICKS)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{TOTAL, device};
+    use super::super::fixture::{HOST, TOTAL, device};
     use super::*;
 
     #[test]
@@ -141,13 +111,13 @@ mod tests {
 
     #[test]
     fn counts_grow_with_process_age() {
-        let [short, long] = [1, 1000].map(|msec| Counts::within(Duration::from_millis(msec)));
-        assert_eq!(short.calls, 10_000 * nr_cpus());
+        let [short, long] = [1, 1000].map(|msec| Counts::within(Duration::from_millis(msec), 4));
+        assert_eq!(short.calls, 10_000 * 4);
         assert_eq!(long.calls, 1000 * short.calls);
         assert_eq!(long.kernels, 64 * long.calls);
-        assert_eq!(Counts::within(Duration::MAX).kernels, u64::MAX);
-        assert_eq!(age(u64::MAX), TICKS, "starts in the future");
-        assert!(age(0) > age(1000));
-        assert!(host_memory() > 0);
+        assert_eq!(Counts::within(Duration::MAX, 4).kernels, u64::MAX);
+        assert_eq!(HOST.age(u64::MAX), TICKS, "starts in the future");
+        assert_eq!(HOST.age(0), (HOST.uptime)() + TICKS);
+        assert_eq!(HOST.age(100), HOST.age(0) - Duration::from_secs(1));
     }
 }

@@ -1,6 +1,7 @@
 //! Write access of control files to the tree.
 
 use super::process::{Process, slots};
+use super::settings::{COMPUTE_PRIORITY, Setting};
 use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -37,12 +38,25 @@ impl<'a> Edit<'a> {
         self.notices
     }
 
-    /// Sets `memory.limit` in bytes. Counts it if usage is above.
+    /// Sets a value in the format of its control file.
     ///
     /// # Errors
-    /// `EPERM` beyond root's setting.
-    pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
+    /// * `EINVAL`, `ERANGE`: not a value of this setting.
+    /// * `EPERM`: beyond root's setting.
+    /// * As [`Setting::check`].
+    pub fn set(&mut self, setting: &'static Setting, text: &str) -> Result<()> {
+        let uuid = self.uuid();
+        let before = self.settings()?.get(setting, uuid.as_deref());
+        let value = setting.parse(text, before)?;
+        if let Some(check) = setting.check {
+            check(self, value)?;
+        }
+        self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
+        setting.written.map_or(Ok(()), |written| written(self, value))
+    }
+
+    /// Counts that `memory.limit` was set if usage is above.
+    pub(super) fn count_over_limit(&mut self, limit: u64) -> Result<()> {
         let device = self.device();
         match self.target()? {
             Target::Process(id) => {
@@ -66,23 +80,23 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Sets `memory.swap.max` in bytes.
+    /// Checks a value of `memory.swap.max`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`; `EPERM` beyond root's
-    /// setting.
-    pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
-        if let Target::Process(id) = self.target()?
-            && bytes != 0
-            && !self
-                .state
-                .processes
-                .get(&id)
-                .is_some_and(|process| process.can_swap())
-        {
+    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`.
+    pub(super) fn check_swap_max(&self, bytes: u64) -> Result<()> {
+        let Target::Process(id) = self.target()? else {
+            return Ok(());
+        };
+        let process = self.state.processes.get(&id);
+        if bytes != 0 && !process.is_some_and(|process| process.can_swap()) {
             return Err(Error::NotSupported(CANNOT_SWAP));
         }
-        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))?;
+        Ok(())
+    }
+
+    /// Applies `memory.swap.max` of a group.
+    pub(super) fn bound_swap(&mut self) -> Result<()> {
         if let Target::Group(id) = self.target()? {
             self.state.bound_group(id, self.device());
             self.state.bound_swap_within(id);
@@ -132,30 +146,21 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Sets `compute.priority`.
+    /// Checks a value of `compute.priority`.
     ///
     /// # Errors
     /// `EPERM` if a user other than root sets a lower number than root has set here or above, or, where root
     /// has set none, than the default.
-    pub fn set_priority(&mut self, priority: u32) -> Result<()> {
+    pub(super) fn check_priority(&self, priority: u32) -> Result<()> {
         let above = match self.target()? {
             Target::Process(id) => self.state.processes.get(&id).and_then(|process| process.group),
             Target::Group(id) => self.state.groups.get(&id).and_then(|group| group.parent),
         };
-        let (settings, device) = (self.settings()?, self.device());
-        let least = self.state.least_priority(settings, above, device);
+        let least = self.state.least_priority(self.settings()?, above, self.device());
         if priority < least && !self.state.is_root(self.caller) {
-            return Err(Error::BeyondRoot("the priority number can only be raised"));
+            return Err(Error::BeyondRoot(COMPUTE_PRIORITY.refusal));
         }
-        self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
-    }
-
-    /// Sets `compute.max` in microseconds.
-    ///
-    /// # Errors
-    /// `EPERM` beyond root's setting.
-    pub fn set_compute_max(&mut self, usec: u64, period_usec: Option<u64>) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_compute_max(device, usec, period_usec, by_root))
+        Ok(())
     }
 
     /// Sets the scheduling policy of all GPUs.
@@ -168,12 +173,8 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Sets `compute.freeze`.
-    ///
-    /// # Errors
-    /// `EPERM` to thaw what root froze.
-    pub fn set_freeze(&mut self, freeze: bool) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_freeze(device, freeze, by_root))?;
+    /// Notes what `gcgroup.events` of a process shows after a change of `compute.freeze`.
+    pub(super) fn note_events(&mut self) -> Result<()> {
         if let Target::Process(id) = self.target()? {
             self.state.note_events(id, &mut self.notices);
         }
@@ -231,16 +232,14 @@ impl<'a> Edit<'a> {
 
     /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be
     /// rung.
-    fn set(&mut self, change: impl FnOnce(&mut Settings, Option<&str>, bool) -> Result<()>) -> Result<()> {
+    fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
         let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
-        let uuid = self.device().and_then(|index| self.state.devices.get(index));
-        let uuid = uuid.map(|device| device.uuid_text.clone());
         let settings = match target {
             Target::Process(id) => &mut self.state.processes.get_mut(&id).ok_or(Error::Gone)?.settings,
             Target::Group(id) => &mut self.state.groups.get_mut(&id).ok_or(Error::Gone)?.settings,
         };
         let mut changed = settings.clone();
-        change(&mut changed, uuid.as_deref(), by_root)?;
+        change(&mut changed, by_root)?;
         if changed == *settings {
             return Ok(());
         }
@@ -272,6 +271,11 @@ impl<'a> Edit<'a> {
 
     fn device(&self) -> Option<usize> {
         self.place.device.map(usize::from)
+    }
+
+    fn uuid(&self) -> Option<String> {
+        let device = self.state.devices.get(self.device()?);
+        device.map(|device| device.uuid_text.clone())
     }
 
     fn target(&self) -> Result<Target> {

@@ -1,15 +1,14 @@
 //! Stores into control blocks, as the only module. It decides nothing: it publishes the settings.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
+use super::settings::{MEMORY_LIMIT, SETTINGS, Setting};
 use super::{Device, ProcessId};
-
-/// Maximum GPU time, in nanoseconds, accepted as charged by an earlier daemon: nine years.
-const MAX_USAGE: u64 = 1 << 58;
 
 /// Result of [`arbitrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,17 +31,14 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control
         .nr_devices
         .store(u32::try_from(devices.len()).unwrap_or(0), Relaxed);
-    control
-        .peak_generation
-        .store(usage.peak_generation.load(Relaxed), Relaxed);
+    control.peak_generation.store(usage.peak_generation(), Relaxed);
     control
         .progress_generation
-        .store(usage.progress_generation.load(Relaxed), Relaxed);
+        .store(usage.progress_generation(), Relaxed);
     control.grants_swap.store(1, Relaxed);
-    control.knows_stocks.store(1, Relaxed);
     control.answers_claims.store(1, Relaxed);
     // An earlier claim is unknown to this daemon: the hook makes another.
-    answer_claim(process, process.usage().host_request.load(Relaxed), NO_LIMIT);
+    answer_claim(process, usage.host_request(), NO_LIMIT);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
@@ -63,30 +59,20 @@ pub(super) fn tell_device(process: &Process, devices: &[Device]) {
 
 /// Fills a slot, except for the settings.
 fn prepare(process: &Process, slot: usize, devices: &[Device]) {
-    let (Some(control), Some(usage)) = (
-        process.control().devices.get(slot),
-        process.usage().devices.get(slot),
-    ) else {
+    let (Some(control), Some(usage)) = (process.control().devices.get(slot), process.usage().device(slot))
+    else {
         return;
     };
-    let drained = usage.drained_generation.load(Relaxed);
+    let drained = usage.drained_generation();
     control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
     control
         .reclaim_generation
-        .store(usage.reclaim_generation.load(Relaxed), Relaxed);
-    control
-        .peak_generation
-        .store(usage.peak_generation.load(Relaxed), Relaxed);
+        .store(usage.reclaim_generation(), Relaxed);
+    control.peak_generation.store(usage.peak_generation(), Relaxed);
     // A thread that waits for an earlier daemon's answer checks again and repeats its request.
-    control
-        .grant_answer
-        .store(usage.grant_request.load(Relaxed), Relaxed);
-    control
-        .pressure_answer
-        .store(usage.pressure_request.load(Relaxed), Relaxed);
-    control
-        .swap_answer
-        .store(usage.swap_request.load(Relaxed), Relaxed);
+    control.grant_answer.store(usage.memory_request().number, Relaxed);
+    control.pressure_answer.store(usage.pressure_request(), Relaxed);
+    control.swap_answer.store(usage.swap_request().number, Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
     let Some(device) = devices.get(slot) else { return };
@@ -96,27 +82,19 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
         word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
     }
     control.memory_total.store(device.total, Relaxed);
-    let before = usage.usage_nsec_before.load(Relaxed);
-    control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
+    control.usage_nsec.store(usage.usage_nsec_before(), Relaxed);
     // Holds until the overhead is measured.
-    let before = usage.memory_overhead_before.load(Relaxed);
-    control.memory_overhead.store(before.min(device.total), Relaxed);
-}
-
-/// Returns whether the process must move memory for the new limits.
-fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
-    let control = process.control();
-    process.can_swap()
-        && (control.memory_limit.load(Relaxed) != memory_limit
-            || control.memory_swap_max.load(Relaxed) != swap_max)
+    control
+        .memory_overhead
+        .store(usage.memory_overhead_before(device.total), Relaxed);
 }
 
 /// Requests that `bytes` more be swapped out, to stay out or to be lent to another process. Returns the
 /// request's generation.
 pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: bool) -> Option<u32> {
     let (control, usage) = (process.control(), process.usage());
-    let (control, usage) = (control.devices.get(device)?, usage.devices.get(device)?);
-    let is_done = usage.reclaim_generation.load(Relaxed) == control.reclaim_generation.load(Relaxed);
+    let (control, usage) = (control.devices.get(device)?, usage.device(device)?);
+    let is_done = usage.reclaim_generation() == control.reclaim_generation.load(Relaxed);
     let (before, were_lent) = if is_done {
         (0, true)
     } else {
@@ -140,43 +118,110 @@ pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_
     }
 }
 
+/// Slot of a control block, and its device; none of [`OTHER_DEVICE`].
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    index: usize,
+    device: Option<&'a Device>,
+}
+
+impl<'a> Slot<'a> {
+    /// Returns the device's index and UUID.
+    fn names(self) -> (Option<usize>, Option<&'a str>) {
+        let device = self.device;
+        (
+            device.map(|_| self.index),
+            device.map(|device| device.uuid_text.as_str()),
+        )
+    }
+
+    fn of(self, process: &Process) -> Option<&ControlDevice> {
+        process.control().devices.get(self.index)
+    }
+}
+
 /// Puts the process's settings in force. Returns whether a gate has closed or opened, or memory may have to
 /// move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
-    let (control, asked) = (process.control(), &process.settings);
-    let mut changed = swap(process, asked.memory_limit(None), process.swap_max(None, None));
-    control.memory_limit.store(asked.memory_limit(None), Relaxed);
-    swap_max(process, devices);
-    for slot in slots(devices.len()) {
-        let Some(control) = control.devices.get(slot) else {
-            continue;
-        };
-        let uuid = devices.get(slot).map(|device| device.uuid_text.as_str());
-        let index = uuid.map(|_| slot);
-        let limit = uuid.map_or(NO_LIMIT, |_| asked.memory_limit(uuid));
-        changed |= process.can_swap() && control.memory_limit.load(Relaxed) != limit;
-        control.memory_limit.store(limit, Relaxed);
-        control.priority.store(process.priority(index, uuid), Relaxed);
-        changed |= gate(control, process.freeze(index, uuid), process.gate(slot));
+    let mut changed = false;
+    for of in SETTINGS {
+        changed |= setting(process, of, devices);
     }
     changed
 }
 
-/// Publishes how much may be swapped out.
-pub(super) fn swap_max(process: &Process, devices: &[Device]) {
-    let control = process.control();
-    control
-        .memory_swap_max
-        .store(process.swap_max(None, None), Relaxed);
-    for slot in slots(devices.len()) {
-        let device = devices.get(slot);
-        let bytes = device.map_or(NO_LIMIT, |device| {
-            process.swap_max(Some(slot), Some(&device.uuid_text))
-        });
-        if let Some(control) = control.devices.get(slot) {
-            control.memory_swap_max.store(bytes, Relaxed);
-        }
+/// Puts one setting of the process in force. Returns as [`settings`] does.
+pub(super) fn setting(process: &Process, setting: &Setting, devices: &[Device]) -> bool {
+    let Some(publish) = setting.publish else {
+        return false;
+    };
+    let mut changed = publish(process, None);
+    for index in slots(devices.len()) {
+        let device = devices.get(index);
+        changed |= publish(process, Some(Slot { index, device }));
     }
+    changed
+}
+
+/// Publishes `memory.limit`.
+pub(super) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let bytes = |uuid| process.settings.get(MEMORY_LIMIT, uuid).number();
+    let (word, bytes) = match slot {
+        None => (&process.control().memory_limit, bytes(None)),
+        Some(slot) => {
+            let Some(control) = slot.of(process) else {
+                return false;
+            };
+            let (_, uuid) = slot.names();
+            (
+                &control.memory_limit,
+                uuid.map_or(NO_LIMIT, |uuid| bytes(Some(uuid))),
+            )
+        }
+    };
+    swap(process, word, bytes)
+}
+
+/// Publishes `memory.swap.max`.
+pub(super) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some(slot) = slot else {
+        return swap(
+            process,
+            &process.control().memory_swap_max,
+            process.swap_max(None, None),
+        );
+    };
+    if let Some(control) = slot.of(process) {
+        let (index, uuid) = slot.names();
+        let bytes = uuid.map_or(NO_LIMIT, |_| process.swap_max(index, uuid));
+        control.memory_swap_max.store(bytes, Relaxed);
+    }
+    false
+}
+
+/// Stores a limit. Returns whether the process must move memory for it.
+fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
+    let is_new = word.load(Relaxed) != bytes;
+    word.store(bytes, Relaxed);
+    is_new && process.can_swap()
+}
+
+/// Publishes `compute.priority`.
+pub(super) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
+        let (index, uuid) = slot.names();
+        control.priority.store(process.priority(index, uuid), Relaxed);
+    }
+    false
+}
+
+/// Publishes `compute.freeze`.
+pub(super) fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) else {
+        return false;
+    };
+    let (index, uuid) = slot.names();
+    gate(control, process.freeze(index, uuid), process.gate(slot.index))
 }
 
 /// Sets one gate.
@@ -245,7 +290,7 @@ pub(super) fn ask_progress(process: &Process) {
 
 /// Returns whether the process has answered the last such request.
 pub(super) fn has_progress(process: &Process) -> bool {
-    process.usage().progress_generation.load(Relaxed) == process.control().progress_generation.load(Relaxed)
+    process.usage().progress_generation() == process.control().progress_generation.load(Relaxed)
 }
 
 /// Publishes the number of bytes that the process holds on a device beyond its ledger.

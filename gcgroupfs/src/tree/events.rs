@@ -2,7 +2,7 @@
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
-use super::{Device, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
+use super::{Devices, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
 
 /// State shown by the events files of one directory, each with its number of changes: a poller compares that
 /// number with the one of its last read.
@@ -195,7 +195,7 @@ impl State {
 }
 
 impl Process {
-    fn note_events(&mut self, devices: &[Device]) -> Changes {
+    fn note_events(&mut self, devices: &Devices) -> Changes {
         let places = [None].into_iter().chain((0..devices.len()).map(Some));
         let mut changes = Changes::default();
         for (at, device) in places.enumerate() {
@@ -217,7 +217,7 @@ impl Process {
         changes
     }
 
-    fn standing(&self, device: Option<usize>, devices: &[Device]) -> Standing {
+    fn standing(&self, device: Option<usize>, devices: &Devices) -> Standing {
         Standing {
             is_populated: true,
             is_frozen: self.is_frozen(device, devices.len()),
@@ -226,7 +226,7 @@ impl Process {
         }
     }
 
-    fn counts(&self, device: Option<usize>, devices: &[Device]) -> u64 {
+    fn counts(&self, device: Option<usize>, devices: &Devices) -> u64 {
         let Sums {
             nr_max,
             nr_oom,

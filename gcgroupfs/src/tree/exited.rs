@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use gcgroup_abi::Submission;
 
 use super::process::Process;
-use super::{Device, Identity, Sums, sums};
+use super::{Devices, Identity, Sums, sums};
 
 /// Number of lines of `exited`.
 const NR_EXITED: usize = 64;
@@ -40,7 +40,7 @@ pub struct Exited {
 }
 
 impl Exited {
-    pub(super) fn new(process: &Process, devices: &[Device], end: u64) -> Self {
+    pub(super) fn new(process: &Process, devices: &Devices, end: u64) -> Self {
         Self {
             identity: process.identity.clone(),
             end,

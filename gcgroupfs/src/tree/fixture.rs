@@ -4,21 +4,28 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
+use gcgroup_abi::map::USAGE_SIZE;
 use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
-    Blocks, Caller, Device, Entity, GroupId, Identity, Listener, Notice, Owner, Place, ProcessId, Saved,
-    Settings, Tree,
+    Blocks, Caller, DIRECTORY_MODE, Device, Entity, GroupId, Host, Identity, Listener, NewGroup, Notice,
+    Owner, Place, ProcessId, Saved, Settings, Tree, Untrusted,
 };
-use crate::block;
 use crate::error::Result;
 use crate::file::{Node, resolve};
-use crate::sys::{ControlMap, UsageMap};
 
 /// Memory of each test device in bytes.
 pub const TOTAL: u64 = 8 << 30;
+/// The host of test devices, up for a day.
+pub const HOST: Host = Host {
+    memory: 1 << 40,
+    nr_cpus: 8,
+    ticks_per_second: 100,
+    uptime: || Duration::from_secs(86_400),
+};
 pub const ROOT: Caller = Caller {
     uid: 0,
     gid: 0,
@@ -39,8 +46,8 @@ pub const STRANGER: Caller = Caller {
 /// Both blocks, writable.
 #[derive(Debug)]
 struct Pair {
-    control: ControlMap,
-    usage: UsageMap,
+    control: Box<Control>,
+    usage: Box<Usage>,
 }
 
 impl Blocks for Pair {
@@ -48,17 +55,31 @@ impl Blocks for Pair {
         &self.control
     }
 
-    fn usage(&self) -> &Usage {
-        &self.usage
+    fn usage(&self) -> Untrusted<'_> {
+        Untrusted::new(&self.usage)
     }
 }
 
 /// Returns blocks as of a process that has just started.
 pub fn blocks() -> Arc<dyn Blocks> {
-    let (control, _) = block::new_control().unwrap();
-    let usage = UsageMap::new(&block::theirs::good_usage_file()).unwrap();
+    let (control, usage) = zeroed();
     usage.publish();
     Arc::new(Pair { control, usage })
+}
+
+/// Returns blocks as the kernel maps them at first.
+#[allow(unsafe_code, reason = "without files to map")]
+fn zeroed() -> (Box<Control>, Box<Usage>) {
+    // SAFETY: both consist of atomics, for which every bit pattern is valid.
+    unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) }
+}
+
+/// Returns all words of a usage block, for tests that write it without regard to their meaning.
+#[allow(unsafe_code, reason = "the block has no such view")]
+pub fn words(usage: &Usage) -> &[AtomicU64] {
+    let words = std::ptr::from_ref(usage).cast();
+    // SAFETY: the block consists of atomics, is page-aligned and USAGE_SIZE long, and stays borrowed.
+    unsafe { std::slice::from_raw_parts(words, USAGE_SIZE / 8) }
 }
 
 /// Gives each identity a program of its own.
@@ -100,6 +121,16 @@ impl Listener for Recorder {
     }
 }
 
+/// Returns a group that root makes, with the usual mode.
+pub fn new_group(parent: Place, name: &str) -> NewGroup<'_> {
+    NewGroup {
+        parent,
+        name,
+        caller: ROOT,
+        mode: DIRECTORY_MODE,
+    }
+}
+
 /// A tree with a recording listener.
 pub struct World {
     pub tree: Arc<Tree>,
@@ -109,7 +140,7 @@ pub struct World {
 impl World {
     pub fn new(nr_devices: usize) -> Self {
         let devices = (0..nr_devices).map(device).collect();
-        let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, devices));
+        let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, devices, HOST));
         let recorder = Arc::new(Recorder::default());
         tree.listen(recorder.clone());
         Self { tree, recorder }
@@ -129,7 +160,11 @@ impl World {
         for name in path.split('/') {
             at = match self.tree.directory(Place::of(at), name).map(Place::whose) {
                 Ok(Entity::Group(id)) => Some(id),
-                _ => Some(self.tree.make_group(Place::of(at), name, ROOT, 0o755).unwrap()),
+                _ => {
+                    let (id, change) = self.tree.make_group(&new_group(Place::of(at), name)).unwrap();
+                    self.tree.finish(change);
+                    Some(id)
+                }
             };
         }
         at.unwrap()
@@ -158,7 +193,10 @@ impl World {
 
     pub fn store(&self, path: &str, caller: Caller, text: &str) -> Result<()> {
         match resolve(&self.tree, path).unwrap() {
-            Node::File(place, file) => file.store(&self.tree, place, caller, text.as_bytes()),
+            Node::File(place, file) => {
+                let stored = file.store(&self.tree, place, caller, text.as_bytes());
+                stored.map(|change| self.tree.finish(change))
+            }
             Node::Dir(_) => panic!("{path} is a directory"),
         }
     }
@@ -237,6 +275,6 @@ impl std::ops::Deref for HeldUsage {
     type Target = Usage;
 
     fn deref(&self) -> &Usage {
-        self.0.usage()
+        self.0.usage().raw()
     }
 }

@@ -22,9 +22,9 @@ use std::ops::Range;
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use self::member::Member;
-use self::node::{Change, Node};
+use self::node::{Node, Recharge};
 pub(super) use self::resource::Resource;
-use super::{Device, GroupId, ProcessId};
+use super::{Devices, GroupId, ProcessId};
 
 /// The scope of a limit: one device, by its index in [`Grants::slots`], or all together.
 type Place = Option<usize>;
@@ -59,7 +59,7 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    pub(super) fn new(resource: Resource, devices: &[Device]) -> Self {
+    pub(super) fn new(resource: Resource, devices: &Devices) -> Self {
         let slots: Vec<usize> = (0..devices.len()).chain([OTHER_DEVICE]).collect();
         let totals = slots.iter().map(|slot| resource.total(*slot, devices)).collect();
         Self {
@@ -72,7 +72,7 @@ impl Grants {
     }
 
     /// Adds a device at the end.
-    pub(super) fn add_slot(&mut self, slot: usize, devices: &[Device]) {
+    pub(super) fn add_slot(&mut self, slot: usize, devices: &Devices) {
         let total = self.resource.total(slot, devices);
         self.slots.push(slot);
         self.totals.push(total);
@@ -132,7 +132,7 @@ impl Grants {
         }
         // The bound of what the group passes on may have changed.
         for at in self.places(None) {
-            self.charge(Some(id), at, Change::default());
+            self.charge(Some(id), at, Recharge::default());
         }
         self.settle(Some(id));
         self.publish(Some(id));
@@ -158,7 +158,7 @@ impl Grants {
         let (charge, group) = (member.charge(at), member.group);
         let before = member.set_overhead(at, bytes);
         let now = member.charge(at);
-        self.charge(group, at, Change::of(charge, now));
+        self.charge(group, at, Recharge::of(charge, now));
         if before != bytes && group.is_some() {
             self.settle(group);
             self.publish(group);
@@ -245,7 +245,7 @@ impl Grants {
         };
         let (need, is_open) = (member.wanted(at, bytes).saturating_sub(held), member.is_open(at));
         let now = member.charge(at);
-        self.charge(group, at, Change::of(before, now));
+        self.charge(group, at, Recharge::of(before, now));
         if need == 0 && is_open && bytes > 0 {
             return Outcome::Granted;
         }
@@ -354,7 +354,7 @@ impl Grants {
     }
 
     /// Charges a group for a change, and those above for the part that is passed on.
-    fn charge(&mut self, group: Option<GroupId>, at: usize, mut change: Change) {
+    fn charge(&mut self, group: Option<GroupId>, at: usize, mut change: Recharge) {
         for (nr, id) in self.chain(group).into_iter().enumerate() {
             if nr > 0 && change.is_none() {
                 return;
@@ -374,7 +374,7 @@ impl Grants {
         change(member);
         let now = member.charge(at);
         if before != now {
-            self.charge(group, at, Change::of(before, now));
+            self.charge(group, at, Recharge::of(before, now));
         }
     }
 

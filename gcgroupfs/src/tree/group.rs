@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
-use super::{Access, GroupId, ProcessId, Settings, Sums};
+use super::saved::Made;
+use super::{Access, Caller, GroupId, Place, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
 /// Maximum nesting depth; a group in the root has depth 1.
@@ -84,14 +85,25 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+/// A group to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct NewGroup<'a> {
+    pub parent: Place,
+    pub name: &'a str,
+    /// The creator: charged with the group, and its owner unless the group is transient.
+    pub caller: Caller,
+    /// Permission bits of the directory.
+    pub mode: u16,
+}
+
 impl Group {
-    pub(super) fn new(id: GroupId, parent: Option<GroupId>, name: &str, maker: u32, access: Access) -> Self {
+    pub(super) fn new(id: GroupId, parent: Option<GroupId>, made: &Made, access: Access) -> Self {
         Self {
             id,
-            name: name.to_owned(),
+            name: made.name.clone(),
             parent,
-            maker,
-            is_transient: false,
+            maker: made.by,
+            is_transient: made.is_transient,
             access,
             settings: Settings::default(),
             children: BTreeMap::new(),

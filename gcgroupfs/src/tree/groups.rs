@@ -5,37 +5,29 @@ use std::sync::Arc;
 
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
+use super::saved::Made;
 use super::{
-    Access, Caller, DIRECTORY_MODE, Device, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved,
-    Settings, State, Transient, Tree, enforce,
+    Access, Caller, Change, DIRECTORY_MODE, Device, Entity, Group, GroupId, NewGroup, Notice, Owner, Place,
+    ProcessId, Saved, Settings, State, Transient, Tree, enforce,
 };
 use crate::error::{Error, Result};
 
 impl Tree {
-    /// Makes a group in a directory and returns its number. The caller becomes its owner; its right to do so
-    /// has been checked by the kernel or [`may_change`](Self::may_change).
+    /// Makes a group in a directory and returns its number with the [`Change`]. The caller becomes its owner;
+    /// its right to do so has been checked by the kernel or [`may_change`](Self::may_change).
     ///
     /// # Errors
     /// `EPERM` in a process's or a device's directory; `EINVAL` or `ENAMETOOLONG` for the name; `EEXIST`;
     /// `EAGAIN` beyond [`MAX_DEPTH`], or if there are too many groups in all or of the caller.
-    pub fn make_group(&self, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<GroupId> {
-        self.make(parent, name, caller, mode, None)
+    pub fn make_group(&self, new: &NewGroup<'_>) -> Result<(GroupId, Change)> {
+        self.make(new, None)
     }
 
-    pub(super) fn make(
-        &self,
-        parent: Place,
-        name: &str,
-        caller: Caller,
-        mode: u16,
-        transient: Option<Transient>,
-    ) -> Result<GroupId> {
+    pub(super) fn make(&self, new: &NewGroup<'_>, transient: Option<Transient>) -> Result<(GroupId, Change)> {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let made = state.make_group(parent, name, caller, mode, transient, &mut notices);
-        drop(state);
-        self.tell(&notices);
-        made
+        let made = state.make_group(new, transient, &mut notices)?;
+        Ok((made, Change::new(notices)))
     }
 
     /// Removes a group.
@@ -43,7 +35,7 @@ impl Tree {
     /// # Errors
     /// `EPERM` for a process's or a device's directory, `ENOENT` if no group has that name, `EBUSY` if the
     /// group contains processes or groups.
-    pub fn remove_group(&self, parent: Place, name: &str) -> Result<()> {
+    pub fn remove_group(&self, parent: Place, name: &str) -> Result<Change> {
         let place = self.directory(parent, name)?;
         let Entity::Group(id) = place.whose() else {
             return Err(Error::FixedShape);
@@ -53,13 +45,9 @@ impl Tree {
         }
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let gone = state.remove_group(id, &mut notices);
-        if let Ok(gone) = &gone {
-            state.reap(gone.parent, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
-        gone.map(drop)
+        let gone = state.remove_group(id, &mut notices)?;
+        state.reap(gone.parent, &mut notices);
+        Ok(Change::new(notices))
     }
 
     /// Returns the parent directory; the root's parent is the root.
@@ -138,8 +126,7 @@ impl Tree {
                 owner: state.owner,
                 mode: DIRECTORY_MODE,
             });
-            let mut group = Group::new(id, parent, &made.name, made.by, access);
-            saved.made = Some(made);
+            let mut group = Group::new(id, parent, &made, access);
             saved.restore_group(&mut group, &state.devices);
             state.add_group(group);
         }
@@ -149,13 +136,16 @@ impl Tree {
 impl State {
     fn make_group(
         &mut self,
-        parent: Place,
-        name: &str,
-        caller: Caller,
-        mode: u16,
+        new: &NewGroup<'_>,
         transient: Option<Transient>,
         notices: &mut Vec<Notice>,
     ) -> Result<GroupId> {
+        let NewGroup {
+            parent,
+            name,
+            caller,
+            mode,
+        } = *new;
         let above = match (parent.whose(), parent.device) {
             (Entity::Root, None) => None,
             (Entity::Group(id), None) => Some(id),
@@ -185,13 +175,21 @@ impl State {
         access.owner = transient
             .as_ref()
             .map_or(access.owner, |transient| transient.owner);
-        let mut group = Group::new(id, above, name, caller.uid, access);
-        group.is_transient = transient.is_some();
+        let made = Made {
+            name: name.to_owned(),
+            by: caller.uid,
+            is_transient: transient.is_some(),
+        };
+        let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         self.add_group(group);
         notices.push(Notice::GroupChanged(id));
-        let name = name.to_owned();
-        notices.push(Notice::Made { id, parent, name });
+        notices.push(Notice::Made {
+            id,
+            parent,
+            name: made.name,
+            is_reported: false,
+        });
         Ok(id)
     }
 
@@ -238,6 +236,7 @@ impl State {
             id,
             parent: Place::of(group.parent),
             name: group.name.clone(),
+            is_reported: false,
         });
         Ok(group)
     }

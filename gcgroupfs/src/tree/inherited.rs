@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::Ranked;
+use super::settings::{COMPUTE_FREEZE, Ranked};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
@@ -34,12 +34,12 @@ impl Inherited {
             let uuid = Some(device.uuid_text.as_str());
             let above = self.at(device.index);
             OnDevice {
-                freeze: above.freeze || settings.freeze(uuid),
+                freeze: above.freeze || settings.of_group(COMPUTE_FREEZE, uuid).is_on(),
                 rank: settings.rank(uuid, above.rank),
             }
         };
         Self {
-            freeze: self.freeze || settings.freeze(None),
+            freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
             rank: settings.rank(None, self.rank),
             devices: devices.iter().map(on).collect(),
         }

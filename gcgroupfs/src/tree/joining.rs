@@ -32,7 +32,8 @@ impl Tree {
         let id = state.number(&identity);
         // The same program registers again: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
-        let mut process = Process::new(id, identity, blocks, saved.settings.clone(), &state.devices);
+        let mut process = Process::new(id, identity, blocks, &state.devices);
+        process.settings = saved.settings.clone();
         saved.restore(&mut process, &state.devices);
         let group = saved.group.and_then(|group| state.groups.get(&group));
         if let Some(group) = group {

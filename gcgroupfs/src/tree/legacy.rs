@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::process::Process;
-use super::{Device, GroupId, Notice, ProcessId, State, Sums, Tree};
+use super::{Devices, GroupId, Notice, ProcessId, State, Sums, Tree};
 use crate::tree::Saved;
 
 /// Number of processes written at a time, longest wait first, so that thousands of busy ones do not occupy
@@ -76,7 +76,8 @@ impl Tree {
         }];
         let mut state = self.state.lock();
         let groups = state.chain(saved.group);
-        for (device, sums) in super::saved::by_index(&counts, &state.devices.clone()) {
+        let counts: Vec<_> = super::saved::by_index(&counts, &state.devices).collect();
+        for (device, sums) in counts {
             for id in &groups {
                 if let Some(group) = state.groups.get_mut(id) {
                     group.counted_mut(device).before += sums;
@@ -121,7 +122,7 @@ impl State {
 
 /// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
 /// groups.
-pub(super) fn counts(process: &Process, devices: &[Device]) -> BTreeMap<String, Sums> {
+pub(super) fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, Sums> {
     let nr_devices = process.group.map_or(0, |_| devices.len());
     let places = [None].into_iter().chain((0..nr_devices).map(Some));
     let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));

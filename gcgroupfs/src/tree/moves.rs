@@ -187,7 +187,11 @@ impl State {
     /// Returns the memory held by a group and all below, and their counts.
     pub(super) fn group_sums(&self, id: GroupId, device: Option<usize>) -> Sums {
         let mut sums = self.held(id, device);
-        sums.bound(self.group_current(id, device), self.group_swapped(id, device));
+        sums.bound(
+            self.group_current(id, device),
+            self.group_swapped(id, device),
+            &self.devices.host,
+        );
         if let Some(counted) = self.groups.get(&id).map(|group| group.counted(device)) {
             sums += counted.before;
             sums = sums.less(counted.arrived);

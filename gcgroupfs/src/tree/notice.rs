@@ -31,12 +31,16 @@ pub enum Notice {
         id: GroupId,
         parent: Place,
         name: String,
+        /// The kernel itself reports it to watchers (inotify): it was requested through the mount.
+        is_reported: bool,
     },
     /// A group's directory has gone.
     Removed {
         id: GroupId,
         parent: Place,
         name: String,
+        /// As in [`Notice::Made`].
+        is_reported: bool,
     },
     /// The persistent state of the process has changed and must be written.
     SettingsChanged(ProcessId),

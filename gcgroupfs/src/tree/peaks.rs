@@ -6,14 +6,13 @@
 //! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
 //! all of the group is sampled.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use gcgroup_abi::NO_LIMIT;
 
-use super::claims::{device_total, host_memory};
+use super::claims::device_total;
 use super::grants::Grants;
 use super::group::believed;
 use super::process::{Process, slots};
+use super::untrusted::UntrustedDevice;
 use super::{GroupId, Notice, ProcessId, State, Tree, sums};
 
 /// A group with more members is sampled once per second, not at each doorbell of one process.
@@ -230,9 +229,11 @@ impl State {
 
     /// Returns a group's swapped bytes, as far as they are believed.
     pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let of = |process: &Process, place| sums::swapped(process, place, self.devices.len());
+        let of = |process: &Process, place| sums::swapped(process, place, &self.devices);
         let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
-        swapped.first().map_or(0, |bytes| (*bytes).min(host_memory()))
+        swapped
+            .first()
+            .map_or(0, |bytes| (*bytes).min(self.devices.host.memory))
     }
 
     /// Returns what is believed to be held in a group, by place: for processes directly in it all that `of`
@@ -279,10 +280,8 @@ impl State {
     /// Returns a process's `memory.current`, as far as that is believed in its group.
     fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
         let on = |slot: usize| {
-            let charged = process
-                .usage()
-                .memory_current(slot)
-                .min(self.grants.most(process.id, slot));
+            let most = self.grants.most(process.id, slot);
+            let charged = process.usage().charged(slot, most);
             charged.saturating_add(sums::overhead(process, slot, &self.devices))
         };
         sums::over_slots(device, self.devices.len(), on)
@@ -295,8 +294,8 @@ impl State {
             .map(|place| self.current_of(process, place))
             .collect();
         if let Some(next) = next {
-            let charged = process.usage().devices.get(next.device);
-            let charged = charged.map_or(0, |usage| usage.memory_current.load(Relaxed));
+            let usage = process.usage().device(next.device);
+            let charged = usage.map_or(0, UntrustedDevice::charged);
             let then = charged.saturating_add(next.bytes).min(next.granted);
             let more = then.saturating_sub(charged);
             let places = now.iter_mut().enumerate();

@@ -16,7 +16,7 @@ mod donor;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use self::credit::Credits;
@@ -70,6 +70,16 @@ struct Request {
     begun: Option<Begun>,
 }
 
+/// Bytes that donors are to be asked for.
+struct Need<'a> {
+    requester: ProcessId,
+    /// The requester's.
+    priority: u32,
+    wanted: u64,
+    /// Processes that are not asked.
+    but: &'a [ProcessId],
+}
+
 #[derive(Debug)]
 struct Begun {
     wanted: u64,
@@ -111,12 +121,12 @@ impl State {
         };
         for device in 0..self.devices.len() {
             let (Some(usage), Some(control)) = (
-                process.usage().devices.get(device),
+                process.usage().device(device),
                 process.control().devices.get(device),
             ) else {
                 continue;
             };
-            let number = usage.pressure_request.load(Acquire);
+            let number = usage.pressure_request();
             if control.pressure_answer.load(Relaxed) != number {
                 let request = Request {
                     number,
@@ -179,12 +189,12 @@ impl State {
         let (device, now) = (sight.device, sight.at);
         let process = self.processes.get(&requester)?;
         let (usage, control) = (
-            process.usage().devices.get(device)?,
+            process.usage().device(device)?,
             process.control().devices.get(device)?,
         );
         let who = (requester, process.identity.uid);
-        let wanted = usage.pressure_wanted.load(Relaxed);
-        let size = usage.pressure_size.load(Relaxed).max(wanted);
+        let wanted = usage.pressure_wanted();
+        let size = usage.pressure_size().max(wanted);
         let most = [
             self.devices.get(device)?.total,
             control.memory_limit.load(Relaxed),
@@ -201,7 +211,13 @@ impl State {
             return None;
         }
         let priority = control.priority.load(Relaxed);
-        let asked = self.ask(requester, priority, wanted, &[], sight, notices);
+        let need = Need {
+            requester,
+            priority,
+            wanted,
+            but: &[],
+        };
+        let asked = self.ask(&need, sight, notices);
         if asked.is_empty() {
             return Some(false);
         }
@@ -258,9 +274,14 @@ impl State {
             .get(device)?
             .priority
             .load(Relaxed);
-        let missing = begun.wanted - delivered;
         let others: Vec<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
-        let more = self.ask(requester, priority, missing, &others, sight, notices);
+        let need = Need {
+            requester,
+            priority,
+            wanted: begun.wanted - delivered,
+            but: &others,
+        };
+        let more = self.ask(&need, sight, notices);
         if !more.is_empty() {
             begun.asked.extend(more);
             return None;
@@ -272,17 +293,15 @@ impl State {
         Some(delivered > 0)
     }
 
-    /// Asks processes of less priority for `wanted` bytes, the least priority and then the largest first; no
-    /// process if they have less than that together. Leaves out those of `but`.
-    fn ask(
-        &mut self,
-        requester: ProcessId,
-        priority: u32,
-        wanted: u64,
-        but: &[ProcessId],
-        sight: &Sight,
-        notices: &mut Vec<Notice>,
-    ) -> Vec<Asked> {
+    /// Asks processes of less priority, the least priority and then the largest first; no process if they
+    /// have less than is wanted together.
+    fn ask(&mut self, need: &Need<'_>, sight: &Sight, notices: &mut Vec<Notice>) -> Vec<Asked> {
+        let Need {
+            requester,
+            priority,
+            wanted,
+            but,
+        } = *need;
         let device = sight.device;
         let is_asked = |id: ProcessId| id == requester || but.contains(&id);
         let mut candidates: Vec<_> = self
@@ -290,7 +309,14 @@ impl State {
             .values()
             .filter(|process| !is_asked(process.id) && process.is_hook_ok())
             .filter(|process| !self.pressure.idle.contains_key(&(process.id, device)))
-            .filter_map(|process| Candidate::of(process, self.swap_left(process, device), sight))
+            .filter_map(|process| {
+                Candidate::of(
+                    process,
+                    self.swap_left(process, device),
+                    sight,
+                    &self.devices.host,
+                )
+            })
             .filter(|candidate| candidate.priority > priority)
             .collect();
         candidates.sort_unstable_by_key(Candidate::rank);

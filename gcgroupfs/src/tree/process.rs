@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
-use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
+use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX};
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
@@ -101,8 +102,6 @@ pub struct Process {
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
-    /// Number of consecutive checks that found open stocks that should be closed.
-    pub(super) nr_recalls: u32,
     /// State of the process as a whole.
     pub(super) whole: Kept,
     /// State by device.
@@ -111,19 +110,13 @@ pub struct Process {
 }
 
 impl Process {
-    pub(super) fn new(
-        id: ProcessId,
-        identity: Identity,
-        blocks: Arc<dyn Blocks>,
-        settings: Settings,
-        devices: &[Device],
-    ) -> Self {
+    pub(super) fn new(id: ProcessId, identity: Identity, blocks: Arc<dyn Blocks>, devices: &Devices) -> Self {
         let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
             id,
             identity,
             blocks,
-            settings,
+            settings: Settings::default(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,
@@ -131,7 +124,6 @@ impl Process {
             swap_bounds: Vec::new(),
             written: Written::default(),
             hook_ok: true,
-            nr_recalls: 0,
             whole: Kept::default(),
             devices: kept,
             events: Events::default(),
@@ -153,7 +145,7 @@ impl Process {
     }
 
     /// Stores the current peaks of the device and of the whole.
-    pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
+    pub(super) fn keep_peaks(&mut self, device: usize, devices: &Devices) {
         for place in [None, Some(device)] {
             let peak = sums::peak(self, place, devices);
             if let Some(kept) = self.kept_mut(place) {
@@ -171,20 +163,18 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Returns the usage block, written by the process: values must be clamped, and never be an index or a
-    /// length.
-    pub fn usage(&self) -> &Usage {
+    pub fn usage(&self) -> Untrusted<'_> {
         self.blocks.usage()
     }
 
     /// Returns whether the process claims that its memory can be swapped out.
     pub(super) fn can_swap(&self) -> bool {
-        self.usage().can_swap.load(Relaxed) != 0
+        self.usage().can_swap()
     }
 
     /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
     pub(super) fn asks_to_swap(&self) -> bool {
-        self.usage().asks_to_swap.load(Relaxed) != 0
+        self.usage().asks_to_swap()
     }
 
     /// Returns whether the hook answers and its usage block is valid.
@@ -195,14 +185,15 @@ impl Process {
     /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
     /// own settings or those of a group above.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
-        self.settings.freeze(None) || self.settings.freeze(uuid) || self.inherited.freeze(device)
+        let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
+        asks(None) || asks(uuid) || self.inherited.freeze(device)
     }
 
     /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.
     pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
         let at = device.map_or(0, |device| device + 1);
         let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
-        self.settings.memory_swap_max(uuid).min(bound)
+        self.settings.get(MEMORY_SWAP_MAX, uuid).number().min(bound)
     }
 
     /// Returns the priority in force, as a whole or on a device of that index and UUID.
@@ -227,8 +218,8 @@ impl Process {
     pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
         let on = |device: usize| {
             let control = self.control().devices.get(device)?;
-            let error = self.usage().devices.get(device)?.drain_error.load(Relaxed);
-            (error != 0 && enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
+            let error = self.usage().device(device)?.drain_error()?;
+            (enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
         };
         match device {
             Some(device) => on(device),
@@ -237,14 +228,11 @@ impl Process {
     }
 
     fn is_drained(&self, device: usize) -> bool {
-        let (Some(control), Some(usage)) = (
-            self.control().devices.get(device),
-            self.usage().devices.get(device),
-        ) else {
+        let (Some(control), Some(usage)) = (self.control().devices.get(device), self.usage().device(device))
+        else {
             return false;
         };
-        enforce::is_closed(control)
-            && usage.drained_generation.load(Relaxed) == control.freeze_generation.load(Relaxed)
+        enforce::is_closed(control) && usage.drained_generation() == control.freeze_generation.load(Relaxed)
     }
 }
 

@@ -2,15 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Stocks};
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
+use super::claims::device_total;
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
-
-/// Number of rings for a process that keeps stocks in spite of a limit. Requesters look again every 20 ms.
-const MAX_RECALLS: u32 = 10;
 
 impl Tree {
     /// Notes that a process of the group is alive and has not registered with this daemon. Its charge is
@@ -46,10 +44,7 @@ impl State {
             let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
                 continue;
             };
-            let outcome = match self.grants.request(id, device, bytes) {
-                Outcome::Refused(refusal) if self.recall_stocks(refusal.group, notices) => Outcome::Unknown,
-                outcome => outcome,
-            };
+            let outcome = self.grants.request(id, device, bytes);
             if outcome == Outcome::Unknown {
                 self.asking.insert(id);
                 continue;
@@ -102,33 +97,9 @@ impl State {
     fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
         let mut is_any = false;
         for process in self.within(group) {
-            let keeps = |device: &gcgroup_abi::UsageDevice| device.swap_supply.load(Relaxed) != 0;
-            if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
+            if process.id != asker && process.asks_to_swap() && process.usage().has_swap_pool() {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
-                is_any = true;
-            }
-        }
-        is_any
-    }
-
-    /// Asks the processes of a group to empty their threads' stocks, which a limit above forbids. Returns
-    /// whether any still has open stocks; the requester then asks again. A process that ignores
-    /// [`MAX_RECALLS`] rings is not waited for.
-    fn recall_stocks(&mut self, group: GroupId, notices: &mut Vec<Notice>) -> bool {
-        let ids: Vec<ProcessId> = self.within(group).iter().map(|process| process.id).collect();
-        let mut is_any = false;
-        for id in ids {
-            let Some(process) = self.processes.get_mut(&id) else {
-                continue;
-            };
-            let stocks = Stocks::of(process.usage());
-            let granted = stocks.home().and_then(|home| self.grants.granted(id, home));
-            if granted.is_none() || stocks.are_closed() {
-                process.nr_recalls = 0;
-            } else if process.nr_recalls < MAX_RECALLS {
-                process.nr_recalls += 1;
-                notices.push(Notice::Ring(id));
                 is_any = true;
             }
         }
@@ -236,8 +207,8 @@ impl State {
     ) -> Vec<ProcessId> {
         processes.retain(|process| process.can_swap());
         let there = |process: &Process, device: usize| {
-            let usage = process.usage().devices.get(device);
-            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
+            let usage = process.usage().device(device);
+            usage.map_or(0, |usage| usage.swappable(device_total(device, &self.devices)))
         };
         let all = |process: &&Process| {
             let each = wanted.iter().map(|device| there(process, *device));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::group::Counted;
 use super::process::Process;
-use super::{Access, Device, Group, GroupId, Settings, Sums, legacy};
+use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, legacy};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
@@ -97,7 +97,7 @@ impl Saved {
         self.image.is_some() && image.is_some() && self.image != image
     }
 
-    pub(super) fn of_process(process: &Process, devices: &[Device]) -> Self {
+    pub(super) fn of_process(process: &Process, devices: &Devices) -> Self {
         let kept = [(None, &process.whole)]
             .into_iter()
             .chain((process.devices.iter().enumerate()).map(|(device, kept)| (Some(device), kept)));
@@ -174,7 +174,6 @@ impl Saved {
         group.counted = counted
             .map(|(device, counted)| (device, Box::new(counted)))
             .collect();
-        group.is_transient = self.made.is_some_and(|made| made.is_transient);
         group.settings = self.settings;
     }
 }

@@ -1,18 +1,15 @@
-//! Sums over usage blocks. A process can write anything there, so every number is bounded before it is added,
-//! and sums saturate.
+//! Sums over usage blocks, of numbers that [`Untrusted`](super::Untrusted) has bounded. Sums saturate.
 
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Kind, MAX_DEVICES, OTHER_DEVICE, Submission, Usage, UsageDevice};
+use gcgroup_abi::{Kind, OTHER_DEVICE, Submission};
 use serde::{Deserialize, Serialize};
 
-use super::Device;
-use super::claims::{Counts, device_total, host_memory};
+use super::Host;
+use super::claims::{Counts, device_total};
+use super::devices::Devices;
 use super::process::{Kept, Process, slots};
-
-/// Upper bound of every count: not reached in a century, and representable by every reader.
-const MAX_COUNT: u64 = 1 << 53;
 
 /// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,19 +68,6 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    fn of(usage: &UsageDevice, counts: Counts, total: u64) -> Self {
-        Self {
-            current: at_most(&usage.swap_current, host_memory()),
-            supply: at_most(&usage.swap_supply, host_memory()),
-            swappable: at_most(&usage.swappable, total),
-            out_bytes: at_most(&usage.swap_out_bytes, counts.moved),
-            in_bytes: at_most(&usage.swap_in_bytes, counts.moved),
-            nr_out: at_most(&usage.nr_swap_out, counts.calls),
-            nr_in: at_most(&usage.nr_swap_in, counts.calls),
-            nr_fail: at_most(&usage.nr_swap_fail, counts.calls),
-        }
-    }
-
     fn each(&mut self) -> [&mut u64; 8] {
         let Self {
             current,
@@ -103,22 +87,13 @@ impl Swapped {
 
 impl Sums {
     /// Returns the sums of a process, on one device or on all.
-    pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
-        let mut sums = Self::default();
-        let counts = Counts::since(process.identity.start_time);
-        let count = |word: &AtomicU64| at_most(word, counts.calls);
+    pub(super) fn of(process: &Process, device: Option<usize>, devices: &Devices) -> Self {
+        let most = Counts::since(process.identity.start_time, &devices.host);
+        let mut sums = process.usage().sums(device, most, devices);
         match device {
-            Some(device) => sums.add_device(process, device, devices, counts),
-            None => {
-                slots(devices.len()).for_each(|device| sums.add_device(process, device, devices, counts));
-            }
+            Some(slot) => sums.add_control(process, slot, devices),
+            None => slots(devices.len()).for_each(|slot| sums.add_control(process, slot, devices)),
         }
-        if device.is_none() {
-            sums.nr_max = sums.nr_max.saturating_add(count(&process.usage().nr_max));
-            sums.nr_oom = sums.nr_oom.saturating_add(count(&process.usage().nr_oom));
-            sums.nr_unknown_symbols = count(&process.usage().nr_unknown_symbols);
-        }
-        sums.add_threads(process.usage(), device, counts);
         sums.add_kept(process, device);
         sums
     }
@@ -192,58 +167,13 @@ impl Sums {
         }
     }
 
-    fn add_device(&mut self, process: &Process, device: usize, devices: &[Device], counts: Counts) {
-        let (Some(usage), Some(control)) = (
-            process.usage().devices.get(device),
-            process.control().devices.get(device),
-        ) else {
-            return;
-        };
-        let most = device_total(device, devices);
-        let count = |word: &AtomicU64| at_most(word, counts.calls);
-        let waited = |word: &AtomicU64| at_most(word, counts.waited_usec);
-        let allocations = process.usage().allocations(device);
-        let mut one = Self {
-            charged: process.usage().memory_current(device).min(most),
-            overhead: overhead(process, device, devices),
-            nr_alloc: allocations.nr_alloc.min(counts.calls).min(MAX_COUNT),
-            nr_free: allocations.nr_free.min(counts.calls).min(MAX_COUNT),
-            nr_alloc_fail: count(&usage.nr_alloc_fail),
-            nr_max: count(&usage.nr_max),
-            nr_oom: count(&usage.nr_oom),
-            graph_kernels: at_most(&usage.graph_kernels, counts.kernels),
-            nr_ended: at_most(&usage.nr_ended, counts.kernels),
-            nr_frozen: count(&usage.nr_frozen),
-            frozen_usec: waited(&usage.frozen_usec),
-            usage_nsec: control.usage_nsec.load(Relaxed),
-            nr_throttled: count(&usage.nr_throttled),
-            throttled_usec: waited(&usage.throttled_usec),
-            gate_timeouts: count(&usage.gate_timeouts),
-            swap: Swapped::of(usage, counts, most),
+    /// Adds the numbers that the daemon itself has stored for a device.
+    fn add_control(&mut self, process: &Process, slot: usize, devices: &Devices) {
+        *self += Self {
+            overhead: overhead(process, slot, devices),
+            usage_nsec: charged_nsec(process, slot),
             ..Self::default()
         };
-        for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
-            // Negative for a moment, if one thread's free is seen and another's allocation is not.
-            let counted = if counted.cast_signed() < 0 { 0 } else { counted };
-            *sum = counted.min(if *charged { most } else { most.max(host_memory()) });
-        }
-        for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
-            *sum = count(shared);
-        }
-        *self += one;
-    }
-
-    fn add_threads(&mut self, usage: &Usage, device: Option<usize>, counts: Counts) {
-        for thread in usage.used_threads() {
-            let slot = thread.device.load(Relaxed) as usize;
-            if device.is_some_and(|device| device != slot) || slot >= MAX_DEVICES {
-                continue;
-            }
-            for ([_, exited], sum) in thread.submissions.iter().zip(&mut self.submitted) {
-                let calls = at_most(exited, counts.calls);
-                *sum = sum.saturating_add(calls).min(counts.calls);
-            }
-        }
     }
 }
 
@@ -308,7 +238,7 @@ impl Sums {
 
     /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
     /// out.
-    pub(super) fn bound(&mut self, current: u64, swapped: u64) {
+    pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
         self.overhead = self.overhead.min(current);
         self.charged = self.charged.min(current - self.overhead);
         for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
@@ -317,7 +247,7 @@ impl Sums {
             }
         }
         self.swap.current = self.swap.current.min(swapped);
-        self.swap.supply = self.swap.supply.min(host_memory());
+        self.swap.supply = self.swap.supply.min(host.memory);
         self.swap.swappable = self.swap.swappable.min(self.charged);
     }
 
@@ -336,24 +266,21 @@ impl AddAssign for Sums {
 }
 
 /// Returns `memory.current` of one process in bytes.
-pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn current(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
-        let charged = process
-            .usage()
-            .memory_current(slot)
-            .min(device_total(slot, devices));
+        let charged = process.usage().charged(slot, device_total(slot, devices));
         charged.saturating_add(overhead(process, slot, devices))
     };
     over_slots(device, devices.len(), on)
 }
 
 /// Returns the bytes that a process claims to have in host memory.
-pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
+pub(super) fn swapped(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
-        let usage = process.usage().devices.get(slot);
-        usage.map_or(0, |usage| at_most(&usage.swap_current, host_memory()))
+        let usage = process.usage().device(slot);
+        usage.map_or(0, |usage| usage.swapped(devices.host.memory))
     };
-    over_slots(device, nr_devices, on)
+    over_slots(device, devices.len(), on)
 }
 
 /// Returns `on` of a device, or its saturating sum over all slots.
@@ -365,53 +292,51 @@ pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(u
 }
 
 /// Returns the bytes that a process holds beyond its ledger.
-pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u64 {
+pub(super) fn overhead(process: &Process, slot: usize, devices: &Devices) -> u64 {
     let control = process.control().devices.get(slot);
     control.map_or(0, |control| {
-        at_most(&control.memory_overhead, device_total(slot, devices))
+        let bytes = control.memory_overhead.load(Relaxed);
+        bytes.min(device_total(slot, devices))
     })
+}
+
+/// Returns the GPU time that a process was charged on a device, nanoseconds.
+fn charged_nsec(process: &Process, slot: usize) -> u64 {
+    let control = process.control().devices.get(slot);
+    control.map_or(0, |control| control.usage_nsec.load(Relaxed))
 }
 
 /// Returns the highest `memory.current` since the last reset, in bytes, as far as the daemon knows.
 ///
 /// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
 /// at the reset and now is returned.
-pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+pub(super) fn peak(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let (usage, control) = (process.usage(), process.control());
-    let (kept, seen, asked, word, most) = match device {
-        None => {
-            let most = device_total(OTHER_DEVICE, devices);
-            (
-                Some(&process.whole),
-                &usage.peak_generation,
-                &control.peak_generation,
-                &usage.memory_peak,
-                most,
-            )
-        }
+    // The number of the last reset that the process has seen and of the last one, and its peak.
+    let (kept, seen, asked, peak) = match device {
+        None => (
+            Some(&process.whole),
+            usage.peak_generation(),
+            control.peak_generation.load(Relaxed),
+            usage.memory_peak(device_total(OTHER_DEVICE, devices)),
+        ),
         Some(index) => {
-            let (usage, control) = (&usage.devices[index], &control.devices[index]);
-            let kept = process.devices.get(index);
-            let most = device_total(index, devices);
+            let (Some(usage), Some(control)) = (usage.device(index), control.devices.get(index)) else {
+                return 0;
+            };
             (
-                kept,
-                &usage.peak_generation,
-                &control.peak_generation,
-                &usage.memory_peak,
-                most,
+                process.devices.get(index),
+                usage.peak_generation(),
+                control.peak_generation.load(Relaxed),
+                usage.memory_peak(device_total(index, devices)),
             )
         }
     };
     let sums = Sums::of(process, device, devices);
-    let earlier = if seen.load(Relaxed) == asked.load(Relaxed) {
-        word.load(Relaxed).min(most).saturating_add(sums.overhead)
+    let earlier = if seen == asked {
+        peak.saturating_add(sums.overhead)
     } else {
         0
     };
     earlier.max(sums.current()).max(kept.map_or(0, |kept| kept.peak))
-}
-
-/// Returns a claimed number, bounded by `most` and [`MAX_COUNT`].
-fn at_most(word: &AtomicU64, most: u64) -> u64 {
-    word.load(Relaxed).min(most).min(MAX_COUNT)
 }

@@ -6,6 +6,7 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::process::{Process, slots};
+use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX};
 use super::sums::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
@@ -16,9 +17,9 @@ impl State {
         let uuid = device.and_then(|device| self.devices.get(device));
         let uuid = uuid.map(|device| device.uuid_text.as_str());
         let settings = &group.settings;
-        self.grants.set_limit(id, device, settings.memory_limit(uuid));
-        self.swap_grants
-            .set_limit(id, device, settings.group_swap_max(uuid));
+        let bytes = |setting| settings.of_group(setting, uuid).number();
+        self.grants.set_limit(id, device, bytes(MEMORY_LIMIT));
+        self.swap_grants.set_limit(id, device, bytes(MEMORY_SWAP_MAX));
     }
 
     /// Returns the bytes that a process may still swap out from a device by the limits of the groups above.
@@ -29,7 +30,7 @@ impl State {
             .into_iter()
             .min();
         let granted = self.swap_grants.granted(process.id, device).unwrap_or(0);
-        let own = granted.saturating_sub(swapped(process, Some(device), self.devices.len()));
+        let own = granted.saturating_sub(swapped(process, Some(device), &self.devices));
         left.map_or(NO_LIMIT, |left| left.saturating_add(own))
     }
 
@@ -70,12 +71,12 @@ impl State {
         let places = [None].into_iter().chain((0..nr_devices).map(Some));
         let bounds = places.map(|place| {
             let left = self.swap_room(process, place);
-            swapped(process, place, nr_devices).saturating_add(left)
+            swapped(process, place, &self.devices).saturating_add(left)
         });
         let bounds = bounds.collect();
         if let Some(process) = self.processes.get_mut(&id) {
             process.swap_bounds = bounds;
-            enforce::swap_max(process, &self.devices);
+            enforce::setting(process, MEMORY_SWAP_MAX, &self.devices);
         }
     }
 
@@ -84,9 +85,8 @@ impl State {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let nr_devices = self.devices.len();
-        let on = |slot| (slot, swapped(process, Some(slot), nr_devices));
-        let swapped: Vec<_> = slots(nr_devices).map(on).collect();
+        let on = |slot| (slot, swapped(process, Some(slot), &self.devices));
+        let swapped: Vec<_> = slots(self.devices.len()).map(on).collect();
         for (slot, bytes) in swapped {
             self.swap_grants.set_overhead(id, slot, bytes);
         }

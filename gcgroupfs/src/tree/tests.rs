@@ -8,6 +8,7 @@ mod lasting;
 mod legacy;
 mod peaks;
 mod requests;
+mod settings;
 mod swap;
 mod writes;
 
@@ -16,16 +17,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::fixture::{OWNER, ROOT, World, blocks, identity};
-use super::{Identity, Level, Notice, Place, Saved, Settings};
+use super::{
+    COMPUTE_FREEZE, COMPUTE_PRIORITY, Identity, Level, MEMORY_LIMIT, Notice, Place, Saved, Settings, Value,
+};
 use crate::error::Error;
 
 #[test]
 fn published_block_is_complete() {
     let world = World::new(2);
     let mut settings = Settings::default();
-    settings.set_memory_limit(Some("GPU-1"), 77, true).unwrap();
-    settings.set_priority(None, 3, true).unwrap();
-    settings.set_freeze(Some("GPU-0"), true, true).unwrap();
+    settings
+        .set(MEMORY_LIMIT, Some("GPU-1"), Value::Number(77), true)
+        .unwrap();
+    settings
+        .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
+        .unwrap();
+    settings
+        .set(COMPUTE_FREEZE, Some("GPU-0"), Value::Flag(true), true)
+        .unwrap();
     let id = world.join_with(100, blocks(), settings);
     let control = world.control(id);
     assert!(control.is_understood());
@@ -125,11 +134,13 @@ fn old_acknowledgement_does_not_confirm_a_new_freeze() {
         for at_start in [false, true] {
             let world = World::new(1);
             let blocks = blocks();
-            for device in &blocks.usage().devices {
+            for device in &blocks.usage().raw().devices {
                 device.drained_generation.store(drained, Relaxed);
             }
             let mut settings = Settings::default();
-            settings.set_freeze(None, at_start, true).unwrap();
+            settings
+                .set(COMPUTE_FREEZE, None, Value::Flag(at_start), true)
+                .unwrap();
             world.join_with(100, blocks, settings);
             world.store("100/compute.freeze", ROOT, "1").unwrap();
             assert!(
@@ -148,7 +159,7 @@ fn old_acknowledgement_does_not_confirm_a_new_freeze() {
 fn peak_outlives_the_registration() {
     let world = World::new(1);
     let blocks = blocks();
-    let usage = blocks.usage();
+    let usage = blocks.usage().raw();
     usage.peak_generation.store(4, Relaxed);
     usage.memory_peak.store(1234, Relaxed);
     usage.devices[0].peak_generation.store(9, Relaxed);

@@ -1,6 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use super::{Caller, DIRECTORY_MODE, Entity, GroupId, Notice, Owner, Place, Settings, State, Tree};
+use super::{Entity, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
 /// Initial state of a transient group.
@@ -16,19 +16,17 @@ impl Tree {
     ///
     /// # Errors
     /// As [`make_group`](Self::make_group), without `EEXIST` for a group.
-    pub fn make_transient_group(
-        &self,
-        parent: Place,
-        name: &str,
-        caller: Caller,
-        transient: Transient,
-    ) -> Result<GroupId> {
-        match self.make(parent, name, caller, DIRECTORY_MODE, Some(transient)) {
-            Err(Error::Exists) => match self.directory(parent, name)?.whose() {
+    pub fn make_transient_group(&self, new: &NewGroup<'_>, transient: Transient) -> Result<GroupId> {
+        match self.make(new, Some(transient)) {
+            Ok((id, change)) => {
+                self.finish(change);
+                Ok(id)
+            }
+            Err(Error::Exists) => match self.directory(new.parent, new.name)?.whose() {
                 Entity::Group(id) => Ok(id),
                 _ => Err(Error::Exists),
             },
-            other => other,
+            Err(error) => Err(error),
         }
     }
 

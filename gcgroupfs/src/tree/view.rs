@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
+use super::settings::{MEMORY_SWAP_MAX, Setting, Value};
 use super::{
-    Device, Exited, Group, GroupId, Notice, Process, Quota, Settings, State, Storage, Sums, Unmanaged,
-    enforce, sums,
+    Device, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums, Unmanaged, enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -96,10 +96,10 @@ impl<'a> View<'a> {
         match self.scope {
             Scope::Root => {
                 let mut sums = self.state.departed;
-                self.each(|process| sums += Sums::of(process, None, self.devices()));
+                self.each(|process| sums += Sums::of(process, None, &self.state.devices));
                 sums
             }
-            Scope::Process(process, device) => Sums::of(process, device, self.devices()),
+            Scope::Process(process, device) => Sums::of(process, device, &self.state.devices),
             Scope::Group(group, device) => self.state.group_sums(group.id, device),
         }
     }
@@ -108,7 +108,7 @@ impl<'a> View<'a> {
     pub fn memory_current(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.root_current(),
-            Scope::Process(process, device) => sums::current(process, device, self.devices()),
+            Scope::Process(process, device) => sums::current(process, device, &self.state.devices),
             Scope::Group(group, device) => {
                 let current = self.state.group_current(group.id, device);
                 self.show_held(current);
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
     /// Asks the processes here that have kernels pending to find out which have completed.
     pub fn ask_progress(&self) {
         self.each(|process| {
-            if Sums::of(process, None, self.devices()).nr_pending() > 0 {
+            if Sums::of(process, None, &self.state.devices).nr_pending() > 0 {
                 enforce::ask_progress(process);
                 self.notices.borrow_mut().push(Notice::Ring(process.id));
             }
@@ -149,54 +149,47 @@ impl<'a> View<'a> {
         self.each(|process| {
             all = all
                 && (enforce::has_progress(process)
-                    || Sums::of(process, None, self.devices()).nr_pending() == 0);
+                    || Sums::of(process, None, &self.state.devices).nr_pending() == 0);
         });
         all
     }
 
-    /// Returns `memory.swap.max` in bytes: 0 for a process not started with `--swap`, no limit for a group
-    /// unless set.
+    /// Returns the value of a setting that its control file shows.
     ///
     /// # Errors
     /// [`Error::NotFound`] at the root.
-    pub fn memory_swap_max(&self) -> Result<u64> {
+    pub fn setting(&self, setting: &Setting) -> Result<Value> {
+        setting
+            .shown
+            .map_or_else(|| self.own(setting), |shown| shown(self))
+    }
+
+    /// Returns the value set for this directory.
+    fn own(&self, setting: &Setting) -> Result<Value> {
         let (settings, uuid) = self.settings()?;
         Ok(match self.scope {
-            Scope::Process(process, _) if !process.can_swap() => 0,
-            Scope::Group(..) => settings.group_swap_max(uuid),
-            _ => settings.memory_swap_max(uuid),
+            Scope::Group(..) => settings.of_group(setting, uuid),
+            _ => settings.get(setting, uuid),
         })
     }
 
-    /// Returns `memory.limit` in bytes.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn memory_limit(&self) -> Result<u64> {
-        let (settings, uuid) = self.settings()?;
-        Ok(settings.memory_limit(uuid))
-    }
-
-    /// Returns `compute.priority` in force: of a process its own, or the nearest group's above.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn priority(&self) -> Result<u32> {
-        let (_, uuid) = self.settings()?;
+    /// Returns `memory.swap.max`: 0 for a process not started with `--swap`.
+    pub(super) fn memory_swap_max(&self) -> Result<Value> {
         match self.scope {
-            Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(process.priority(device, uuid)),
-            Scope::Group(group, device) => Ok(group.inherited.rank(device).in_force()),
+            Scope::Process(process, _) if !process.can_swap() => Ok(Value::Number(0)),
+            _ => self.own(MEMORY_SWAP_MAX),
         }
     }
 
-    /// Returns `compute.max`.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn compute_max(&self) -> Result<Quota> {
-        let (settings, uuid) = self.settings()?;
-        Ok(settings.compute_max(uuid))
+    /// Returns `compute.priority` in force: of a process its own, or the nearest group's above.
+    pub(super) fn priority(&self) -> Result<Value> {
+        let (_, uuid) = self.settings()?;
+        let priority = match self.scope {
+            Scope::Root => return Err(Error::NotFound),
+            Scope::Process(process, device) => process.priority(device, uuid),
+            Scope::Group(group, device) => group.inherited.rank(device).in_force(),
+        };
+        Ok(Value::Number(priority.into()))
     }
 
     /// Returns the scheduling policy in force.
@@ -211,15 +204,6 @@ impl<'a> View<'a> {
         self.notices.borrow_mut().push(Notice::Watched(ids));
     }
 
-    /// Returns `compute.freeze` of the process or the group itself.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn freeze(&self) -> Result<bool> {
-        let (settings, uuid) = self.settings()?;
-        Ok(settings.freeze(uuid))
-    }
-
     /// Returns `memory.peak` in bytes.
     ///
     /// # Errors
@@ -227,7 +211,7 @@ impl<'a> View<'a> {
     pub fn memory_peak(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(sums::peak(process, device, self.devices())),
+            Scope::Process(process, device) => Ok(sums::peak(process, device, &self.state.devices)),
             Scope::Group(group, device) => {
                 let peak = self.state.group_peak(group.id, device);
                 self.show_held(peak);

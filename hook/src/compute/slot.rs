@@ -7,7 +7,7 @@ use std::sync::atomic::{
     Ordering::Release,
 };
 
-use gcgroup_abi::{Entrance, Gate, Kind, Stock, Submission, Thread, Usage, UsageDevice};
+use gcgroup_abi::{Entrance, Gate, Kind, Submission, Thread, Usage, UsageDevice};
 
 use parking_lot::Mutex;
 
@@ -240,18 +240,6 @@ impl<'a> Counts<'a> {
     #[inline]
     pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
         &self.0.unsettled
-    }
-
-    /// Returns the bytes that the thread has uncharged and keeps.
-    #[inline]
-    pub(crate) fn stock(&self) -> Stock<'a> {
-        Stock::of(self.0)
-    }
-
-    /// Returns the number of frees counted here.
-    #[inline]
-    pub(crate) fn nr_free(&self) -> u64 {
-        self.0.nr_free.load(Relaxed)
     }
 
     #[inline]

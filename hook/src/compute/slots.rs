@@ -14,7 +14,7 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{Entrance, MAX_THREADS, Stock, Thread, Usage};
+use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::context::{self, PER_THREAD};
@@ -117,12 +117,6 @@ impl Slots {
                 .chain(extras.iter().map(|extra| extra.bound()))
                 .any(|bound| one.is_still(bound))
         });
-    }
-
-    /// Returns the stock of the calling thread, if it has a slot of the block.
-    #[inline]
-    pub(crate) fn stock<'a>(&self, usage: &'a Usage) -> Option<Stock<'a>> {
-        Some(Stock::of(self.own(usage)?))
     }
 
     /// Returns where the calling thread counts its allocations on a device; `None` means in the device's own

@@ -1,74 +1,72 @@
 //! Account of one memory pool: what is charged for it, and whether the next allocation makes it grow.
 //!
-//! The account is divided into shares by stream, so that threads with different streams do not contend.
-//! Allocations, frees and waits look into their stream's share first; a share may use the part of the pool's
-//! spare bytes that it was given. The sums of what is charged and measured (`whole`) are consulted only if
-//! that does not suffice.
-//!
 //! Independent of the driver and of limits.
 
-mod share;
 #[cfg(test)]
 mod tests;
-mod whole;
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-
-use super::lock::Lock;
 use super::stream::Stream;
-use share::Shared;
-use whole::Sums;
-pub(crate) use whole::Whole;
 
 /// Smallest growth of a pool, bytes: the size of a page of device memory.
 const LEAST_GROWTH: u64 = 2 << 20;
 /// Growth that drivers have been seen to use, bytes.
 const USUAL_GROWTH: u64 = 32 << 20;
-
-/// Shares of a pool, made on demand, and the number of places that are searched for a stream's own share.
-const SHARES: usize = 16;
-const LOOKS: usize = 4;
-
-/// Memory has been freed since the driver last could shrink the pool. New allocations do not count: at the
-/// last measurement their memory was free as well, and the driver kept it.
-const HAS_FREED: u32 = 1;
-/// A freed allocation that is not new waits for a stream; it is freed then without a call.
-const HAS_WAITING: u32 = 2;
-/// An allocation did not fit into the spare bytes although their sum sufficed. Until a stream has been waited
-/// for or the pool has shrunk, only a waiting block of exactly the size is relied on.
-const IS_SCATTERED: u32 = 4;
-/// The pool is destroyed and has no live allocation.
-const IS_OVER: u32 = 8;
-/// Live and waiting bytes exceed the reserved size, so spare bytes of a share may be counted twice.
-const IS_SHORT: u32 = 16;
-/// States in which any wait has something to do.
-const IS_RESTLESS: u32 = HAS_FREED | HAS_WAITING | IS_SCATTERED | IS_OVER;
+/// Largest growth step to learn for a small allocation, bytes; a larger growth is not a step.
+const MOST_GROWTH: u64 = 256 << 20;
+/// Most freed blocks recorded individually; beyond that the earliest `TOGETHER` are merged by stream.
+const MOST_WAITING: usize = 96;
+const TOGETHER: usize = 32;
+/// Most ranges recorded as reserved.
+const MOST_KNOWN: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Bits `HAS_FREED` to `IS_SHORT`.
-    state: AtomicU32,
-    /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
-    is_destroyed: AtomicBool,
-    /// Set once a growth has been observed; the learnt step in bytes. Written only under the lock of `whole`,
-    /// as are the fields below.
-    is_seen: AtomicBool,
-    growth: AtomicU64,
-    /// Reserved size at the last measurement, bytes.
-    reserved: AtomicU64,
+    /// Bytes charged for the pool, and the part of them that calls in progress hold in advance.
+    paid: u64,
+    held: u64,
     /// Number of measurements begun, and the number of the last one settled; older ones are void.
-    begun: AtomicU64,
-    settled: AtomicU64,
-    shares: [OnceLock<Owned>; SHARES],
-    whole: Lock<Sums>,
+    begun: u64,
+    settled: u64,
+    /// Live allocations and their bytes.
+    live: u64,
+    live_bytes: u64,
+    /// Freed blocks whose stream has not reached the free; only that stream can reuse them. The latest last.
+    waiting: Vec<Waiting>,
+    /// Bytes waiting, including blocks dropped from the list.
+    waiting_bytes: u64,
+    /// The part of `waiting_bytes` that is not new.
+    waiting_old: u64,
+    /// Ranges of the latest allocations: reserved since then, allocated or not, unless the pool has shrunk.
+    known: Vec<Range>,
+    /// An allocation did not fit into the spare bytes although their sum sufficed. Until a stream has been
+    /// waited for or the pool has shrunk, only a waiting block of exactly the size is relied on.
+    is_scattered: bool,
+    /// Memory has been freed since the driver last could shrink the pool. New allocations do not count: at
+    /// the last measurement their memory was free as well, and the driver kept it.
+    has_freed: bool,
+    /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
+    is_destroyed: bool,
+    /// The growth step, bytes, and whether a growth has been observed.
+    growth: u64,
+    is_seen: bool,
 }
 
-/// A share and the stream for which it was made.
-#[derive(Debug)]
-struct Owned {
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
     stream: Stream,
-    share: Box<Shared>,
+    bytes: u64,
+    is_new: bool,
+    /// True for a single block, which the driver may hand out again as it is.
+    is_one: bool,
+}
+
+/// A range of addresses that the pool has reserved.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    from: u64,
+    bytes: u64,
+    /// Address of a new allocation in it, made since the pool was last measured; zero: none.
+    new_at: u64,
 }
 
 /// An allocation that has begun.
@@ -84,259 +82,302 @@ pub(crate) struct Begun {
 pub(crate) struct Over;
 
 impl Account {
-    pub(crate) fn new(index: usize) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            state: AtomicU32::new(0),
-            is_destroyed: AtomicBool::new(false),
-            is_seen: AtomicBool::new(false),
-            growth: AtomicU64::new(USUAL_GROWTH),
-            reserved: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-            shares: [const { OnceLock::new() }; SHARES],
-            whole: Lock::new(Sums::new(index)),
+            paid: 0,
+            held: 0,
+            begun: 0,
+            settled: 0,
+            live: 0,
+            live_bytes: 0,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            waiting_old: 0,
+            known: Vec::new(),
+            is_scattered: false,
+            has_freed: false,
+            is_destroyed: false,
+            growth: USUAL_GROWTH,
+            is_seen: false,
         }
     }
 
-    /// Locks the sums of what is charged and measured. Shares may be locked while they are held; a thread
-    /// that holds a share must take no other lock.
-    pub(crate) fn lock(&self) -> Whole<'_> {
-        Whole::new(self, self.whole.lock())
-    }
-
-    #[inline]
-    fn is(&self, state: u32) -> bool {
-        self.state.load(Relaxed) & state != 0
-    }
-
-    /// Sets or clears a state. Writes only on a change, since all threads read the word.
-    #[inline]
-    fn set(&self, state: u32, is_so: bool) {
-        if self.is(state) == is_so {
-            return;
-        }
-        if is_so {
-            self.state.fetch_or(state, Relaxed);
-        } else {
-            self.state.fetch_and(!state, Relaxed);
-        }
-    }
-
-    fn shares(&self) -> impl Iterator<Item = &Shared> {
-        self.shares
-            .iter()
-            .filter_map(OnceLock::get)
-            .map(|owned| &*owned.share)
-    }
-
-    /// Returns place number `look` of those where a stream's share may be.
-    #[inline]
-    fn place(&self, stream: Stream, look: usize) -> &OnceLock<Owned> {
-        &self.shares[stream.hash().wrapping_add(look) % SHARES]
-    }
-
-    /// Returns a stream's own share if it is in the first place, where most are.
-    #[inline]
-    fn own_share(&self, stream: Stream) -> Option<&Shared> {
-        let owned = self.place(stream, 0).get()?;
-        (owned.stream == stream).then_some(&*owned.share)
-    }
-
-    /// Returns a stream's share: its own, or one shared with other streams. Shares are never removed, so the
-    /// answer does not change.
-    #[inline]
-    fn share(&self, stream: Stream) -> &Shared {
-        self.own_share(stream).unwrap_or_else(|| self.any_share(stream))
-    }
-
-    #[inline(never)]
-    fn any_share(&self, stream: Stream) -> &Shared {
-        let at = |look| self.place(stream, look).get_or_init(|| self.new_share(stream));
-        let own = (0..LOOKS).map(at).find(|owned| owned.stream == stream);
-        &own.unwrap_or_else(|| at(0)).share
-    }
-
-    /// Makes a share. Holds `whole`, so that no measurement runs meanwhile: either the measurement sees the
-    /// share, or the share sees the measurement.
-    #[cold]
-    fn new_share(&self, stream: Stream) -> Owned {
-        let _whole = self.whole.lock();
-        Owned {
-            stream,
-            share: Box::default(),
-        }
-    }
-
-    /// Returns a stream's share if it has been made.
-    #[inline]
-    fn known_share(&self, stream: Stream) -> Option<&Shared> {
-        for look in 0..LOOKS {
-            let owned = self.place(stream, look).get()?;
-            if owned.stream == stream {
-                return Some(&owned.share);
-            }
-        }
-        Some(&self.place(stream, 0).get()?.share)
-    }
-
-    /// Returns the view of the account for one stream.
-    #[inline]
-    pub(crate) fn on(&self, stream: Stream) -> OnStream<'_> {
-        OnStream {
-            account: self,
-            share: self.share(stream),
-            stream,
-        }
+    /// Returns the bytes charged for the pool.
+    pub(crate) fn paid(&self) -> u64 {
+        self.paid
     }
 
     /// Returns the reserved size at the last measurement, bytes.
     pub(crate) fn reserved(&self) -> u64 {
-        self.reserved.load(Relaxed)
+        self.paid - self.held
     }
 
     /// Returns the bytes by which the pool is expected to grow for an allocation of `bytes`.
     pub(crate) fn foretold(&self, bytes: u64) -> u64 {
-        let growth = self.growth.load(Relaxed);
-        bytes.checked_next_multiple_of(growth).unwrap_or(u64::MAX)
+        bytes.checked_next_multiple_of(self.growth).unwrap_or(u64::MAX)
     }
 
     /// Returns the least possible growth for an allocation of `bytes`; `None` once a growth has been
     /// observed.
     pub(crate) fn hoped(&self, bytes: u64) -> Option<u64> {
-        (!self.is_seen.load(Relaxed)).then(|| bytes.checked_next_multiple_of(LEAST_GROWTH))?
+        (!self.is_seen).then(|| bytes.checked_next_multiple_of(LEAST_GROWTH))?
+    }
+
+    /// Returns the bytes that are reserved, and neither allocated nor waiting for a stream.
+    fn spare(&self) -> u64 {
+        self.reserved()
+            .saturating_sub(self.live_bytes)
+            .saturating_sub(self.waiting_bytes)
+    }
+
+    /// Returns whether trimming may release anything.
+    pub(crate) fn has_spare(&self) -> bool {
+        !self.is_destroyed && self.reserved() > self.live_bytes
     }
 
     pub(crate) fn is_destroyed(&self) -> bool {
-        self.is_destroyed.load(Relaxed)
+        self.is_destroyed
     }
 
     /// Marks the pool destroyed, or clears the mark if destroying it failed.
-    pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
-        self.is_destroyed.store(is_destroyed, Relaxed);
-        self.lock().look_whether_over();
+    pub(crate) fn set_destroyed(&mut self, is_destroyed: bool) {
+        self.is_destroyed = is_destroyed;
+    }
+
+    /// Returns whether the pool is destroyed and has no live allocation.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_destroyed && self.live == 0
     }
 
     /// Returns whether the pool may have become smaller, after a call in which the driver could release free
     /// memory.
     pub(crate) fn may_have_shrunk(&self) -> bool {
-        self.is(HAS_FREED | HAS_WAITING)
+        // What waits for a stream is freed then without a call.
+        self.has_freed || self.waiting_old != 0
     }
 
     /// Notes that the driver may now keep less than at the last measurement.
-    pub(crate) fn may_keep_less(&self) {
-        self.set(HAS_FREED, true);
+    pub(crate) fn may_keep_less(&mut self) {
+        self.has_freed = true;
     }
 
-    /// Returns whether waiting for any stream may change the account.
-    #[inline]
-    pub(crate) fn is_restless(&self) -> bool {
-        self.is(IS_RESTLESS)
-    }
-
-    /// Settles the frees that wait for a stream that has been waited for. For pools that are not restless.
-    #[inline]
-    pub(crate) fn passed(&self, stream: Stream) {
-        self.known_share(stream).inspect(|share| share.pass(stream));
-    }
-
-    /// Ends an allocation, at once or when `stream` reaches the free; returns whether the pool is over with
-    /// it. Address 0: unknown.
-    #[inline]
-    pub(crate) fn end(&self, address: u64, bytes: u64, stream: Option<Stream>) -> bool {
-        let is_new = match stream {
-            Some(stream) => self.end_on(address, bytes, stream),
-            None => self.end_at_once(address, bytes),
-        };
-        if !is_new {
-            self.set(HAS_FREED, true);
+    /// Begins an allocation of `bytes` on a stream.
+    pub(crate) fn begin(&mut self, bytes: u64, stream: Stream) -> Begun {
+        let is_enough = self.spare() >= bytes && !self.is_scattered;
+        self.live += 1;
+        self.live_bytes += bytes;
+        let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.stream == stream;
+        let found = self.waiting.iter().position(is_it);
+        if let Some(at) = found {
+            let block = self.waiting.remove(at);
+            self.leave(block.bytes, if block.is_new { 0 } else { block.bytes });
         }
-        self.is_destroyed() && self.lock().look_whether_over()
-    }
-
-    /// Ends an allocation when `stream` reaches the free; returns whether the memory is known to be new.
-    #[inline]
-    fn end_on(&self, address: u64, bytes: u64, stream: Stream) -> bool {
-        let share = self.share(stream);
-        let ended = share.change(|share| {
-            let is_its = share.take_new(address);
-            // An allocation is not treated as new if the pool has to be measured anyway.
-            let is_decided = is_its || self.is(HAS_FREED);
-            is_decided.then(|| share.end_on(bytes, stream, is_its))
-        });
-        ended.unwrap_or_else(|| self.end_elsewhere(share, address, bytes, stream))
-    }
-
-    /// Ends an allocation that is recorded in another stream's share, or is not new.
-    #[inline(never)]
-    fn end_elsewhere(&self, share: &Shared, address: u64, bytes: u64, stream: Stream) -> bool {
-        let measurements = self.begun.load(Relaxed);
-        let is_new = self.shares().any(|other| other.lock().take_new(address));
-        share.change(|share| {
-            let is_new = is_new && self.begun.load(Relaxed) == measurements;
-            share.end_on(bytes, stream, is_new)
-        })
-    }
-
-    #[inline(never)]
-    fn end_at_once(&self, address: u64, bytes: u64) -> bool {
-        for share in self.shares() {
-            let mut share = share.lock();
-            if share.take_new(address) {
-                share.end(bytes);
-                return true;
-            }
+        Begun {
+            may_do: found.is_some() || is_enough,
+            measurements: self.begun,
         }
-        // Any share will do: only the sum over shares counts.
-        self.shares().next().inspect(|share| share.lock().end(bytes));
-        false
-    }
-
-    /// Undoes an allocation for which the pool grew although that was not expected.
-    pub(crate) fn mistaken(&self, bytes: u64, stream: Stream) {
-        self.set(IS_SCATTERED, true);
-        self.end(0, bytes, Some(stream));
-    }
-}
-
-/// A pool's account seen from one stream.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OnStream<'a> {
-    account: &'a Account,
-    share: &'a Shared,
-    stream: Stream,
-}
-
-impl OnStream<'_> {
-    /// Begins an allocation of `bytes`.
-    #[inline]
-    pub(crate) fn begin(self, bytes: u64) -> Begun {
-        let begun = self.share.change(|share| {
-            let may_spare = !self.account.is(IS_SCATTERED | IS_SHORT);
-            share.try_begin(bytes, self.stream, may_spare).then(|| Begun {
-                may_do: true,
-                measurements: self.account.begun.load(Relaxed),
-            })
-        });
-        begun.unwrap_or_else(|| self.account.lock().begin(self.share, bytes, self.stream))
     }
 
     /// Returns whether the allocation at `address` lies in a range known to be reserved, so that the reserved
     /// size need not be measured.
-    #[inline]
-    pub(crate) fn is_known(self, address: u64, bytes: u64, begun: Begun) -> bool {
-        let account = self.account;
-        // A measurement in progress may or may not see the allocation.
-        let is_unmeasured = || {
-            account.settled.load(Relaxed) == begun.measurements
-                && account.begun.load(Relaxed) == begun.measurements
+    pub(crate) fn is_known(&mut self, address: u64, bytes: u64, begun: Begun) -> bool {
+        let end = address.saturating_add(bytes);
+        let holds =
+            |range: &&mut Range| range.from <= address && end <= range.from.saturating_add(range.bytes);
+        let Some(range) = self.known.iter_mut().rev().find(holds) else {
+            return false;
         };
-        let is_known = |share: &Shared| share.lock().is_known(address, bytes, is_unmeasured);
-        // The range may be in another stream's share; searching the shares is cheaper than asking the driver.
-        is_known(self.share) || account.shares().any(is_known)
+        // A measurement in progress may or may not see the allocation.
+        if range.new_at == 0 && self.settled == begun.measurements && self.begun == begun.measurements {
+            range.new_at = address;
+        }
+        true
     }
 
-    /// Records that the range is reserved: it was allocated and the pool was measured afterwards.
-    pub(crate) fn know(self, address: u64, bytes: u64) {
-        self.share.lock().know(address, bytes);
+    /// Records a range as reserved: it was allocated and the pool was measured afterwards.
+    pub(crate) fn know(&mut self, address: u64, bytes: u64) {
+        if self.known.len() == MOST_KNOWN {
+            self.known.remove(0);
+        }
+        self.known.push(Range {
+            from: address,
+            bytes,
+            new_at: 0,
+        });
+    }
+
+    /// Ends an allocation, at once or when `stream` reaches the free; returns whether the pool is over with
+    /// it. Address 0: unknown.
+    pub(crate) fn end(&mut self, address: u64, bytes: u64, stream: Option<Stream>) -> bool {
+        let is_it = |range: &&mut Range| range.new_at == address && address != 0;
+        let found = self.known.iter_mut().rev().find(is_it);
+        let is_new = found.map(|range| range.new_at = 0).is_some();
+        self.has_freed |= !is_new;
+        self.live = self.live.saturating_sub(1);
+        self.live_bytes = self.live_bytes.saturating_sub(bytes);
+        if let Some(stream) = stream {
+            self.wait_for(stream, bytes, is_new);
+        }
+        self.is_over()
+    }
+
+    fn wait_for(&mut self, stream: Stream, bytes: u64, is_new: bool) {
+        if self.waiting.len() == MOST_WAITING {
+            self.put_together(TOGETHER);
+        }
+        if self.waiting.len() == MOST_WAITING {
+            // Its bytes still wait; only its stream is forgotten.
+            let block = self.waiting.remove(0);
+            self.waiting_old += if block.is_new { block.bytes } else { 0 };
+        }
+        self.waiting.push(Waiting {
+            stream,
+            bytes,
+            is_new,
+            is_one: true,
+        });
+        self.waiting_bytes += bytes;
+        self.waiting_old += if is_new { 0 } else { bytes };
+    }
+
+    /// Merges the earliest `count` waiting blocks into one entry per stream.
+    fn put_together(&mut self, count: usize) {
+        let mut sums: Vec<Waiting> = Vec::new();
+        for block in self.waiting.drain(..count) {
+            let is_its = |sum: &&mut Waiting| sum.stream == block.stream && sum.is_new == block.is_new;
+            match sums.iter_mut().find(is_its) {
+                Some(sum) => sum.bytes += block.bytes,
+                None => sums.push(Waiting {
+                    is_one: false,
+                    ..block
+                }),
+            }
+        }
+        self.waiting.splice(0..0, sums);
+    }
+
+    /// Subtracts from the waiting bytes, `old` of them not new.
+    fn leave(&mut self, bytes: u64, old: u64) {
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
+        self.waiting_old = self.waiting_old.saturating_sub(old).min(self.waiting_bytes);
+    }
+
+    /// Undoes an allocation for which the pool grew although that was not expected.
+    pub(crate) fn mistaken(&mut self, bytes: u64, stream: Stream) {
+        self.is_scattered = true;
+        self.end(0, bytes, Some(stream));
+    }
+
+    /// Settles the frees that wait for a stream that has been waited for.
+    pub(crate) fn passed(&mut self, stream: Stream) {
+        self.is_scattered = false;
+        let (mut all, mut old) = (0, 0);
+        self.waiting.retain(|block| {
+            let waits = block.stream != stream;
+            if !waits {
+                all += block.bytes;
+                old += if block.is_new { 0 } else { block.bytes };
+            }
+            waits
+        });
+        self.leave(all, old);
+    }
+
+    /// Returns the streams that freed blocks wait for, as far as they are recorded.
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
+        let mut streams: Vec<_> = self.waiting.iter().map(|block| block.stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
+    }
+
+    /// Begins a measurement of the reserved size and returns its number; `had_occasion`: the driver has had
+    /// an opportunity to shrink the pool. Existing allocations stop being new: the driver may keep the rest
+    /// of the pool only because of them.
+    pub(crate) fn measure(&mut self, had_occasion: bool) -> u64 {
+        self.has_freed &= !had_occasion;
+        self.known.iter_mut().for_each(|range| range.new_at = 0);
+        self.waiting.iter_mut().for_each(|block| block.is_new = false);
+        self.waiting_old = self.waiting_bytes;
+        self.begun += 1;
+        self.begun
+    }
+
+    /// Returns whether a measurement that began later is settled already; otherwise settles this one.
+    pub(crate) fn is_void(&mut self, number: u64) -> bool {
+        let is_void = number < self.settled;
+        self.settled = self.settled.max(number);
+        is_void
+    }
+
+    /// Returns whether `reserved` agrees with the account.
+    pub(crate) fn is_as_measured(&self, reserved: u64) -> bool {
+        reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
+    }
+
+    /// Learns the growth step from what the pool grew by for an allocation of `bytes`: if the present step
+    /// does not explain it, the least one that does.
+    pub(crate) fn learn(&mut self, bytes: u64, before: u64) {
+        let grown = self.reserved().saturating_sub(before);
+        if grown == 0 {
+            return;
+        }
+        self.is_seen = true;
+        if self.foretold(bytes) > grown {
+            self.growth = LEAST_GROWTH;
+        }
+        while self.foretold(bytes) < grown && self.growth < MOST_GROWTH {
+            self.growth *= 2;
+        }
+    }
+
+    /// Records bytes that a call holds in advance; the caller has charged them.
+    pub(crate) fn hold(&mut self, bytes: u64) {
+        self.paid += bytes;
+        self.held += bytes;
+    }
+
+    /// Ends a call that held `held` bytes, with `reserved` measured after it: charges what is missing,
+    /// uncharges what is too much. Growth that does not fit is charged all the same, since the device has it.
+    ///
+    /// # Errors
+    /// [`Over`] if the growth did not fit; it is charged.
+    pub(crate) fn settle(
+        &mut self,
+        held: u64,
+        reserved: u64,
+        try_charge: impl FnOnce(u64) -> bool,
+        charge: impl FnOnce(u64),
+        uncharge: impl FnOnce(u64),
+    ) -> Result<(), Over> {
+        if reserved < self.reserved() {
+            // Any block or range may be what was released.
+            self.put_together(self.waiting.len());
+            self.known.clear();
+            self.is_scattered = false;
+        }
+        self.held -= held;
+        // Bytes that are no longer reserved do not wait either.
+        self.waiting_bytes = self.waiting_bytes.min(reserved.saturating_sub(self.live_bytes));
+        self.waiting_old = self.waiting_old.min(self.waiting_bytes);
+        if reserved <= self.paid {
+            // Other calls may still need what they hold in advance.
+            let keep = self.paid.min(reserved.saturating_add(self.held));
+            uncharge(self.paid - keep);
+            self.paid = keep;
+            return Ok(());
+        }
+        let missing = reserved - self.paid;
+        self.paid = reserved;
+        if try_charge(missing) {
+            return Ok(());
+        }
+        charge(missing);
+        Err(Over)
+    }
+
+    /// Returns the charged bytes and sets them to zero.
+    pub(crate) fn give_up(&mut self) -> u64 {
+        std::mem::take(&mut self.paid)
     }
 }

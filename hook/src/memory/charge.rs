@@ -108,7 +108,7 @@ impl Process {
             return None;
         }
         let (levels, usage) = (&self.memory.levels, self.usage());
-        levels.reserve_freely(usage, self.control(), index, self.slots.stock(usage), bytes)
+        levels.reserve_freely(usage, self.control(), index, bytes)
     }
 
     #[cold]
@@ -176,8 +176,9 @@ impl Process {
 
     /// Charges `bytes` if they fit.
     pub(super) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        let (levels, usage) = (&self.memory.levels, self.usage());
-        levels.try_reserve_from(self.slots.stock(usage), usage, self.control(), index, bytes)
+        self.memory
+            .levels
+            .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
     pub(super) fn refused_by(&self, index: usize, full: Full) -> CUerror {

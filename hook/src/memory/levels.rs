@@ -5,7 +5,6 @@
 
 mod limits;
 mod peaks;
-mod stock;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -15,8 +14,7 @@ mod whole;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
 use gcgroup_abi::{
-    Control, NO_LIMIT, Short, Stock, Stocks, Usage, UsageDevice, charge_ungranted, try_charge_granted,
-    uncharge,
+    Control, NO_LIMIT, Short, Usage, UsageDevice, charge_ungranted, try_charge_granted, uncharge,
 };
 use parking_lot::Mutex;
 
@@ -24,7 +22,6 @@ use super::ledger::Entry;
 use crate::compute::slot::Counts;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
-use stock::Switch;
 pub(crate) use sums::Sums;
 pub(crate) use unsettled::Unsettled;
 use whole::Whole;
@@ -69,7 +66,6 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
 #[derive(Debug, Default)]
 pub(crate) struct Levels {
     whole: Whole,
-    switch: Switch,
     /// Held to restart a peak.
     peak: Mutex<()>,
 }
@@ -91,22 +87,9 @@ impl Levels {
 
     /// Charges `bytes` for an allocation that may still fail, so peaks are not raised yet; returns the sums
     /// after the charge.
+    #[inline(never)]
     pub(crate) fn try_reserve(
         &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Result<Sums, Full> {
-        self.try_reserve_from(None, usage, control, index, bytes)
-    }
-
-    /// Charges as [`try_reserve`](Self::try_reserve), from the thread's stock first if given. Returns zero
-    /// sums where no peak is reached.
-    #[inline(never)]
-    pub(crate) fn try_reserve_from(
-        &self,
-        stock: Option<Stock<'_>>,
         usage: &Usage,
         control: &Control,
         index: usize,
@@ -115,54 +98,16 @@ impl Levels {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        if self.is_only(usage, index)
-            && let Some(charged) = self.reserve_at_home(stock, usage, control, index, bytes)
-        {
-            return charged;
-        }
-        self.end_stocks(usage);
         let limits = [device_limit(control, index), process_limit(control)];
+        if self.whole.is_only(index)
+            && let Some(charged) = self.charge_at_home(usage, device, index, bytes, limits)
+        {
+            return charged.map(Sums::of_one);
+        }
         self.reserve_on_one_of_several(usage, device, index, bytes, limits)
     }
 
-    /// Charges the home device; `None` if another device has been charged meanwhile.
-    fn reserve_at_home(
-        &self,
-        stock: Option<Stock<'_>>,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Option<Result<Sums, Full>> {
-        let device = usage.devices.get(index)?;
-        let limits = [device_limit(control, index), process_limit(control)];
-        if device.memory_granted.load(Relaxed) != NO_LIMIT {
-            // Bytes in stocks would be missing to other members of the group.
-            self.review_stocks(usage, control);
-        }
-        let seen = Stocks::of(usage);
-        let [on_device, on_process] = limits;
-        if seen.are_open_for(index)
-            && stock.is_some_and(|stock| stock.charge(usage, device, seen, bytes, on_device.min(on_process)))
-        {
-            return Some(Ok(Sums::default()));
-        }
-        let charge = || self.charge_at_home(usage, device, index, bytes, limits);
-        match charge()? {
-            Ok(sum) => {
-                if let Some(sum) = self.is_charged(usage, device, seen, sum) {
-                    return Some(Ok(Sums::of_one(sum)));
-                }
-                self.uncharge(usage, index, bytes);
-            }
-            Err(full) if seen.are_closed() && seen.are_still(usage) => return Some(Err(full)),
-            Err(_) => {}
-        }
-        let _closed = self.without_stocks(usage);
-        Some(charge()?.map(Sums::of_one))
-    }
-
-    /// Charges against `memory_current`, which includes all stocks; returns its new value.
+    /// Charges the home device and returns the sum; `None` if another device has been charged meanwhile.
     fn charge_at_home(
         &self,
         usage: &Usage,
@@ -189,56 +134,29 @@ impl Levels {
     }
 
     /// Charges without any check of limits where none is in force and only this device was ever charged;
-    /// inlined into the caller. Returns the new sum (0 where no peak is reached); `None`: not charged.
+    /// inlined into the caller. Returns the new sum; `None`: not charged.
     #[inline(always)]
     pub(crate) fn reserve_freely(
         &self,
         usage: &Usage,
         control: &Control,
         index: usize,
-        stock: Option<Stock<'_>>,
         bytes: u64,
     ) -> Option<u64> {
         let (device, set) = usage.devices.get(index).zip(control.devices.get(index))?;
         let is_free = set.memory_limit.load(Relaxed) == NO_LIMIT
             && control.memory_limit.load(Relaxed) == NO_LIMIT
-            && device.memory_granted.load(Relaxed) == NO_LIMIT;
+            && device.memory_granted.load(Relaxed) == NO_LIMIT
+            && self.whole.is_still(index);
         if !is_free {
-            return None;
-        }
-        let seen = Stocks::of(usage);
-        if seen.are_open_for(index)
-            && stock.is_some_and(|stock| stock.charge(usage, device, seen, bytes, NO_LIMIT))
-        {
-            return Some(0);
-        }
-        if !self.whole.is_still(index) {
             return None;
         }
         let (sum, is_free) = charge_ungranted(&device.memory_current, &device.memory_granted, bytes);
         // Either this sees the other device, or the thread that charges the other device sees this charge.
-        let is_free = is_free && self.whole.is_still(index);
-        let charged = self.is_charged(usage, device, seen, sum);
-        match charged.filter(|_| is_free) {
-            None => self.not_freely(usage, index, bytes),
-            charged => charged,
+        if !is_free || !self.whole.is_still(index) {
+            return self.not_freely(usage, index, bytes);
         }
-    }
-
-    /// Returns whether no other device was ever charged, before a charge on this one.
-    #[inline(always)]
-    fn is_only(&self, usage: &Usage, index: usize) -> bool {
-        self.whole.is_still(index) || self.begin(usage, index)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn begin(&self, usage: &Usage, index: usize) -> bool {
-        let is_only = self.whole.begin(index);
-        if !is_only {
-            self.end_stocks(usage);
-        }
-        is_only
+        Some(sum)
     }
 
     #[cold]
@@ -286,9 +204,8 @@ impl Levels {
         let Some(device) = usage.devices.get(index) else {
             return;
         };
-        let _ = self.is_only(usage, index);
+        let _ = self.whole.is_only(index);
         let sums = {
-            let _closed = self.without_stocks(usage);
             let _alone = self.whole.alone();
             let before = device.memory_current.fetch_add(bytes, SeqCst);
             self.whole.add(usage, index, bytes);
@@ -308,15 +225,10 @@ impl Levels {
         }
     }
 
-    /// Returns the bytes charged on all devices together, without stocks.
+    /// Returns the bytes charged on all devices together.
     pub(crate) fn sum(&self, usage: &Usage) -> u64 {
-        match Stocks::of(usage).home().filter(|_| !self.whole.are_several()) {
-            Some(home) => usage.memory_current(home),
-            None => {
-                let _alone = self.whole.are_several().then(|| self.whole.alone());
-                self.whole.sum(usage)
-            }
-        }
+        let _alone = self.whole.are_several().then(|| self.whole.alone());
+        self.whole.sum(usage)
     }
 
     /// Counts an allocation, in the thread's own counters (a plain add) if it has some for the device.
@@ -401,7 +313,7 @@ impl Levels {
         let Some(into) = usage.devices.get(to).filter(|_| from < usage.devices.len()) else {
             return;
         };
-        let _ = self.is_only(usage, to);
+        let _ = self.whole.is_only(to);
         let now = {
             // The sum is higher for a moment; the lock keeps charges from being refused for it.
             let _alone = self.whole.alone();

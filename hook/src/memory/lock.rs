@@ -45,12 +45,7 @@ impl<T> Lock<T> {
         if self.try_take().is_none() {
             self.wait();
         }
-        Guard::of(self)
-    }
-
-    /// Tries to take the lock; `None` if it is held, or spuriously.
-    pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.try_take().map(|()| Guard::of(self))
+        Guard(self, PhantomData)
     }
 
     #[inline]
@@ -83,14 +78,6 @@ impl<T> Lock<T> {
 /// where `T` is, as `&mut T` is.
 #[derive(Debug)]
 pub(super) struct Guard<'a, T>(&'a Lock<T>, PhantomData<&'a mut T>);
-
-impl<'a, T> Guard<'a, T> {
-    /// Makes the guard of a lock that has just been taken.
-    #[inline]
-    fn of(lock: &'a Lock<T>) -> Self {
-        Self(lock, PhantomData)
-    }
-}
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;

@@ -252,7 +252,7 @@ impl Process {
         let own = self.slots.counts(usage, index);
         levels.leave(usage, own, entry);
         if entry.is_charged() {
-            levels.give(usage, self.control(), index, own, entry.size);
+            levels.uncharge(usage, index, entry.size);
         }
         if entry.is(Kind::Pool) {
             self.memory.reserves.freed(self, entry, address, stream);

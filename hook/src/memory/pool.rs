@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use gcgroup_abi::Kind;
 
-use super::account::OnStream;
 use super::graph;
 use super::ledger::Entry;
 use super::levels::{self, Unsettled};
@@ -158,10 +157,12 @@ fn alloc_from(
         // Left to the driver to refuse, since sums with such a size could overflow.
         return next().inspect_err(|_| process.count_failure(pool.index()));
     }
-    let account = &pool.account;
-    let on = account.on(Stream::of(process, stream.0.addr()));
-    let begun = on.begin(bytes);
-    let (foretold, before) = (account.foretold(bytes), account.reserved());
+    let on = Stream::of(process, stream.0.addr());
+    let (begun, foretold, before) = {
+        let mut account = pool.account.lock();
+        let begun = account.begin(bytes, on);
+        (begun, account.foretold(bytes), account.reserved())
+    };
     let held = if begun.may_do {
         0
     } else {
@@ -177,7 +178,7 @@ fn alloc_from(
     let unsettled = Unsettled::of_thread(process.usage(), own, pool.index());
     let result = process.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
-    let is_known = |address: CUdeviceptr| on.is_known(address.0, bytes, begun);
+    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
     if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
         drop(unsettled);
         remember(process, pool, address, bytes);
@@ -186,17 +187,17 @@ fn alloc_from(
     let settled = pool.settle_within(process, held);
     drop(unsettled);
     let Some(address) = made else {
-        account.end(0, bytes, None);
+        pool.account.lock().end(0, bytes, None);
         process.count_failure(pool.index());
         return result;
     };
     if !begun.may_do || settled.is_err() {
-        account.lock().learn(bytes, before);
+        pool.account.lock().learn(bytes, before);
     }
     if settled.is_err() {
         return give_back(process, pool, address, bytes, stream, before);
     }
-    on.know(address.0, bytes);
+    pool.account.lock().know(address.0, bytes);
     remember(process, pool, address, bytes);
     Ok(())
 }
@@ -212,18 +213,18 @@ fn make_room(
     pool: &Reserve,
     bytes: u64,
     foretold: u64,
-    on: OnStream<'_>,
+    on: Stream,
 ) -> Result<u64, CUerror> {
     // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
-    pool.account.end(0, bytes, None);
+    pool.account.lock().end(0, bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
-        let hoped = pool.account.hoped(bytes).ok_or(full)?;
+        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
         pool.hold(process, hoped).map(|()| hoped).map_err(|_| full)
     });
     match held {
         Ok(held) => {
-            on.begin(bytes);
+            pool.account.lock().begin(bytes, on);
             Ok(held)
         }
         Err(full) => {
@@ -244,7 +245,8 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    pool.account.mistaken(bytes, Stream::of(process, stream.0.addr()));
+    let on = Stream::of(process, stream.0.addr());
+    pool.account.lock().mistaken(bytes, on);
     pool.trim(process, keep);
     levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
     process.count_failure(pool.index());
@@ -302,9 +304,9 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     };
     // Before the call, since the driver may reuse the handle at once. If it was a device's current pool, the
     // default becomes current.
-    pool.account.set_destroyed(true);
+    pool.account.lock().set_destroyed(true);
     let result = next();
-    pool.account.set_destroyed(result.is_ok());
+    pool.account.lock().set_destroyed(result.is_ok());
     process.memory.reserves.forget_current();
     process.memory.reserves.end_if_over(process, &pool);
     result
@@ -317,7 +319,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
         && let Some(pool) = process.memory.reserves.find(handle)
     {
         let _ = pool.settle(process, 0);
-        pool.account.may_keep_less();
+        pool.account.lock().may_keep_less();
     }
     Ok(())
 }

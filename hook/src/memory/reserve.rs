@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
-use super::account::{Account, Over, Whole};
+use super::account::{Account, Over};
 use super::levels::{Full, Unsettled};
+use super::lock::Lock;
 use super::stream::Stream;
 use crate::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
@@ -43,9 +44,9 @@ pub(crate) struct Reserve {
     pub(crate) is_elsewhere: bool,
     /// Number of trims: a graph whose memory existed before a trim may have none now.
     trims: AtomicUsize,
-    /// The device slot in which it is charged; readable without the account's lock.
+    /// The device slot in which it is charged; written with the account locked.
     index: AtomicUsize,
-    pub(super) account: Account,
+    pub(super) account: Lock<Account>,
 }
 
 impl Reserve {
@@ -109,7 +110,9 @@ impl Reserve {
     fn has_spare(&self) -> bool {
         match self.source {
             Source::Pool(_) => self.account.lock().has_spare(),
-            Source::Graphs => self.used().is_some_and(|used| used < self.account.reserved()),
+            Source::Graphs => self
+                .used()
+                .is_some_and(|used| used < self.account.lock().reserved()),
         }
     }
 
@@ -130,12 +133,10 @@ impl Reserve {
         let mut account = self.account.lock();
         let (usage, control) = (process.usage(), process.control());
         // Peaks are raised after the call, by the actual growth.
-        process
-            .memory
-            .levels
-            .try_reserve(usage, control, account.index(), bytes)?;
+        let index = self.index();
+        process.memory.levels.try_reserve(usage, control, index, bytes)?;
         account.hold(bytes);
-        self.add_kind(process, account.index(), bytes);
+        self.add_kind(process, index, bytes);
         Ok(())
     }
 
@@ -173,7 +174,7 @@ impl Reserve {
             let reserved = self.reserved();
             let mut account = self.account.lock();
             let reserved = match reserved {
-                Some(reserved) if !self.account.is_destroyed() => reserved,
+                Some(reserved) if !account.is_destroyed() => reserved,
                 // The size is unknown: the charge stays until everything is freed.
                 _ => account.reserved(),
             };
@@ -182,7 +183,7 @@ impl Reserve {
             }
             let levels = &process.memory.levels;
             let (usage, control) = (process.usage(), process.control());
-            let (index, before) = (account.index(), account.paid());
+            let (index, before) = (self.index(), account.paid());
             if held == 0 && account.is_as_measured(reserved) {
                 after.passed(&mut account);
                 return Ok(());
@@ -206,33 +207,21 @@ impl Reserve {
 
     /// Measures after the program waited for `stream`, or for an unknown set of streams (`None`): the driver
     /// may shrink pools then.
-    #[inline]
     fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
-        if self.account.is_restless() || self.source == Source::Graphs {
-            self.synchronized_restless(process, stream);
-        } else if let Some(stream) = stream {
-            self.account.passed(stream);
-        }
-    }
-
-    #[inline(never)]
-    fn synchronized_restless(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
         let after = After::Waiting(stream);
-        let (is_over, is_wanted) = {
+        let is_over = {
             let mut account = self.account.lock();
             let is_over = account.is_over();
-            let may_have_shrunk = self.account.may_have_shrunk() || self.source == Source::Graphs;
-            let is_wanted = account.paid() != 0 && may_have_shrunk;
-            if !is_over && !is_wanted {
-                account.look_whether_empty();
-                after.passed(&mut account);
+            let may_have_shrunk = account.may_have_shrunk() || self.source == Source::Graphs;
+            if !is_over && (account.paid() == 0 || !may_have_shrunk) {
+                return after.passed(&mut account);
             }
-            (is_over, is_wanted)
+            is_over
         };
         if is_over {
             process.memory.reserves.end_if_over(process, self);
             after.passed(&mut self.account.lock());
-        } else if is_wanted {
+        } else {
             // Measured before the stream's frees are settled: what the driver has just released is not spare.
             // A pool that exceeds the limit stays so until its memory is freed.
             let _ = self.settle_after(process, 0, after);
@@ -259,7 +248,7 @@ enum After {
 
 impl After {
     /// Settles the frees that waited for the stream.
-    fn passed(self, account: &mut Whole<'_>) {
+    fn passed(self, account: &mut Account) {
         if let Self::Waiting(Some(stream)) = self {
             account.passed(stream);
         }

@@ -58,13 +58,6 @@ impl Stream {
         self.handle() <= PER_THREAD && contexts.contains(&self.context())
     }
 
-    /// Returns a hash of the stream.
-    #[inline]
-    pub(super) fn hash(self) -> usize {
-        let number = (self.handle() as u64 ^ self.of).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        usize::try_from(number >> 48).unwrap_or(0)
-    }
-
     /// Returns whether all its work is known to have completed, as far as the calling thread can ask the
     /// driver.
     pub(super) fn has_passed(self, process: &Process) -> bool {

@@ -133,7 +133,7 @@ impl<'d> Events<'d> {
                 return Ok(());
             }
             if now() - begin > 20.0 {
-                bail!("in vain: {line}");
+                bail!("the events file did not show {line:?} within 20 s");
             }
             if let Some(file) = &self.file {
                 let mut fds = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];

@@ -92,7 +92,7 @@ impl Job {
         self.stdin = None;
         let status = self.child.wait()?;
         if !status.success() {
-            bail!("it ended with {status}");
+            bail!("the job ended with {status}");
         }
         Ok(report)
     }

@@ -5,6 +5,8 @@
 //! clock. Cases that are compared run in turn in one run, so that the machine's speed cancels out. JSON on
 //! stdout, a table on stderr.
 
+#![allow(clippy::too_many_arguments, reason = "a report's row")]
+
 mod cost;
 mod crowd;
 mod daemon;
@@ -96,7 +98,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     for name in &arguments.arms {
         if !ARMS.iter().any(|(known, _)| known == name) {
             let known: Vec<&str> = ARMS.iter().map(|(known, _)| *known).collect();
-            bail!("no arm {name}; there are {}", known.join(", "));
+            bail!("no arm is called {name}; there are {}", known.join(", "));
         }
     }
     let mut place = Place {

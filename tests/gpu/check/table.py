@@ -7,7 +7,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # Seconds that it usually takes on a machine with a GPU, without which it does not begin; and at most.
 Part = collections.namedtuple("Part", "name usual limit")
 
-# Whether gcgroupfs works. The others need the first; those with a framework ask the second whether it works by itself.
+# Parts that check the product. All others need the first; those with a framework ask the second whether the
+# framework works ungoverned.
 PARTS = [
     Part("driver", 5, 90),
     Part("frameworks", 25, 100),

@@ -218,7 +218,7 @@ class Accounts(unittest.TestCase):
         account = self.account(nvml)
         nvml.held[4711] = 3 * MIB
         self.assertEqual(account.bytes_of(77), 3 * MIB)
-        # From then on it is known, whoever comes.
+        # The association is kept when other processes appear.
         nvml.held[4712] = 5 * MIB
         self.assertEqual(account.bytes_of(77), 3 * MIB)
         self.assertEqual(account.bytes_of(78), 5 * MIB)

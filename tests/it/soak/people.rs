@@ -53,7 +53,7 @@ impl Person<'_> {
         while !self.over.load(Relaxed) {
             if let Err(error) = self.act() {
                 let number = error.raw_os_error().unwrap_or(0);
-                let mut refusals = self.refusals.lock().expect("nobody panics");
+                let mut refusals = self.refusals.lock().expect("no thread panicked");
                 refusals.entry(number).or_insert_with(|| error.to_string());
             }
             self.nr_done.fetch_add(1, Relaxed);

@@ -147,6 +147,7 @@ impl Gpu {
         )
     }
 
+    #[allow(clippy::too_many_arguments, reason = "as cuLaunchKernel")]
     fn launch(
         &self,
         function: CUfunction,

@@ -71,9 +71,9 @@ pub fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, B
         }),
         Some(("process", name)) => named!(name, block,
             nr_threads memory_elsewhere memory_peak peak_generation progress_generation nr_max nr_oom
-            nr_unknown_symbols can_swap asks_to_swap stocks),
+            nr_unknown_symbols can_swap asks_to_swap),
         Some(("thread", name)) => block.threads.get(index).and_then(|thread| {
-            named!(name, thread, stock device nr_alloc nr_free counted_device unsettled)
+            named!(name, thread, device nr_alloc nr_free counted_device unsettled)
         }),
         Some(("exited", what)) => array(device.map(|device| &device.shared_exited[..]), what),
         Some(("kinds", kind)) => array(device.map(|device| &device.kinds[..]), kind),

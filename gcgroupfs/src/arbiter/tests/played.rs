@@ -3,7 +3,7 @@
 
 use gcgroup_abi::Gate;
 
-use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas};
+use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas, Tick};
 use crate::arbiter::member::Seen;
 use crate::arbiter::policy::Policy;
 use crate::arbiter::quota::Meter;
@@ -240,7 +240,13 @@ fn tick(
             quotas.over_until = meter.is_over().then(|| meter.ends());
         }
     }
-    let Plan { orders, next } = gpu.decide(now, &seen, &quotas, policy, settings);
+    let tick = Tick {
+        now,
+        seen: &seen,
+        quotas: &quotas,
+        policy,
+    };
+    let Plan { orders, next } = gpu.decide(&tick, settings);
     for (player, order) in players.iter_mut().zip(orders) {
         player.order = order;
     }

@@ -376,7 +376,7 @@ fn gpu_time_overlap_is_divided_and_kept_in_totals() {
 fn gpu_time_continues_from_an_earlier_daemon() {
     let world = World::new(1);
     let blocks = crate::tree::fixture::blocks();
-    let before = &blocks.usage().devices[0].usage_nsec_before;
+    let before = &blocks.usage().raw().devices[0].usage_nsec_before;
     before.store(7_000_000, Relaxed);
     world.join_with(100, blocks, crate::tree::Settings::default());
     assert!(world.show("100/compute.stat").starts_with("usage_usec 7000\n"));

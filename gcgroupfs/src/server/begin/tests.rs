@@ -1,6 +1,5 @@
 use super::*;
 use crate::rules::{Facts, Rules};
-use crate::tree::DIRECTORY_MODE;
 use crate::tree::fixture::World;
 
 const ALICE: u32 = 1000;
@@ -33,7 +32,9 @@ fn make_in(world: &World, above: &str, name: &str, owner: u32) -> Result<GroupId
         gid: owner,
         pid: 0,
     };
-    world.tree.make_group(parent, name, caller, DIRECTORY_MODE)
+    let (made, change) = world.tree.make_group(&new_group(parent, name, caller))?;
+    world.tree.finish(change);
+    Ok(made)
 }
 
 fn find(world: &World, path: &str) -> Result<Place> {
@@ -157,10 +158,8 @@ fn permission_to_create_follows_the_mode_as_in_the_kernel() {
     let place = find(&world, "shared").unwrap();
     let give = |gid, mode| {
         let seven = root().caller();
-        world
-            .tree
-            .set_access(place, seven, (None, Some(gid)), Some(mode))
-            .unwrap();
+        let given = world.tree.set_access(place, seven, (None, Some(gid)), Some(mode));
+        world.tree.finish(given.unwrap());
     };
     for (gid, mode, may) in [
         (27, 0o775, true),

@@ -9,6 +9,7 @@ use crate::rules::Verdict;
 use crate::server::enquiry::Applicant;
 use crate::server::living::MAX_PER_SECOND;
 use crate::tree::Place;
+use crate::tree::fixture::new_group;
 
 /// No process has this pid, because kernel.pid_max is 2^22 at most. So the loss of its connection counts as
 /// an exec.
@@ -17,7 +18,8 @@ const PID: u32 = 1 << 23;
 /// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
-    world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    world.tree.finish(made);
     world.store("team/compute.freeze", "1");
     world
 }
@@ -34,14 +36,14 @@ impl<'w> Executing<'w> {
         let state = tempfile::tempdir().unwrap();
         let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
-        let registry = Registry::new(
-            world.tree.clone(),
-            Arc::default(),
+        let registry = Registry::new(registry::Options {
+            tree: world.tree.clone(),
+            bells: Arc::default(),
             epoll,
-            Arc::new(journal),
-            5000,
+            journal: Arc::new(journal),
+            grace_msec: 5000,
             remembered,
-        );
+        });
         Self {
             world,
             registry,

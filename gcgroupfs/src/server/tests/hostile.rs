@@ -229,17 +229,21 @@ fn one_user_cannot_take_all_directories() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, Vec::new()));
+    let tree = Arc::new(Tree::new(
+        Owner { uid: 0, gid: 0 },
+        Vec::new(),
+        crate::host::this(),
+    ));
     let (journal, saved) = Journal::open(directory.path(), sift).unwrap();
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
-    let mut registry = Registry::new(
-        tree.clone(),
-        Arc::default(),
+    let mut registry = Registry::new(registry::Options {
+        tree: tree.clone(),
+        bells: Arc::default(),
         epoll,
-        Arc::new(journal),
-        5000,
-        saved,
-    );
+        journal: Arc::new(journal),
+        grace_msec: 5000,
+        remembered: saved,
+    });
     let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
     // Pids that no process has: kernel.pid_max is 2^22 at most.
     let mut next = 1 << 23;

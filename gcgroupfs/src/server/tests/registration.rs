@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rules::Verdict;
+use crate::tree::fixture::new_group;
 use crate::tree::{Notice, Place};
 
 #[test]
@@ -115,7 +116,14 @@ fn killed_process_leaves_no_directory() {
     let state = tempfile::tempdir().unwrap();
     let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
     let journal = Arc::new(journal);
-    let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), journal, 0, remembered);
+    let mut registry = Registry::new(registry::Options {
+        tree: world.tree.clone(),
+        bells,
+        epoll: epoll.clone(),
+        journal,
+        grace_msec: 0,
+        remembered,
+    });
     let peer = process::Peer {
         pid: child.id(),
         uid: 0,
@@ -183,7 +191,11 @@ impl crate::tree::Listener for Remover {
             panic!("the root has no gcgroup.procs")
         };
         let moved = file.store(&tree, place, ROOT, pid.to_string().as_bytes());
-        let removed = moved.and_then(|()| tree.remove_group(Place::ROOT, "team"));
+        let removed = moved.and_then(|change| {
+            tree.finish(change);
+            tree.remove_group(Place::ROOT, "team")
+        });
+        let removed = removed.map(|change| tree.finish(change));
         *self.removed.lock() = Some(removed);
     }
 }
@@ -192,7 +204,8 @@ impl crate::tree::Listener for Remover {
 fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
-    world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    world.tree.finish(made);
     world.store("team/gcgroup.procs", &me().to_string());
     drop(hook);
     let world = world.restart();

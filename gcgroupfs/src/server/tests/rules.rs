@@ -1,13 +1,16 @@
 //! Processes for which rules are evaluated.
 
 use super::*;
-use crate::config;
+use crate::rules::Rules;
 
 impl World {
     /// Sets the rules from the text of a configuration.
     fn rule(&self, text: &str) {
-        let config = config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
-        self.rules.set(config.rules);
+        #[derive(serde::Deserialize)]
+        struct Of {
+            rule: Rules,
+        }
+        self.rules.set(toml::from_str::<Of>(text).unwrap().rule);
     }
 
     fn limit(&self) -> String {

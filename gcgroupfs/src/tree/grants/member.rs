@@ -6,16 +6,13 @@
 //! what the process costs others (see [`Node`](super::node::Node)).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{NO_LIMIT, UsageDevice, lower_grant};
+use gcgroup_abi::NO_LIMIT;
 
 use super::node::Charge;
 use super::resource::Resource;
+use crate::tree::untrusted::GrantWords;
 use crate::tree::{Blocks, GroupId};
-
-/// Upper bound of the bytes that a process is taken to have charged.
-const MOST: u64 = 1 << 53;
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -197,20 +194,14 @@ impl Member {
     }
 
     /// Returns the words for what is charged and what is granted.
-    fn words(&self, at: usize) -> Option<(&AtomicU64, &AtomicU64)> {
-        let usage: &UsageDevice = self.blocks.usage().devices.get(self.devices.get(at)?.slot)?;
-        Some((self.resource.current(usage), self.resource.granted(usage)))
-    }
-
-    fn word(&self, at: usize) -> Option<&AtomicU64> {
-        self.words(at).map(|(_, granted)| granted)
+    fn words(&self, at: usize) -> Option<GrantWords<'_>> {
+        let usage = self.blocks.usage().device(self.devices.get(at)?.slot)?;
+        Some(self.resource.words(usage))
     }
 
     /// Returns the bytes that the process says it has charged.
     pub(super) fn current(&self, at: usize) -> u64 {
-        self.words(at)
-            .map_or(0, |(current, _)| current.load(SeqCst))
-            .min(MOST)
+        self.words(at).map_or(0, GrantWords::charged)
     }
 
     /// Returns the bytes held and not charged.
@@ -225,10 +216,8 @@ impl Member {
         match (self.granted(at), is_limited) {
             (None, true) => {
                 let most = self.most(at);
-                let Some((current, granted)) = self.words(at) else {
-                    return;
-                };
-                let held = lower_grant(current, granted, NO_LIMIT, 0).min(most);
+                let Some(words) = self.words(at) else { return };
+                let held = words.lower(NO_LIMIT, 0).min(most);
                 let granted = Granted {
                     held,
                     granted: 0,
@@ -239,16 +228,10 @@ impl Member {
             }
             (Some(_), false) => {
                 self.set(at, None);
-                if let Some(word) = self.word(at) {
-                    word.store(NO_LIMIT, SeqCst);
-                }
+                self.lift(at);
             }
-            // A word of a previous daemon, unless it has been reset.
-            (None, false) => {
-                if let Some(word) = self.word(at).filter(|word| word.load(Relaxed) != NO_LIMIT) {
-                    word.store(NO_LIMIT, SeqCst);
-                }
-            }
+            // The word may be a previous daemon's.
+            (None, false) => self.lift(at),
             (Some(_), true) => {}
         }
     }
@@ -284,7 +267,7 @@ impl Member {
 
     /// Takes back up to `bytes` of what is held and not charged.
     pub(super) fn take_back(&mut self, at: usize, bytes: u64) {
-        let (Some(granted), Some((current, word))) = (self.granted(at), self.words(at)) else {
+        let (Some(granted), Some(words)) = (self.granted(at), self.words(at)) else {
             return;
         };
         if !granted.is_open {
@@ -292,7 +275,7 @@ impl Member {
             return;
         }
         let target = granted.held - self.idle(at).min(bytes).min(granted.held);
-        let held = lower_grant(current, word, granted.held, target);
+        let held = words.lower(granted.held, target);
         self.set(at, Some(granted.lowered(held)));
     }
 
@@ -301,8 +284,8 @@ impl Member {
         let Some(granted) = self.granted(at) else {
             return;
         };
-        if let Some(word) = self.word(at) {
-            word.store(0, SeqCst);
+        if let Some(words) = self.words(at) {
+            words.grant(0);
         }
         let held = self.current(at).min(granted.held);
         let closed = Granted {
@@ -310,6 +293,13 @@ impl Member {
             ..granted.lowered(held)
         };
         self.set(at, Some(closed));
+    }
+
+    /// Lets the process charge without limit.
+    fn lift(&self, at: usize) {
+        if let Some(words) = self.words(at) {
+            words.lift();
+        }
     }
 
     fn set(&mut self, at: usize, granted: Option<Granted>) {
@@ -320,8 +310,8 @@ impl Member {
 
     fn store(&mut self, at: usize, granted: Granted) {
         self.set(at, Some(granted));
-        if let Some(word) = self.word(at).filter(|_| granted.is_open) {
-            word.store(granted.held, SeqCst);
+        if let Some(words) = self.words(at).filter(|_| granted.is_open) {
+            words.grant(granted.held);
         }
     }
 }

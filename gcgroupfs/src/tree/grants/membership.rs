@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Grants;
 use super::member::Member;
-use super::node::{Change, Charge};
+use super::node::{Charge, Recharge};
 use crate::tree::{Blocks, GroupId, ProcessId};
 
 impl Grants {
@@ -49,7 +49,7 @@ impl Grants {
             node.members.insert(id);
         }
         for (at, charge) in charges.into_iter().enumerate() {
-            self.charge(group, at, Change::of(Charge::default(), charge));
+            self.charge(group, at, Recharge::of(Charge::default(), charge));
         }
         self.govern(id, is_new);
         self.settle(group);
@@ -75,7 +75,7 @@ impl Grants {
             node.members.remove(&id);
         }
         for (at, charge) in charges.into_iter().enumerate() {
-            self.charge(group, at, Change::of(charge, Charge::default()));
+            self.charge(group, at, Recharge::of(charge, Charge::default()));
         }
         self.publish(group);
     }

@@ -34,14 +34,14 @@ pub(super) struct Charge {
 
 /// Change of what is held below a group: at one place, and of the sum over all places.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Change {
+pub(super) struct Recharge {
     pub(super) before: Charge,
     pub(super) now: Charge,
     whole_before: u128,
     whole_now: u128,
 }
 
-impl Change {
+impl Recharge {
     /// Returns the change for one process.
     pub(super) fn of(before: Charge, now: Charge) -> Self {
         Self {
@@ -135,9 +135,9 @@ impl Node {
     }
 
     /// Charges a change below. Returns the change of what the group above is charged.
-    pub(super) fn charge(&mut self, at: usize, change: &Change) -> Change {
+    pub(super) fn charge(&mut self, at: usize, change: &Recharge) -> Recharge {
         let Some(charged) = self.charged.get_mut(at) else {
-            return Change::default();
+            return Recharge::default();
         };
         let moved = |sum: u128, before: u128, now: u128| (sum + now).saturating_sub(before);
         charged.all = moved(charged.all, change.before.all, change.now.all);
@@ -151,7 +151,7 @@ impl Node {
         }
         self.passed_whole = self.whole.min(self.cap(None)).min(self.passed.iter().sum());
         let passed = |all, sure| Charge { all, sure };
-        Change {
+        Recharge {
             before: passed(before, change.before.sure),
             now: passed(now, change.now.sure),
             whole_before,

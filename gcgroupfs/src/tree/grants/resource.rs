@@ -1,13 +1,15 @@
 //! Resources that are granted, and their words in the blocks.
 
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, NO_LIMIT, UsageDevice};
+use gcgroup_abi::{Control, NO_LIMIT};
 
 use super::node::Allowed;
-use crate::tree::claims::{device_total, host_memory};
+use crate::tree::claims::device_total;
+use crate::tree::devices::Devices;
+use crate::tree::enforce;
 use crate::tree::process::Process;
-use crate::tree::{Device, enforce};
+use crate::tree::untrusted::{GrantRequest, GrantWords, UntrustedDevice};
 
 /// A resource that processes charge themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,39 +25,30 @@ pub(in crate::tree) enum Resource {
 pub(super) const CHUNK: u64 = 64 << 20;
 
 impl Resource {
-    /// Returns the word with the bytes that the process has charged.
-    pub(super) fn current(self, usage: &UsageDevice) -> &AtomicU64 {
+    /// Returns the words with the bytes that the process has charged and may charge.
+    pub(super) fn words(self, usage: UntrustedDevice<'_>) -> GrantWords<'_> {
         match self {
-            Self::Memory => &usage.memory_current,
-            Self::Swap => &usage.swap_charged,
-        }
-    }
-
-    /// Returns the word with the bytes that the process may charge.
-    pub(super) fn granted(self, usage: &UsageDevice) -> &AtomicU64 {
-        match self {
-            Self::Memory => &usage.memory_granted,
-            Self::Swap => &usage.swap_granted,
+            Self::Memory => usage.memory_words(),
+            Self::Swap => usage.swap_words(),
         }
     }
 
     /// Returns the number and the bytes of a process's unanswered request on a device, if there is one.
     pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<(u32, u64)> {
-        let usage = process.usage().devices.get(slot)?;
+        let usage = process.usage().device(slot)?;
         let control = process.control().devices.get(slot)?;
-        let (request, wanted, answer) = match self {
-            Self::Memory => (&usage.grant_request, &usage.grant_wanted, &control.grant_answer),
-            Self::Swap => (&usage.swap_request, &usage.swap_wanted, &control.swap_answer),
+        let (GrantRequest { number, bytes }, answer) = match self {
+            Self::Memory => (usage.memory_request(), &control.grant_answer),
+            Self::Swap => (usage.swap_request(), &control.swap_answer),
         };
-        let number = request.load(Acquire);
-        (number != answer.load(Relaxed)).then(|| (number, wanted.load(Relaxed)))
+        (number != answer.load(Relaxed)).then_some((number, bytes))
     }
 
     /// Returns the size of the resource on the device of a slot, in bytes.
-    pub(super) fn total(self, slot: usize, devices: &[Device]) -> u64 {
+    pub(super) fn total(self, slot: usize, devices: &Devices) -> u64 {
         match self {
             Self::Memory => device_total(slot, devices),
-            Self::Swap => host_memory(),
+            Self::Swap => devices.host.memory,
         }
     }
 

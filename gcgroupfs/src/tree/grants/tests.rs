@@ -3,7 +3,7 @@
 mod chance;
 mod race;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{ControlDevice, Short, UsageDevice, try_charge_granted, uncharge};
 
@@ -37,7 +37,8 @@ fn grants() -> Grants {
 }
 
 fn grants_of(resource: Resource) -> Grants {
-    let mut grants = Grants::new(resource, &[device(0), device(1)]);
+    let devices = Devices::new(vec![device(0), device(1)], fixture::HOST);
+    let mut grants = Grants::new(resource, &devices);
     grants.add_group(TOP, None);
     grants.add_group(LEFT, Some(TOP));
     grants.add_group(RIGHT, Some(TOP));
@@ -50,7 +51,16 @@ impl Grants {
     }
 
     fn usage(&self, id: ProcessId, device: usize) -> &UsageDevice {
-        &self.members[&id].blocks.usage().devices[device]
+        &self.members[&id].blocks.usage().raw().devices[device]
+    }
+
+    /// Returns the words with what the process has charged and may charge.
+    fn words(&self, id: ProcessId, device: usize) -> (&AtomicU64, &AtomicU64) {
+        let usage = self.usage(id, device);
+        match self.resource {
+            Resource::Memory => (&usage.memory_current, &usage.memory_granted),
+            Resource::Swap => (&usage.swap_charged, &usage.swap_granted),
+        }
     }
 
     fn control(&self, id: ProcessId, device: usize) -> &ControlDevice {
@@ -58,14 +68,13 @@ impl Grants {
     }
 
     fn word(&self, id: ProcessId, device: usize) -> u64 {
-        self.resource.granted(self.usage(id, device)).load(Relaxed)
+        self.words(id, device).1.load(Relaxed)
     }
 
     /// Charges as the hook does: within the grant, else after a request.
     fn allocate(&mut self, id: ProcessId, device: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
-            let usage = self.usage(id, device);
-            let (current, granted) = (self.resource.current(usage), self.resource.granted(usage));
+            let (current, granted) = self.words(id, device);
             match try_charge_granted(current, granted, bytes, NO_LIMIT) {
                 Ok(_) => return Ok(()),
                 Err(Short::Limit) => panic!("overflow"),
@@ -79,7 +88,7 @@ impl Grants {
     }
 
     fn free(&self, id: ProcessId, device: usize, bytes: u64) {
-        uncharge(self.resource.current(self.usage(id, device)), bytes);
+        uncharge(self.words(id, device).0, bytes);
     }
 
     /// Charges memory that exists already.
@@ -324,7 +333,7 @@ fn restart_keeps_charges_and_grants_after_all_registered() {
     grants.set_limit(RIGHT, Some(0), 100);
     grants.await_member(LEFT);
     let old = blocks();
-    let usage = &old.usage().devices[0];
+    let usage = &old.usage().raw().devices[0];
     usage.memory_current.store(30, Relaxed);
     usage.memory_granted.store(90, Relaxed);
     grants.join(A, Some(LEFT), old.clone());
@@ -333,7 +342,7 @@ fn restart_keeps_charges_and_grants_after_all_registered() {
     grants.add(C, RIGHT);
     grants.allocate(C, 0, 10).unwrap();
     let other = blocks();
-    other.usage().devices[0].memory_current.store(65, Relaxed);
+    other.usage().raw().devices[0].memory_current.store(65, Relaxed);
     grants.join(B, Some(LEFT), other);
     grants.told(LEFT);
     assert_eq!(grants.allocate(A, 0, 6), refused(LEFT, Some(0)));

@@ -1,13 +1,13 @@
 //! Donors: processes that can move memory out, the bytes each can move, and the bytes it has delivered.
 
 use std::cmp::Reverse;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::NO_LIMIT;
 
 use super::{DELIVERY, Sight};
-use crate::tree::{Process, ProcessId};
+use crate::tree::{Host, Process, ProcessId};
 
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
@@ -22,24 +22,26 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
     /// it swap out.
-    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight) -> Option<Self> {
+    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
-        let charged = usage.memory_current(device);
+        let charged = usage.charged(device, u64::MAX);
         let held = sight.held_by(process).unwrap_or(charged);
-        let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
-        let swapped = |usage: &gcgroup_abi::UsageDevice| usage.swap_current.load(Relaxed);
+        let (on_device, device) = (usage.device(device)?, control.devices.get(device)?);
         let left = |limit: u64, used: u64| match limit {
             NO_LIMIT => NO_LIMIT,
             limit => limit.saturating_sub(used),
         };
-        let in_all = usage.devices.iter().map(swapped).fold(0, u64::saturating_add);
         let bytes = on_device
-            .swappable
-            .load(Relaxed)
-            .min(charged)
+            .swappable(charged)
             .min(held)
-            .min(left(device.memory_swap_max.load(Relaxed), swapped(on_device)))
-            .min(left(control.memory_swap_max.load(Relaxed), in_all))
+            .min(left(
+                device.memory_swap_max.load(Relaxed),
+                on_device.swapped(host.memory),
+            ))
+            .min(left(
+                control.memory_swap_max.load(Relaxed),
+                usage.swapped_in_all(host.memory),
+            ))
             .min(allowed);
         (process.can_swap() && bytes != 0).then(|| Self {
             id: process.id,
@@ -86,13 +88,13 @@ impl Asked {
 
     /// Updates what the donor has delivered. A process that has left has delivered everything.
     pub(super) fn look(&mut self, process: Option<&Process>, sight: &Sight) {
-        let usage = process.and_then(|process| Some((process, process.usage().devices.get(sight.device)?)));
+        let usage = process.and_then(|process| Some((process, process.usage().device(sight.device)?)));
         let Some((process, usage)) = usage else {
             (self.delivered, self.has_answered) = (self.bytes, true);
             return;
         };
         let seen = self.held.zip(sight.held_by(process));
-        let says_so = reaches(usage.reclaim_generation.load(Acquire), self.generation);
+        let says_so = reaches(usage.reclaim_generation(), self.generation);
         let said_so = std::mem::replace(&mut self.says_so, says_so);
         self.has_answered = says_so && (said_so || seen.is_none());
         let delivered = match seen {
@@ -142,8 +144,8 @@ impl Idle {
         let has_delivered = match self.least.zip(sight.held_by(process)) {
             Some((least, held)) => held <= least,
             None => {
-                let usage = process.usage().devices.get(sight.device);
-                usage.is_none_or(|usage| reaches(usage.reclaim_generation.load(Acquire), self.generation))
+                let usage = process.usage().device(sight.device);
+                usage.is_none_or(|usage| reaches(usage.reclaim_generation(), self.generation))
             }
         };
         sight.at < self.until && !has_delivered

@@ -3,7 +3,7 @@
 use super::groups::hold;
 use super::*;
 use crate::tree::ProcessId;
-use crate::tree::fixture::TOTAL;
+use crate::tree::fixture::{HOST, TOTAL};
 
 const GIB: u64 = 1 << 30;
 
@@ -91,7 +91,7 @@ fn false_counts_of_exited_are_bounded_by_age() {
     let id = member(&world, 100, "p/a");
     world.fill_usage(id, u64::MAX);
     world.tree.rung(id);
-    let most = crate::tree::claims::Counts::since(0);
+    let most = crate::tree::claims::Counts::since(0, &HOST);
     world.tree.leave(id, 0);
     for path in ["p/a", "p", ""] {
         let stat = |key| stat(&world, &format!("{path}/memory.stat"), key);
@@ -128,7 +128,9 @@ fn memory_shown_by_nvml_is_believed_beyond_limit() {
     // Set before the restart: less than what the process has.
     world.store("p/a/memory.limit", ROOT, "1G").unwrap();
     let blocks = blocks();
-    blocks.usage().devices[0].memory_current.store(3 * GIB, Relaxed);
+    blocks.usage().raw().devices[0]
+        .memory_current
+        .store(3 * GIB, Relaxed);
     let saved = Saved {
         group: Some(world.group("p/a")),
         ..Saved::default()

@@ -2,13 +2,16 @@
 
 use super::*;
 use crate::tree::fixture::device;
+use crate::tree::{MEMORY_LIMIT, Value};
 
 #[test]
 fn added_device_has_settings_made_before() {
     let world = World::new(1);
     world.group("a/b");
     let mut settings = Settings::default();
-    settings.set_memory_limit(Some("GPU-1"), 77, true).unwrap();
+    settings
+        .set(MEMORY_LIMIT, Some("GPU-1"), Value::Number(77), true)
+        .unwrap();
     let id = world.join_with(100, blocks(), settings);
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     world.store("a/memory.limit", ROOT, "1000").unwrap();

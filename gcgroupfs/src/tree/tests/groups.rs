@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::file;
-use crate::tree::Caller;
-use crate::tree::fixture::STRANGER;
+use crate::tree::fixture::{STRANGER, new_group};
+use crate::tree::{Caller, NewGroup};
 
 pub(super) fn errno<T: std::fmt::Debug>(result: crate::error::Result<T>) -> i32 {
     result.map(drop).unwrap_err().errno()
@@ -14,7 +14,13 @@ fn make(world: &World, path: &str, caller: Caller) -> crate::error::Result<Place
     let file::Node::Dir(parent) = file::resolve(&world.tree, parent)? else {
         panic!("{parent}")
     };
-    file::make_group(&world.tree, parent, name, caller, 0o755)
+    let new = NewGroup {
+        caller,
+        ..new_group(parent, name)
+    };
+    let (made, change) = file::make_group(&world.tree, &new)?;
+    world.tree.finish(change);
+    Ok(made)
 }
 
 pub(super) fn remove(world: &World, path: &str) -> crate::error::Result<()> {
@@ -22,7 +28,8 @@ pub(super) fn remove(world: &World, path: &str) -> crate::error::Result<()> {
     let file::Node::Dir(parent) = file::resolve(&world.tree, parent)? else {
         panic!("{parent}")
     };
-    world.tree.remove_group(parent, name)
+    let removed = world.tree.remove_group(parent, name);
+    removed.map(|change| world.tree.finish(change))
 }
 
 pub(super) fn hold(world: &World, id: crate::tree::ProcessId, device: usize, bytes: u64) {
@@ -85,10 +92,10 @@ fn groups_nest_to_eight_levels() {
 fn user_cannot_make_more_than_1024_groups() {
     let world = World::new(1);
     let id = world.group("mine");
-    world
+    let given = world
         .tree
-        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), None), None)
-        .unwrap();
+        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), None), None);
+    world.tree.finish(given.unwrap());
     let made = (0..)
         .take_while(|n| make(&world, &format!("mine/g{n}"), OWNER).is_ok())
         .count();
@@ -159,7 +166,8 @@ fn move_needs_process_and_common_ancestor() {
     }
     let give = |id, caller: Caller| {
         let to = (Some(caller.uid), Some(caller.gid));
-        world.tree.set_access(Place::group(id), ROOT, to, None).unwrap();
+        let given = world.tree.set_access(Place::group(id), ROOT, to, None);
+        world.tree.finish(given.unwrap());
     };
     give(mine, OWNER);
     give(theirs, STRANGER);
@@ -355,10 +363,10 @@ fn group_owner_is_bounded_by_root() {
     let id = world.group("a");
     let access = world.tree.access(Place::group(id)).unwrap();
     assert_eq!((access.owner.uid, access.mode), (0, 0o755));
-    world
+    let given = world
         .tree
-        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), Some(7)), Some(0o2770))
-        .unwrap();
+        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), Some(7)), Some(0o2770));
+    world.tree.finish(given.unwrap());
     let access = world.tree.access(Place::group(id)).unwrap();
     assert_eq!(
         (access.owner.uid, access.owner.gid, access.mode),
@@ -371,7 +379,7 @@ fn group_owner_is_bounded_by_root() {
     let set = |caller, uid, mode| world.tree.set_access(Place::group(id), caller, (uid, None), mode);
     assert_eq!(errno(set(OWNER, Some(STRANGER.uid), None)), libc::EPERM);
     assert_eq!(errno(set(STRANGER, None, Some(0o777))), libc::EPERM);
-    set(OWNER, None, Some(0o775)).unwrap();
+    world.tree.finish(set(OWNER, None, Some(0o775)).unwrap());
     world.join(100);
     let process = file::resolve(&world.tree, "100").unwrap();
     let file::Node::Dir(process) = process else {

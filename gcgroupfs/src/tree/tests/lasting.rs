@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::groups::{errno, hold, remove};
 use super::*;
 use crate::file;
-use crate::tree::{GroupId, Owner, Transient};
+use crate::tree::fixture::new_group;
+use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Owner, Transient, Value};
 
 /// Returns the records of groups and the root, serialised and read back.
 pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
@@ -26,10 +27,10 @@ fn restored_groups_are_as_before() {
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     world.store("a/memory.limit", ROOT, "1G").unwrap();
     world.store("a/b/0/compute.freeze", ROOT, "1").unwrap();
-    world
+    let given = world
         .tree
-        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700))
-        .unwrap();
+        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700));
+    world.tree.finish(given.unwrap());
     world.submit(id, 0, 7);
     world.tree.leave(id, 0);
     let (root, mut groups) = kept(&world, &["a", "a/b"]);
@@ -88,25 +89,32 @@ fn process_counts_survive_restart() {
 fn transient_group_is_removed_with_last_process() {
     let world = World::new(1);
     let mut settings = Settings::default();
-    settings.set_memory_limit(None, 4096, true).unwrap();
-    settings.set_priority(None, 3, true).unwrap();
+    settings
+        .set(MEMORY_LIMIT, None, Value::Number(4096), true)
+        .unwrap();
+    settings
+        .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
+        .unwrap();
     let transient = |settings| Transient {
         owner: Owner { uid: 7, gid: 8 },
         settings,
     };
     let outer = world
         .tree
-        .make_transient_group(Place::ROOT, "job", ROOT, transient(settings))
+        .make_transient_group(&new_group(Place::ROOT, "job"), transient(settings))
         .unwrap();
     assert_eq!(
         world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, transient(Settings::default())),
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient(Settings::default())),
         Ok(outer)
     );
     let inner = world
         .tree
-        .make_transient_group(Place::group(outer), "step", ROOT, transient(Settings::default()))
+        .make_transient_group(
+            &new_group(Place::group(outer), "step"),
+            transient(Settings::default()),
+        )
         .unwrap();
     assert_eq!(world.tree.owner(Place::group(inner)).unwrap().uid, 7);
     let id = world.join(100);
@@ -124,6 +132,7 @@ fn transient_group_is_removed_with_last_process() {
         id,
         parent,
         name: name.to_owned(),
+        is_reported: false,
     };
     let notices = world.take_notices();
     assert!(
@@ -143,7 +152,7 @@ fn held_group_stays_until_released() {
     let make = || {
         world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, transient.clone())
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient.clone())
     };
     let job = make().unwrap();
     assert!(world.tree.hold_group(job) && world.tree.hold_group(job));

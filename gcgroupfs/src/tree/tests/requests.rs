@@ -1,6 +1,6 @@
 //! Requests for larger grants by processes in groups.
 
-use gcgroup_abi::{NO_LIMIT, Stocks};
+use gcgroup_abi::NO_LIMIT;
 
 use super::*;
 use crate::tree::ProcessId;
@@ -75,8 +75,10 @@ fn restored_limit_applies_to_returning_process() {
     next.take_notices();
     assert_eq!(ask(&next, first, 0, 100), (1, None), "a process is awaited");
     let old = blocks();
-    old.usage().devices[0].memory_current.store(950, Relaxed);
-    old.usage().devices[0].memory_overhead_before.store(10, Relaxed);
+    old.usage().raw().devices[0].memory_current.store(950, Relaxed);
+    old.usage().raw().devices[0]
+        .memory_overhead_before
+        .store(10, Relaxed);
     let second = next.tree.join(identity(100), old, saved.clone());
     next.take_notices();
     next.tree.member_told(saved.group.unwrap());
@@ -135,45 +137,4 @@ fn held_bytes_move_and_leave_with_process() {
     assert_eq!(ask(&world, other, 0, 1), (2, Some(false)));
     world.tree.leave(id, 9);
     assert_eq!(ask(&world, other, 0, 1000), (3, Some(true)));
-}
-
-#[test]
-fn request_waits_until_stocks_of_others_are_closed() {
-    let world = World::new(1);
-    world.group("a");
-    let (keeps, asks) = (world.join(100), world.join(101));
-    let usage = world.usage(keeps);
-    let device = &usage.devices[0];
-    usage.nr_threads.store(1, Relaxed);
-    let keep = || {
-        device.memory_current.store(950, Relaxed);
-        usage.threads[0].stock.store(100, Relaxed);
-        Stocks::open(&usage, 0);
-    };
-    keep();
-    world.store("a/memory.limit", ROOT, "1000").unwrap();
-    for pid in ["100", "101"] {
-        world.store("a/gcgroup.procs", ROOT, pid).unwrap();
-    }
-    assert_eq!(world.show("a/memory.current"), "850\n");
-    assert_eq!(
-        ask(&world, asks, 0, 50),
-        (1, Some(true)),
-        "there is room without the stock"
-    );
-    world.take_notices();
-    assert_eq!(ask(&world, asks, 0, 150), (2, None));
-    assert!(world.take_notices().contains(&Notice::Ring(keeps)));
-    Stocks::close(&usage);
-    world.tree.rung(keeps);
-    world.tree.rung(asks);
-    let answer = &world.control(asks).devices[0];
-    assert_eq!(answer.grant_answer.load(Relaxed), 2);
-    assert_eq!(answer.grant_refused.load(Relaxed), 0);
-    assert_eq!(ask(&world, asks, 0, 151), (3, Some(false)));
-    // A process that keeps its stocks delays others by ten looks once, and then never again.
-    keep();
-    let answers: Vec<_> = (0..20).map(|_| ask(&world, asks, 0, 151).1).collect();
-    assert_eq!(answers.iter().position(Option::is_some), Some(10), "{answers:?}");
-    assert!(answers[10..].iter().all(|answer| *answer == Some(false)));
 }

@@ -20,8 +20,6 @@ mod kernel;
 #[cfg(test)]
 mod registration;
 #[cfg(test)]
-mod stock;
-#[cfg(test)]
 mod survey;
 
 #[cfg(test)]

@@ -2,31 +2,16 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{Control, Stocks, Usage, UsageDevice};
+use gcgroup_abi::{Control, Usage, UsageDevice};
 
 use super::{Levels, Sums};
 
 impl Levels {
     /// Raises the peaks to what is charged now.
     pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
-        let Some(device) = usage.devices.get(index) else {
-            return;
-        };
-        let seen = Stocks::of(usage);
-        let charged = device.memory_current.load(SeqCst);
-        let sums = match self.is_charged(usage, device, seen, charged) {
-            Some(0) => Sums::default(),
-            Some(in_device) => Sums {
-                in_device,
-                in_process: self.sum(usage),
-            },
-            None => {
-                let _closed = self.without_stocks(usage);
-                Sums {
-                    in_device: device.memory_current.load(SeqCst),
-                    in_process: self.sum(usage),
-                }
-            }
+        let sums = Sums {
+            in_device: usage.memory_current(index),
+            in_process: self.sum(usage),
         };
         self.raise_peaks(usage, control, index, sums);
     }
@@ -36,7 +21,7 @@ impl Levels {
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
             if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
-                self.begin_device_peak(usage, used, &set.peak_generation);
+                self.begin_device_peak(used, &set.peak_generation);
             }
             raise(&used.memory_peak, sums.in_device);
         }
@@ -47,15 +32,13 @@ impl Levels {
     }
 
     /// Restarts a device's peak. Under the lock, so that no thread that has seen the reset stores a peak that
-    /// is then overwritten; with closed stocks, so that a charge from a stock is either seen here or sees
-    /// that they are closed.
+    /// is then overwritten.
     #[cold]
     #[inline(never)]
-    fn begin_device_peak(&self, usage: &Usage, device: &UsageDevice, reset: &AtomicU32) {
+    fn begin_device_peak(&self, device: &UsageDevice, reset: &AtomicU32) {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if device.peak_generation.load(Relaxed) != reset {
-            let _closed = self.without_stocks(usage);
             let current = device.memory_current.load(SeqCst);
             device.memory_peak.store(current, Relaxed);
             device.peak_generation.store(reset, Relaxed);
@@ -69,7 +52,6 @@ impl Levels {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if usage.peak_generation.load(Relaxed) != reset {
-            let _closed = self.without_stocks(usage);
             usage.memory_peak.store(self.sum(usage), Relaxed);
             usage.peak_generation.store(reset, Relaxed);
         }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::block;
+use std::sync::Barrier;
 use std::thread;
 
 fn blocks() -> (&'static Usage, &'static Control) {
@@ -213,4 +214,92 @@ fn reset_peak_restarts_from_current() {
         50,
         "the process's peak was not reset"
     );
+}
+
+/// Charges as an allocation does: without a lock where no limit is in force.
+fn charge(levels: &Levels, usage: &Usage, control: &Control, bytes: u64) -> Result<(), Full> {
+    let sums = match levels.reserve_freely(usage, control, 0, bytes) {
+        Some(sum) => Sums::of_one(sum),
+        None => levels.try_reserve(usage, control, 0, bytes)?,
+    };
+    levels.raise_peaks(usage, control, 0, sums);
+    Ok(())
+}
+
+#[test]
+fn limit_lowered_below_the_charge_refuses_until_enough_is_freed() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    for _ in 0..2 {
+        charge(&levels, usage, control, 50).unwrap();
+    }
+    levels.uncharge(usage, 0, 30);
+    control.devices[0].memory_limit.store(80, Relaxed);
+    assert_eq!(charge(&levels, usage, control, 11), Err(Full::Device(0)));
+    assert_eq!(charge(&levels, usage, control, 10), Ok(()));
+    assert_eq!(current(&levels, usage, 0), (80, 80));
+    assert_eq!(usage.memory_peak.load(Relaxed), 100);
+}
+
+/// Random charges and frees by several threads: at each moment the charged bytes are within the limit and the
+/// peak, and the reported peak was reached.
+#[test]
+fn racing_threads_keep_the_limit_and_an_exact_peak() {
+    const LIMIT: u64 = 300;
+    let nr_refused = AtomicU64::new(0);
+    for round in 0..12 {
+        let (usage, control) = blocks();
+        let limit = if round % 3 == 0 { NO_LIMIT } else { LIMIT };
+        control.memory_limit.store(limit, Relaxed);
+        let levels = Levels::default();
+        // Lower and upper bound of what is charged, and the highest value of each.
+        let (least, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        let peaks = [AtomicU64::new(0), AtomicU64::new(0)];
+        let raise = |at: usize, sum: u64| peaks[at].fetch_max(sum, SeqCst);
+        let barrier = Barrier::new(4);
+        let churn = |number: u64| {
+            barrier.wait();
+            let mut random = number + 7 * round + 1;
+            let mut held = Vec::new();
+            let free = |bytes| {
+                least.fetch_sub(bytes, SeqCst);
+                levels.uncharge(usage, 0, bytes);
+                most.fetch_sub(bytes, SeqCst);
+            };
+            for step in 0..6000_u64 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let bytes = (random >> 33) % 90 + 1;
+                let is_full = held.len() > 3 || step % 3 == 2;
+                if let Some(bytes) = held.pop_if(|_| is_full) {
+                    free(bytes);
+                    continue;
+                }
+                raise(1, most.fetch_add(bytes, SeqCst) + bytes);
+                if charge(&levels, usage, control, bytes).is_ok() {
+                    let now = least.fetch_add(bytes, SeqCst) + bytes;
+                    raise(0, now);
+                    assert!(now <= limit, "{now} are charged");
+                    held.push(bytes);
+                } else {
+                    most.fetch_sub(bytes, SeqCst);
+                    nr_refused.fetch_add(1, Relaxed);
+                }
+            }
+            held.into_iter().for_each(free);
+        };
+        let churn = &churn;
+        thread::scope(|scope| {
+            let threads = [0, 1, 2, 3].map(|number| scope.spawn(move || churn(number)));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let [least, most] = peaks.each_ref().map(|peak| peak.load(Relaxed));
+        let whole = usage.memory_peak.load(Relaxed);
+        assert_eq!(usage.devices[0].memory_peak.load(Relaxed), whole);
+        assert!(
+            least <= whole && whole <= most.min(limit),
+            "{least} {whole} {most}"
+        );
+        assert_eq!(current(&levels, usage, 0), (0, 0), "everything was freed");
+    }
+    assert!(nr_refused.load(Relaxed) > 0, "no charge reached the limit");
 }

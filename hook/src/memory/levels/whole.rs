@@ -36,7 +36,14 @@ impl Whole {
     }
 
     /// Returns whether no other device was ever charged, and records that this one is about to be.
-    pub(super) fn begin(&self, index: usize) -> bool {
+    #[inline(always)]
+    pub(super) fn is_only(&self, index: usize) -> bool {
+        self.is_still(index) || self.begin(index)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin(&self, index: usize) -> bool {
         if self.are_several() {
             return false;
         }

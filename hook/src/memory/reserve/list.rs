@@ -52,7 +52,7 @@ impl Reserves {
         let wanted = Source::Pool(handle.0.addr());
         let list = self.list.lock();
         list.iter()
-            .find(|pool| pool.source == wanted && !pool.account.is_destroyed())
+            .find(|pool| pool.source == wanted && !pool.account.lock().is_destroyed())
             .cloned()
     }
 
@@ -101,7 +101,7 @@ impl Reserves {
             is_elsewhere,
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
-            account: Account::new(index),
+            account: Lock::new(Account::new()),
         });
         list.push(Arc::clone(&pool));
         pool
@@ -218,7 +218,7 @@ impl Reserves {
         let changes = self.changes.load(Acquire);
         let is_it = |_, pool: &Reserve| pool.id == entry.owner;
         if let Some(pool) = Used::kept(process.slots.kept(process), changes, is_it) {
-            if pool.account.end(address, entry.size, stream) {
+            if pool.account.lock().end(address, entry.size, stream) {
                 self.end_if_over(process, &pool);
             }
             return;
@@ -230,7 +230,7 @@ impl Reserves {
             .find(|pool| pool.id == entry.owner)
             .cloned();
         if let Some(pool) = pool
-            && pool.account.end(address, entry.size, stream)
+            && pool.account.lock().end(address, entry.size, stream)
         {
             self.end_if_over(process, &pool);
         }
@@ -305,23 +305,22 @@ impl Reserves {
         process
             .memory
             .levels
-            .uncharge(process.usage(), account.index(), bytes);
-        pool.add_kind(process, account.index(), bytes.wrapping_neg());
+            .uncharge(process.usage(), pool.index(), bytes);
+        pool.add_kind(process, pool.index(), bytes.wrapping_neg());
     }
 
     pub(crate) fn renumber(&self, process: &Process) {
         for pool in self.list.lock().iter() {
-            let mut account = pool.account.lock();
+            let account = pool.account.lock();
             let index = process.devices.index(pool.local);
-            if index != account.index() {
+            if index != pool.index() {
                 let (usage, control) = (process.usage(), process.control());
                 process
                     .memory
                     .levels
-                    .transfer_bytes(usage, control, account.index(), index, account.paid());
-                pool.add_kind(process, account.index(), account.paid().wrapping_neg());
+                    .transfer_bytes(usage, control, pool.index(), index, account.paid());
+                pool.add_kind(process, pool.index(), account.paid().wrapping_neg());
                 pool.add_kind(process, index, account.paid());
-                account.set_index(index);
                 pool.index.store(index, Relaxed);
             }
         }

@@ -5,6 +5,7 @@
 //!
 //! The environment variables are documented in `simgpu::config`.
 #![allow(non_snake_case, reason = "NVIDIA's spelling")]
+#![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
 mod abi;
 mod array;

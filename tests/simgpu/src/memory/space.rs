@@ -346,7 +346,7 @@ mod tests {
         assert!(space.map(base, unit, &physical, 7, 0));
         assert!(space.map(base + unit, unit, &physical, 7, 0));
         assert!(!space.map(base, unit, &physical, 7, 0));
-        assert_eq!(space.chunks(base, 1), None, "no access yet");
+        assert_eq!(space.chunks(base, 1), None, "a new mapping is accessible");
         assert!(space.set_access(base, 2 * unit, |access| access.set(0, 3)));
         let chunks = space.chunks(base + unit - 8, 16).unwrap();
         assert_eq!(chunks.len(), 2);

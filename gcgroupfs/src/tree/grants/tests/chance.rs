@@ -41,7 +41,7 @@ fn check(grants: &Grants) {
         let chain = grants.chain(member.group);
         for at in grants.places(None) {
             let is_limited = chain.iter().any(|id| grants.groups[id].limits(at));
-            let word = member.blocks.usage().devices[grants.slots[at]]
+            let word = member.blocks.usage().raw().devices[grants.slots[at]]
                 .memory_granted
                 .load(Relaxed);
             if is_limited {

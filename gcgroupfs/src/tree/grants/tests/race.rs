@@ -38,7 +38,7 @@ fn live(grants: &Mutex<Grants>, committed: &Committed, number: usize) -> u64 {
     let (mut mine, mut nr_charged) = (Vec::new(), 0);
     for _ in 0..ROUNDS {
         let (device, bytes) = (usize::try_from(chance.below(2)).unwrap(), chance.below(300) + 1);
-        let usage = &blocks.usage().devices[device];
+        let usage = &blocks.usage().raw().devices[device];
         loop {
             let charged = try_charge_granted(&usage.memory_current, &usage.memory_granted, bytes, NO_LIMIT);
             if charged.is_ok() {
@@ -58,13 +58,13 @@ fn live(grants: &Mutex<Grants>, committed: &Committed, number: usize) -> u64 {
             let (device, bytes) = mine.swap_remove(at);
             committed.all.fetch_sub(bytes, SeqCst);
             committed.each[number][device].fetch_sub(bytes, SeqCst);
-            uncharge(&blocks.usage().devices[device].memory_current, bytes);
+            uncharge(&blocks.usage().raw().devices[device].memory_current, bytes);
         }
     }
     for (device, bytes) in mine {
         committed.all.fetch_sub(bytes, SeqCst);
         committed.each[number][device].fetch_sub(bytes, SeqCst);
-        uncharge(&blocks.usage().devices[device].memory_current, bytes);
+        uncharge(&blocks.usage().raw().devices[device].memory_current, bytes);
     }
     nr_charged
 }

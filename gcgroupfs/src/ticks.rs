@@ -14,9 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use parking_lot::{Condvar, Mutex};
 use tracing::error;
 
-use super::Settings;
-use super::policy::Time;
-use super::state::{Next, State};
+use crate::arbiter::{Next, Settings, State, Time};
 use crate::sys::wake_all;
 use crate::tree::{Listener, Notice, Opened, ProcessId, Tree};
 
@@ -258,24 +256,36 @@ fn now() -> Time {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use gcgroup_abi::Gate;
 
     use super::*;
-    use crate::arbiter::tests::world::Play;
-    use crate::tree::fixture::ROOT;
+    use crate::tree::fixture::{ROOT, World};
+
+    /// Registers a process with a context on device 0.
+    fn join(world: &World, pid: u32, priority: u32) -> ProcessId {
+        let id = world.join(pid);
+        let file = format!("{pid}/compute.priority");
+        world.store(&file, ROOT, &priority.to_string()).unwrap();
+        world.usage(id).devices[0].nr_contexts.store(1, Relaxed);
+        id
+    }
 
     /// No arbiter thread runs in this test.
     #[test]
     fn rung_sets_gates_before_it_returns() {
-        let play = Play::new(1);
-        let (high, low) = (play.join(100, 2), play.join(101, 10));
-        play.world.store("compute.policy", ROOT, "strict").unwrap();
-        let bell = Arc::new(Bell::new(&play.world.tree, Settings::default()));
-        play.world.tree.listen(bell.clone());
-        play.begins(low);
-        play.begins(high);
-        play.world.tree.rung(high);
-        assert_eq!(play.gate(low), Gate::Throttled);
+        let world = World::new(1);
+        let (high, low) = (join(&world, 100, 2), join(&world, 101, 10));
+        world.store("compute.policy", ROOT, "strict").unwrap();
+        let bell = Arc::new(Bell::new(&world.tree, Settings::default()));
+        world.tree.listen(bell.clone());
+        for id in [low, high] {
+            world.usage(id).devices[0].busy_since.store(now(), Relaxed);
+        }
+        world.tree.rung(high);
+        let gate = world.control(low).devices[0].gate.load(Relaxed);
+        assert_eq!(Gate::from_word(gate), Gate::Throttled);
         assert!(
             bell.slate.lock().next.is_some(),
             "the end of the work must be polled for"
@@ -285,17 +295,17 @@ mod tests {
 
     #[test]
     fn frequent_ring_is_left_to_the_thread() {
-        let play = Play::new(1);
-        let id = play.join(100, 2);
-        let bell = Arc::new(Bell::new(&play.world.tree, Settings::default()));
-        play.world.tree.listen(bell.clone());
+        let world = World::new(1);
+        let id = join(&world, 100, 2);
+        let bell = Arc::new(Bell::new(&world.tree, Settings::default()));
+        world.tree.listen(bell.clone());
         // A fixed time instead of the clock, which a slow test could outrun.
         bell.desk.lock().as_mut().unwrap().last = Time::MAX;
-        play.world.tree.rung(id);
+        world.tree.rung(id);
         assert!(bell.slate.lock().told.has_news);
         *bell.desk.lock() = None;
         bell.slate.lock().told.has_news = false;
-        play.world.tree.rung(id);
+        world.tree.rung(id);
         assert!(bell.slate.lock().next.is_none(), "the arbiter has stopped");
     }
 }
