@@ -1,5 +1,5 @@
-//! Exported symbols of the driver, listed by the build script, and a stub for each, which answers where nothing
-//! implements it.
+//! Exported symbols of the driver, listed by the build script, and a stub for each, which answers where
+//! nothing implements it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
