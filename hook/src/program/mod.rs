@@ -1,4 +1,4 @@
-//! What the program has that calls refer to: its contexts and streams, and for each thread a slot with its
+//! Parts of the program that calls refer to: its contexts and streams, and for each thread a slot with its
 //! counters.
 //!
 //! `contexts` lists the contexts and `context` describes one, with the markers (`mark`) that tell whether the
