@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use super::meter::Noted;
 use super::window::Window;
 use crate::device::LocalDevice;
-use crate::memory::Kept;
 use crate::process::Process;
 use crate::sys;
 
@@ -37,8 +36,6 @@ pub(super) struct Side {
     pub(super) noted: Noted,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
-    /// Used by the slot's thread only.
-    pub(super) kept: Kept,
 }
 
 impl Side {
@@ -54,7 +51,6 @@ impl Side {
             window: Mutex::new(None),
             noted: Noted::new(),
             captured: [const { AtomicU64::new(0) }; Submission::COUNT],
-            kept: Kept::new(),
         }
     }
 }

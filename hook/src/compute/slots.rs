@@ -9,8 +9,6 @@
 //! which adds their counts to the device's shared ones.
 
 use std::io;
-use std::marker::PhantomData;
-use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -25,7 +23,7 @@ use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
 use crate::mapping::Mapping;
-use crate::memory::{Kept, Place};
+use crate::memory::Place;
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
 
@@ -124,13 +122,6 @@ impl Slots {
     #[inline]
     pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
         Counts::of(usage, self.own(usage)?, index)
-    }
-
-    /// Returns where the calling thread caches the pool that it used last, if it has a slot of the block.
-    #[inline]
-    pub(crate) fn kept<'a>(&'a self, process: &'a Process) -> Option<Own<'a, Kept>> {
-        let bound = self.in_block_now(process)?;
-        Some(Own(&bound.side.kept, PhantomData))
     }
 
     /// Returns the device and context in which the calling thread allocates; `None` without a current
@@ -369,19 +360,6 @@ impl Slots {
         for extra in self.extras.lock().iter() {
             extra.bound().fold(process);
         }
-    }
-}
-
-/// Parts of the calling thread's own slot. It stays with the thread until the thread ends.
-#[derive(Debug)]
-pub(crate) struct Own<'a, T>(&'a T, PhantomData<*const ()>);
-
-impl<T> Deref for Own<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        self.0
     }
 }
 

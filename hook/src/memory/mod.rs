@@ -54,7 +54,6 @@ use ledger::{Entry, Ledger};
 use levels::Levels;
 use linear::Pitch;
 use reserve::Reserves;
-pub(crate) use reserve::kept::Kept;
 use vmm::Vmm;
 
 /// All charges and ledgers of the process.
