@@ -1,6 +1,7 @@
 #!/bin/sh
-# Measures priorities, freezes and quotas on a contended GPU against their budgets, on a machine that does nothing else:
-# JSON on stdout, a table on stderr. Fails if a budget is not met. Needs the built tree alone, where there is one.
+# Measures priorities, freezes and quotas on a contended GPU against their budgets. Run it on an idle
+# machine. Writes JSON to stdout and a table to stderr; fails if a budget is not met. Uses the built tree if
+# there is one.
 set -eu
 
 usage() {
@@ -8,13 +9,13 @@ usage() {
 usage: scripts/bench-contention.sh [--sim|--gpu] [--repetitions N] [--scale X] [ARM...]
 
   --sim          the simulated GPU (default)
-  --gpu          the machine's own
+  --gpu          this machine's GPU
   --repetitions  runs of each arm (5)
-  --scale        of the time that each run takes (1): 0.1 for a quick look
-  ARM            bursts, single, long, shares, cost, idle, freeze, quota, crowd; everything without any
+  --scale        factor of each run's duration (1); 0.1 gives a quick estimate
+  ARM            bursts, single, long, shares, cost, idle, freeze, quota, crowd (all)
 
 environment:
-  DIST           the built tree (<repository>/target/dist); built if it is not there
+  DIST           the built tree (<repository>/target/dist); built if missing
 EOF
 }
 

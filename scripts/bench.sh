@@ -1,11 +1,11 @@
 #!/bin/sh
-# Measures what the library and the daemon cost against their budgets, on an idle machine: JSON on stdout, what it
-# is at on stderr. Fails if a budget is exceeded.
+# Measures the cost of the library and the daemon against their budgets. Run it on an idle machine. Writes
+# JSON to stdout and progress to stderr; fails if a budget is exceeded.
 set -eu
 
 usage() {
-    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|hierarchy|events|greedy|visitors]..."
-    echo "       everything without any"
+    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|hierarchy|events|greedy|connections]..."
+    echo "       all by default"
 }
 
 case ${1-} in

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds everything and leaves a tree that can be moved anywhere:
+# Builds all programs into a relocatable tree:
 #
 #   bin/{gcgroupfs,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
-#   share/                                      manual, completions, service, an example of the configuration
-#   install.sh                                  puts these where a machine looks for them
+#   share/                                      manual, completions, service, example configuration
+#   install.sh                                  installs these
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
 set -eu
 
@@ -12,12 +12,12 @@ usage() {
     cat <<'EOF'
 usage: scripts/build.sh [--debug]
 
-  --debug   the dev profile: builds fast, runs slow, sizes unchecked
+  --debug   dev profile: faster build, slower programs, sizes not checked
 
 environment:
   PROFILE            cargo profile (release; --debug means dev)
-  DIST               where the tree goes (<repository>/target/dist)
-  CARGO_TARGET_DIR   where cargo works (<repository>/target)
+  DIST               output directory (<repository>/target/dist)
+  CARGO_TARGET_DIR   cargo's build directory (<repository>/target)
 EOF
 }
 
@@ -37,16 +37,16 @@ dist=${DIST:-$repo/target/dist}
 built=$target/$profile
 [ "$profile" != dev ] || built=$target/debug
 
-# LD_PRELOAD and the simulated driver are for what is built, not for the tools that build it.
+# LD_PRELOAD and the simulated driver must not affect the build tools.
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
     -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
-# Without unwinder and allocator whatever the profile of the rest.
+# Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload -p gcgroup-preload
 
-# place FROM TO: put in place by rename, so that a process which runs the old one keeps it; left alone when
-# nothing changed.
+# place FROM TO: replaces TO by rename, so that running processes keep the old file; does nothing if both
+# are equal.
 place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
@@ -68,7 +68,7 @@ place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
 place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
 place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
 place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
-# For programs that are linked with -lcuda.
+# For programs linked with -lcuda.
 ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
 
 for script in scripts/gc-*; do
@@ -78,7 +78,7 @@ place scripts/install.sh "$dist/install.sh"
 for file in gcgroupfs.service gcgroupfs.toml; do
     place "scripts/$file" "$dist/share/$file"
 done
-# What containers are given as theirs.
+# The copy that containers preload.
 place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
 "$dist/bin/gcgroupfs" manual > "$dist/share/gcgroupfs.5"
 for shell in bash zsh fish; do
@@ -97,7 +97,7 @@ below() {
     echo "$1: $size bytes"
 }
 
-# It enters every program of a machine: one library that is missing there would stop them all.
+# This library may be preloaded into every program: a missing dependency would stop them all.
 needed=$(readelf -d "$dist/lib/libgcgroup.so") || fail "readelf cannot read $dist/lib/libgcgroup.so"
 case $needed in
     *'(NEEDED)'*) fail "libgcgroup.so needs another library" ;;

@@ -60,6 +60,16 @@ def rust(path):
         is_start = not re.match(r"\s*//[/!] ?\S", line)
 
 
+def script(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not re.match(r"\s*#", line):
+            continue
+        if len(line) > MAX_COLUMNS:
+            yield number, f"{len(line)} columns"
+        for finding in words(line):
+            yield number, finding
+
+
 def markdown(path):
     is_code = False
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -73,11 +83,14 @@ def markdown(path):
             yield number, finding
 
 
+CHECKS = {"*.rs": rust, "*.md": markdown, "*.sh": script, "*.py": script, "*.toml": script, "scripts/gc-*": script}
+
+
 def main():
     findings = 0
-    # Generated, or the record of earlier versions.
-    exempt = {Path("hook/COVERAGE.md"), Path("CHANGELOG.md")}
-    for pattern, check in [("*.rs", rust), ("*.md", markdown)]:
+    # Generated.
+    exempt = {Path("hook/COVERAGE.md")}
+    for pattern, check in CHECKS.items():
         for path in tracked(pattern):
             if path in exempt:
                 continue

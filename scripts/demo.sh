@@ -1,6 +1,6 @@
 #!/bin/sh
-# Shows gcgroupfs at work: builds it, mounts it in a temporary directory, starts a CUDA program and governs it
-# with cat and echo. On the simulated GPU, or with --gpu on the real one. Leaves nothing behind.
+# Demonstrates gcgroupfs: builds it, mounts it in a temporary directory, starts a CUDA program and controls
+# it with cat and echo. Uses the simulated GPU, or with --gpu the real one. Removes everything at the end.
 set -eu
 
 usage() {
@@ -17,7 +17,7 @@ for arg; do
 done
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
-# GCGROUP_BUILT: a tree that is built already.
+# GCGROUP_BUILT: a tree that was built before.
 dist=${GCGROUP_BUILT:-${DIST:-$repo/target/dist}}
 if [ "$gpu" = real ] && ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
     echo "demo.sh: no libcuda.so.1 here; without --gpu it runs on the simulated GPU" >&2
@@ -56,21 +56,21 @@ fi
 say() {
     printf '\n\033[1m# %s\033[0m\n' "$*"
 }
-# run COMMAND…: shows the command line and does it, in the directory of the mount.
+# run COMMAND…: prints the command line and executes it in the directory of the mount.
 run() {
     printf '$ %s\n' "$*"
     (cd "$tmp/gcgroup" && eval "$*")
 }
-# until_true COMMAND…: waits for it, a minute at most.
+# until_true COMMAND…: waits at most one minute until the command succeeds.
 until_true() {
     tries=0
     until (cd "$tmp/gcgroup" && eval "$*") > /dev/null 2>&1; do
         tries=$((tries + 1))
-        [ "$tries" -lt 600 ] || { echo "demo.sh: in vain: $*" >&2; exit 1; }
+        [ "$tries" -lt 600 ] || { echo "demo.sh: timed out: $*" >&2; exit 1; }
         sleep 0.1
     done
 }
-# tell LINE: a line for the interactive client, and its answer.
+# tell LINE: sends a line to the interactive client and prints its answer.
 tell() {
     printf 'client> %s\n' "$1"
     echo "$1" >&8
@@ -110,7 +110,7 @@ run "echo 0 > $batch/compute.freeze"
 run sleep 1
 run grep nr_submitted "$batch/gcgroup.stat"
 after=$(sed -n 's/nr_submitted_kernels: //p' "$tmp/gcgroup/$batch/gcgroup.stat")
-[ "$after" -gt "$before" ] || { echo "demo.sh: it did not go on" >&2; exit 1; }
+[ "$after" -gt "$before" ] || { echo "demo.sh: the batch job did not continue" >&2; exit 1; }
 
 say "A second program, driven by hand"
 mkfifo "$tmp/stdin"
@@ -131,7 +131,7 @@ tell meminfo
 tell "alloc linear 512M"
 tell "alloc linear 1"
 run cat "$client/memory.events"
-grep -q '^refused CUDA_ERROR_OUT_OF_MEMORY' "$tmp/client" || { echo "demo.sh: not refused" >&2; exit 1; }
+grep -q '^refused CUDA_ERROR_OUT_OF_MEMORY' "$tmp/client" || { echo "demo.sh: the allocation was not refused" >&2; exit 1; }
 
 say "It exits: its directory is gone, its memory free"
 tell "free all"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Fuzzes what strangers can send to the daemon: messages, writes, their blocks of memory, configuration, the state file.
-# Needs what Rust needs, and a C++ compiler for libFuzzer; no nightly toolchain and no cargo-fuzz, which can run the
-# targets too. What is found stays in gcgroupfs/fuzz/artifacts: mended, it becomes a seed.
+# Fuzzes the daemon's untrusted input: messages, writes, usage blocks, configuration and the state file.
+# Needs Rust and a C++ compiler for libFuzzer, but no nightly toolchain and no cargo-fuzz, which can also
+# run the targets. Failing inputs are stored in gcgroupfs/fuzz/artifacts; add each to the seeds once it is
+# fixed.
 set -eu
 
 usage() {
@@ -9,8 +10,8 @@ usage() {
 usage: scripts/fuzz.sh [SECONDS [TARGET...]]      60 seconds each, and every target, by default
 
 environment:
-  JOBS               targets at a time (as many as there are processors)
-  CARGO_TARGET_DIR   where cargo works, and where what has been learnt stays (<repository>/target)
+  JOBS               targets that run in parallel (number of processors)
+  CARGO_TARGET_DIR   cargo's build directory and the corpora (<repository>/target)
 END
 }
 
@@ -26,8 +27,8 @@ cd "$(dirname "$0")/../gcgroupfs/fuzz"
     set -- "$@" "$(basename "$program" .rs)"
 done
 
-# What cargo-fuzz has the compiler do but for the sanitizer, which is not stable. That a platform is named keeps it
-# from what the compiler itself runs.
+# The compiler flags of cargo-fuzz without the sanitizer, which needs nightly. Naming the target platform
+# keeps the flags from build scripts and procedural macros.
 RUSTFLAGS="--cfg fuzzing -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 -Cpasses=sancov-module
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
@@ -43,7 +44,7 @@ fuzz='
     corpus=$3/corpus/$4
     log=$3/$4.log
     mkdir -p "$corpus"
-    # It ends by itself, and each input of its own is stopped after 10 s.
+    # The program ends by itself and stops each input after 10 s.
     if timeout --foreground --kill-after=30 $(($2 + 300)) \
         "$1/$4" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="artifacts/$4-" "$corpus" "seeds/$4" > "$log" 2>&1

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tells whether gcgroupfs works on this machine's GPU, and how well: a line for each part, and JSON as each ends. Needs
-# a built tree, sh and python3. Takes a few GB of device memory, changes no setting of the device, leaves nothing behind.
+# Checks that gcgroupfs works on this machine's GPU and measures it: prints a line and writes JSON for each
+# part. Needs a built tree, sh and python3. Uses a few GB of device memory, changes no device setting and
+# removes everything at the end.
 #
 #   scripts/gpu-check.sh [--sim] [--list] [--parts NAME,...] [--seconds N] [OUTDIR]       environment: DIST
 set -u
@@ -19,7 +20,7 @@ finish() {
     trap - EXIT
     trap '' HUP INT TERM
     [ -z "$check" ] || { kill "$check"; wait "$check"; }
-    # Where even the one who cleans up was killed.
+    # In case the part that cleans up was killed.
     [ ! -s "$tmp/part.pid" ] || kill -9 "-$(cat "$tmp/part.pid")" 2> /dev/null || :
     [ ! -s "$tmp/daemon.pid" ] || kill -9 "$(cat "$tmp/daemon.pid")" 2> /dev/null || :
     umount -l "$tmp/gcgroup" 2> /dev/null || :
@@ -32,7 +33,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 export DIST GPU_CHECK_WORK="$tmp" GCGROUP_SOCKET="$tmp/gcgroup.sock" PYTHONDONTWRITEBYTECODE=1
-# What compilers of kernels would leave in a home directory.
+# Caches that kernel compilers would leave in the home directory.
 export CUDA_CACHE_PATH="$tmp/cuda" CUPY_CACHE_DIR="$tmp/cupy" TRITON_CACHE_DIR="$tmp/triton" NUMBA_CACHE_DIR="$tmp/numba"
 python3 "$repo/tests/gpu/check/run.py" "$@" &
 check=$!

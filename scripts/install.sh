@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what scripts/build.sh has built, from the tree it left (target/dist, or wherever that was moved: a copy of
-# this script is in it). Again, it replaces what is there, file by file, while programs and the daemon run on with what
-# they have.
+# Installs the tree that scripts/build.sh has built (target/dist, or where it was moved to: the tree has a
+# copy of this script). A second installation replaces the files one by one; running programs and daemons
+# keep the old ones.
 set -eu
 
 usage() {
@@ -9,12 +9,12 @@ usage() {
 usage: install.sh [--prefix DIR] [--everywhere]
        install.sh [--prefix DIR] --uninstall
 
-  --prefix DIR    where to (/usr/local)
-  --everywhere    every CUDA program that is started from now on is governed: /etc/ld.so.preload names the library
-  --uninstall     takes away what it has put there; first of all from /etc/ld.so.preload
+  --prefix DIR    installation directory (/usr/local)
+  --everywhere    adds the library to /etc/ld.so.preload, so that every new CUDA program is governed
+  --uninstall     removes all installed files, beginning with the entry in /etc/ld.so.preload
 
 environment:
-  DESTDIR         stands before every path, for packages
+  DESTDIR         prefix of every path, for packages
 USAGE
 }
 
@@ -42,7 +42,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $prefix in
-    # In /etc/ld.so.preload a space or a colon would end the name; elsewhere it is quoted.
+    # A space or a colon would end the name in /etc/ld.so.preload.
     *[!A-Za-z0-9/._+-]*) fail "--prefix: letters, digits and /._+- only, not $prefix" ;;
     /*) prefix=${prefix%/} ;;
     *) fail "--prefix: an absolute path, not $prefix" ;;
@@ -57,7 +57,7 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 built=$here
 [ -x "$built/bin/gcgroupfs" ] || built=${DIST:-$here/../target/dist}
 
-# files: FROM TO MODE, a line each; FROM in the tree, TO below the prefix.
+# files: prints FROM TO MODE lines; FROM in the tree, TO below the prefix.
 files() {
     cat <<'TABLE'
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
@@ -80,7 +80,7 @@ share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
 TABLE
 }
 
-# replace FILE MODE: what comes in takes the name in one step; who has the old one open keeps it.
+# replace FILE MODE: replaces FILE by stdin with one rename; processes that have the old file open keep it.
 replace() {
     mkdir -p "$(dirname "$1")"
     rm -f "$1.new.$$"
@@ -90,13 +90,13 @@ replace() {
     fi
 }
 
-# others FILE: its lines but ours.
+# others FILE: prints its lines without ours.
 others() {
     grep -vxF "$library" "$1" || :
 }
 
 if [ "$uninstall" = yes ]; then
-    # A library that is named there and missing is complained of by every program that starts.
+    # Every new program would print an error for a library that is listed and missing.
     if [ -f "$list" ] && grep -qxF "$library" "$list"; then
         if [ -n "$(others "$list")" ]; then
             others "$list" | replace "$list" 644
@@ -108,7 +108,7 @@ if [ "$uninstall" = yes ]; then
         rm -f "$root$prefix/$to"
     done
     rmdir "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
-    echo "removed from $root$prefix; a daemon that runs is left alone"
+    echo "removed from $root$prefix; a running daemon was not stopped"
     exit 0
 fi
 
@@ -124,7 +124,7 @@ done
 echo "installed in $root$prefix"
 
 if [ "$everywhere" = yes ]; then
-    # What the loader cannot take it complains of, in every program.
+    # Every new program would print an error for a library that the loader rejects.
     complaint=$(LD_PRELOAD=$root$library /bin/true 2>&1)
     [ -z "$complaint" ] || fail "$list is left as it is: $complaint"
     if ! { [ -f "$list" ] && grep -qxF "$library" "$list"; }; then

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs unit tests under Miri, which reports undefined behaviour: all of gcgroup-abi, and the modules below of the other crates.
-# The other modules map shared memory, open sockets, call a driver, read the thread register, or take minutes.
+# Runs unit tests under Miri, which reports undefined behaviour: all tests of gcgroup-abi and the modules
+# listed below of other crates. The rest maps shared memory, opens sockets, calls a driver, reads the thread
+# register or takes minutes.
 set -eu
 
 usage() {
@@ -10,13 +11,13 @@ usage: scripts/miri.sh [--has]
   --has   install a nightly toolchain with Miri if there is none; fails if that cannot be done
 
 environment:
-  CARGO_TARGET_DIR   where cargo works (<repository>/target)
+  CARGO_TARGET_DIR   cargo's build directory (<repository>/target)
 END
 }
 
 has_miri() {
     cargo +nightly miri --version > /dev/null 2>&1 && return
-    # Neither may take long where nothing can be fetched.
+    # Bounded, because there may be no network.
     timeout 120 rustup component add --toolchain nightly miri rust-src > /dev/null 2>&1 ||
         timeout 300 rustup toolchain install nightly --profile minimal --component miri,rust-src > /dev/null 2>&1
 }
@@ -35,10 +36,9 @@ hook="
     nvml::list nvml::memory nvml::processes nvml::utilization
     rows::tests::a_name swap::policy wishes::
 "
-daemon="
+model="
     arbiter::division arbiter::member arbiter::quota
-    cli::expression
-    rules::template server::rate
+    rules::template
 "
 # Takes the lock 80 000 times.
 long="--skip memory::lock::tests::one_thread_at_a_time"
@@ -55,5 +55,7 @@ test_package gcgroup-abi
 # shellcheck disable=SC2086  # lists of names
 {
     test_package gcgroup-hook $hook $long
-    test_package gcgroupfs $daemon
+    test_package gcgroupfs-model $model
+    test_package gcgroupfs-server socket::rate
+    test_package gcgroupfs cli::expression
 }

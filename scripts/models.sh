@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the models of the protocols in shared memory with loom. hook/abi/models/README.md says what they claim.
+# Checks the loom models of the shared-memory protocols. hook/abi/models/README.md lists their claims.
 set -eu
 
 usage() {
@@ -7,8 +7,8 @@ usage() {
 usage: scripts/models.sh [TEST-FILTER...]      arguments as cargo test takes them; --nocapture shows each weaker ordering
 
 environment:
-  LOOM_MAX_PREEMPTIONS   thread changes in one run at places where the thread could go on (2)
-  CARGO_TARGET_DIR       where cargo works (<repository>/target)
+  LOOM_MAX_PREEMPTIONS   maximum number of preemptions in one execution (2)
+  CARGO_TARGET_DIR       cargo's build directory (<repository>/target)
 END
 }
 
@@ -17,7 +17,7 @@ case ${1-} in
 esac
 
 cd "$(dirname "$0")/.."
-# Everything is built with another flag, so it is built elsewhere.
+# A separate build directory, because the flag differs.
 RUSTFLAGS="${RUSTFLAGS-} --cfg loom"
 export RUSTFLAGS
 cargo test --locked --profile models --package gcgroup-models --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom" -- "$@"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs on Debian or Ubuntu what the tests and the demo need beyond Rust: packages, and a Python
-# environment in .venv with the real clients. As root, or with sudo.
+# Installs what tests and demo need besides Rust on Debian or Ubuntu: packages, and a Python environment in
+# .venv with real CUDA clients. Run as root or with sudo.
 set -eu
 
 usage() {
@@ -20,11 +20,11 @@ repo=$(cd "$(dirname "$0")/.." && pwd -P)
 sudo=
 [ "$(id -u)" = 0 ] || sudo=sudo
 
-# One line each: what a machine must have, and what some tests use if it is there.
+# First line: required packages. Second line: packages that some tests use if available.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
 tests="busybox g++ inotify-tools libjemalloc2 musl-tools perl podman runc shellcheck strace valgrind"
 
-# Often there from elsewhere.
+# Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"
 
 missing=

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Two hundred programs come, use simulated GPUs and go, the memory of others moves and is compared, while control files
-# are written at random, programs and the daemon are stopped, and the daemon is killed every twenty seconds: under a
-# supervisor, started again by hand, and left alone, a third of the time each. In the end nothing may be left over and
-# everything must add up (tests/it/soak.rs). Prints how often each fault was injected, what was verified and what was lost.
+# Soak test (tests/it/soak.rs): two hundred programs start, use simulated GPUs and end, others move memory
+# and compare it, while control files are written at random and faults are injected: programs and daemons
+# are stopped and killed, among others. A third of the time each: under a supervisor, with daemons started
+# by hand, and without a daemon. Afterwards no process, file or charge may be left over. Prints the number
+# of faults, the bytes verified and the losses.
 set -eu
 
 usage() {
@@ -10,7 +11,7 @@ usage() {
 usage: scripts/soak.sh [MINUTES]      3 by default
 
 environment:
-  DIST   the tree that scripts/build.sh leaves there (<repository>/target/dist)
+  DIST   output directory of scripts/build.sh (<repository>/target/dist)
 EOF
 }
 
@@ -26,9 +27,9 @@ cd "$(dirname "$0")/.."
 GCGROUP_DIST=${DIST:-$PWD/target/dist}
 GCGROUP_SOAK_SECONDS=$((minutes * 60 / 3))
 export GCGROUP_DIST GCGROUP_SOAK_SECONDS
-# Fast programs: two hundred slow ones are too many for a small machine.
+# Release programs: two hundred debug ones are too slow for a small machine.
 DIST=$GCGROUP_DIST scripts/build.sh >&2
 cargo test --locked -p gcgroup-tests --test it --no-run
-# It ends by itself, also if it hangs; this is for what cannot.
+# The test limits itself; this limit is for a test that cannot.
 exec timeout --foreground --kill-after=30 $((minutes + 12))m \
     cargo test --locked -p gcgroup-tests --test it -- --ignored --test-threads 1 --nocapture soak::

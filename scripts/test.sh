@@ -1,18 +1,17 @@
 #!/bin/sh
-# Everything that is checked, cheapest first; the same for a contributor and for CI.
-# Sets a Debian machine up first. What a machine lacks even so is named and left out, but for the tests: those fail
-# without what they need.
+# Runs all checks, the cheapest first, for contributors and for CI. Sets up a Debian machine first. Checks
+# whose tools are missing even then are skipped with a message; tests fail if their tools are missing.
 set -eu
 
 usage() {
     cat <<'EOF'
 usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
-  --quick    the tests alone, without lints, documentation, release build, fuzzing and soak
-  TEST-FILTER  as cargo test takes them
+  --quick    tests only: no lints, documentation, release build, fuzzing or soak
+  TEST-FILTER  passed to cargo test
 
 environment:
-  MINUTES    what it may take, all in all, where nobody sits in front of it (50)
+  MINUTES    limit for the whole run if stdout is not a terminal (50)
 EOF
 }
 
@@ -33,7 +32,7 @@ step() {
     if [ -t 1 ]; then
         "$@" || status=$?
     else
-        # At least a second: none would be no limit.
+        # At least 1 s: timeout(1) takes 0 as no limit.
         left=$((end > began ? end - began : 1))
         timeout --kill-after=30 "$left" "$@" || status=$?
     fi
@@ -44,7 +43,7 @@ step() {
     return "$status"
 }
 
-# have PROGRAM WHAT: whether it is there, with a note if not.
+# have PROGRAM WHAT: true if the program exists, else prints what is skipped.
 have() {
     command -v "$1" > /dev/null && return
     echo "=== left out, no $1 here: $2"
@@ -61,6 +60,7 @@ if [ "$quick" = no ]; then
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
+        step scripts/crates.py --check
     fi
     if have cargo-deny "licences and advisories of dependencies"; then
         step cargo deny --locked --log-level error check bans licenses sources
@@ -72,7 +72,7 @@ if [ "$quick" = no ]; then
     fi
     step cargo clippy --locked --workspace --all-targets -- -D warnings
     step env RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet
-    # The sizes and the self-sufficiency of the libraries that are preloaded.
+    # Also checks the preloaded libraries' sizes and dependencies.
     step scripts/build.sh
 fi
 if [ "$quick" = no ]; then
@@ -83,8 +83,8 @@ if [ "$quick" = no ]; then
         echo "=== left out, no nightly Rust with Miri here: undefined behaviour in unit tests"
     fi
 fi
-# Without the preload library, which has no allocator or unwinder and so no test of its own kind.
-# With signals as at a prompt: what was started in the background would ignore an interrupt, and so would its programs.
+# Without the preload library, which has no allocator or unwinder and so cannot have unit tests.
+# With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
     if have c++ "what fuzzers find in a minute"; then

@@ -6,11 +6,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use nix::unistd::{Group, User};
+use serde::Deserialize;
 
-use crate::arbiter::Policy;
-use crate::rules::Rules;
+use gcgroupfs_model::arbiter::Options;
+use gcgroupfs_model::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -19,66 +19,9 @@ pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    pub compute: Compute,
+    pub compute: Options,
     #[serde(rename = "rule")]
     pub rules: Rules,
-}
-
-/// `[compute]`: settings of the scheduler. Times are whole microseconds, as in the control files.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Compute {
-    /// Default policy, overridden by `--policy` and by a written `compute.policy`.
-    pub policy: Policy,
-    /// In-flight window of a process that may have to yield to one of higher priority.
-    pub window_usec: Range<100, 100_000>,
-    /// Time for which a process counts as busy after its last work has ended.
-    pub linger_usec: Range<0, 1_000_000>,
-    /// Cycle in which every busy process has a turn, if its share of the cycle is at least a window.
-    pub cycle_usec: Range<1_000, 1_000_000>,
-    /// Interval at which a waiting process has a window of GPU time at least; 0: only in its turn.
-    pub starvation_usec: Range<0, 60_000_000>,
-    /// Longest wait of a thread for its turn, after which the hook submits one batch whatever the daemon
-    /// says.
-    pub patience_usec: Range<5_000, 1_000_000>,
-    /// Time for which GPU time is measured after a read of `compute.stat`.
-    pub watch_usec: Range<0, 3_600_000_000>,
-}
-
-impl Default for Compute {
-    fn default() -> Self {
-        Self {
-            policy: Policy::default(),
-            window_usec: Range(500),
-            linger_usec: Range(1_000),
-            cycle_usec: Range(20_000),
-            starvation_usec: Range(200_000),
-            patience_usec: Range(250_000),
-            watch_usec: Range(10_000_000),
-        }
-    }
-}
-
-/// A number from `MIN` to `MAX`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range<const MIN: u32, const MAX: u32>(u32);
-
-impl<const MIN: u32, const MAX: u32> Range<MIN, MAX> {
-    pub fn get(self) -> u32 {
-        self.0
-    }
-}
-
-impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Range<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let number = i64::deserialize(from)?;
-        match u32::try_from(number) {
-            Ok(number) if (MIN..=MAX).contains(&number) => Ok(Self(number)),
-            _ => Err(D::Error::custom(format!(
-                "expected a number from {MIN} to {MAX}, got {number}"
-            ))),
-        }
-    }
 }
 
 /// Path of the configuration, for reading it again.
@@ -139,7 +82,7 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
 /// # Errors
 /// As [`Source::read`].
 pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
-    let error = match toml::from_str(text) {
+    let error = match with_names(NAMES, || toml::from_str(text)) {
         Ok(config) => return Ok(config),
         Err(error) => error,
     };
@@ -150,6 +93,18 @@ pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
         error.message().replace('\n', "; ")
     )
 }
+
+/// Names of this machine.
+const NAMES: Names = Names {
+    user: |name| {
+        let found = User::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|user| user.uid.as_raw()))
+    },
+    group: |name| {
+        let found = Group::from_name(name).map_err(|error| error.to_string())?;
+        Ok(found.map(|group| group.gid.as_raw()))
+    },
+};
 
 /// Returns line and column of a byte of a text, from 1.
 pub fn place(text: &str, offset: usize) -> (usize, usize) {
@@ -162,7 +117,8 @@ pub fn place(text: &str, offset: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Facts;
+    use gcgroupfs_model::arbiter::{self, STRICT};
+    use gcgroupfs_model::rules::Facts;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {
         parse(text, Path::new("gcgroupfs.toml"))
@@ -181,9 +137,7 @@ mod tests {
 
     #[test]
     fn manual_shows_all_defaults() {
-        let sample = crate::manual::DEFAULTS;
-        assert_eq!(parsed(sample).unwrap(), Config::default());
-        assert_eq!(sample.matches(" = ").count(), 7);
+        assert_eq!(parsed(&arbiter::sample()).unwrap(), Config::default());
     }
 
     #[test]
@@ -198,9 +152,9 @@ mod tests {
     #[test]
     fn written_keys_override_defaults_only() {
         let config = parsed("[compute]\npolicy = \"strict\"\nwindow_usec = 1_000\n").unwrap();
-        assert_eq!(config.compute.policy, Policy::Strict);
-        assert_eq!(config.compute.window_usec.get(), 1000);
-        assert_eq!(config.compute.cycle_usec, Compute::default().cycle_usec);
+        assert_eq!(config.compute.policy, STRICT);
+        assert_ne!(config.compute.window_usec, Options::default().window_usec);
+        assert_eq!(config.compute.cycle_usec, Options::default().cycle_usec);
     }
 
     #[test]
@@ -210,7 +164,11 @@ mod tests {
             ("[compute]\n\n  cycle_usec = -1", ":3:16: ", "got -1"),
             ("[compute]\nwindow = 5\n", ":2:1: ", "unknown field `window`"),
             ("[computer]\n", ":1:2: ", "unknown field `computer`"),
-            ("[compute]\npolicy = \"fair\"\n", ":2:10: ", "`weighted`"),
+            (
+                "[compute]\npolicy = \"fair\"\n",
+                ":2:10: ",
+                "expected weighted or strict",
+            ),
             ("[compute]\nlinger_usec = \"1ms\"\n", ":2:15: ", "invalid type"),
             ("[compute\n", ":1:9: ", ""),
             ("[rule]\n", ":1:1: ", "sequence"),
@@ -255,7 +213,7 @@ mod tests {
         assert!(source(Some(&path)).read().is_err());
         fs::write(&path, "[compute]\npolicy = \"strict\"\n").unwrap();
         for named in [Some(path.as_path()), None] {
-            assert_eq!(source(named).read().unwrap().0.compute.policy, Policy::Strict);
+            assert_eq!(source(named).read().unwrap().0.compute.policy, STRICT);
         }
     }
 }

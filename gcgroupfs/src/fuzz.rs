@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::message::{self, Hello, Welcome};
 
-use crate::file::{self, ControlFile, Io, Node, PAGE};
-use crate::protocol::{Answer, MAX_ANSWER, Request};
-use crate::rules::Facts;
-use crate::server::answer::{Credentials, answer};
-use crate::tree::fixture::{OWNER, ROOT, World};
-use crate::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
-use crate::{config, journal, sys};
+use crate::config;
+use gcgroupfs_model::file::{self, ControlFile, Io, Node, PAGE};
+use gcgroupfs_model::rules::Facts;
+use gcgroupfs_model::tree::fixture::{OWNER, ROOT, World, words};
+use gcgroupfs_model::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
+use gcgroupfs_server::journal;
+use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Request};
+use gcgroupfs_server::socket::answer::{Credentials, answer};
 
 /// Function under test, which takes any bytes.
 pub type Target = fn(&[u8]);
@@ -105,7 +106,9 @@ pub fn store(data: &[u8]) {
                     .unwrap()
                     .map(move |file| (place, file))
             })
-            .filter(|(_, file)| matches!(file.io, Io::ReadWrite(..)) && !file.contents.are_list())
+            .filter(|(_, file)| {
+                matches!(file.io, Io::ReadWrite(..) | Io::Setting(_)) && !file.contents.are_list()
+            })
             .collect();
         let (place, file) = writable[usize::from(*which >> 1) % writable.len()];
         let caller = if which & 1 == 0 { ROOT } else { OWNER };
@@ -113,12 +116,14 @@ pub fn store(data: &[u8]) {
         let before = shown(file);
         match file.store(&world.tree, place, caller, text) {
             Err(_) => assert_eq!(shown(file), before, "{} was refused {text:?}", file.name),
-            Ok(()) => {
+            Ok(change) => {
+                world.tree.finish(change);
                 assert!(text.len() <= PAGE);
                 let after = shown(file);
                 assert!(after.len() <= PAGE && after.ends_with('\n'));
                 if file.name != "memory.peak" {
-                    file.store(&world.tree, place, ROOT, after.as_bytes()).unwrap();
+                    let again = file.store(&world.tree, place, ROOT, after.as_bytes());
+                    world.tree.finish(again.unwrap());
                     assert_eq!(shown(file), after, "{} does not take what it shows", file.name);
                 }
             }
@@ -130,7 +135,7 @@ pub fn store(data: &[u8]) {
 pub fn usage(data: &[u8]) {
     with_world(|world, id| {
         let blocks = world.tree.blocks(id).unwrap();
-        let words = sys::words(blocks.usage());
+        let words = words(blocks.usage().raw());
         for pair in data.chunks_exact(10) {
             let (at, value) = pair.split_first_chunk::<2>().unwrap();
             let at = usize::from(u16::from_le_bytes(*at)) % words.len();
@@ -139,7 +144,7 @@ pub fn usage(data: &[u8]) {
         world.tree.rung(id);
         show_all(world);
         words.iter().for_each(|word| word.store(0, Relaxed));
-        blocks.usage().publish();
+        blocks.usage().raw().publish();
     });
 }
 
@@ -191,7 +196,7 @@ pub fn settings(text: &[u8]) {
         other.tree.restore(saved.clone(), groups.into());
         show_tree(&other, Place::ROOT);
         with_world(|world, _| {
-            let id = world.join_with(PID + 1, crate::tree::fixture::blocks(), saved);
+            let id = world.join_with(PID + 1, gcgroupfs_model::tree::fixture::blocks(), saved);
             let caller = Caller { pid: 7, ..OWNER };
             let _ = world.store("101/memory.limit", caller, "1");
             for path in ["101", "101/0"] {

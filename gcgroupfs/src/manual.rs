@@ -2,24 +2,27 @@
 
 use std::fmt::Write;
 
-use crate::file::{ControlFile, On};
-use crate::files;
+use gcgroupfs_model::arbiter;
+use gcgroupfs_model::file::{ControlFile, On};
+use gcgroupfs_model::files;
+use gcgroupfs_model::tree::SETTINGS;
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
 
-/// The configuration's defaults, for the manual page.
-pub(crate) const DEFAULTS: &str = include_str!("manual/defaults.toml");
-
 /// Placeholders in the template.
 const FILES: &str = "@FILES@\n";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
+const RULE_FILES: &str = "@RULE_FILES@";
+
+/// Placeholder in the entry of `compute.policy`.
+const POLICIES: &str = "@POLICIES@";
 
 /// The control files as a Markdown table, one row each.
 pub fn table() -> String {
     let header = "| file | mode | in | what |\n| --- | --- | --- | --- |\n".to_owned();
     files::all().fold(header, |mut out, file| {
-        let ControlFile { name, doc, .. } = file;
+        let (name, doc) = (file.name, doc(file));
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
@@ -40,13 +43,30 @@ pub fn page() -> String {
             roff(file.name),
             access(file),
             roff(&places(file.on, ", ")),
-            roff(file.doc)
+            roff(&doc(file))
         );
         out
     });
     TEMPLATE
         .replace(FILES, &files)
-        .replace(DEFAULTS_PLACE, &roff(DEFAULTS))
+        .replace(DEFAULTS_PLACE, &roff(&arbiter::sample()))
+        .replace(RULE_FILES, &rule_files())
+}
+
+/// The settings that rules may make, as a list in bold.
+fn rule_files() -> String {
+    let settings = SETTINGS.iter().filter(|setting| setting.for_rules);
+    let names: Vec<&str> = settings.map(|setting| setting.name).collect();
+    match names.split_last() {
+        Some((last, [])) => format!(".BR {last} ."),
+        Some((last, others)) => format!(".BR {} \" or \" {last} .", others.join(" \", \" ")),
+        None => String::new(),
+    }
+}
+
+/// The file's entry.
+fn doc(file: &ControlFile) -> String {
+    file.doc.replace(POLICIES, &arbiter::described())
 }
 
 fn access(file: &ControlFile) -> &'static str {
@@ -100,7 +120,7 @@ mod tests {
             );
         }
         assert_eq!(table.lines().count(), 2 + files::all().count());
-        for placeholder in [FILES, DEFAULTS_PLACE] {
+        for placeholder in [FILES, DEFAULTS_PLACE, RULE_FILES, POLICIES] {
             assert!(!page.contains(placeholder.trim()));
         }
     }
@@ -123,6 +143,23 @@ mod tests {
         for line in page().lines().filter(|line| line.starts_with(['.', '\''])) {
             let request = line.split(' ').next().unwrap();
             assert!(known.contains(&request), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_setting_is_documented() {
+        let page = page();
+        let (_, rules) = page.split_once("FILE is\n").unwrap();
+        let (rules, _) = rules.split_once(".TP").unwrap();
+        for setting in SETTINGS {
+            let entry = format!("\n.BR {} \" (rw; ", setting.name);
+            assert_eq!(page.matches(&entry).count(), 1, "{}", setting.name);
+            assert_eq!(
+                rules.contains(setting.name),
+                setting.for_rules,
+                "{}",
+                setting.name
+            );
         }
     }
 }

@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::{env, fs};
 
-const TABLE: &str = "../src/table.rs";
+#[path = "../names.rs"]
+mod hooked;
 
 fn main() {
-    println!("cargo::rerun-if-changed={TABLE}");
+    // Cargo compiles this script anew when the table changes; it reads no other file.
     println!("cargo::rerun-if-changed=build.rs");
     // The library loads beside any C library, so it is linked with none.
     println!("cargo::rustc-link-arg-cdylib=-nostdlib");
@@ -20,30 +21,11 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,--no-rosegment,-z,norelro,-z,now,-z,noexecstack");
     println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu,--build-id=none");
 
-    let table = fs::read_to_string(TABLE).expect("the hook's table lies beside this crate");
-    let mut names: Vec<&str> = table.lines().flat_map(names_of_row).collect();
+    let mut names = hooked::NAMES.to_vec();
     names.sort_unstable();
-    names.dedup();
-    assert!(
-        names.len() > 100,
-        "the rows of {TABLE} are not written as rows.rs says: {names:?}"
-    );
 
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     fs::write(out.join("names.rs"), source(&names)).expect("OUT_DIR can be written");
-}
-
-/// Returns the symbols of a row, given its first line: `fn cuMemcpy [cuMemcpy_ptds](…`.
-fn names_of_row(line: &str) -> Vec<&str> {
-    let Some(row) = line.trim_start().strip_prefix("fn ") else {
-        return Vec::new();
-    };
-    let Some((head, _)) = row.split_once('(') else {
-        return Vec::new();
-    };
-    head.split([' ', '[', ']'])
-        .filter(|name| !name.is_empty())
-        .collect()
 }
 
 /// Returns source text: all names concatenated, the offset of each, and a stub for each.

@@ -6,106 +6,52 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
-use crate::client::{self, Heard, Refusal};
-use crate::compute::drain::Drain;
-use crate::compute::progress::Progress;
-use crate::compute::watch::Watch;
-use crate::descriptor::{self, Descriptor};
-use crate::interpose;
-use crate::memory::freeing::Settling;
-use crate::process::{self, Process};
-use crate::swap::mover::Mover;
+use crate::driver::interpose;
+use crate::shared::client::{self, Heard, Refusal};
+use crate::shared::session::Session;
 use crate::sys;
+use crate::sys::descriptor::Descriptor;
 
-/// Not 0 while the helper is in the driver.
-static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
-
-/// Runs `body`, which calls the driver. Returns `None` without running it if the program exits, since the
-/// driver is torn down then.
-pub(crate) fn in_driver<T>(body: impl FnOnce() -> T) -> Option<T> {
-    struct Visit;
-    impl Drop for Visit {
-        fn drop(&mut self) {
-            IN_DRIVER.store(0, SeqCst);
-            if process::is_exiting() {
-                sys::futex_wake(&IN_DRIVER);
-            }
-        }
-    }
-    IN_DRIVER.store(1, SeqCst);
-    let visit = Visit;
-    let result = (!process::is_exiting()).then(body);
-    drop(visit);
-    result
+/// Result of one step of a kind of work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Time until the next step, at the latest; `None`: when the daemon rings.
+    pub(crate) wake: Option<Duration>,
+    /// Whether the daemon should look at the usage block.
+    pub(crate) has_news: bool,
 }
 
-/// Waits up to 100 ms for the helper to leave the driver, which is about to be torn down. The driver's exit
-/// handlers run after ours, since it registered them before its `cuInit` returned.
-pub(crate) fn leave_driver() {
-    std::sync::atomic::fence(SeqCst);
-    for _ in 0..10 {
-        if IN_DRIVER.load(SeqCst) == 0 {
-            return;
-        }
-        sys::futex_wait(&IN_DRIVER, 1, Duration::from_millis(10));
-    }
-}
-
-/// A socket pair by which the program's threads wake the helper. Sockets have identities by which a reused
-/// descriptor is detected; eventfds do not. A program that closes all of the hook's descriptors at once
-/// (closefrom(3)) wakes the helper too, because the other end hangs up.
-#[derive(Debug)]
-pub(crate) struct Line {
-    near: Mutex<Option<Descriptor>>,
-    far: Mutex<Option<Descriptor>>,
-}
-
-impl Line {
-    pub(crate) fn new() -> Self {
-        let line = Self {
-            near: Mutex::new(None),
-            far: Mutex::new(None),
-        };
-        line.near();
-        line
-    }
-
-    /// Returns the helper's end. Makes a new pair if the program closed one end; `None` where descriptors are
-    /// short.
-    fn near(&self) -> Option<RawFd> {
-        let of = |end: &Mutex<Option<Descriptor>>| end.lock().as_ref().and_then(Descriptor::get);
-        if let (Some(near), Some(_)) = (of(&self.near), of(&self.far)) {
-            return Some(near);
-        }
-        let [near, far] = sys::line().ok()?.map(|end| Descriptor::new(end).ok());
-        let fd = near.as_ref()?.get()?;
-        *self.near.lock() = near;
-        *self.far.lock() = far;
-        Some(fd)
-    }
-
-    /// Closes both ends in a forked child.
-    pub(crate) fn close_in_child(&self) {
-        descriptor::close_in_child(&self.near);
-        descriptor::close_in_child(&self.far);
-    }
-
-    /// Wakes the helper.
-    pub(crate) fn wake(&self) {
-        if let Some(far) = self.far.lock().as_ref().and_then(Descriptor::get) {
-            sys::post(far);
+impl Step {
+    /// Returns the result of two steps together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            wake: self.wake.into_iter().chain(other.wake).min(),
+            has_news: self.has_news || other.has_news,
         }
     }
 }
 
-/// Resets the helper's state in a forked child, which has no helper.
-pub(crate) fn forget() {
-    IN_DRIVER.store(0, Relaxed);
+/// A kind of work that the helper does. Each call is one step, which does not wait.
+pub(crate) type Work = Box<dyn FnMut() -> Step>;
+
+/// The process that a helper thread serves.
+pub(crate) trait Duties: Copy {
+    fn session(&self) -> &Session;
+
+    /// Returns every kind of work, begun anew. What work of a helper that panicked held is released.
+    fn work(&self) -> Vec<Work>;
+
+    /// Registers with the daemon, which may take `patience` to answer.
+    fn register(&self, patience: Duration) -> Result<Descriptor, Refusal>;
+
+    /// Handles the daemon's doorbell: there may be new devices.
+    fn look_for_devices(&self);
+
+    /// Returns whether the calling thread still belongs to the process.
+    fn is_alive(&self) -> bool;
 }
 
 /// First pause between two attempts to reach the daemon. It doubles up to `RETRY_LOST` if there has been a
@@ -130,24 +76,19 @@ pub(crate) fn is_caller() -> bool {
 }
 
 /// Runs the helper loop, in the helper thread, once the process is made.
-pub(crate) fn run() {
-    let Some(process) = process::get() else { return };
+pub(crate) fn run<D: Duties>(duties: D) {
     TID.store(sys::gettid(), Relaxed);
     sys::sleep_precisely();
     // Its state is not dropped at exit, because that would call the driver.
-    let mut helper = ManuallyDrop::new(Helper::new(process));
-    while process::get().is_some() {
+    let mut helper = ManuallyDrop::new(Helper::new(duties));
+    while helper.duties.is_alive() {
         helper.guarded(Helper::round);
     }
 }
 
-struct Helper {
-    process: &'static Process,
-    drain: Drain,
-    progress: Progress,
-    watch: Watch,
-    mover: Mover,
-    settling: Settling,
+struct Helper<D> {
+    duties: D,
+    work: Vec<Work>,
     /// When the daemon was lost; `None` once it is back or the gates have been opened.
     lost: Option<Instant>,
     /// Whether there has ever been a daemon.
@@ -158,17 +99,13 @@ struct Helper {
     wake: Option<Duration>,
 }
 
-impl Helper {
-    fn new(process: &'static Process) -> Self {
+impl<D: Duties> Helper<D> {
+    fn new(duties: D) -> Self {
         Self {
-            process,
-            drain: Drain::new(),
-            progress: Progress::new(),
-            watch: Watch::new(),
-            mover: Mover::new(process),
-            settling: Settling::new(),
+            work: duties.work(),
+            had_daemon: duties.session().connection.lock().is_some(),
+            duties,
             lost: None,
-            had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
             retry: RETRY_FIRST,
             // A process may be frozen from its start.
@@ -180,7 +117,7 @@ impl Helper {
     /// move is started again.
     fn guarded(&mut self, round: impl FnOnce(&mut Self)) {
         if interpose::guarded(|| round(self)).is_none() {
-            *self = Self::new(self.process);
+            *self = Self::new(self.duties);
             sys::poll([], Some(RETRY_LOST));
         }
     }
@@ -188,7 +125,8 @@ impl Helper {
     /// Sleeps until there is something to do, and does it.
     fn round(&mut self) {
         let connected = self
-            .process
+            .duties
+            .session()
             .connection
             .lock()
             .as_ref()
@@ -213,7 +151,7 @@ impl Helper {
 
     /// Sleeps until the daemon rings, a thread of the program wakes the helper, or `longest` has passed.
     fn sleep(&self, daemon: Option<RawFd>, longest: Option<Duration>) {
-        let line = self.process.line.near();
+        let line = self.duties.session().line.near();
         let longest = match line {
             Some(_) => longest,
             // No thread can wake it.
@@ -229,21 +167,22 @@ impl Helper {
     fn listen(&mut self) {
         loop {
             let heard = self
-                .process
+                .duties
+                .session()
                 .connection
                 .lock()
                 .as_ref()
                 .map_or(Heard::Lost, client::listen);
             match heard {
                 Heard::Nothing => return,
-                Heard::Doorbell => self.process.look_for_devices(),
+                Heard::Doorbell => self.duties.look_for_devices(),
                 Heard::Lost => return self.lose(),
             }
         }
     }
 
     fn lose(&mut self) {
-        drop(self.process.connection.lock().take());
+        drop(self.duties.session().connection.lock().take());
         let now = Instant::now();
         self.lost = Some(now);
         self.retry = RETRY_FIRST;
@@ -251,7 +190,7 @@ impl Helper {
     }
 
     fn grace_ends(&self) -> Option<Instant> {
-        let grace = match self.process.control().grace_msec.load(Relaxed) {
+        let grace = match self.duties.session().control().grace_msec.load(Relaxed) {
             u32::MAX => GRACE_OF_TURNS,
             msec => Duration::from_millis(msec.into()),
         };
@@ -262,17 +201,17 @@ impl Helper {
         let now = Instant::now();
         if self.grace_ends().is_some_and(|end| end <= now) {
             self.lost = None;
-            let keeps_frozen = self.process.control().grace_msec.load(Relaxed) == u32::MAX;
-            self.process.open_gates(keeps_frozen);
+            let keeps_frozen = self.duties.session().control().grace_msec.load(Relaxed) == u32::MAX;
+            self.duties.session().open_gates(keeps_frozen);
         }
         if now < self.next_try {
             return;
         }
-        let refusal = match self.process.register(PATIENCE) {
+        let refusal = match self.duties.register(PATIENCE) {
             Ok(connection) => {
-                *self.process.connection.lock() = Some(connection);
+                *self.duties.session().connection.lock() = Some(connection);
                 // Requests made meanwhile have reached no daemon.
-                self.process.ring();
+                self.duties.session().ring();
                 self.had_daemon = true;
                 self.lost = None;
                 return;
@@ -290,17 +229,14 @@ impl Helper {
 
     /// Advances each kind of work by one step.
     fn work(&mut self) {
-        let steps = [
-            self.drain.step(self.process),
-            self.progress.step(self.process),
-            self.watch.step(self.process),
-            self.mover.step(self.process),
-            self.settling.step(self.process),
-        ];
-        if steps.iter().any(|step| step.has_news) {
-            self.process.ring();
+        let all = self
+            .work
+            .iter_mut()
+            .fold(Step::default(), |all, step| all.and(step()));
+        if all.has_news {
+            self.duties.session().ring();
         }
-        self.wake = steps.iter().filter_map(|step| step.wake).min();
+        self.wake = all.wake;
     }
 }
 
@@ -308,20 +244,21 @@ impl Helper {
 mod tests {
     use super::*;
     use crate::compute::hold::Scope;
+    use crate::hook::Process;
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
     fn helper_panic_releases_holds() {
         let process = Process::of_test(NO_LIMIT);
         let mut helper = Helper::new(process);
-        helper.guarded(|helper| {
-            helper.process.hold(Scope::All);
-            helper.process.hold(Scope::Device(1));
+        helper.guarded(|_| {
+            process.compute.hold(Scope::All);
+            process.compute.hold(Scope::Device(1));
             panic!("a fault of ours");
         });
-        assert!((0..3).all(|index| process.holds.word(index).is_none()));
-        assert!(process.touch(1).is_some());
-        helper.guarded(|helper| helper.process.hold(Scope::Device(1)));
-        assert!(process.holds.word(1).is_some(), "held without a panic");
+        assert!((0..3).all(|index| process.compute.holds.word(index).is_none()));
+        assert!(process.compute.holds.touch(1).is_some());
+        helper.guarded(|_| process.compute.hold(Scope::Device(1)));
+        assert!(process.compute.holds.word(1).is_some(), "held without a panic");
     }
 }

@@ -1,33 +1,47 @@
 //! The hook library, which enforces limits and gates in a process. It is loaded when the process first looks
 //! up a symbol of the NVIDIA driver.
 //!
-//! `table` lists every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
-//! handle the calls; `block` is the process's shared memory. The hook does not depend on the daemon's code:
-//! both share only `gcgroup-abi`.
+//! Each layer imports only from those below it (`layers` checks that):
+//!
+//! | layer | content |
+//! | --- | --- |
+//! | `start`, `table`, `symbols`, `coverage`, `rows` | entry point, hooked functions, look-ups of them |
+//! | `calls` | what happens at each call |
+//! | `hook` | the process: one object, its start and end |
+//! | `swap` | moves of memory |
+//! | `memory`, `compute` | accounting; gates. They know nothing of each other |
+//! | `program` | the program's contexts, streams and threads |
+//! | `helper` | a thread that does the work it is given |
+//! | `shared` | blocks, registration, devices |
+//! | `driver` | types, functions and look-up of the driver |
+//! | `sys` | system calls |
+//!
+//! The hook does not depend on the daemon's code: both share only `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
-mod block;
-mod client;
+// Left to do: `compute/{slots,window}.rs`, `memory/{levels,physical/all,reserve/list}.rs` and
+// `swap/device/moving.rs`.
+#![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
+
+// First, since `table` finds the macros for its rows by position.
+#[macro_use]
+pub mod rows;
+
+mod calls;
 pub mod compute;
 mod coverage;
-pub mod cuda;
-mod descriptor;
-mod device;
 pub mod driver;
 mod helper;
-pub mod interpose;
-mod mapping;
+mod hook;
+#[cfg(test)]
+mod layers;
 pub mod memory;
-pub mod nvml;
-mod place;
-mod process;
-pub mod rows;
+mod program;
+mod shared;
+pub mod start;
 pub mod swap;
 pub mod symbols;
 mod sys;
 pub mod table;
-mod thread;
-mod unwind;
-mod wishes;

@@ -3,18 +3,23 @@
 //! A row is written
 //!
 //! ```text
+//! group Charged "linear memory";
+//!
 //! fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| charge(address, bytes, next);
+//!
+//! group Gated "kernel launches";
+//!
 //! fn cuLaunchKernelEx [cuLaunchKernelEx_ptsz](config: *const CUlaunchConfig, …) @11060 => submit Kernel;
 //! ```
 //!
+//! A group has a class (`coverage::How`) and a description, under which the coverage report lists its rows.
 //! Left of the arrow is what the driver's header says: the exported name, in brackets its twin (the variant
 //! for the per-thread default stream), and the version since which `cuGetProcAddress` returns it (0: never).
-//! Right of the arrow is what happens around the call: a handler, or the submission path. `preload/build.rs`
-//! reads the names, so a row begins on a line of its own.
+//! Right of the arrow is what happens around the call: a handler, or the submission path.
 
 use std::ffi::{CStr, c_void};
 
-use crate::interpose::Real;
+use crate::driver::interpose::Real;
 
 /// One symbol of the driver.
 pub struct Row {
@@ -84,40 +89,45 @@ impl TrimDigits for [u8] {
     }
 }
 
-/// Makes a C string of a driver function's name.
-macro_rules! c_name {
-    ($name:ident) => {
-        match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => unreachable!(),
-        }
-    };
-}
-
 /// Returns whether a name is NVML's; all others are libcuda's.
 pub(crate) const fn is_nvml(name: &str) -> bool {
     matches!(name.as_bytes(), [b'n', b'v', b'm', b'l', ..])
 }
 
+/// Imports of the table in the hook; expands to nothing where only its names are needed (`../names.rs`).
+macro_rules! in_hook {
+    ($($imports:item)*) => { $($imports)* };
+}
+
 macro_rules! hooks {
     ($(
-        $(#[$doc:meta])*
-        fn $name:ident $([$twin:ident])? ($($args:tt)*) @ $version:literal
-            => $(submit $what:ident)? $(|$next:ident| $body:expr)? ;
+        group $class:ident $what:literal;
+        $( $(#[$doc:meta])* fn $name:ident $([$twin:ident])? ($($args:tt)*) @ $version:literal
+            => $(submit $kind:ident)? $(|$next:ident| $body:expr)? ; )*
     )*) => {
-        $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $what)? $(|$next| $body)?]); )*
+        $( $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $kind)? $(|$next| $body)?]); )* )*
 
         /// Every symbol of the table, including twins.
-        pub static ROWS: &[$crate::rows::Row] = &[
-            $( $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )? )*
-        ];
+        pub static ROWS: &[$crate::rows::Row] = &[$( $(
+            $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )?
+        )* )*];
+
+        /// The groups of the table, for the coverage report. Their names include twins and are not sorted.
+        #[cfg(test)]
+        pub(crate) static GROUPS: &[$crate::coverage::Family] = &[$(
+            $crate::coverage::Family {
+                how: $crate::coverage::How::$class,
+                why: $what,
+                names: &[$( stringify!($name), $(stringify!($twin),)? )*],
+            },
+        )*];
     };
 }
 
 macro_rules! entry {
     ($name:ident $version:literal) => {
         $crate::rows::Row {
-            name: $crate::rows::c_name!($name),
+            name: $crate::driver::library::c_name!($name),
             version: $version,
             ours: $crate::rows::Address($name::ours as *mut ::std::ffi::c_void),
             real: &$name::REAL,
@@ -137,17 +147,17 @@ macro_rules! function {
             #[allow(unused_imports, reason = "not every function takes an argument of a type of its own")]
             use super::*;
 
-            pub(super) static REAL: $crate::interpose::Real =
+            pub(super) static REAL: $crate::driver::interpose::Real =
                 if $crate::rows::is_nvml(stringify!($name)) {
-                    $crate::interpose::Real::nvml()
+                    $crate::driver::interpose::Real::nvml()
                 } else {
-                    $crate::interpose::Real::libcuda()
+                    $crate::driver::interpose::Real::libcuda()
                 };
 
             /// Resolves a stream argument: in a twin, the default stream is the thread's own.
             #[allow(dead_code, reason = "not every function takes a stream")]
-            fn on(stream: $crate::cuda::CUstream) -> $crate::cuda::CUstream {
-                $crate::compute::call::by_name(stream, $crate::compute::fast::is_per_thread(stringify!($name)))
+            fn on(stream: $crate::driver::cuda::CUstream) -> $crate::driver::cuda::CUstream {
+                $crate::driver::streams::by_name(stream, $crate::calls::fast::is_per_thread(stringify!($name)))
             }
 
             $crate::rows::function!(@ours $name $args $around);
@@ -155,32 +165,32 @@ macro_rules! function {
     };
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [submit $what:ident]) => {
-        $crate::compute::fast::submission!(REAL, $name, $what, ($($arg: $ty),*));
+        $crate::calls::fast::submission!(REAL, $name, $what, ($($arg: $ty),*));
     };
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
         #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
-        pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
+        pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::driver::cuda::CUresult {
             let real = move || {
-                type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::cuda::CUresult;
+                type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::driver::cuda::CUresult;
                 // SAFETY: the address of the driver's function of this name, which has this signature.
                 let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
                 // SAFETY: the program's own arguments.
                 unsafe { real($($arg),*) }
             };
-            $crate::interpose::around(&real, &mut move |$next| $body)
+            $crate::driver::interpose::around(&real, &mut move |$next| $body)
         }
     };
 }
 
-pub(crate) use {c_name, entry, function, hooks};
+pub(crate) use {entry, function};
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::CUresult;
+    use crate::driver::cuda::CUresult;
+    use crate::driver::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use crate::table::ROWS;
-    use crate::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use std::collections::{HashMap, HashSet};
 
     #[test]

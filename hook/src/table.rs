@@ -1,37 +1,41 @@
 //! Table of the hooked functions. To hook another, add a row; `rows` describes the format.
+//!
+//! `../names.rs` compiles this file into the preload library's build script and the tests, which need the
+//! names only: so a function is one row, and no list is checked against another or parsed as text. Therefore
+//! this file names nothing outside `in_hook!` and `hooks!`.
 #![allow(clippy::missing_safety_doc, reason = "they are the driver's")]
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+in_hook! {
+    use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-use gcgroup_abi::Kind;
+    use gcgroup_abi::Kind;
 
-use crate::compute::{capture, graphs, green, progress, reach, slots, streams};
-use crate::cuda::*;
-use crate::driver;
-use crate::memory::vmm::Bound;
-use crate::memory::{array, graph, host, ipc, linear, pool, report, sparse, vmm};
-use crate::nvml;
-use crate::nvml::abi::*;
-use crate::process;
-pub(crate) use crate::rows::c_name;
-use crate::rows::hooks;
-use crate::swap::{self, query};
-use crate::symbols;
+    use crate::calls::vmm::Bound;
+    use crate::calls::{array, capture, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
+    use crate::driver::cuda::*;
+    use crate::driver;
+    use crate::driver::nvml::*;
+    use crate::hook;
+        use crate::symbols;
+}
 
 hooks! {
-    // Lookup of driver functions by name.
+    group Query "function lookups: the hook's wrappers for the driver's functions";
 
     fn cuGetProcAddress(
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
-    ) @11030 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @11030 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
     fn cuGetProcAddress_v2 [cuGetProcAddress_v2_ptsz](
         symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
         symbol_found: *mut c_uint,
-    ) @12000 => |next| symbols::get_proc_address(symbol, pfn, next);
+    ) @12000 => |next| symbols::get_proc_address(ROWS, symbol, pfn, next);
 
-    // Contexts: which device a thread submits to, and resources that end with a context.
+    group Tracked "first use of the driver, when the process registers";
 
-    fn cuInit(flags: c_uint) @2000 => |next| process::init(next);
+    fn cuInit(flags: c_uint) @2000 => |next| hook::init(next);
+
+    group Tracked "contexts: the thread's current device, and what is freed with them";
+
     fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
     fn cuCtxCreate_v3(
@@ -64,12 +68,14 @@ hooks! {
     fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| streams::reset_primary(device, next);
     fn cuDevicePrimaryCtxReset_v2(device: CUdevice) @11000 => |next| streams::reset_primary(device, next);
 
+    group Tracked "green contexts: parts of a primary context, with streams of their own";
+
     fn cuGreenCtxCreate(
         context: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint,
     ) @12040 => |next| green::create(context, device, next);
     fn cuGreenCtxDestroy(context: CUgreenCtx) @12040 => |next| green::destroy(context, next);
 
-    // Streams that a drain waits for.
+    group Tracked "streams, which a drain waits for";
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| streams::create(stream, flags, next);
     fn cuStreamCreateWithPriority(
@@ -81,7 +87,7 @@ hooks! {
     fn cuStreamDestroy(stream: CUstream) @2000 => |next| streams::destroy(stream, next);
     fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| streams::destroy(stream, next);
 
-    // Captures: submissions to a captured stream do not run.
+    group Tracked "stream captures: captured submissions do not run";
 
     fn cuStreamBeginCapture [cuStreamBeginCapture_ptsz](
         stream: CUstream,
@@ -100,7 +106,7 @@ hooks! {
         stream: CUstream, graph: *mut CUgraph,
     ) @10000 => |next| capture::end(on(stream), next);
 
-    // Waits: submitted work has completed, and pools may shrink.
+    group Tracked "waits, after which submitted work has completed and pools may shrink";
 
     fn cuCtxSynchronize() @2000 => |next| progress::synchronize(next);
     fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize_all(next);
@@ -109,7 +115,7 @@ hooks! {
     ) @2000 => |next| pool::synchronize(on(stream), next);
     fn cuEventSynchronize(event: CUevent) @2000 => |next| pool::synchronize_all(next);
 
-    // Linear memory.
+    group Charged "linear memory";
 
     fn cuMemAlloc(address: *mut CUdeviceptr_v1, bytes: c_uint) @2000 => |next| linear::alloc(Kind::Linear, address, bytes, next);
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| linear::alloc(Kind::Linear, address, bytes as u64, next);
@@ -125,7 +131,7 @@ hooks! {
     fn cuMemFree(address: CUdeviceptr_v1) @2000 => |next| linear::free(address, next);
     fn cuMemFree_v2(address: CUdeviceptr) @3020 => |next| linear::free(address, next);
 
-    // Memory of other processes: shown, charged to its owner.
+    group Tracked "memory of other processes and drivers: shown, charged to its owner";
 
     fn cuIpcOpenMemHandle(
         address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
@@ -142,7 +148,7 @@ hooks! {
     ) @10000 => |next| ipc::import_external(memory, description, next);
     fn cuDestroyExternalMemory(memory: CUexternalMemory) @10000 => |next| ipc::destroy_external(memory, next);
 
-    // Page-locked host memory: counted, not charged.
+    group Tracked "page-locked host memory: counted, not charged";
 
     fn cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) @2000 => |next| host::alloc(address, bytes, next);
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) @3020 => |next| host::alloc(address, bytes as u64, next);
@@ -154,7 +160,7 @@ hooks! {
     fn cuMemHostUnregister(address: *mut c_void) @4000 => |next| host::free(address, next);
     fn cuMemFreeHost(address: *mut c_void) @2000 => |next| host::free(address, next);
 
-    // Pools: charged by their reserved bytes.
+    group Charged "memory pools, by their reserved size";
 
     fn cuMemAllocAsync [cuMemAllocAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, stream: CUstream,
@@ -177,7 +183,7 @@ hooks! {
         pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
     ) @11020 => |next| pool::change(pool, next);
 
-    // Graphs: their nodes, and their memory, charged by reserved bytes.
+    group Charged "memory of graphs, by its reserved size";
 
     fn cuGraphAddMemAllocNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
@@ -213,13 +219,13 @@ hooks! {
     fn cuGraphExecUpdate_v2(
         exec: CUgraphExec, graph: CUgraph, result: *mut c_void,
     ) @12000 => |next| graph::update(exec, graph, next);
-    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| reach::destroy(graph, next);
     fn cuGraphExecDestroy(exec: CUgraphExec) @10000 => |next| graph::destroy(exec, &|| graphs::destroy(exec, next));
     fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph::upload(exec, next);
     fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph::trim(device, next);
 
-    // Modules: the device of a function that a graph launches.
+    group Tracked "graphs and modules: the devices that a graph works on";
 
+    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| reach::destroy(graph, next);
     fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| reach::load(module, next);
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| reach::load(module, next);
     fn cuModuleLoadDataEx(
@@ -237,7 +243,7 @@ hooks! {
         function: *mut CUfunction, kernel: CUkernel,
     ) @12000 => |next| reach::get_function(function, next);
 
-    // Physical memory by handle.
+    group Charged "physical memory by handle";
 
     fn cuMemCreate(
         handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp,
@@ -277,11 +283,14 @@ hooks! {
     fn cuMulticastUnbind(
         from: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, size: usize,
     ) @12010 => |next| vmm::unbind(from, device, offset, size, next);
+
+    group Charged "physical memory held by sparse arrays";
+
     fn cuMemMapArrayAsync [cuMemMapArrayAsync_ptsz](
         list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream,
     ) @11010 => |next| sparse::map(list, count, on(stream), next);
 
-    // Movable memory: pointer queries, and calls that pin it.
+    group Query "addresses and attributes of memory that swap can move";
 
     fn cuMemGetAddressRange_v2(
         base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr,
@@ -292,6 +301,9 @@ hooks! {
     fn cuPointerGetAttributes(
         count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr,
     ) @7000 => |next| query::attributes(count, attributes, data, address, next);
+
+    group Tracked "calls that keep memory in place, which swap could move";
+
     fn cuPointerSetAttribute(
         value: *const c_void, attribute: c_uint, address: CUdeviceptr,
     ) @6000 => |next| swap::pin(address, next);
@@ -299,7 +311,7 @@ hooks! {
         handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint, flags: c_ulonglong,
     ) @11070 => |next| swap::pin(address, next);
 
-    // Words that the GPU writes or waits for, possibly in movable memory.
+    group Tracked "words that the GPU writes or waits for, possibly in memory that swap can move";
 
     fn cuStreamWriteValue32 [cuStreamWriteValue32_ptsz](
         stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
@@ -332,7 +344,7 @@ hooks! {
         stream: CUstream, count: c_uint, operations: *mut c_void, flags: c_uint,
     ) @11070 => |next| swap::touch(next);
 
-    // Arrays.
+    group Charged "arrays";
 
     fn cuArrayCreate(
         handle: *mut CUarray, allocate_array: *const CUDA_ARRAY_DESCRIPTOR_v1,
@@ -353,7 +365,7 @@ hooks! {
     ) @5000 => |next| array::create_mipmapped(handle, mipmapped_array_desc, num_mipmap_levels, next);
     fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) @5000 => |next| array::destroy_mipmapped(mipmapped_array, next);
 
-    // Memory information: the program sees its limit instead of the device's size.
+    group Query "memory sizes: the program's limit instead of the device's memory";
 
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) @2000 => |next| report::info(free, total, next);
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| report::info(free, total, next);
@@ -362,7 +374,7 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::memory::info(device, memory, next);
     fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::memory::info_v2(device, memory, next);
 
-    // Processes on a device: a limited process sees only itself.
+    group Query "processes on a device: a limited process sees only itself";
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
@@ -410,7 +422,7 @@ hooks! {
         device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t,
     ) @0 => |next| nvml::utilization::stats(device, pid, stats, next);
 
-    // Launches.
+    group Gated "kernel launches";
 
     fn cuLaunchKernel [cuLaunchKernel_ptsz](
         function: CUfunction, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint,
@@ -435,13 +447,13 @@ hooks! {
         function: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream,
     ) @2000 => submit Kernel;
 
-    // Graphs.
+    group Gated "graph launches, and the number of kernels in each";
 
     fn cuGraphLaunch [cuGraphLaunch_ptsz](
         exec: CUgraphExec, stream: CUstream,
     ) @10000 => |next| graphs::launch(exec, on(stream), &|| graph::launch(exec, next));
 
-    // Copies.
+    group Gated "copies";
 
     fn cuMemcpy [cuMemcpy_ptds](dst: CUdeviceptr, src: CUdeviceptr, byte_count: usize) @4000 => submit Copy;
     fn cuMemcpy2D(copy: *const CUDA_MEMCPY2D_v1) @2000 => submit Copy;
@@ -575,7 +587,7 @@ hooks! {
         dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut CUmemcpyAttributes, stream: CUstream,
     ) @13020 => submit Copy;
 
-    // Sets.
+    group Gated "sets";
 
     fn cuMemsetD16(dst_device: CUdeviceptr_v1, value: c_ushort, count: c_uint) @2000 => submit Copy;
     fn cuMemsetD16Async [cuMemsetD16Async_ptsz](
@@ -629,7 +641,7 @@ hooks! {
         dst_device: CUdeviceptr, value: c_uchar, count: usize,
     ) @3020 => submit Copy;
 
-    // Prefetches of managed memory, decompression, and copies over a fabric.
+    group Gated "prefetch, discard and decompression, and copies over a fabric";
 
     fn cuMemPrefetchAsync [cuMemPrefetchAsync_ptsz](
         address: CUdeviceptr, count: usize, to: CUdevice, stream: CUstream,

@@ -193,7 +193,7 @@ fn bytes(report: &mut Report, mount: &Mount, api: &'static str) {
 /// Returns the process's private memory, bytes.
 fn private(pid: i32) -> f64 {
     let path = format!("/proc/{pid}/smaps_rollup");
-    let text = std::fs::read_to_string(path).expect("it lives");
+    let text = std::fs::read_to_string(path).expect("the process lives");
     let line = text.lines().find(|line| line.starts_with("Private_Dirty:"));
     let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
     kilobytes.expect("a number of kB") * 1024.0

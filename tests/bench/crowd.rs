@@ -100,7 +100,7 @@ struct Measured {
 fn measure(count: usize) -> Measured {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), count);
-    wait_until("all are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == count
     });
 
@@ -110,7 +110,7 @@ fn measure(count: usize) -> Measured {
         .map(|pid| mount.path().join(pid.to_string()))
         .collect();
     let mut next = directories.iter().cycle();
-    let mut each = || next.next().expect("a cycle does not end");
+    let mut each = || next.next().expect("a cycle has a next element");
     let cat = quantile(samples(4000, || read(&each().join("memory.current"))), 0.5);
     let lookup = quantile(samples(4000, || assert!(each().exists())), 0.5);
     let ls = quantile(samples(1000, || assert!(list(each()) > 5)), 0.5);
@@ -120,8 +120,8 @@ fn measure(count: usize) -> Measured {
         lookup,
         ls,
         ls_root,
-        resident: status(mount.daemon().expect("it runs"), "VmRSS:") / 1024.0,
-        own: status(mount.daemon().expect("it runs"), "RssAnon:"),
+        resident: status(mount.daemon().expect("the daemon runs"), "VmRSS:") / 1024.0,
+        own: status(mount.daemon().expect("the daemon runs"), "RssAnon:"),
     }
 }
 
@@ -135,7 +135,7 @@ fn status(pid: Pid, key: &str) -> f64 {
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix(key))
-        .expect("Linux shows it");
+        .expect("proc_pid_status(5) has the key");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 

@@ -37,7 +37,7 @@ fn on_files_of_their_own(report: &mut Report) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), POLLERS);
     let pids = crowd.pids();
-    wait_until("all are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == POLLERS
     });
     let pollers = Pollers::new(pids.iter().map(|pid| mount.file(pid, "memory.events")));
@@ -45,9 +45,10 @@ fn on_files_of_their_own(report: &mut Report) {
     // Distributed over all pollers.
     for number in (0..CHANGES).map(|n| n * 619 % POLLERS) {
         thread::sleep(PAUSE);
-        let change = || fs::write(mount.file(pids[number], "memory.limit"), "1").expect("is taken");
+        let change =
+            || fs::write(mount.file(pids[number], "memory.limit"), "1").expect("the limit is accepted");
         for (who, msec) in pollers.after(change, 1) {
-            assert_eq!(who, number, "another one is woken");
+            assert_eq!(who, number, "another poller was woken");
             took.push(msec);
             pollers.go_on(who);
         }
@@ -94,7 +95,7 @@ fn by_one_epoll(report: &mut Report) {
     let (mount, _crowd, pid) = one();
     let events = mount.file(&pid, "memory.events");
     let mut files: Vec<File> = (0..POLLERS)
-        .map(|_| File::open(&events).expect("opens"))
+        .map(|_| File::open(&events).expect("the file opens"))
         .collect();
     let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll");
     let flags = EpollFlags::EPOLLPRI | EpollFlags::EPOLLET;
@@ -102,7 +103,7 @@ fn by_one_epoll(report: &mut Report) {
         arm(file);
         epoll
             .add(&*file, EpollEvent::new(flags, number))
-            .expect("watches");
+            .expect("the file can be added");
     }
     let (mut first, mut last) = (Vec::new(), Vec::new());
     let mut seen = vec![EpollEvent::empty(); 64];
@@ -115,11 +116,11 @@ fn by_one_epoll(report: &mut Report) {
         while woken.iter().any(|woken| !woken) {
             let ready = epoll
                 .wait(&mut seen, EpollTimeout::from(60_000_u16))
-                .expect("waits");
-            assert!(ready > 0, "some are not woken");
+                .expect("epoll_wait(2) succeeds");
+            assert!(ready > 0, "some pollers were not woken");
             when.push(msec(begin, Instant::now()));
             for event in &seen[..ready] {
-                woken[usize::try_from(event.data()).expect("its number")] = true;
+                woken[usize::try_from(event.data()).expect("the number fits")] = true;
             }
         }
         first.extend(when.first());
@@ -140,13 +141,13 @@ fn one() -> (Mount, Crowd, String) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), 1);
     let pid = crowd.pids()[0].to_string();
-    wait_until("it is registered", || mount.path().join(&pid).exists());
+    wait_until("the process is registered", || mount.path().join(&pid).exists());
     (mount, crowd, pid)
 }
 
 /// Sets a limit below the usage, which counts as an event.
 fn change(mount: &Mount, pid: &str) {
-    fs::write(mount.file(pid, "memory.limit"), "1").expect("is taken");
+    fs::write(mount.file(pid, "memory.limit"), "1").expect("the limit is accepted");
 }
 
 fn msec(from: Instant, to: Instant) -> f64 {
@@ -180,7 +181,7 @@ struct Score {
 
 impl Score {
     fn has_woken(&self, number: usize) {
-        let nanos = u64::try_from(self.since.elapsed().as_nanos()).expect("centuries");
+        let nanos = u64::try_from(self.since.elapsed().as_nanos()).expect("nanoseconds of centuries fit");
         self.woken[number].store(nanos, Relaxed);
         if self.nr_woken.fetch_add(1, SeqCst) + 1 == self.nr_wanted.load(SeqCst) {
             self.counts.unpark();
@@ -199,7 +200,7 @@ impl Pollers {
             counts: thread::current(),
         });
         let start = |(number, path): (usize, PathBuf)| {
-            let mut file = File::open(path).expect("opens");
+            let mut file = File::open(path).expect("the file opens");
             let (go_on, told) = channel::<()>();
             let score = score.clone();
             let body = move || {
@@ -207,7 +208,7 @@ impl Pollers {
                     arm(&mut file);
                     score.nr_sleeps.fetch_add(1, Relaxed);
                     let mut watched = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
-                    poll(&mut watched, PollTimeout::NONE).expect("polls");
+                    poll(&mut watched, PollTimeout::NONE).expect("poll(2) succeeds");
                     score.has_woken(number);
                     if told.recv().is_err() {
                         return;
@@ -234,7 +235,7 @@ impl Pollers {
         change();
         while score.nr_woken.load(SeqCst) < nr_wanted {
             thread::park_timeout(DEADLINE);
-            assert!(begin.elapsed() < DEADLINE, "some are not woken");
+            assert!(begin.elapsed() < DEADLINE, "some pollers were not woken");
         }
         let woken = score.woken.iter().enumerate();
         let woken = woken.map(|(who, at)| (who, Duration::from_nanos(at.swap(0, Relaxed))));
@@ -245,12 +246,12 @@ impl Pollers {
     }
 
     fn go_on(&self, who: usize) {
-        self.told[who].send(()).expect("it waits");
+        self.told[who].send(()).expect("the poller waits");
     }
 
     /// Waits until the pollers have gone to sleep `often` times, all together.
     fn wait_until_asleep(&self, often: usize) {
-        wait_until("all pollers sleep", || {
+        wait_until("the pollers have all gone to sleep", || {
             self.score.nr_sleeps.load(Relaxed) >= often
         });
     }
@@ -258,6 +259,7 @@ impl Pollers {
 
 /// Reads the file from the start, after which the next change wakes.
 fn arm(file: &mut File) {
-    file.rewind().expect("seeks");
-    file.read_to_string(&mut String::new()).expect("reads");
+    file.rewind().expect("the file can be rewound");
+    file.read_to_string(&mut String::new())
+        .expect("the file is readable");
 }

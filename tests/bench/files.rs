@@ -79,7 +79,7 @@ fn write(path: &Path, value: &str) {
 
 /// Returns `CLOCK_MONOTONIC`, nanoseconds, like the stamps of `gcgroup-load`.
 pub fn monotonic() -> f64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it");
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("the clock exists");
     now.tv_sec() as f64 * 1e9 + now.tv_nsec() as f64
 }
 

@@ -43,24 +43,24 @@ const DEEDS: [(&str, Deed); 8] = [
     }),
     ("ls of the root", |root, _| assert!(list(root) > PROCESSES)),
     ("mkdir and rmdir", |_, own| {
-        fs::create_dir(own.join("child")).expect("there is none");
-        fs::remove_dir(own.join("child")).expect("nobody is in it");
+        fs::create_dir(own.join("child")).expect("the path is free");
+        fs::remove_dir(own.join("child")).expect("the group is empty");
     }),
     ("chmod", |_, own| {
-        fs::set_permissions(own, fs::Permissions::from_mode(0o700)).expect("its own");
-        fs::set_permissions(own, fs::Permissions::from_mode(0o755)).expect("its own");
+        fs::set_permissions(own, fs::Permissions::from_mode(0o700)).expect("the owner may change the mode");
+        fs::set_permissions(own, fs::Permissions::from_mode(0o755)).expect("the owner may change the mode");
     }),
 ];
 
 pub fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let crowd = Crowd::new(&mount.socket(), PROCESSES);
-    wait_until("all are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == PROCESSES
     });
     let team = mount.path().join("team");
-    fs::create_dir(&team).expect("root may");
-    chown(&team, Some(USER), Some(USER)).expect("root may");
+    fs::create_dir(&team).expect("root may create a group");
+    chown(&team, Some(USER), Some(USER)).expect("root may change the owner");
     let freeze = mount.file(crowd.pids()[0], "compute.freeze");
     for (what, deed) in DEEDS {
         let (is_over, nr_done) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -70,7 +70,9 @@ pub fn run(report: &mut Report) {
                 let (root, is_over, nr_done) = (mount.path(), &is_over, &nr_done);
                 scope.spawn(move || be_greedy(&root, own, deed, is_over, nr_done));
             }
-            wait_until("all are at it", || nr_done.load(Relaxed) >= 2 * GREEDY);
+            wait_until("each greedy thread has completed operations", || {
+                nr_done.load(Relaxed) >= 2 * GREEDY
+            });
             let took = freezes(&freeze);
             is_over.store(true, Relaxed);
             took
@@ -91,7 +93,7 @@ fn be_greedy(root: &Path, own: PathBuf, deed: Deed, is_over: &AtomicBool, nr_don
     // Affects this thread only.
     setfsuid(Uid::from_raw(USER));
     if !own.exists() {
-        fs::create_dir(&own).expect("the team is its user's");
+        fs::create_dir(&own).expect("the user may create a group");
     }
     while !is_over.load(Relaxed) {
         deed(root, &own);
@@ -105,7 +107,7 @@ fn freezes(file: &Path) -> (Vec<f64>, Duration) {
     let took = (0..FREEZES).map(|number| {
         thread::sleep(PAUSE);
         let begin = Instant::now();
-        fs::write(file, if number % 2 == 0 { "1" } else { "0" }).expect("root may");
+        fs::write(file, if number % 2 == 0 { "1" } else { "0" }).expect("root may write the file");
         begin.elapsed().as_secs_f64() * 1e3
     });
     (took.collect(), begin.elapsed())

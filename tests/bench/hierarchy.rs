@@ -51,7 +51,7 @@ struct Measured {
 fn measure(count: usize) -> Measured {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), count * MEMBERS);
-    wait_until("all are registered", || {
+    wait_until("every process is registered", || {
         mount.read(".", "gcgroup.procs").lines().count() == count * MEMBERS
     });
     let pids = crowd.pids();
@@ -63,20 +63,20 @@ fn measure(count: usize) -> Measured {
         members.iter().for_each(|pid| put(group, *pid));
     }
     let mut next = groups.iter().cycle();
-    let mut each = || next.next().expect("a cycle does not end");
+    let mut each = || next.next().expect("a cycle has a next element");
     let cat = quantile(samples(2000, || read(&each().join("memory.current"))), 0.5);
     let ls = quantile(samples(1000, || assert!(list(each()) > 5)), 0.5);
     let mkdir = quantile(
         samples(1000, || {
             let path = each().join("child");
-            fs::create_dir(&path).expect("there is none");
-            fs::remove_dir(&path).expect("nobody is in it");
+            fs::create_dir(&path).expect("the path is free");
+            fs::remove_dir(&path).expect("the group is empty");
         }),
         0.5,
     );
     let mut movers = pids.iter().cycle();
     let moving = samples(2000, || {
-        put(each(), *movers.next().expect("a cycle does not end"))
+        put(each(), *movers.next().expect("a cycle has a next element"))
     });
     Measured {
         cat,
@@ -87,5 +87,5 @@ fn measure(count: usize) -> Measured {
 }
 
 fn put(group: &Path, pid: i32) {
-    fs::write(group.join("gcgroup.procs"), format!("{pid}\n")).expect("it is moved");
+    fs::write(group.join("gcgroup.procs"), format!("{pid}\n")).expect("the process can be moved");
 }

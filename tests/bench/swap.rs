@@ -59,8 +59,8 @@ fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
     program
 }
 
-fn wait_for_supply(mount: &Mount, pid: i32, bytes: u64) {
-    wait_until("as much host memory is kept as should be", || {
+fn wait_for_pool(mount: &Mount, pid: i32, bytes: u64) {
+    wait_until("the swap pool has the expected size", || {
         mount.number(pid, "memory.stat", "swap_supply") == bytes
     });
 }
@@ -83,7 +83,7 @@ fn moves(report: &mut Report) {
         by_hand.push(plain);
         for is_watched in [true, false] {
             WAYS[1].go(&mount, &mut program, all);
-            wait_for_supply(&mount, pid, 0);
+            wait_for_pool(&mount, pid, 0);
             let plain = ByHand::by(&mut other);
             match is_watched {
                 true => cold_watched.push((WAYS[0].go(&mount, &mut program, all), plain)),
@@ -121,7 +121,7 @@ fn moves(report: &mut Report) {
     };
     let took = quantile(cold.iter().map(|(took, _)| *took).collect(), 0.5);
     report.add(
-        "move out, host memory made first: over making and copying by hand",
+        "move out, host memory created first: over creating and copying without gcgroupfs",
         over(|plain| plain.made + plain.copies[0]),
         "times",
         TIMES_MADE,
@@ -143,13 +143,13 @@ fn moves_made_ahead(report: &mut Report) {
     for _ in 0..TURNS {
         // Longer than host memory is kept after a move.
         let plain = ByHand::by(&mut other);
-        wait_for_supply(&mount, program.pid(), ALL);
+        wait_for_pool(&mount, program.pid(), ALL);
         moves.push((WAYS[0].go(&mount, &mut program, ALL), plain));
         WAYS[1].go(&mount, &mut program, ALL);
     }
     let over = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[0];
     report.add(
-        "move out, host memory made ahead: a plain copy's bandwidth over the move's",
+        "move out, host memory from the swap pool: a plain copy's bandwidth over the move's",
         quantile(moves.iter().map(over).collect(), 0.5),
         "times",
         1.0 / LEAST_SHARE,
@@ -203,7 +203,7 @@ fn held(moves: &[(Moved, ByHand)]) -> f64 {
 fn add_held(report: &mut Report, way: &str, at: usize, moves: &[(Moved, ByHand)]) {
     let beyond = |(moved, plain): &(Moved, ByHand)| (moved.held - plain.copies[at]) * 1e3;
     report.add(
-        &format!("move {way}: a launch is held up beyond the copies' time at that bandwidth"),
+        &format!("move {way}: a launch waits longer than the copies at that bandwidth"),
         quantile(moves.iter().map(beyond).collect(), 0.5).max(0.0),
         "ms",
         HELD,
@@ -259,7 +259,7 @@ impl Way {
         let before = self.moved(mount, pid);
         let began = monotonic();
         mount.write(pid, "memory.limit", self.limit);
-        wait_until("everything has moved", || self.moved(mount, pid) - before == all);
+        wait_until("every block has moved", || self.moved(mount, pid) - before == all);
         (monotonic() - began) / 1e9
     }
 }

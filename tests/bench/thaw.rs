@@ -16,9 +16,11 @@ pub fn run(report: &mut Report) {
     for _ in 0..SAMPLES {
         let parked = mount.number(pid, "compute.stat", "nr_frozen");
         mount.write(pid, "compute.freeze", "1");
-        wait_until("frozen", || mount.number(pid, "gcgroup.events", "frozen") == 1);
+        wait_until("the process is frozen and drained", || {
+            mount.number(pid, "gcgroup.events", "frozen") == 1
+        });
         process.say("stamp");
-        wait_until("parked", || {
+        wait_until("the launch waits at the gate", || {
             mount.number(pid, "compute.stat", "nr_frozen") > parked
         });
         let before = monotonic();

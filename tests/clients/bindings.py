@@ -1,4 +1,4 @@
-"""cuda-bindings as a governed process: what it is told of the card, and what happens at the limit."""
+"""Uses cuda-bindings in a governed process: queries the device memory, and allocates up to the limit."""
 import ctypes
 
 from cuda.bindings import driver

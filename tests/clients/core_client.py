@@ -1,4 +1,4 @@
-"""cuda-core as a governed process: device, stream, program, memory."""
+"""Uses cuda-core in a governed process: device, stream, program, memory."""
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode
 from cuda.core import launch as launch_kernel

@@ -1,6 +1,7 @@
-"""The driver through ctypes, as scripts use it: argv names the library, and how many kernels to launch.
+"""Calls the driver through ctypes, as scripts do. Arguments: the library, and the number of kernels to
+launch.
 
-Prints `pid PID`, `launched N`; ends after a line on stdin."""
+Prints `pid PID` and `launched N`; ends after a line on stdin."""
 import ctypes
 import os
 import sys

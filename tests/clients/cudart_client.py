@@ -1,4 +1,5 @@
-"""NVIDIA's runtime library up to the check it makes of its driver: argv names it. Prints what its calls answer."""
+"""Initialises NVIDIA's runtime library, given as argument, until its check of the driver. Prints the results
+of its calls."""
 import ctypes
 import sys
 

@@ -1,4 +1,4 @@
-"""numba-cuda as a governed process: it compiles a kernel, launches it, and meets the limit."""
+"""Uses numba-cuda in a governed process: compiles and launches a kernel, and allocates up to the limit."""
 import numpy
 from numba import cuda
 

@@ -1,7 +1,7 @@
-"""nvidia-ml-py beside the driver in one governed process, as a monitoring program sees the card.
+"""Uses nvidia-ml-py and the driver in one governed process, like a monitoring program.
 
-Each line of stdin is answered with `TOTAL USED PID:BYTES...`: the first device's memory, and those who compute on it, by
-every call that tells of them."""
+Answers each line of stdin with `TOTAL USED PID:BYTES...`: the first device's memory and its compute
+processes, checked to be equal in all calls that report them."""
 import ctypes
 import os
 import sys
@@ -43,7 +43,7 @@ def told():
     try:
         nvml.nvmlDeviceGetAccountingStats_v2(handle, os.getpid())
     except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported):
-        pass  # This NVML has none, or keeps no accounts.
+        pass  # This NVML lacks the function or does not support accounting.
     if os.getpid() in dict(lists[0]):
         assert nvml.nvmlSystemGetProcessName(os.getpid())
     return [one.total, one.used] + ["%d:%d" % process for process in lists[0]]

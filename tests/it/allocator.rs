@@ -37,7 +37,7 @@ fn linked() -> PathBuf {
 
 #[track_caller]
 fn has_mapped(pid: i32, library: &Path) {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process lives");
     assert!(maps.contains(library.to_str().expect("text")), "{maps}");
 }
 
@@ -54,26 +54,28 @@ fn programs_with_own_allocator_are_governed() {
         if how != "linked" {
             has_mapped(shell.pid(), &preloadable());
         }
-        wait_until("it is governed", || mount.governs(shell.pid()));
+        wait_until("the process is governed", || mount.governs(shell.pid()));
         dir.write_when_there("memory.limit", 4 * MIB);
         shell.tell(&format!("race 4 {MIB}"));
         assert_eq!(
             shell.raced(),
             4,
-            "{how}: each thread, and no more than there is room for"
+            "{how}: the threads get as many blocks as the limit allows"
         );
         assert_eq!(dir.number("memory.current"), 4 * MIB, "{how}");
         assert_eq!(shell.ask("spin 10 3"), "ok", "{how}");
         dir.write("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         shell.tell("spin 1 1");
-        wait_until("a launch waits", || dir.key("compute.stat", "nr_frozen") > 0);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") > 0
+        });
         dir.write("compute.freeze", 0);
         assert_eq!(shell.answer(), "ok", "{how}");
         assert_eq!(shell.ask("sync"), "ok", "{how}");
         let pid = shell.pid();
         shell.quit();
-        wait_until("it has gone", || !mount.governs(pid));
+        wait_until("the process is no longer governed", || !mount.governs(pid));
         assert_eq!(mount.truth().used_by_all(0), 0, "{how}");
     }
 }
@@ -95,13 +97,17 @@ fn program_with_own_allocator_can_swap() {
             assert!(answer.starts_with("allocated "), "{answer}");
         }
         let dir = Dir::of(&mount, program.pid());
-        wait_until("it is governed", || dir.exists());
+        wait_until("the process is governed", || dir.exists());
         for _ in 0..3 {
             dir.write("memory.limit", 4 * MIB);
-            wait_until("three are out", || dir.number("memory.swap.current") == 12 * MIB);
+            wait_until("three blocks are swapped out", || {
+                dir.number("memory.swap.current") == 12 * MIB
+            });
             assert_eq!(program.ask("verify"), "verified 4");
             dir.write("memory.limit", "max");
-            wait_until("all are in", || dir.number("memory.swap.current") == 0);
+            wait_until("every block is swapped in", || {
+                dir.number("memory.swap.current") == 0
+            });
             assert_eq!(program.ask("verify"), "verified 4");
         }
         assert_eq!(program.ask("free all"), "freed 4");

@@ -11,16 +11,16 @@ use crate::driver::{Dir, DriverShell};
 
 /// Returns how often the daemon's arbiter thread has gone to sleep.
 fn sleeps(mount: &Mount) -> u64 {
-    let daemon = mount.daemon().expect("it runs");
-    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("it has threads");
+    let daemon = mount.daemon().expect("the daemon runs");
+    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("the daemon runs");
     let is_arbiter =
         |task: &Path| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "arbiter\n");
     let task = tasks
         .flatten()
         .map(|entry| entry.path())
         .find(|task| is_arbiter(task))
-        .expect("one of them");
-    let status = fs::read_to_string(task.join("status")).expect("a thread of ours");
+        .expect("one thread is the arbiter");
+    let status = fs::read_to_string(task.join("status")).expect("the thread lives");
     status
         .lines()
         .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
@@ -42,7 +42,7 @@ fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
 /// Without turns both would use the same; with turns the first uses most of the GPU whenever the machine lets
 /// it submit in time.
 fn has_most(mount: &Mount, [first, other]: [&Governed; 2], usec: u64) {
-    wait_until("it has most of it", || {
+    wait_until("the first process uses most of the GPU", || {
         let before = used(mount, other);
         goes_on(mount, first.pid(), 0, usec);
         used(mount, other) - before < usec / 2
@@ -116,9 +116,11 @@ fn written_priority_and_policy_apply_at_once() {
     goes_on(&mount, one.pid(), 0, 2_000);
     mount.write("", "compute.policy", "strict");
     mount.write(one.pid(), "compute.priority", "9");
-    wait_until("it waits", || throttled(&mount, &one) > 0);
+    wait_until("the first process is throttled", || throttled(&mount, &one) > 0);
     mount.write(one.pid(), "compute.priority", "7");
-    wait_until("the other waits", || throttled(&mount, &other) > 0);
+    wait_until("the second process is throttled", || {
+        throttled(&mount, &other) > 0
+    });
     mount.write(one.pid(), "compute.priority", "8");
     goes_on(&mount, one.pid(), 0, 20_000);
     goes_on(&mount, other.pid(), 0, 20_000);
@@ -130,11 +132,13 @@ fn quota_bounds_gpu_time_of_a_process() {
     let job = batch(&mount, 0, 8);
     mount.write(job.pid(), "compute.max", "20000 100000");
     assert_eq!(mount.read(job.pid(), "compute.max"), "20000 100000");
-    wait_until("it waits for the next period", || throttled(&mount, &job) > 5);
+    wait_until("the process is throttled by its quota", || {
+        throttled(&mount, &job) > 5
+    });
     let (before, began) = (used(&mount, &job), std::time::Instant::now());
     goes_on(&mount, job.pid(), 0, 200_000);
     // Ten periods' quota takes at least nine periods, in addition to the initial quota.
-    let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
+    let took = u64::try_from(began.elapsed().as_micros()).expect("the duration fits");
     let had = used(&mount, &job) - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
     mount.write(job.pid(), "compute.max", "max");
@@ -142,25 +146,29 @@ fn quota_bounds_gpu_time_of_a_process() {
     goes_on(&mount, job.pid(), 0, 20_000);
     let before = waited();
     goes_on(&mount, job.pid(), 0, 100_000);
-    assert_eq!(waited(), before, "nothing holds it any more");
+    assert_eq!(waited(), before, "the process is throttled without a quota");
 }
 
 #[test]
 fn group_quota_bounds_sum_of_members_gpu_time() {
     let mount = Mount::new();
-    fs::create_dir(mount.path().join("team")).expect("root may");
+    fs::create_dir(mount.path().join("team")).expect("root may create a group");
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
     for job in &jobs {
         mount.write("team", "gcgroup.procs", &job.pid().to_string());
     }
     mount.write("team", "compute.max", "20000 100000");
     for job in &jobs {
-        wait_until("it waits for the next period", || throttled(&mount, job) > 5);
+        wait_until("each member is throttled by the group's quota", || {
+            throttled(&mount, job) > 5
+        });
     }
     let all = || jobs.iter().map(|job| used(&mount, job)).sum::<u64>();
     let (before, began) = (all(), std::time::Instant::now());
-    wait_until("ten periods' worth is used", || all() - before >= 200_000);
-    let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
+    wait_until("the members have used ten periods' quota", || {
+        all() - before >= 200_000
+    });
+    let took = u64::try_from(began.elapsed().as_micros()).expect("the duration fits");
     let had = all() - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
     // A process outside the group is not bounded.
@@ -188,7 +196,9 @@ fn quota_on_one_gpu_does_not_affect_another() {
     for job in &jobs {
         mount.write(format!("{}/0", job.pid()), "compute.max", "1000 1000000");
     }
-    wait_until("one is held", || throttled(&mount, &jobs[0]) > 0);
+    wait_until("the process with a quota is throttled", || {
+        throttled(&mount, &jobs[0]) > 0
+    });
     goes_on(&mount, jobs[1].pid(), 1, 100_000);
     assert_eq!(throttled(&mount, &jobs[1]), 0);
 }
@@ -199,21 +209,23 @@ fn gpu_time_is_measured_while_it_is_read() {
     let job = batch(&mount, 0, 8);
     let usage = || mount.number(job.pid(), "compute.stat", "usage_usec");
     usage();
-    wait_until("it is measured", || usage() > 0);
+    wait_until("GPU time is charged", || usage() > 0);
     let (measured, truly) = (usage(), used(&mount, &job));
     goes_on(&mount, job.pid(), 0, 300_000);
     let truly = used(&mount, &job) - truly;
-    wait_until("as much is charged", || usage() - measured >= truly / 10 * 9);
+    wait_until("nine tenths of the GPU time are charged", || {
+        usage() - measured >= truly / 10 * 9
+    });
     let (pid, charged) = (job.pid(), usage());
     assert_eq!(
         mount.number(format!("{pid}/0"), "compute.stat", "usage_usec") / 1_000_000,
         charged / 1_000_000
     );
     drop(job);
-    wait_until("it has left", || !mount.governs(pid));
+    wait_until("the process is no longer governed", || !mount.governs(pid));
     assert!(
         mount.number("", "compute.stat", "usage_usec") >= charged,
-        "totals keep it"
+        "the totals lost the ended process's GPU time"
     );
 }
 
@@ -222,7 +234,9 @@ fn throttled_process_runs_without_daemon_and_is_held_after() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("100"));
     mount.write("", "compute.policy", "strict");
     let (high, low) = (batch(&mount, 0, 2), batch(&mount, 0, 10));
-    wait_until("it waits", || throttled(&mount, &low) > 0);
+    wait_until("the low-priority process is throttled", || {
+        throttled(&mount, &low) > 0
+    });
     goes_on(&mount, high.pid(), 0, 20_000);
     let charged = mount.number(high.pid(), "compute.stat", "usage_usec");
     mount.kill9();
@@ -232,13 +246,15 @@ fn throttled_process_runs_without_daemon_and_is_held_after() {
     assert_eq!(
         mount.read("", "compute.policy"),
         "strict",
-        "what was written stays"
+        "the written policy was lost"
     );
-    wait_until("both are back", || {
+    wait_until("both processes have registered again", || {
         mount.governs(high.pid()) && mount.governs(low.pid())
     });
     let before = throttled(&mount, &low);
-    wait_until("it waits again", || throttled(&mount, &low) > before);
+    wait_until("the low-priority process is throttled again", || {
+        throttled(&mount, &low) > before
+    });
     assert!(mount.number(high.pid(), "compute.stat", "usage_usec") >= charged);
 }
 
@@ -246,59 +262,72 @@ fn throttled_process_runs_without_daemon_and_is_held_after() {
 fn policy_comes_from_command_line_file_or_configuration() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("gcgroupfs.toml");
-    let name = path.to_str().expect("a name of ours");
-    fs::write(&path, "[compute]\npolicy = \"strict\"\n").expect("it is ours");
+    let name = path.to_str().expect("the path is UTF-8");
+    fs::write(&path, "[compute]\npolicy = \"strict\"\n").expect("the file is writable");
     let mut mount = Mount::with(Config::default().arg("--config").arg(name));
     let policy = |mount: &Mount| mount.read("", "compute.policy");
-    let reload =
-        |mount: &Mount| kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("our own child");
+    let reload = |mount: &Mount| {
+        kill(mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs")
+    };
     assert_eq!(policy(&mount), "strict");
 
-    fs::write(&path, "[compute]\nwindow_usec = 1000\n").expect("it is ours");
+    fs::write(&path, "[compute]\nwindow_usec = 1000\n").expect("the file is writable");
     reload(&mount);
-    wait_until("it is read again", || policy(&mount) == "weighted");
+    wait_until("the policy of the new configuration applies", || {
+        policy(&mount) == "weighted"
+    });
 
-    fs::write(&path, "[compute]\npolicy = 7\n").expect("it is ours");
+    fs::write(&path, "[compute]\npolicy = 7\n").expect("the file is writable");
     reload(&mount);
-    wait_until("it complains", || mount.log().contains(&format!("{name}:2:10: ")));
-    assert_eq!(policy(&mount), "weighted", "the old one stays");
+    wait_until("the daemon logs the configuration error", || {
+        mount.log().contains(&format!("{name}:2:10: "))
+    });
+    assert_eq!(
+        policy(&mount),
+        "weighted",
+        "the policy changed with an invalid configuration"
+    );
 
-    fs::write(&path, "[compute]\npolicy = \"weighted\"\n").expect("it is ours");
+    fs::write(&path, "[compute]\npolicy = \"weighted\"\n").expect("the file is writable");
     mount.write("", "compute.policy", "strict");
     reload(&mount);
-    wait_until("it is read again", || {
+    wait_until("the configuration is read again", || {
         mount.log().matches("read again").count() == 2
     });
-    assert_eq!(policy(&mount), "strict", "what was written goes before it");
+    assert_eq!(
+        policy(&mount),
+        "strict",
+        "the configuration overrode the written policy"
+    );
     mount.restart();
-    assert_eq!(policy(&mount), "strict", "and stays");
+    assert_eq!(policy(&mount), "strict", "the restart lost the written policy");
 }
 
 #[test]
 fn invalid_configuration_is_refused_with_its_position() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("wrong.toml");
-    fs::write(&path, "[compute]\ncycle_usec = 1\n").expect("it is ours");
+    fs::write(&path, "[compute]\ncycle_usec = 1\n").expect("the file is writable");
     let mount = Mount::new();
     let check = |arguments: &[&str]| {
-        let output = mount.gcgroupfs(arguments).output().expect("it runs");
+        let output = mount.gcgroupfs(arguments).output().expect("the command runs");
         (
             output.status.success(),
             String::from_utf8_lossy(&output.stderr).into_owned(),
         )
     };
-    let name = path.to_str().expect("a name of ours");
-    let place = format!("{name}:2:14: ");
+    let name = path.to_str().expect("the path is UTF-8");
+    let position = format!("{name}:2:14: ");
     let (ok, said) = check(&["check-config", name]);
-    assert!(!ok && said.contains(&place), "{said}");
+    assert!(!ok && said.contains(&position), "{said}");
     let (ok, said) = check(&[
         "mount",
         "--config",
         name,
-        directory.path().to_str().expect("likewise"),
+        directory.path().to_str().expect("the path is UTF-8"),
     ]);
-    assert!(!ok && said.contains(&place), "{said}");
-    fs::write(&path, "[compute]\ncycle_usec = 10_000\n").expect("it is ours");
+    assert!(!ok && said.contains(&position), "{said}");
+    fs::write(&path, "[compute]\ncycle_usec = 10_000\n").expect("the file is writable");
     assert_eq!(check(&["check-config", name]), (true, String::new()));
 }
 
@@ -309,7 +338,7 @@ fn several_processes_are_frozen_at_once_and_awaited() {
         let jobs = [batch_anywhere(&mount), batch_anywhere(&mount)];
         let pids = jobs.each_ref().map(|job| job.pid().to_string());
         let run = |arguments: &[&str]| {
-            let output = mount.gcgroupfs(arguments).output().expect("it runs");
+            let output = mount.gcgroupfs(arguments).output().expect("the command runs");
             (
                 output.status.code(),
                 String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -321,7 +350,7 @@ fn several_processes_are_frozen_at_once_and_awaited() {
             let output = mount
                 .gcgroupfs(&["get", &format!("{pid}/gcgroup.events")])
                 .output();
-            String::from_utf8(output.expect("it runs").stdout).expect("text")
+            String::from_utf8(output.expect("the command runs").stdout).expect("text")
         };
         assert!(pids.iter().all(|pid| events(pid).contains("frozen 1\n")));
         assert_eq!(jobs.each_ref().map(|job| used(&mount, job)), stopped);
@@ -332,7 +361,7 @@ fn several_processes_are_frozen_at_once_and_awaited() {
         let (code, said) = run(&["freeze", &pids[0], "1", &pids[1]]);
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("1/compute.freeze"), "{said}");
-        wait_until("the others have been told", || {
+        wait_until("the second process is frozen and drained", || {
             events(&pids[1]).contains("frozen 1\n")
         });
     }
@@ -357,7 +386,7 @@ fn freeze_without_acknowledgement_is_not_reported_done() {
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1000000 60"), "ok");
     let mut freeze = Governed::spawn(mount.gcgroupfs(&["freeze", "--wait", &shell.pid().to_string()]));
-    wait_until("it has been told", || {
+    wait_until("the freeze request is written", || {
         mount.read(shell.pid(), "compute.freeze") == "1"
     });
     mount.kill9();
@@ -375,7 +404,7 @@ fn slow_freeze_reports_timeout_and_stays() {
     let output = mount
         .gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", &pid])
         .output()
-        .expect("it runs");
+        .expect("the command runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("still busy"));
     assert_eq!(dir.number("compute.freeze"), 1);

@@ -6,12 +6,14 @@ use std::process::Command;
 
 use support::{artifacts, repository};
 
+use crate::hooked::NAMES;
+
 fn words(program: &str, arguments: &[&str]) -> String {
     let out = Command::new(program)
         .args(arguments)
         .current_dir(repository())
         .output()
-        .expect("it runs");
+        .expect("the command runs");
     assert!(
         out.status.success(),
         "{program}: {}",
@@ -37,27 +39,11 @@ fn needed(library: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns the names in the hook's table, parsed as the preload library's build parses them.
-fn table() -> BTreeSet<String> {
-    let text = std::fs::read_to_string(repository().join("hook/src/table.rs")).expect("the table");
-    let mut names = BTreeSet::new();
-    for row in text
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("fn "))
-    {
-        let head = row.split('(').next().unwrap_or(row);
-        let rest = head.split(['[', ']', ' ', ',']).filter(|name| !name.is_empty());
-        names.extend(rest.map(str::to_owned));
-    }
-    names
-}
-
 #[test]
 fn preload_library_exports_table_and_needs_no_library() {
     let library = artifacts().preload();
-    let mut want = table();
-    assert!(want.len() > 100, "{want:?}");
-    want.extend(["dlsym", "dlvsym"].map(str::to_owned));
+    let want = NAMES.iter().chain(&["dlsym", "dlvsym"]);
+    let want: BTreeSet<String> = want.map(|name| (*name).to_owned()).collect();
     assert_eq!(symbols(&library, "--defined-only"), want);
     assert_eq!(needed(&library), Vec::<String>::new());
     let undefined = words(
@@ -67,7 +53,7 @@ fn preload_library_exports_table_and_needs_no_library() {
     for line in undefined.lines() {
         assert!(
             line.trim_start().starts_with("w "),
-            "only weak references: {line}"
+            "the reference is not weak: {line}"
         );
     }
     let sections = words("readelf", &["-SW", library.to_str().expect("a path")]);
@@ -86,7 +72,7 @@ fn hook_exports_one_symbol_and_needs_only_libc() {
     for name in needed(&library) {
         assert!(
             ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&name.as_str()),
-            "{name} is not in every process"
+            "{name} is not loaded into every process"
         );
     }
 }
@@ -126,7 +112,7 @@ fn hook_dependencies_are_the_known_ones() {
     for name in tree.lines().map(str::trim).filter(|name| !name.is_empty()) {
         assert!(
             known.contains(&name),
-            "{name} would enter other people's processes"
+            "{name} would be loaded into other programs"
         );
     }
     // The hook shares only memory layouts with the daemon.

@@ -79,7 +79,7 @@ impl Calls {
         let line = program.expect("ready ");
         let mut words = line.split(' ').skip(1);
         let pid = words.next().and_then(|word| word.parse().ok()).expect("a pid");
-        assert_eq!(words.next(), Some("0"), "the driver is there: {line}");
+        assert_eq!(words.next(), Some("0"), "cuInit failed: {line}");
         Self { program, pid }
     }
 
@@ -157,7 +157,7 @@ impl Calls {
     pub fn take_descriptor(&mut self, from: &Self, descriptor: &str) -> i64 {
         let answer = self.program.ask(&format!("take {} {descriptor}", from.pid));
         let taken = answer.parse().expect("a descriptor");
-        assert!(taken >= 0, "pidfd_getfd");
+        assert!(taken >= 0, "pidfd_getfd(2) failed");
         taken
     }
 
@@ -170,7 +170,7 @@ impl Calls {
     /// Waits for the next answer.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        self.program.line().expect("the program goes on")
+        self.program.line().expect("the program answers")
     }
 
     /// Sends any other command and returns its answer.

@@ -29,31 +29,35 @@ fn block_up_to_limit_fits_and_one_unit_more_is_refused() {
         assert_eq!(
             shell.ask(&format!("alloc {kind} {}", limit + unit)),
             OUT_OF_MEMORY,
-            "{kind}: over"
+            "{kind}: allocation over the limit"
         );
         assert_eq!(
             dir.number("memory.current"),
             0,
-            "{kind}: a refused charge leaves nothing"
+            "{kind}: charge left by a refused allocation"
         );
         assert_eq!(
             shell.ask(&format!("alloc {kind} {}", limit - unit)),
             "ok 0",
-            "{kind}: room for one unit"
+            "{kind}: allocation of all but one unit"
         );
         assert_eq!(dir.number("memory.current"), limit - unit, "{kind}");
         assert_eq!(
             shell.ask(&format!("alloc {kind} {unit}")),
             "ok 1",
-            "{kind}: the last unit"
+            "{kind}: allocation of the last unit"
         );
         assert_eq!(dir.number("memory.current"), limit, "{kind}");
         assert_eq!(
             shell.ask(&format!("alloc {kind} {unit}")),
             OUT_OF_MEMORY,
-            "{kind}: full"
+            "{kind}: allocation at the limit"
         );
-        assert_eq!(dir.number("memory.peak"), limit, "{kind}: nothing ever went past");
+        assert_eq!(
+            dir.number("memory.peak"),
+            limit,
+            "{kind}: the peak exceeds the limit"
+        );
         assert!(dir.key("memory.events", "oom") >= 2, "{kind}");
         assert_eq!(shell.ask("free 0"), "ok", "{kind}");
         assert_eq!(shell.ask("free 1"), "ok", "{kind}");
@@ -104,7 +108,7 @@ fn pitched_memory_charge_includes_padding() {
     assert_eq!(
         dir.number("memory.current"),
         pitch * 100,
-        "what the driver gave is undone"
+        "the refused allocation was not undone"
     );
     dir.write("memory.limit", pitch * 200);
     assert!(shell.ask("pitched 1000 100").starts_with("ok 1"));
@@ -162,7 +166,11 @@ fn limit_below_usage_keeps_blocks_and_refuses_new_ones() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 64 * MIB)), "ok 0");
     dir.write("memory.limit", 16 * MIB);
     assert_eq!(dir.number("memory.limit"), 16 * MIB);
-    assert_eq!(dir.number("memory.current"), 64 * MIB, "nothing is taken away");
+    assert_eq!(
+        dir.number("memory.current"),
+        64 * MIB,
+        "a lowered limit freed memory"
+    );
     assert_eq!(dir.key("memory.events", "over_limit"), 1);
     assert_eq!(shell.ask("alloc linear 1"), OUT_OF_MEMORY);
     assert_eq!(dir.key("memory.events", "max"), 1);
@@ -186,10 +194,14 @@ fn program_sees_limit_as_its_memory() {
     assert_eq!(
         shell.ask("meminfo"),
         format!("0 {}", 10 * MIB),
-        "free never falls below zero"
+        "the free memory under a lowered limit is not 0"
     );
     dir.write("memory.limit", "1000T");
-    assert_eq!(shell.ask("totalmem"), card, "never more than the card has");
+    assert_eq!(
+        shell.ask("totalmem"),
+        card,
+        "a limit above the device's memory is shown as the total"
+    );
     dir.write("memory.limit", "max");
     assert_eq!(shell.ask("totalmem"), card);
 }
@@ -204,14 +216,14 @@ fn tighter_of_process_and_device_limit_applies() {
     assert_eq!(
         shell.ask(&format!("alloc linear {}", 61 * MIB)),
         OUT_OF_MEMORY,
-        "the device's"
+        "allocation over the device's limit"
     );
     assert_eq!(shell.ask(&format!("alloc linear {}", 60 * MIB)), "ok 0");
     assert_eq!(shell.ask("gpu 1"), "ok");
     assert_eq!(
         shell.ask(&format!("alloc linear {}", 41 * MIB)),
         OUT_OF_MEMORY,
-        "the process's"
+        "allocation over the process's limit"
     );
     assert_eq!(shell.ask(&format!("alloc linear {}", 40 * MIB)), "ok 1");
     assert_eq!(dir.gpu(0).number("memory.current"), 60 * MIB);

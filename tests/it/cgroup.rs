@@ -51,7 +51,7 @@ impl Cgroup {
     /// Moves a process into the cgroup.
     #[track_caller]
     pub fn take(&self, pid: Pid) {
-        fs::write(self.procs(), pid.to_string()).expect("it may be moved");
+        fs::write(self.procs(), pid.to_string()).expect("root may move the process");
     }
 }
 

@@ -48,10 +48,10 @@ fn churn(arguments: &[&str]) {
     };
     load.expect("churned");
     assert!(dir.key("memory.stat", "linear") + dir.key("memory.stat", "vmm") > 0);
-    wait_until("what is held is what is charged", &mut agrees);
+    wait_until("the charges equal what the process holds", &mut agrees);
     load.say("");
     load.expect("freed");
-    wait_until("nothing is charged that is not there", agrees);
+    wait_until("the charges equal what the process holds after the frees", agrees);
     assert_eq!(
         dir.key("memory.stat", "nr_alloc"),
         dir.key("memory.stat", "nr_free")

@@ -15,7 +15,11 @@ fn output(mut command: Command) -> (i32, String, String) {
         stderr,
     } = command.output().expect("gcgroupfs runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    (status.code().expect("it exits"), text(stdout), text(stderr))
+    (
+        status.code().expect("the process exits by itself"),
+        text(stdout),
+        text(stderr),
+    )
 }
 
 #[test]
@@ -55,7 +59,7 @@ fn get_and_set_match_reads_and_writes_of_the_mount() {
     assert_eq!(
         dir.number("memory.limit"),
         6 * MIB,
-        "a refused value changes nothing"
+        "a refused value changed the limit"
     );
     let (status, _, stderr) = get("999999999/memory.limit");
     assert_eq!(status, 1);
@@ -88,7 +92,7 @@ fn run_applies_settings_before_the_first_call() {
     assert_eq!(dir.number("memory.limit"), 5 * MIB);
     assert_eq!(dir.number("compute.priority"), 3);
     assert_eq!(dir.number("compute.freeze"), 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     shell.tell("spin 1 1");
     wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") >= 1
@@ -145,7 +149,7 @@ fn ls_lists_governed_processes() {
     for cell in ["root", "3M", "8M", "4"] {
         assert!(
             row.split_whitespace().any(|word| word.starts_with(cell)),
-            "{cell} in {row}"
+            "no cell {cell} in {row}"
         );
     }
     let (_, json, _) = output(mount.gcgroupfs(&["ls", "--json"]));
@@ -174,7 +178,7 @@ fn required_daemon_missing_makes_cuda_fail() {
     let mut command = mount.command(driver_shell());
     command.env("GCGROUP_REQUIRED", "1");
     let banner = Governed::spawn(command).expect("ready");
-    assert!(!banner.ends_with(" 0"), "cuInit is refused: {banner}");
+    assert!(!banner.ends_with(" 0"), "cuInit succeeded: {banner}");
 }
 
 #[test]

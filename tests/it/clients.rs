@@ -32,11 +32,11 @@ fn is_governed(mount: &Mount, mut client: Governed) {
     let limit = dir.number("memory.current") + 256 * MIB;
     dir.write("memory.limit", limit);
     for total in client.ask("total").split(' ') {
-        assert_eq!(total, limit.to_string(), "the cap is the card's memory");
+        assert_eq!(total, limit.to_string(), "the shown total is not the limit");
     }
     let launched = dir.launches();
     assert_eq!(client.ask("launch 10"), "ok");
-    assert_eq!(dir.launches(), launched + 10, "every launch is counted");
+    assert_eq!(dir.launches(), launched + 10, "some launches were not counted");
     assert_eq!(client.ask(&format!("alloc {}", 128 * MIB)), "ok");
     assert!(dir.number("memory.current") >= 128 * MIB);
     assert_eq!(
@@ -49,7 +49,7 @@ fn is_governed(mount: &Mount, mut client: Governed) {
     assert_eq!(
         client.ask(&format!("alloc {}", 200 * MIB)),
         "ok",
-        "freed memory can be had again"
+        "freed memory cannot be allocated again"
     );
     client.finish();
 }

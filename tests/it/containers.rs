@@ -18,7 +18,7 @@ impl Device {
         // A vendor name starts with letters; the pid makes the name unique among tests.
         let number = std::process::id();
         let name = format!("gcgroupfs-test{number}/hook");
-        let output = mount.gcgroupfs(&["cdi"]).output().expect("it runs");
+        let output = mount.gcgroupfs(&["cdi"]).output().expect("the command runs");
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(text.contains("\"gcgroupfs/hook\""), "{text}");
@@ -26,7 +26,7 @@ impl Device {
         let directory = Path::new("/var/run/cdi");
         fs::create_dir_all(directory).expect("a directory");
         let file = directory.join(format!("gcgroupfs-test{number}.json"));
-        fs::write(&file, text).expect("it can be written");
+        fs::write(&file, text).expect("the file is writable");
         Self { file, name }
     }
 }
@@ -64,7 +64,7 @@ fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program:
 
 /// Waits for exactly one governed process and returns its pid.
 fn governed(mount: &Mount) -> String {
-    wait_until("a process is governed", || {
+    wait_until("exactly one process is governed", || {
         mount.read("", "gcgroup.procs").lines().count() == 1
     });
     mount.read("", "gcgroup.procs").trim().to_owned()
@@ -74,7 +74,10 @@ fn governed(mount: &Mount) -> String {
 fn container_is_governed_and_its_root_is_unprivileged() {
     let mount = Mount::new();
     let device = Device::new(&mount);
-    mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
+    mount
+        .gcgroupfs(&["mkdir", "team"])
+        .status()
+        .expect("the command runs");
     let load = artifacts().load();
     let load = load.to_str().expect("text");
     let wishes = [("GCGROUP_MEMORY_LIMIT", "1M"), ("GCGROUP_GROUP", "team")];
@@ -86,7 +89,7 @@ fn container_is_governed_and_its_root_is_unprivileged() {
     assert_eq!(
         mount.read("team", "gcgroup.procs"),
         "",
-        "it is not for a container to choose"
+        "the container chose its group"
     );
     assert!(
         inside

@@ -65,7 +65,9 @@ pub fn share_word(program: &mut Program, file: &Path) {
 pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
     let truth = mount.truth();
     let goal = truth.usage_usec(pid, gpu) + usec;
-    wait_until("it has had the GPU", || truth.usage_usec(pid, gpu) >= goal);
+    wait_until("the process has used the GPU for so long", || {
+        truth.usage_usec(pid, gpu) >= goal
+    });
 }
 /// Waits until the ratio of the first process's GPU time to the second's satisfies `is_it`, over an interval
 /// in which all processes together used 200 ms of GPU 0.
@@ -74,7 +76,7 @@ pub fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f
     let truth = mount.truth();
     let both = || [first, second].map(|pid| truth.usage_usec(pid, 0));
     let mut before = both();
-    wait_until("the shares are so", || {
+    wait_until("the ratio of GPU times is as expected", || {
         let now = both();
         let [first, second] = [now[0] - before[0], now[1] - before[1]];
         if first + second < 200_000 {

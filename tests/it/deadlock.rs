@@ -13,7 +13,11 @@ const SYNC: &str = "cu.cuCtxSynchronize()";
 
 #[track_caller]
 fn end(program: &mut Program) {
-    assert_eq!(program.0.line().as_deref(), Some("0"), "it synchronised");
+    assert_eq!(
+        program.0.line().as_deref(),
+        Some("0"),
+        "the synchronisation failed"
+    );
 }
 
 /// Shares an event with another process, under the same name.
@@ -29,8 +33,8 @@ fn share_event(name: &str, from: &mut Program, to: &mut Program) {
 fn impatient(config: Config) -> Mount {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
-    fs::write(settings.path(), text).expect("it is ours");
-    let path = settings.path().to_str().expect("its name");
+    fs::write(settings.path(), text).expect("the file is writable");
+    let path = settings.path().to_str().expect("the path is UTF-8");
     Mount::with(config.arg("--config").arg(path))
 }
 
@@ -62,7 +66,7 @@ fn work_spinning_for_a_lower_prioritys_flag_progresses() {
     let mount = impatient(Config::default());
     let _busy = batch(&mount, 0, 4);
     let file = tempfile::NamedTempFile::new().expect("a file");
-    file.as_file().set_len(4096).expect("it grows");
+    file.as_file().set_len(4096).expect("the file can grow");
     let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
     share_word(&mut one, file.path());
     share_word(&mut other, file.path());
@@ -113,14 +117,18 @@ fn frozen_process_delays_no_other_and_resumes_when_thawed() {
     let pids = jobs.each_ref().map(support::Governed::pid);
     for frozen in pids {
         mount.write(frozen, "compute.freeze", "1");
-        wait_until("it is drained", || {
+        wait_until("the process is frozen and drained", || {
             mount.number(frozen, "gcgroup.events", "frozen") == 1
         });
         let stopped = mount.truth().usage_usec(frozen, 0);
         for pid in pids.into_iter().filter(|pid| *pid != frozen) {
             goes_on(&mount, pid, 0, 5_000);
         }
-        assert_eq!(mount.truth().usage_usec(frozen, 0), stopped, "it stands still");
+        assert_eq!(
+            mount.truth().usage_usec(frozen, 0),
+            stopped,
+            "the frozen process used the GPU"
+        );
         mount.write(frozen, "compute.freeze", "0");
         goes_on(&mount, frozen, 0, 5_000);
     }
@@ -134,7 +142,9 @@ fn killing_the_busy_highest_priority_frees_the_gpu() {
     let killed = first.pid();
     // Sends SIGKILL and waits for the process.
     drop(first);
-    wait_until("it has left", || !mount.governs(killed));
+    wait_until("the killed process is no longer governed", || {
+        !mount.governs(killed)
+    });
     goes_on(&mount, second.pid(), 0, 200_000);
     drop(second);
     goes_on(&mount, last.pid(), 0, 200_000);
@@ -149,7 +159,9 @@ fn gates_open_after_daemon_kill_and_close_with_successor() {
     mount.kill9();
     wait_for_ratio(&mount, pids, |ratio| ratio < 2.0);
     mount.restart();
-    wait_until("both are back", || pids.iter().all(|pid| mount.governs(*pid)));
+    wait_until("both processes have registered again", || {
+        pids.iter().all(|pid| mount.governs(*pid))
+    });
     wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
 }
 
@@ -160,7 +172,7 @@ fn dependent_streams_progress_while_measured_or_frozen() {
     let mount = Mount::new();
     let mut program = program(&mount, 8);
     let file = tempfile::NamedTempFile::new().expect("a file");
-    file.as_file().set_len(4096).expect("it grows");
+    file.as_file().set_len(4096).expect("the file can grow");
     share_word(&mut program, file.path());
     program.run("first, second = [got(c_uint64, 'cuStreamCreate', 0) for _ in range(2)]");
     let looks: [&dyn Fn(i32); 2] = [&|pid| drop(mount.read(pid, "gcgroup.stat")), &|pid| {

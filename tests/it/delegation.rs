@@ -42,8 +42,8 @@ fn may_not(mount: &Mount, uid: u32, script: &str, because: &str) {
 #[track_caller]
 fn delegate(mount: &Mount, name: &str, uid: u32) {
     let path = mount.path().join(name);
-    fs::create_dir(&path).expect("root may");
-    chown(&path, Some(uid), Some(uid)).expect("root may");
+    fs::create_dir(&path).expect("root may create a group");
+    chown(&path, Some(uid), Some(uid)).expect("root may change the owner");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn owner_may_only_tighten_what_root_has_set() {
         may(&mount, ALICE, &write(root));
         may_not(&mount, ALICE, &write(beyond), NOT_PERMITTED);
         let shown = mount.read(pid, file);
-        assert_eq!(shown, root, "{path}: a refused write changes nothing");
+        assert_eq!(shown, root, "{path}: a refused write changed the value");
         may_not(&mount, BOB, &write(tighter), DENIED);
         assert_eq!(
             mount.sh_of(BOB, &format!("cat {path}")),
@@ -95,8 +95,12 @@ fn users_priority_number_stays_above_roots_or_default() {
     });
     let pid = process.pid();
     let dir = Dir::of(&mount, pid);
-    assert_eq!(dir.number("compute.priority"), 8, "the wish is raised");
-    wait_until("the log says so", || {
+    assert_eq!(
+        dir.number("compute.priority"),
+        8,
+        "the user's priority was not raised to the lowest permitted"
+    );
+    wait_until("the log reports the refused priority", || {
         mount.log().contains("does not get priority 0: 8 is the lowest")
     });
     let write = |value: u64| format!("echo {value} > {pid}/compute.priority");
@@ -104,14 +108,14 @@ fn users_priority_number_stays_above_roots_or_default() {
     let path = format!("{pid}/compute.priority");
     let mut set = mount.gcgroupfs_of(ALICE, &["set", &path, "7"]);
     assert!(
-        !set.output().expect("it starts").status.success(),
-        "nor by the socket"
+        !set.output().expect("the command starts").status.success(),
+        "the socket accepted the refused write"
     );
     may(&mount, ALICE, &write(9));
     may(&mount, ALICE, &write(8));
 
     for group in ["high", "low"] {
-        fs::create_dir(mount.path().join(group)).expect("root may");
+        fs::create_dir(mount.path().join(group)).expect("root may create a group");
         mount.write(group, "gcgroup.procs", &pid.to_string());
         let priority: u64 = if group == "high" { 3 } else { 12 };
         mount.write(group, "compute.priority", &priority.to_string());
@@ -119,7 +123,7 @@ fn users_priority_number_stays_above_roots_or_default() {
         assert_eq!(
             dir.number("compute.priority"),
             priority.max(8),
-            "what it had, or the bound"
+            "the priority is neither the earlier one nor the bound"
         );
         may(&mount, ALICE, &write(priority));
         assert_eq!(dir.number("compute.priority"), priority);
@@ -144,12 +148,12 @@ fn roots_freeze_binds_owner_and_owners_freeze_binds_others() {
     may_not(&mount, BOB, &write(0), DENIED);
     may(&mount, ALICE, &write(0));
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     may_not(&mount, ALICE, &write(0), NOT_PERMITTED);
     let mut thaw = mount.gcgroupfs_of(ALICE, &["thaw", &process.pid().to_string()]);
     assert!(
-        !thaw.output().expect("it starts").status.success(),
-        "nor by the socket"
+        !thaw.output().expect("the command starts").status.success(),
+        "the socket accepted the refused thaw"
     );
     assert!(dir.is_frozen());
     dir.write("compute.freeze", 0);
@@ -186,8 +190,8 @@ fn users_cannot_make_groups_or_write_in_the_root() {
     let mkdir = mount
         .gcgroupfs_of(ALICE, &["mkdir", "mine"])
         .output()
-        .expect("it starts");
-    assert!(!mkdir.status.success(), "nor by the socket");
+        .expect("the command starts");
+    assert!(!mkdir.status.success(), "the socket accepted the refused mkdir");
     assert!(!mount.path().join("mine").exists());
 }
 
@@ -228,9 +232,9 @@ fn unix_group_members_share_directory_by_its_mode() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     let path = mount.path().join("team");
-    chown(&path, None, Some(BOB)).expect("root may");
+    chown(&path, None, Some(BOB)).expect("root may change the owner");
     may_not(&mount, BOB, "mkdir team/bobs", DENIED);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o775)).expect("root may");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o775)).expect("root may change the mode");
     may(&mount, BOB, "mkdir team/bobs");
     assert_eq!(mount.sh_of(BOB, "stat -c %u team/bobs").1, "1001\n");
 }
@@ -264,7 +268,7 @@ fn roots_group_settings_bind_owner_and_children() {
     let mut process = shell_of(&mount, ALICE);
     mount.write("team/a", "gcgroup.procs", &process.pid().to_string());
     let dir = Dir::of(&mount, process.pid());
-    wait_until("it stands still with the group", || dir.is_frozen());
+    wait_until("the process is frozen with its group", || dir.is_frozen());
     may(
         &mount,
         ALICE,
@@ -274,7 +278,7 @@ fn roots_group_settings_bind_owner_and_children() {
     assert_eq!(process.ask("alloc linear 1048577"), "error 2");
     assert_eq!(process.ask("alloc linear 1048576"), "ok 0");
     mount.write("team", "compute.freeze", "0");
-    wait_until("it goes on", || !dir.is_frozen());
+    wait_until("the process is thawed with its group", || !dir.is_frozen());
 }
 
 #[test]
@@ -324,7 +328,7 @@ fn unreadable_group_is_hidden_on_the_socket() {
     let told = |uid: u32| {
         let output = mount.gcgroupfs_of(uid, &["ls", "--json"]).output();
         let lines: serde_json::Value =
-            serde_json::from_slice(&output.expect("it starts").stdout).expect("JSON");
+            serde_json::from_slice(&output.expect("the command starts").stdout).expect("JSON");
         assert_eq!(lines[0]["pid"], process.pid().to_string());
         lines[0]["group"].as_str().map(str::to_owned)
     };
@@ -343,11 +347,17 @@ fn unreadable_group_is_hidden_on_the_socket() {
         assert_eq!(told(ALICE), path);
         assert_eq!(told(0), path);
     }
-    let table = mount.gcgroupfs_of(BOB, &["ls"]).output().expect("it starts");
+    let table = mount
+        .gcgroupfs_of(BOB, &["ls"])
+        .output()
+        .expect("the command starts");
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(!table.contains("team") && !table.contains('/'), "{table}");
-    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o700)).expect("root may");
-    let refused = mount.gcgroupfs_of(BOB, &["ls"]).output().expect("it starts");
+    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o700)).expect("root may change the mode");
+    let refused = mount
+        .gcgroupfs_of(BOB, &["ls"])
+        .output()
+        .expect("the command starts");
     assert!(
         !refused.status.success() && refused.stdout.is_empty(),
         "{refused:?}"

@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// Returns the numbers of the hook's descriptors in a process. The simulated driver and the program have no
 /// sockets.
 fn hooks(pid: i32) -> Vec<i32> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
     let is_hooks = |path: &PathBuf| {
         fs::read_link(path).is_ok_and(|target| {
             let target = target.to_string_lossy();
@@ -38,7 +38,7 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     // The process may be registering now, and again later, because closefrom(3) closes one descriptor after
     // the other.
     dir.write_when_there("memory.limit", 2 * MIB);
-    wait_until("the limit holds", || {
+    wait_until("the memory limit is enforced", || {
         let answer = shell.ask(&format!("alloc linear {}", 4 * MIB));
         if let Some(id) = answer.strip_prefix("ok ") {
             assert_eq!(shell.ask(&format!("free {id}")), "ok");
@@ -57,18 +57,20 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
         .strip_prefix("ok ")
         .unwrap_or_else(|| panic!("{answer}"))
         .to_owned();
-    wait_until("it is charged", || current() == Some(before + MIB));
+    wait_until("the allocation is charged", || current() == Some(before + MIB));
     assert_eq!(shell.ask(&format!("free {id}")), "ok");
-    wait_until("it is uncharged", || current() == Some(before));
+    wait_until("the freed block is uncharged", || current() == Some(before));
     assert_eq!(shell.ask("spin 1000 20"), "ok");
     dir.write_when_there("compute.freeze", 1);
-    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    wait_until("the process is frozen and drained", || {
+        dir.exists() && dir.is_frozen()
+    });
     let pid = shell.pid();
     let launches = || mount.truth().nr_launches(pid, 0);
     let before = launches();
     let held = dir.key("compute.stat", "nr_frozen");
     shell.tell("spin 1 1");
-    wait_until("the launch is held", || {
+    wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") > held
     });
     assert_eq!(launches(), before);
@@ -92,7 +94,9 @@ fn close_all(mount: &Mount, shell: &mut DriverShell) {
     let pid = shell.pid();
     let before = nr_registrations(mount, pid);
     assert_eq!(shell.ask(&format!("closefrom {}", hooks(pid)[0])), "ok");
-    wait_until("it registers again", || nr_registrations(mount, pid) > before);
+    wait_until("the process has registered again", || {
+        nr_registrations(mount, pid) > before
+    });
 }
 
 #[test]
@@ -116,10 +120,14 @@ fn closefrom_while_a_freeze_drains_leaves_it_drained() {
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     assert_eq!(shell.ask(&format!("closefrom {first}")), "ok");
-    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    wait_until("the process is frozen and drained", || {
+        dir.exists() && dir.is_frozen()
+    });
     assert_eq!(mount.truth().nr_launches(shell.pid(), 0), 50);
     shell.tell("spin 1 1");
-    wait_until("the launch is held", || dir.key("compute.stat", "nr_frozen") >= 1);
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") >= 1
+    });
     dir.write_when_there("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
 }
@@ -136,9 +144,9 @@ fn file_over_hooks_descriptor_keeps_content_and_governance() {
         fs::write(&path, &text).expect("a file");
         assert_eq!(shell.ask(&format!("over {number} {}", path.display())), "ok");
         is_governed(&mount, &mut shell);
-        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("it is open");
-        assert_eq!(link, path, "nobody else closes it");
-        assert_eq!(fs::read_to_string(&path).expect("it is there"), text);
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("the file is open");
+        assert_eq!(link, path, "the program's descriptor was closed");
+        assert_eq!(fs::read_to_string(&path).expect("the file exists"), text);
         shell.quit();
     }
 }
@@ -152,7 +160,7 @@ fn files_over_all_descriptors_keep_their_content() {
     assert_eq!(
         numbers.len(),
         4,
-        "the block, the connection, the line's two ends: {numbers:?}"
+        "the hook's descriptors are the block, the connection and a pipe: {numbers:?}"
     );
     let path = |number: i32| directory.path().join(number.to_string());
     for number in &numbers {
@@ -163,15 +171,20 @@ fn files_over_all_descriptors_keep_their_content() {
         );
     }
     is_governed(&mount, &mut shell);
-    assert!(nr_registrations(&mount, shell.pid()) > 1, "by another connection");
+    assert!(
+        nr_registrations(&mount, shell.pid()) > 1,
+        "the process did not register again"
+    );
     mount.kill9();
     mount.restart();
-    wait_until("the next daemon governs it", || mount.governs(shell.pid()));
+    wait_until("the process has registered with the next daemon", || {
+        mount.governs(shell.pid())
+    });
     is_governed(&mount, &mut shell);
     for number in numbers {
-        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("it is open");
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("the file is open");
         assert_eq!(link, path(number));
-        assert_eq!(fs::read(path(number)).expect("it is there"), b"own");
+        assert_eq!(fs::read(path(number)).expect("the file exists"), b"own");
     }
 }
 
@@ -197,18 +210,22 @@ fn process_with_few_descriptors_is_governed() {
         if hard > soft {
             assert!(
                 first >= soft.cast_signed(),
-                "the program has all of its numbers: {first}"
+                "the hook uses a descriptor number of the program: {first}"
             );
         }
         close_all(&mount, &mut shell);
         is_governed(&mount, &mut shell);
-        let limits = fs::read_to_string(format!("/proc/{}/limits", shell.pid())).expect("it lives");
+        let limits = fs::read_to_string(format!("/proc/{}/limits", shell.pid())).expect("the process lives");
         let limits = limits.lines().find(|line| line.starts_with("Max open files"));
-        let limits: Vec<&str> = limits.expect("it is told").split_whitespace().skip(3).collect();
+        let limits: Vec<&str> = limits
+            .expect("limits has the line")
+            .split_whitespace()
+            .skip(3)
+            .collect();
         assert_eq!(
             limits[..2],
             [soft.to_string(), hard.to_string()],
-            "its limits are its own"
+            "the program's limits changed"
         );
         shell.quit();
     }
@@ -222,12 +239,12 @@ fn process_without_free_descriptors_uses_hard_limit() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, 64, &DRIVERS.to_string()));
     shell.ask("fill 0");
-    let numbers = fs::read_dir(format!("/proc/{}/fd", shell.pid())).expect("it lives");
+    let numbers = fs::read_dir(format!("/proc/{}/fd", shell.pid())).expect("the process lives");
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     assert_eq!(
         numbers.filter(|number: &u32| *number < 32).count(),
         32,
-        "none is free"
+        "a descriptor is free"
     );
     is_governed(&mount, &mut shell);
     close_all(&mount, &mut shell);
@@ -242,12 +259,14 @@ fn process_without_descriptors_reports_and_registers_later() {
     assert!(!mount.governs(shell.pid()));
     assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
     let line = "gcgroup: no file descriptor is free: not governed until one is\n";
-    wait_until("it is said", || shell.stderr() == line);
+    wait_until("the hook reports that no descriptor is free", || {
+        shell.stderr() == line
+    });
     assert_eq!(shell.ask("unfill 8"), "ok");
-    wait_until("it is governed", || mount.governs(shell.pid()));
+    wait_until("the process is governed", || mount.governs(shell.pid()));
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), MIB);
     is_governed(&mount, &mut shell);
-    assert_eq!(shell.stderr(), line, "it is said once");
+    assert_eq!(shell.stderr(), line, "the message was repeated");
 }
 
 /// Tests that the first call registers although loading the library needs a descriptor, too. This driver
@@ -275,7 +294,7 @@ fn required_process_without_any_descriptor_is_refused() {
     let mut program = Governed::spawn(command);
     assert!(
         program.expect("ready ").ends_with(" 802"),
-        "CUDA_ERROR_SYSTEM_NOT_READY"
+        "cuInit did not return CUDA_ERROR_SYSTEM_NOT_READY"
     );
     assert!(
         program.stderr().contains("no file descriptor is free"),
@@ -293,11 +312,13 @@ fn process_after_chroot_is_governed_and_reports_lost_daemon() {
     is_governed(&mount, &mut shell);
     Dir::of(&mount, shell.pid()).write("memory.limit", 2 * MIB);
     mount.kill9();
-    wait_until("it is said", || shell.stderr().contains("no daemon answers at"));
+    wait_until("the hook reports that no daemon answers", || {
+        shell.stderr().contains("no daemon answers at")
+    });
     assert_eq!(
         shell.ask(&format!("alloc linear {}", 4 * MIB)),
         "error 2",
-        "the last limit holds"
+        "the last limit was lost"
     );
     assert_eq!(shell.ask("spin 1 1"), "ok");
 }

@@ -31,7 +31,7 @@ impl Over {
             MsFlags::empty(),
             Some(size.as_str()),
         )
-        .expect("root mounts");
+        .expect("root may mount");
         Self(path)
     }
 
@@ -39,10 +39,10 @@ impl Over {
     fn read_only(mount: &Mount) -> Self {
         let path = mount.state_dir();
         let none = None::<&str>;
-        mount_at(Some(&path), &path, none, MsFlags::MS_BIND, none).expect("root mounts");
+        mount_at(Some(&path), &path, none, MsFlags::MS_BIND, none).expect("root may mount");
         let over = Self(path);
         let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        mount_at(none, &over.0, none, flags, none).expect("root mounts");
+        mount_at(none, &over.0, none, flags, none).expect("root may mount");
         over
     }
 }
@@ -94,7 +94,7 @@ impl Case {
     /// Waits by poll(2) until the root's `gcgroup.events` satisfies `condition`.
     fn wait_for(&self, condition: &str) {
         let words = ["wait", "gcgroup.events", condition, "--timeout", "60"];
-        let status = self.mount.gcgroupfs(&words).status().expect("it starts");
+        let status = self.mount.gcgroupfs(&words).status().expect("the command starts");
         assert!(status.success(), "{condition}: {}", self.mount.log());
     }
 
@@ -106,7 +106,7 @@ impl Case {
     /// message may be repeated after 10 seconds.
     #[track_caller]
     fn assert_logs_seldom(&self, text: &str) {
-        wait_until("it is told", || self.has_logged(text) > 0);
+        wait_until("the message is logged", || self.has_logged(text) > 0);
         assert!(self.has_logged(text) < 5, "{}", self.mount.log());
     }
 
@@ -120,7 +120,7 @@ impl Case {
 /// Fills the file system of a directory.
 fn fill(over: &Over) -> PathBuf {
     let filler = over.0.join("filler");
-    let mut file = File::create(&filler).expect("creates");
+    let mut file = File::create(&filler).expect("the file can be created");
     while file.write_all(&[1; 512]).is_ok() {}
     filler
 }
@@ -132,7 +132,9 @@ fn settings(mount: &Mount) -> PathBuf {
 /// Asserts the limit of a process that may still be returning.
 #[track_caller]
 fn assert_limit(mount: &Mount, pid: i32, limit: u64) {
-    wait_until("the process is back", || mount.file(pid, "memory.limit").exists());
+    wait_until("the process has registered again", || {
+        mount.file(pid, "memory.limit").exists()
+    });
     assert_eq!(Dir::of(mount, pid).number("memory.limit"), limit);
 }
 
@@ -153,7 +155,7 @@ fn write_on_a_full_disk_holds_and_is_stored_later() {
         }
         case.wait_for("journal_degraded=1");
         case.assert_logs_seldom("settings are not saved");
-        fs::remove_file(&filler).expect("removes");
+        fs::remove_file(&filler).expect("the file can be removed");
         case.wait_for("journal_degraded=0");
         case.assert_logs_seldom("settings are saved again");
         case.kill9();
@@ -175,13 +177,15 @@ fn daemon_starts_on_the_old_file_of_a_full_disk() {
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        wait_until("it is told each time", || case.has_logged("cannot compact") >= 3);
+        wait_until("each start has logged the failed compaction", || {
+            case.has_logged("cannot compact") >= 3
+        });
         // More than the remainder of a page.
         for n in 1..=100_u64 {
             Dir::of(&case.mount, pid).write("memory.limit", n * MIB);
         }
         case.wait_for("journal_degraded=1");
-        fs::remove_file(&filler).expect("removes");
+        fs::remove_file(&filler).expect("the file can be removed");
         case.wait_for("journal_degraded=0");
         case.kill9();
         assert_limit(&case.mount, pid, 100 * MIB);
@@ -200,7 +204,7 @@ fn daemon_starts_on_a_full_disk_without_a_file() {
         let shell = DriverShell::start(&case.mount);
         Dir::of(&case.mount, shell.pid()).write("memory.limit", 7 * MIB);
         case.wait_for("journal_degraded=1");
-        fs::remove_file(&filler).expect("removes");
+        fs::remove_file(&filler).expect("the file can be removed");
         case.wait_for("journal_degraded=0");
         case.kill9();
         assert_limit(&case.mount, shell.pid(), 7 * MIB);
@@ -237,17 +241,21 @@ fn removed_file_and_directory_are_made_again() {
         Dir::of(&case.mount, pid).write("memory.limit", 7 * MIB);
         for is_directory in [false, true] {
             if is_directory {
-                fs::remove_dir_all(case.mount.state_dir()).expect("removes");
+                fs::remove_dir_all(case.mount.state_dir()).expect("the directory can be removed");
             } else {
-                fs::remove_file(settings(&case.mount)).expect("removes");
+                fs::remove_file(settings(&case.mount)).expect("the file can be removed");
             }
             // No setting is written meanwhile.
-            wait_until("the file is there again", || settings(&case.mount).exists());
+            wait_until("the settings file exists again", || {
+                settings(&case.mount).exists()
+            });
             case.wait_for("journal_degraded=0");
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        wait_until("it is told", || case.has_logged("settings are not saved") >= 1);
+        wait_until("the daemon logs the failed write of settings", || {
+            case.has_logged("settings are not saved") >= 1
+        });
         case.assert_serves();
     }
 }
@@ -260,19 +268,19 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
             Dir::of(&case.mount, shell.pid()).write("memory.limit", n * MIB);
         }
         case.mount.stop();
-        let mut text = fs::read(settings(&case.mount)).expect("it is ours");
+        let mut text = fs::read(settings(&case.mount)).expect("the file is readable");
         // Flips a bit in the last line, which belongs to one of the two processes.
         let at = text.len() - 9;
         text[at] ^= 4;
-        fs::write(settings(&case.mount), &text).expect("it is ours");
+        fs::write(settings(&case.mount), &text).expect("the file is writable");
         case.mount.restart();
         case.wait_for("journal_damaged=1");
         let copy = case.mount.state_dir().join("settings.corrupt");
-        assert_eq!(fs::read(copy).expect("it is kept"), text);
+        assert_eq!(fs::read(copy).expect("the damaged file is kept"), text);
         case.assert_logs_seldom("damaged; a copy is in");
         let limits = || {
             let limit = |shell: &DriverShell| Dir::of(&case.mount, shell.pid()).read("memory.limit");
-            wait_until("the processes are back", || {
+            wait_until("both processes have registered again", || {
                 shells
                     .iter()
                     .all(|shell| case.mount.file(shell.pid(), "memory.limit").exists())
@@ -285,7 +293,7 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
         let is_right = |(limit, n): (&String, u64)| *limit == (n * MIB).to_string() || limit == "max";
         assert!(
             limits.iter().zip(1..).all(is_right),
-            "no changed value: {limits:?}"
+            "a restored limit was never written: {limits:?}"
         );
     }
 }
@@ -294,10 +302,10 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
 fn daemon_refuses_a_fifo_at_once() {
     let root = tempfile::tempdir().expect("a directory");
     let path = root.path().join("settings.jsonl");
-    mkfifo(&path, Mode::from_bits_truncate(0o600)).expect("makes");
+    mkfifo(&path, Mode::from_bits_truncate(0o600)).expect("the FIFO can be made");
     for options in [&["--no-fuse"][..], &["--supervise"]] {
         let mount = root.path().join("mnt");
-        fs::create_dir_all(&mount).expect("makes");
+        fs::create_dir_all(&mount).expect("the directory can be made");
         let output = std::process::Command::new("timeout")
             .arg("60")
             .arg(artifacts().gcgroupfs())
@@ -311,7 +319,7 @@ fn daemon_refuses_a_fifo_at_once() {
             .env("LD_LIBRARY_PATH", artifacts().simgpu())
             .env("SIMGPU_DIR", root.path())
             .output()
-            .expect("it starts");
+            .expect("the command starts");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("settings.jsonl is a FIFO"), "{said}");

@@ -56,7 +56,7 @@ impl DriverShell {
         let line = self.program.expect("ready ");
         let mut words = line.split(' ').skip(1);
         let pid = words.next().and_then(|word| word.parse().ok()).expect("a pid");
-        assert_eq!(words.next(), Some("0"), "the driver started: {line}");
+        assert_eq!(words.next(), Some("0"), "cuInit failed: {line}");
         pid
     }
 
@@ -79,7 +79,7 @@ impl DriverShell {
     /// Waits for the next answer.
     #[track_caller]
     pub fn answer(&mut self) -> String {
-        self.program.line().expect("the program goes on")
+        self.program.line().expect("the program answers")
     }
 
     /// Waits for the answer of `race` and returns the number of allocations.
@@ -111,7 +111,7 @@ impl DriverShell {
         let inode = || fs::metadata(&path).map(|it| it.ino()).ok();
         let before = inode();
         self.exec();
-        wait_until("the new program is there", || {
+        wait_until("the new program has registered", || {
             inode().is_some_and(|now| Some(now) != before)
         });
     }
@@ -191,7 +191,7 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();
-        wait_until("the file takes a value", || {
+        wait_until("the file accepts the value", || {
             self.mount.try_write(&self.name, file, &value).is_ok()
         });
     }
@@ -205,7 +205,7 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn freeze(&self) {
         self.write("compute.freeze", 1);
-        wait_until("it is drained", || self.is_frozen());
+        wait_until("the process is frozen and drained", || self.is_frozen());
     }
 
     /// Returns whether the process is frozen and drained.
@@ -223,7 +223,7 @@ impl<'m> Dir<'m> {
 
 /// Returns the pids that have a directory.
 pub fn governed_pids(mount: &Mount) -> Vec<i32> {
-    let entries = std::fs::read_dir(mount.path()).expect("the mount lists");
+    let entries = std::fs::read_dir(mount.path()).expect("the mount is readable");
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())

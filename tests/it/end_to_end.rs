@@ -7,13 +7,13 @@ fn process_appears_with_first_cuda_use_until_exit() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();
-    wait_until("its directory appears", || mount.governs(pid));
+    wait_until("the process's directory appears", || mount.governs(pid));
     assert!(mount.path().join(format!("{pid}/0/memory.current")).exists());
     assert_eq!(mount.read(".", "gcgroup.procs"), pid.to_string());
 
     process.say("quit");
     process.finish();
-    wait_until("its directory goes", || !mount.governs(pid));
+    wait_until("the process's directory is removed", || !mount.governs(pid));
     assert_eq!(mount.read(".", "gcgroup.procs"), "");
     assert!(mount.read(".", "exited").contains(&pid.to_string()));
 }
@@ -77,12 +77,14 @@ fn frozen_process_launches_only_after_thaw() {
     let pid = process.pid();
     assert_eq!(process.ask("launch 1"), "launched 1");
     mount.write(pid, "compute.freeze", "1");
-    wait_until("frozen", || mount.number(pid, "gcgroup.events", "frozen") == 1);
+    wait_until("the process is frozen and drained", || {
+        mount.number(pid, "gcgroup.events", "frozen") == 1
+    });
     let launches = || mount.number(pid, "gcgroup.stat", "nr_submitted_kernels");
     let before = launches();
 
     process.say("launch 3");
-    wait_until("it waits at the gate", || {
+    wait_until("the launch waits at the gate", || {
         mount.number(pid, "compute.stat", "nr_frozen") > 0
     });
     assert_eq!(launches(), before);

@@ -23,7 +23,7 @@ struct Watch(File);
 impl Watch {
     #[track_caller]
     fn open(path: PathBuf) -> Self {
-        let mut watch = Self(File::open(path).expect("opens"));
+        let mut watch = Self(File::open(path).expect("the file opens"));
         watch.read();
         watch
     }
@@ -32,15 +32,15 @@ impl Watch {
     #[track_caller]
     fn read(&mut self) -> String {
         let mut text = String::new();
-        self.0.rewind().expect("seeks");
-        self.0.read_to_string(&mut text).expect("reads");
+        self.0.rewind().expect("the file can be rewound");
+        self.0.read_to_string(&mut text).expect("the file is readable");
         text
     }
 
     /// Returns whether there is a change within `timeout`.
     fn poll(&self, timeout: PollTimeout) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
-        poll(&mut fds, timeout).expect("polls");
+        poll(&mut fds, timeout).expect("poll(2) succeeds");
         fds[0]
             .revents()
             .is_some_and(|events| events.contains(PollFlags::POLLPRI))
@@ -49,9 +49,9 @@ impl Watch {
     /// Waits for changes until the file contains `line`.
     #[track_caller]
     fn wait_for(&mut self, line: &str) {
-        let long = PollTimeout::try_from(DEADLINE).expect("fits");
+        let long = PollTimeout::try_from(DEADLINE).expect("the value fits");
         while !self.read().lines().any(|shown| shown == line) {
-            assert!(self.poll(long), "in vain for {line:?}");
+            assert!(self.poll(long), "poll(2) timed out before {line:?}");
         }
     }
 }
@@ -62,12 +62,22 @@ fn completed_freeze_and_thaw_wake_pollers() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     let mut watch = Watch::open(dir.path().join("gcgroup.events"));
-    assert!(!watch.poll(PollTimeout::ZERO), "nothing has changed");
+    assert!(
+        !watch.poll(PollTimeout::ZERO),
+        "the unchanged file woke the poller"
+    );
     assert_eq!(shell.ask("spin 5000 20"), "ok");
     dir.write("compute.freeze", 1);
     watch.wait_for("frozen 1");
-    assert_eq!(shell.ask("query"), "ok", "it is drained");
-    assert!(!watch.poll(PollTimeout::ZERO), "read, and so nothing new");
+    assert_eq!(
+        shell.ask("query"),
+        "ok",
+        "the process is frozen before its work has drained"
+    );
+    assert!(
+        !watch.poll(PollTimeout::ZERO),
+        "the file woke the poller after it was read"
+    );
     dir.write("compute.freeze", 0);
     watch.wait_for("frozen 0");
 }
@@ -79,11 +89,14 @@ fn refused_allocation_wakes_pollers() {
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 4096);
     let mut watch = Watch::open(dir.path().join("memory.events"));
-    assert!(!watch.poll(PollTimeout::ZERO), "nothing has changed");
+    assert!(
+        !watch.poll(PollTimeout::ZERO),
+        "the unchanged file woke the poller"
+    );
     assert_eq!(shell.ask("alloc linear 4097"), "error 2");
     assert!(
-        watch.poll(PollTimeout::try_from(DEADLINE).expect("fits")),
-        "woken"
+        watch.poll(PollTimeout::try_from(DEADLINE).expect("the value fits")),
+        "the refused allocation did not wake the poller"
     );
     watch.wait_for("oom 1");
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
@@ -102,27 +115,45 @@ fn process_exit_wakes_all_pollers_and_reads_give_enodev() {
     let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll");
     epoll
         .add(&watches[2].0, EpollEvent::new(EpollFlags::EPOLLPRI, 2))
-        .expect("watches");
+        .expect("the file can be added");
     std::thread::scope(|scope| {
         let (polled, rest) = watches.split_first().expect("three");
         let polled = scope.spawn(|| polled.poll(long()));
-        let selected = scope.spawn(|| excepted(&rest[0].0, i64::try_from(DEADLINE.as_secs()).expect("fits")));
+        let selected = scope.spawn(|| {
+            excepted(
+                &rest[0].0,
+                i64::try_from(DEADLINE.as_secs()).expect("the value fits"),
+            )
+        });
         let waited = scope.spawn(|| {
             let mut events = [EpollEvent::empty()];
             epoll
                 .wait(&mut events, EpollTimeout::from(60_000_u16))
-                .expect("waits")
+                .expect("epoll_wait(2) succeeds")
         });
         shell.kill9();
-        assert!(polled.join().expect("no panic"), "poll(2)");
-        assert!(selected.join().expect("no panic"), "select(2)");
-        assert_eq!(waited.join().expect("no panic"), 1, "epoll(7)");
+        assert!(
+            polled.join().expect("the thread ends without a panic"),
+            "poll(2) was not woken"
+        );
+        assert!(
+            selected.join().expect("the thread ends without a panic"),
+            "select(2) was not woken"
+        );
+        assert_eq!(
+            waited.join().expect("the thread ends without a panic"),
+            1,
+            "epoll(7) was not woken"
+        );
     });
     for watch in &mut watches {
-        watch.0.rewind().expect("seeks");
+        watch.0.rewind().expect("the file can be rewound");
         let error = watch.0.read(&mut [0; 64]).expect_err("the process is gone");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
-        assert!(watch.poll(PollTimeout::ZERO), "and so it stays");
+        assert!(
+            watch.poll(PollTimeout::ZERO),
+            "the removed file stopped being ready"
+        );
     }
 }
 
@@ -132,18 +163,21 @@ fn select_reports_changes_in_its_third_set() {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     let mut watch = Watch::open(dir.path().join("gcgroup.events"));
-    assert!(!excepted(&watch.0, 0), "nothing has changed");
+    assert!(!excepted(&watch.0, 0), "the unchanged file woke select(2)");
     dir.write("compute.freeze", 1);
     while watch.read() != "populated 1\nfrozen 1\nhook ok\n" {
-        assert!(excepted(&watch.0, 60), "in vain");
+        assert!(excepted(&watch.0, 60), "select(2) timed out");
     }
-    assert!(!excepted(&watch.0, 0), "read, and so nothing new");
+    assert!(
+        !excepted(&watch.0, 0),
+        "the file woke select(2) after it was read"
+    );
     let status = std::process::Command::new("python3")
         .args(["-c", PYTHON])
         .arg(dir.path())
         .status()
         .expect("python3 runs");
-    assert!(status.success(), "Python's select.select");
+    assert!(status.success(), "Python's select.select failed");
 }
 
 /// Python program that waits with select(2) for a thaw that it causes itself.
@@ -162,7 +196,7 @@ assert 'frozen 0' in events.read()
 fn thousand_pollers_wake_only_for_their_own_files() {
     const POLLERS: u64 = 1000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("raised");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("the limit can be raised");
     let mount = Mount::new();
     let (one, other) = (DriverShell::start(&mount), DriverShell::start(&mount));
     let (one, other) = (Dir::of(&mount, one.pid()), Dir::of(&mount, other.pid()));
@@ -173,7 +207,7 @@ fn thousand_pollers_wake_only_for_their_own_files() {
     for (watch, number) in watches.iter().zip(0..) {
         epoll
             .add(&watch.0, EpollEvent::new(EpollFlags::EPOLLPRI, number))
-            .expect("watches");
+            .expect("the file can be added");
     }
     // Another file of the same process, and the same file of another process: no change for these pollers.
     let mut memory = Watch::open(one.path().join("memory.events"));
@@ -184,13 +218,13 @@ fn thousand_pollers_wake_only_for_their_own_files() {
     one.write("memory.limit", 0);
     assert!(
         !memory.poll(PollTimeout::ZERO),
-        "nothing is used, so nothing is over the limit"
+        "lowering the limit of an empty process woke the poller"
     );
     let mut events = vec![EpollEvent::empty(); 2000];
     assert_eq!(
         epoll.wait(&mut events, EpollTimeout::ZERO),
         Ok(0),
-        "nothing for them"
+        "other files' changes woke the pollers"
     );
 
     one.write("compute.freeze", 1);
@@ -198,15 +232,15 @@ fn thousand_pollers_wake_only_for_their_own_files() {
     while woken.len() < watches.len() {
         let ready = epoll
             .wait(&mut events, EpollTimeout::from(60_000_u16))
-            .expect("waits");
-        assert!(ready > 0, "only {} are woken", woken.len());
+            .expect("epoll_wait(2) succeeds");
+        assert!(ready > 0, "only {} pollers are woken", woken.len());
         woken.extend(events[..ready].iter().map(EpollEvent::data));
     }
     watches.iter_mut().for_each(|watch| watch.wait_for("frozen 1"));
     assert_eq!(
         epoll.wait(&mut events, EpollTimeout::ZERO),
         Ok(0),
-        "all have read it"
+        "the file woke pollers after they had read it"
     );
     let text = memory.read();
     assert!(text.contains("oom 0") && text.contains("over_limit 0"), "{text}");
@@ -232,7 +266,7 @@ fn poller_of_many_events_wakes_at_most_every_10_ms() {
         let begin = Instant::now();
         for _ in 0..WAKES {
             watch.read();
-            assert!(watch.poll(long()), "it goes on");
+            assert!(watch.poll(long()), "the poller was not woken again");
         }
         let took = begin.elapsed();
         over.store(true, Relaxed);
@@ -243,7 +277,7 @@ fn poller_of_many_events_wakes_at_most_every_10_ms() {
 }
 
 fn long() -> PollTimeout {
-    PollTimeout::try_from(DEADLINE).expect("fits")
+    PollTimeout::try_from(DEADLINE).expect("the value fits")
 }
 
 /// Returns whether select(2) reports the file as exceptional.
@@ -251,5 +285,6 @@ fn excepted(file: &File, seconds: i64) -> bool {
     let mut set = FdSet::new();
     set.insert(file.as_fd());
     let mut timeout = TimeVal::seconds(seconds);
-    select(None, None, None, &mut set, &mut timeout).expect("selects") == 1 && set.contains(file.as_fd())
+    select(None, None, None, &mut set, &mut timeout).expect("select(2) succeeds") == 1
+        && set.contains(file.as_fd())
 }

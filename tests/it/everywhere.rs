@@ -72,11 +72,11 @@ rm -rf "$T"
 fn run(commands: &str, library: &str) -> String {
     let dir = tempfile::tempdir().expect("a directory");
     let list = dir.path().join("commands");
-    fs::write(&list, commands).expect("writes");
+    fs::write(&list, commands).expect("the file is writable");
     let out = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", RUNNER])
         .env("LIBRARY", library)
-        .stdin(fs::File::open(&list).expect("opens"))
+        .stdin(fs::File::open(&list).expect("the file opens"))
         .output()
         .expect("unshare runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -95,7 +95,7 @@ fn over_hundred_programs_behave_unchanged() {
         .map(|path| format!("{path} --version"))
         .collect();
     commands.extend(AT_WORK.iter().map(|command| (*command).to_owned()));
-    assert!(commands.len() > 100, "{} programs", commands.len());
+    assert!(commands.len() > 100, "only {} programs", commands.len());
     let list = commands.join("\n") + "\n";
 
     let bare = run(&list, "");

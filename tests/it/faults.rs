@@ -31,7 +31,7 @@ const CHARGED: &[&str] = &[
 const LIFE: &[&str] = &[
     "cuStreamCreate &stream 1",
     "cuMemPoolCreate &pool &props",
-    "cuMemAddressReserve &place 33554432 0 0 0",
+    "cuMemAddressReserve &range 33554432 0 0 0",
     "cuMemAlloc_v2 &linear 4096",
     "cuMemAllocPitch_v2 &pitched &pitch 1000 10 4",
     "cuMemAllocManaged &managed 4096 1",
@@ -39,8 +39,8 @@ const LIFE: &[&str] = &[
     "cuMemAllocAsync &other 5000000 $stream",
     "cuMemAllocFromPoolAsync &pooled 4096 $pool $stream",
     "cuMemCreate &handle 2097152 &props 0",
-    "cuMemMap $place 2097152 0 $handle 0",
-    "cuMemRetainAllocationHandle &retained $place",
+    "cuMemMap $range 2097152 0 $handle 0",
+    "cuMemRetainAllocationHandle &retained $range",
     "cuArrayCreate_v2 &array &flat",
     "cuArray3DCreate_v2 &array3 &deep",
     "cuMipmappedArrayCreate &mipmapped &deep 2",
@@ -55,7 +55,7 @@ const LIFE: &[&str] = &[
     "cuMemFreeAsync $other $stream",
     "cuMemFreeAsync $pooled $stream",
     "cuMemPoolTrimTo $pool 0",
-    "cuMemUnmap $place 2097152",
+    "cuMemUnmap $range 2097152",
     "cuMemRelease $handle",
     "cuMemRelease $retained",
     "cuArrayDestroy $array",
@@ -70,15 +70,15 @@ const LIFE: &[&str] = &[
 
 /// Returns the driver functions that the hook itself calls: the rows of its list.
 fn own_calls() -> Vec<String> {
-    let list =
-        std::fs::read_to_string(support::repository().join("hook/src/driver.rs")).expect("it is there");
+    let list = std::fs::read_to_string(support::repository().join("hook/src/driver/functions.rs"))
+        .expect("the file exists");
     let rows = list
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("fn cu"));
     let names: Vec<String> = rows
         .filter_map(|row| Some(format!("cu{}", row.split('(').next()?)))
         .collect();
-    assert!(names.len() > 30, "the list is not read aright: {names:?}");
+    assert!(names.len() > 30, "the names are incomplete: {names:?}");
     names
 }
 
@@ -137,7 +137,7 @@ fn failed_allocation_returns_error_and_is_not_charged() {
             assert_eq!(
                 files.map(|file| dir.number(file)),
                 before,
-                "{call}, {failure} failures\n{stat}"
+                "charges changed after {failure} failures of {call}\n{stat}"
             );
         }
         if !call.contains("Host") {
@@ -154,12 +154,16 @@ fn program_survives_failure_of_any_call_of_the_hook() {
         let faults = format!("{name}={FAULT}");
         let (mut governed, mut bare) = (start(&mount, &faults, true), start(&mount, &faults, false));
         for call in LIFE {
-            assert_eq!(governed.call(call), bare.call(call), "{call}, while {name} fails");
+            assert_eq!(
+                governed.call(call),
+                bare.call(call),
+                "{call} differs while {name} fails"
+            );
         }
         let pid = governed.pid();
         let dir = Dir::of(&mount, pid);
         if !dir.exists() {
-            assert_eq!(name, "cuInit", "every other program is governed");
+            assert_eq!(name, "cuInit", "the program is not governed while {name} fails");
             continue;
         }
         for (key, kind) in [
@@ -171,7 +175,7 @@ fn program_survives_failure_of_any_call_of_the_hook() {
             let (told, is) = (dir.key("memory.stat", key), truth.held(pid, 0, kind));
             assert!(
                 told <= is,
-                "{told} bytes {key} are charged, {is} are there, while {name} fails"
+                "{told} bytes {key} are charged, {is} are held, while {name} fails"
             );
         }
         // Whether or not draining can be reported, the process is held and released.
@@ -179,7 +183,11 @@ fn program_survives_failure_of_any_call_of_the_hook() {
         governed.tell("call cuMemcpyDtoD_v2 0 0 0");
         dir.write("compute.freeze", 0);
         let bare = bare.ask("call cuMemcpyDtoD_v2 0 0 0");
-        assert_eq!(governed.line(), bare, "after a freeze, while {name} fails");
+        assert_eq!(
+            governed.line(),
+            bare,
+            "the call after a freeze differs while {name} fails"
+        );
     }
 }
 
@@ -200,7 +208,11 @@ fn failed_free_leaves_memory_charged() {
         calls.ok(make);
         assert_eq!(dir.number("memory.current"), size, "{make}");
         assert_eq!(calls.call(free), Err(FAULT));
-        assert_eq!(dir.number("memory.current"), size, "{free} failed");
+        assert_eq!(
+            dir.number("memory.current"),
+            size,
+            "the failed {free} changed the charge"
+        );
         calls.ok(free);
         assert_eq!(dir.number("memory.current"), 0, "{free}");
     }
@@ -216,9 +228,13 @@ fn freeze_with_failing_markers_is_never_falsely_reported() {
         calls.ok("cuMemsetD8_v2 $a 1 4096");
         // The first marker fails; the next does not.
         dir.write("compute.freeze", 1);
-        wait_until("it is drained all the same", || dir.is_frozen());
+        wait_until("the process is frozen and drained despite the fault", || {
+            dir.is_frozen()
+        });
         calls.tell("call cuMemsetD8_v2 $a 2 4096");
-        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") == 1);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == 1
+        });
         dir.write("compute.freeze", 0);
         assert_eq!(calls.line(), "ok", "{name}");
     }

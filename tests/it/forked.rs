@@ -18,7 +18,7 @@ fn child_writes_where_the_block_was(how: &str) {
     assert_eq!(
         status != "0",
         how.starts_with("fork"),
-        "the driver refuses a child of a process that uses it"
+        "the driver's answer to a child of an initialised process"
     );
 
     let mut shell = DriverShell::start(&mount);
@@ -28,7 +28,7 @@ fn child_writes_where_the_block_was(how: &str) {
     assert_eq!(
         shell.ask(&command),
         format!("0 0 {status}"),
-        "the child writes to memory of its own, and has the driver's answer"
+        "the child used the parent's usage block or another answer"
     );
     assert_eq!(dir.number("memory.current"), MIB);
     assert_eq!(dir.number("memory.peak"), MIB);
@@ -59,7 +59,7 @@ fn launches_work_with_an_overwritten_usage_block() {
     let answer = shell.ask("vandal clone files");
     assert!(answer.starts_with("0 1 "), "{answer}");
     assert_eq!(shell.ask("spin 1 100"), "ok");
-    assert_eq!(shell.ask("busy 8 100"), "ok", "nor those of new threads");
+    assert_eq!(shell.ask("busy 8 100"), "ok", "launches of new threads failed");
     assert_eq!(shell.ask("sync"), "ok");
     shell.quit();
 }

@@ -18,8 +18,8 @@ fn no_kernel_starts_after_frozen_1_until_thaw() {
     wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") >= 1
     });
-    assert_eq!(dir.launches(), 20, "nothing passes");
-    assert!(dir.is_frozen(), "and it stays frozen");
+    assert_eq!(dir.launches(), 20, "a launch passed the closed gate");
+    assert!(dir.is_frozen(), "a waiting launch thawed the process");
     dir.write("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
     assert_eq!(shell.ask("sync"), "ok");
@@ -36,15 +36,15 @@ fn frozen_is_not_reported_while_a_kernel_runs() {
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     let mut seen_running = false;
-    wait_until("it is drained", || {
+    wait_until("the process is frozen and drained", || {
         let drained = dir.is_frozen();
         // Queried after reading the file, so a reported drain must be complete by now.
         let idle = shell.ask("query") == "ok";
-        assert!(!drained || idle, "said frozen while kernels run");
+        assert!(!drained || idle, "the process is frozen while kernels run");
         seen_running |= !idle;
         drained
     });
-    assert!(seen_running, "the test saw it while it was draining");
+    assert!(seen_running, "the work had drained before the first query");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn sigterm_ends_a_frozen_process() {
         dir.key("compute.stat", "nr_frozen") >= 1
     });
     assert_eq!(shell.terminate().signal(), Some(libc::SIGTERM));
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn freezing_one_device_leaves_the_other_running() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.gpu(0).freeze();
-    assert!(!dir.is_frozen(), "the process as a whole is not frozen");
+    assert!(!dir.is_frozen(), "the whole process is frozen");
     assert_eq!(shell.ask("gpu 1"), "ok");
     assert_eq!(shell.ask("spin 10 3"), "ok");
     assert_eq!(dir.gpu(1).launches(), 3);
@@ -112,13 +112,13 @@ fn continuously_launching_threads_all_freeze_and_resume() {
     let (threads, each) = (16, 4000);
     shell.tell(&format!("busy {threads} {each}"));
     for round in 1..=10 {
-        wait_until("they are at it", || dir.launches() > 16 * round);
+        wait_until("each thread has launched kernels", || dir.launches() > 16 * round);
         dir.freeze();
         let stopped = dir.launches();
         for _ in 0..100 {
             assert!(
                 dir.is_frozen() && dir.launches() == stopped,
-                "nothing starts while frozen"
+                "a kernel started while frozen"
             );
         }
         dir.write("compute.freeze", 0);
@@ -127,7 +127,7 @@ fn continuously_launching_threads_all_freeze_and_resume() {
     assert_eq!(
         dir.launches(),
         threads * each,
-        "none is lost, none is counted twice"
+        "a launch was lost or counted twice"
     );
 }
 
@@ -150,15 +150,15 @@ fn child_of_a_frozen_process_is_not_frozen() {
     // The driver returns an error to the child of an initialised process; the child must get an answer.
     assert!(
         shell.ask("spin 1 1").starts_with("error"),
-        "the child is not held at its parent's gate"
+        "the child waits at its parent's gate"
     );
     assert!(
         !Dir::of(&mount, child.expect("a pid")).exists(),
-        "and is not governed as its parent"
+        "the child is governed as its parent"
     );
-    assert!(dir.is_frozen(), "which stays as it was");
+    assert!(dir.is_frozen(), "the fork thawed the parent");
     shell.quit();
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn frozen_process_may_exit() {
     shell.ask("spin 100 5");
     dir.freeze();
     shell.quit();
-    wait_until("its directory goes", || !dir.exists());
+    wait_until("the process's directory is removed", || !dir.exists());
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn freezes_during_execs_leave_no_process_stuck() {
     for round in 0..10 {
         let dir = Dir::of(&mount, shell.pid());
         dir.write_when_there("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
         shell.exec_at(&mount);
         assert_eq!(shell.ask("spin 10 4"), "ok", "round {round}");
@@ -199,14 +199,18 @@ fn daemon_option_decides_whether_freeze_outlives_it() {
         Dir::of(mount, shell.pid()).write("compute.freeze", 1);
         shell.tell("spin 100 1");
         let dir = Dir::of(mount, shell.pid());
-        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") > 0);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") > 0
+        });
     }
     // The daemon of the process that stays frozen is killed first.
     mounts[1].kill9();
     mounts[0].kill9();
     assert_eq!(open.answer(), "ok");
     mounts[1].restart();
-    wait_until("it is back", || mounts[1].governs(hold.pid()));
+    wait_until("the frozen process has registered again", || {
+        mounts[1].governs(hold.pid())
+    });
     let dir = Dir::of(&mounts[1], hold.pid());
     assert_eq!(dir.key("compute.stat", "nr_launches"), 0);
     dir.write("compute.freeze", 0);

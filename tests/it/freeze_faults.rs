@@ -25,11 +25,11 @@ fn is_frozen_when_work_has_ended(faults: &str) {
     // Half a second of work.
     assert_eq!(shell.ask("spin 10000 50"), "ok", "{faults}");
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || {
+    wait_until("the process is frozen and drained", || {
         let is_frozen = dir.is_frozen();
         assert!(
             !is_frozen || mount.truth().nr_launches(shell.pid(), 0) == 50,
-            "{faults}: said frozen before all kernels have begun"
+            "{faults}: the process is frozen before all kernels have started"
         );
         is_frozen
     });
@@ -94,17 +94,21 @@ fn freeze_that_cannot_complete_reports_the_drivers_error() {
     };
     assert_eq!(error(&dir), None);
     dir.write("compute.freeze", 1);
-    wait_until("it says why it is not frozen", || error(&dir) == Some(FAULT));
+    wait_until("gcgroup.events shows the drain error", || {
+        error(&dir) == Some(FAULT)
+    });
     assert_eq!(error(&dir.gpu(0)), Some(FAULT));
     assert!(!dir.is_frozen());
     let line = format!("{} cannot tell whether its frozen work has ended", shell.pid());
-    wait_until("the log tells", || mount.log().contains(&line));
+    wait_until("the log reports the drain error", || mount.log().contains(&line));
     // The launch is held and then released.
     shell.tell("spin 1 1");
-    wait_until("it is held", || dir.key("compute.stat", "nr_frozen") == 1);
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
     dir.write("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
-    wait_until("there is nothing to tell", || error(&dir).is_none());
+    wait_until("gcgroup.events shows no drain error", || error(&dir).is_none());
 }
 
 #[test]

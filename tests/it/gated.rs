@@ -47,15 +47,17 @@ fn each_gated_function_is_held_released_and_counted() {
     let mut program = start(|path| mount.command(path));
     let dir = Dir::of(&mount, program.pid());
     dir.write("compute.freeze", 1);
-    wait_until("it is frozen", || dir.key("gcgroup.events", "frozen") == 1);
+    wait_until("the process is frozen and drained", || {
+        dir.key("gcgroup.events", "frozen") == 1
+    });
     for (before, name) in names.iter().enumerate() {
         program.say(name);
         program.expect(&format!("called {name}"));
-        wait_until(&format!("{name} waits"), || {
+        wait_until(&format!("{name} waits at the gate"), || {
             dir.key("compute.stat", "nr_frozen") == before as u64 + 1
         });
     }
-    assert_eq!(program.line_now(), None, "none has returned");
+    assert_eq!(program.line_now(), None, "a held call returned");
     dir.write("compute.freeze", 0);
     let governed = answers(&mut program, names.len());
     let mut bare = start(|path| mount.bare_command(path));
@@ -78,7 +80,9 @@ fn freeze_holds_no_call_that_others_may_wait_for() {
     let mut program = start(|path| mount.command(path));
     let dir = Dir::of(&mount, program.pid());
     dir.write("compute.freeze", 1);
-    wait_until("it is frozen", || dir.key("gcgroup.events", "frozen") == 1);
+    wait_until("the process is frozen and drained", || {
+        dir.key("gcgroup.events", "frozen") == 1
+    });
     for name in [
         "cuSignalExternalSemaphoresAsync",
         "cuSignalExternalSemaphoresAsync_ptsz",
@@ -116,9 +120,11 @@ fn call_without_context_is_held_on_its_streams_device() {
     let set = "apart cuMemsetD8Async $block 7 4096 $stream";
     for (round, launch) in (1..).zip([set, "apart cuGraphLaunch $exec $stream"]) {
         dir.write("compute.freeze", 1);
-        wait_until("it is frozen", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         calls.tell(launch);
-        wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == round);
+        wait_until("the call waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == round
+        });
         dir.write("compute.freeze", 0);
         assert_eq!(calls.line(), "ok");
         assert_eq!(calls.ask(launch), "ok");
@@ -165,12 +171,12 @@ fn captured_calls_are_held_and_counted_only_at_launch() {
     // The freeze waits for the end of the capture, which itself never waits for other work.
     assert!(!dir.is_frozen());
     calls.ok("cuStreamEndCapture $stream &graph");
-    wait_until("it is frozen", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
     calls.ok("cuGraphUpload $exec $stream");
     assert_eq!(counts(), before);
     calls.tell("call cuGraphLaunch $exec $stream");
-    wait_until("the launch waits", || {
+    wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") == before[3] + 1
     });
     dir.write("compute.freeze", 0);

@@ -20,7 +20,7 @@ const ON_ANY_DRIVER: [&str; 16] = [
     "ledger",
     "load_governed",
     "lookups",
-    "marks",
+    "markers",
     "overhead_driver",
     "priority",
     "slicing",
@@ -209,7 +209,7 @@ fn parts_run_alone_and_are_skipped_without_time() {
     let swap = &results(out.path())["swap"];
     assert_eq!(swap["state"], "SKIP");
     let reason = swap["reason"].as_str().unwrap();
-    assert!(reason.starts_with("left out: it takes 25 s"), "{reason}");
+    assert!(reason.starts_with("left out: the part takes 25 s"), "{reason}");
     let (status, _) = run(&["--sim", "--parts", "swop"]);
     assert_eq!(status, Some(2));
 }
@@ -233,7 +233,7 @@ fn framework_that_fails_ungoverned_is_skipped() {
     for part in ["frameworks", "interception_numba"] {
         assert_eq!(found[part]["state"], "SKIP", "{found}");
         let reason = found[part]["reason"].as_str().unwrap();
-        let why = "no numba job runs here, hook or none: RuntimeError: out of tune";
+        let why = "no numba job runs here, even without the hook: RuntimeError: out of tune";
         assert_eq!(reason, why);
     }
 }

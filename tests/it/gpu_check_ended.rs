@@ -83,13 +83,13 @@ impl Halfway {
 
     /// Returns the names of processes whose environment contains the check's working directory.
     fn programs_below(directory: &Path) -> Vec<String> {
-        let mark = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
+        let setting = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.ok()?.path();
             let environment = fs::read(path.join("environ")).ok()?;
             environment
                 .split(|byte| *byte == 0)
-                .any(|word| word.starts_with(&mark))
+                .any(|word| word.starts_with(&setting))
                 .then(|| fs::read_to_string(path.join("comm")).ok())?
         });
         all.map(|name| name.trim().to_owned()).collect()
@@ -104,7 +104,7 @@ impl Halfway {
     /// Waits until nothing of the check is left; returns its exit status.
     fn ends(mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
-        wait_until("nothing is left", || {
+        wait_until("the check's programs and files are gone", || {
             Self::programs_below(self.tmp.path()).is_empty() && files(self.tmp.path()).is_empty()
         });
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -136,7 +136,7 @@ fn check_with_killed_script_cleans_up() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
     // The killed script could not remove its working directory.
-    wait_until("nothing runs", || {
+    wait_until("the check's programs have ended", || {
         Halfway::programs_below(halfway.tmp.path()).is_empty()
     });
     for left in files(halfway.tmp.path()) {

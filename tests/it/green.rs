@@ -57,14 +57,18 @@ fn green_context_memory_lives_until_primary_context_ends() {
         ));
         assert_eq!(linear(), 3 * MIB, "{end}");
         program.calls(0, "cu.cuGreenCtxDestroy(green)\ncu.cuCtxSetCurrent(context)");
-        assert_eq!(linear(), 3 * MIB, "{end}: the primary context has it");
+        assert_eq!(linear(), 3 * MIB, "{end}: the primary context lost its memory");
         assert_eq!(truth.held(program.pid(), 0, simgpu::Held::Linear), 3 * MIB);
         program.run(&format!(
             "other, view = green_of(16)\nok(cu.cuCtxSetCurrent(view))\naddress = alloc({MIB})"
         ));
         if end.contains("Release") {
             program.calls(0, end);
-            assert_eq!(linear(), 4 * MIB, "the other one holds the primary context");
+            assert_eq!(
+                linear(),
+                4 * MIB,
+                "the other green context lost the primary context"
+            );
             program.calls(0, "cu.cuGreenCtxDestroy(other)");
         } else {
             program.calls(0, end);
@@ -91,7 +95,7 @@ fn limit_holds_in_green_context_that_made_the_primary() {
     assert_eq!(program.ask(&format!("alloc({})", 4 * MIB)), "'error 2'");
     assert_eq!(linear(), MIB);
     program.calls(0, "cu.cuGreenCtxDestroy(green)");
-    assert_eq!(linear(), 0, "and takes it along");
+    assert_eq!(linear(), 0, "destroying the green context kept its memory");
 }
 
 #[test]
@@ -115,13 +119,18 @@ fn freeze_holds_and_drains_streams_of_green_contexts() {
             "launch(spin, 0, stream={})",
             if stream == "late" { "0" } else { stream }
         ));
-        wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == 1
+        });
         // The helper thread has checked by now: it checks before and after it reports a waiting submission.
         for _ in 0..50 {
-            assert!(!dir.is_frozen(), "{stream}: its work has not ended");
+            assert!(
+                !dir.is_frozen(),
+                "{stream}: the process is frozen before its work has ended"
+            );
         }
         let_go(&mount);
-        wait_until("it stands still", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         assert_eq!(program.0.line_now(), None, "{stream}");
         assert_eq!(dir.launches(), launches, "{stream}");
         dir.write("compute.freeze", 0);
@@ -143,12 +152,17 @@ fn freeze_drains_green_stream_made_without_a_context() {
     );
     dir.write("compute.freeze", 1);
     program.0.say("launch(spin, 0)");
-    wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
     for _ in 0..50 {
-        assert!(!dir.is_frozen(), "its work has not ended");
+        assert!(
+            !dir.is_frozen(),
+            "the process is frozen before its work has ended"
+        );
     }
     let_go(&mount);
-    wait_until("it stands still", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
     assert_eq!(program.0.line().as_deref(), Some("0"));
 }
@@ -168,7 +182,11 @@ fn free_on_green_default_stream_uncharges_when_done() {
             "ok(cu.cuCtxSetCurrent(view))\nhold(0)\nok(cu.cuMemFreeAsync(alloc({MIB}), 0))"
         ));
         for _ in 0..100 {
-            assert_eq!(linear(), MIB, "{wait}: the stream has not come so far");
+            assert_eq!(
+                linear(),
+                MIB,
+                "{wait}: the block was uncharged before the stream reached its free"
+            );
         }
         let_go(&mount);
         program.calls(0, wait);
@@ -188,7 +206,7 @@ fn green_stream_work_is_measured_in_any_current_context() {
         usage();
         let truth = mount.truth();
         let mut had = 0;
-        wait_until("all of it is charged", || {
+        wait_until("nine tenths of the GPU time are charged", || {
             program.run("ok(launch(spin, 30000, stream=stream))\nok(cu.cuStreamSynchronize(stream))");
             had += 30_000;
             let (told, really) = (usage(), truth.usage_usec(program.pid(), 0));

@@ -22,11 +22,14 @@ fn mkdir(mount: &Mount, path: &str) {
 
 #[track_caller]
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().expect("from the system")
+    result
+        .unwrap_err()
+        .raw_os_error()
+        .expect("the error has a number")
 }
 
 fn names(path: &Path) -> Vec<String> {
-    let entries = fs::read_dir(path).expect("lists");
+    let entries = fs::read_dir(path).expect("the directory is readable");
     let mut names: Vec<_> = entries
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
         .collect();
@@ -94,14 +97,14 @@ fn mkdir_and_rmdir_make_and_remove_groups() {
     assert_eq!(errno(fs::create_dir(path(&format!("{deep}/i")))), libc::EAGAIN);
 
     // A file that is open while its group is removed behaves like any removed file.
-    let mut open = File::open(path(&format!("{deep}/memory.limit"))).expect("opens");
-    let mut events = File::open(path(&format!("{deep}/gcgroup.events"))).expect("opens");
+    let mut open = File::open(path(&format!("{deep}/memory.limit"))).expect("the file opens");
+    let mut events = File::open(path(&format!("{deep}/gcgroup.events"))).expect("the file opens");
     let mut text = String::new();
-    events.read_to_string(&mut text).expect("reads");
+    events.read_to_string(&mut text).expect("the file is readable");
     assert_eq!(text, "populated 0\nfrozen 0\n");
-    fs::remove_dir(path(deep)).expect("empty");
+    fs::remove_dir(path(deep)).expect("the group is empty");
     assert_eq!(errno(open.read_to_string(&mut text)), libc::ENODEV);
-    assert!(changes(&events), "its end wakes");
+    assert!(changes(&events), "removing the group did not wake the poller");
     assert!(!path(deep).exists());
     mkdir(&mount, deep);
     assert_eq!(mount.read(deep, "memory.limit"), "max");
@@ -110,8 +113,8 @@ fn mkdir_and_rmdir_make_and_remove_groups() {
 /// Waits for a change of an events file.
 fn changes(events: &File) -> bool {
     let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-    let timeout = PollTimeout::try_from(DEADLINE).expect("fits");
-    poll(&mut fds, timeout).expect("polls") == 1
+    let timeout = PollTimeout::try_from(DEADLINE).expect("the value fits");
+    poll(&mut fds, timeout).expect("poll(2) succeeds") == 1
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn group_sums_follow_moving_members() {
     assert_eq!(
         mount.read("", "gcgroup.procs").lines().count(),
         2,
-        "the root has all"
+        "the root does not list all processes"
     );
 
     assert_eq!(other.ask("spin 10 20"), "ok");
@@ -144,7 +147,7 @@ fn group_sums_follow_moving_members() {
     assert_eq!(["team", "team/a", "team/b"].map(launches), [20, 0, 20]);
     assert_eq!(mount.number("team/b", "gcgroup.events", "populated"), 0);
     assert_eq!(errno(fs::remove_dir(mount.path().join("team/a"))), libc::EBUSY);
-    fs::remove_dir(mount.path().join("team/b")).expect("nobody is there");
+    fs::remove_dir(mount.path().join("team/b")).expect("the group is empty");
 
     mount.write("", "gcgroup.procs", &one.pid().to_string());
     assert_eq!(current("team"), 5);
@@ -162,12 +165,12 @@ fn group_sums_follow_moving_members() {
     );
 
     // A process that ends leaves the group; its counts stay in the group's totals.
-    let events = File::open(mount.file("team", "gcgroup.events")).expect("opens");
+    let events = File::open(mount.file("team", "gcgroup.events")).expect("the file opens");
     let mut text = String::new();
-    (&events).read_to_string(&mut text).expect("reads");
+    (&events).read_to_string(&mut text).expect("the file is readable");
     other.kill9();
     assert!(changes(&events));
-    wait_until("nobody is left", || {
+    wait_until("the group has no members", || {
         mount.number("team", "gcgroup.events", "populated") == 0
     });
     assert_eq!((current("team"), launches("team")), (0, 20));
@@ -191,14 +194,18 @@ fn group_freeze_holds_members_and_descendants() {
         assert_eq!(shell.ask("spin 5000 20"), "ok");
     }
     mount.write("team", "compute.freeze", "1");
-    wait_until("all is drained", || {
+    wait_until("the group is frozen and drained", || {
         mount.number("team", "gcgroup.events", "frozen") == 1
     });
     for shell in &mut shells {
-        assert_eq!(shell.ask("query"), "ok", "it has drained");
+        assert_eq!(
+            shell.ask("query"),
+            "ok",
+            "the group is frozen before its work has drained"
+        );
         shell.tell("spin 10 1");
     }
-    wait_until("both are held", || {
+    wait_until("a launch of each member waits at the gate", || {
         mount.number("team", "compute.stat", "nr_frozen") >= 2
     });
     assert_eq!(mount.number("team/a", "gcgroup.events", "frozen"), 1);
@@ -206,7 +213,7 @@ fn group_freeze_holds_members_and_descendants() {
     // A process that joins is frozen, and one that leaves is thawed.
     let dir = Dir::of(&mount, outside.pid());
     join(&mount, "team/a", &outside);
-    wait_until("the newcomer stands still", || dir.is_frozen());
+    wait_until("the joining process is frozen and drained", || dir.is_frozen());
     mount.write("", "gcgroup.procs", &shells[1].pid().to_string());
     assert_eq!(shells[1].answer(), "ok");
     mount.write("team", "compute.freeze", "0");
@@ -239,7 +246,7 @@ fn group_is_inherited_by_children_and_kept_over_exec() {
     assert_eq!(members(), format!("{}\n{}", pids[0], pids[1]));
     assert_eq!(Dir::of(&mount, child).number("compute.priority"), 3);
     parent.quit();
-    wait_until("both have left", || members().is_empty());
+    wait_until("both processes have left the group", || members().is_empty());
 }
 
 #[test]
@@ -253,11 +260,11 @@ fn member_without_freeze_acknowledgement_is_named() {
     stop(pid);
     mount.write("team", "compute.freeze", "1");
     let draining = format!("populated 1\nfrozen 0\ndraining {}", stopped.pid());
-    wait_until("the other one has acknowledged", || {
+    wait_until("the other member has acknowledged the freeze", || {
         mount.read("team", "gcgroup.events") == draining
     });
     let mut freeze = mount.gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", "team"]);
-    let output = freeze.output().expect("runs");
+    let output = freeze.output().expect("the command runs");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
     let expected = format!(
@@ -265,8 +272,8 @@ fn member_without_freeze_acknowledgement_is_named() {
         stopped.pid()
     );
     assert!(said.contains(&expected), "{said}");
-    kill(pid, Signal::SIGCONT).expect("it is ours");
-    wait_until("both stand still", || {
+    kill(pid, Signal::SIGCONT).expect("the process lives");
+    wait_until("both members have acknowledged the freeze", || {
         mount.read("team", "gcgroup.events") == "populated 1\nfrozen 1"
     });
     mount.write("team", "compute.freeze", "0");
@@ -285,16 +292,16 @@ fn groups_survive_daemon_kill() {
     mount.write("team", "memory.limit", "1G");
     mount.write("team/a/0", "compute.freeze", "1");
     Dir::of(&mount, shell.pid()).write("memory.limit", 1);
-    fs::remove_dir(mount.path().join("gone")).expect("empty");
+    fs::remove_dir(mount.path().join("gone")).expect("the group is empty");
     mount.kill9();
     mount.restart();
     assert_eq!(mount.read("team", "memory.limit"), (1 << 30).to_string());
     assert!(!mount.path().join("gone").exists());
-    wait_until("it is back", || {
+    wait_until("the process has registered in its group again", || {
         mount.read("team/a", "gcgroup.procs") == shell.pid().to_string()
     });
     assert_eq!(mount.number("team", "memory.current", ""), 3 * MIB);
-    wait_until("it stands still", || {
+    wait_until("the group is frozen and drained on the device", || {
         mount.number("team/a/0", "gcgroup.events", "frozen") == 1
     });
     assert_eq!(Dir::of(&mount, shell.pid()).key("memory.events", "over_limit"), 1);
@@ -313,13 +320,13 @@ fn process_ending_before_it_registers_again_keeps_no_group() {
     mount.restart();
     let team = mount.path().join("team");
     assert_eq!(mount.number("team", "gcgroup.events", "populated"), 1);
-    let refused = fs::remove_dir(&team).expect_err("it lives");
+    let refused = fs::remove_dir(&team).expect_err("the group has a member");
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
     shell.kill9();
     // A process that registers afterwards is served only after that end was noticed.
     let _other = DriverShell::start(&mount);
     assert_eq!(mount.number("team", "gcgroup.events", "populated"), 0);
-    fs::remove_dir(&team).expect("nobody is in it");
+    fs::remove_dir(&team).expect("the group is empty");
 }
 
 #[test]
@@ -329,7 +336,7 @@ fn command_line_accepts_groups() {
     let shell = DriverShell::start(&mount);
     join(&mount, "team", &shell);
     let run = |arguments: &[&str]| {
-        let output = mount.gcgroupfs(arguments).output().expect("runs");
+        let output = mount.gcgroupfs(arguments).output().expect("the command runs");
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         assert!(
             output.status.success(),
@@ -347,7 +354,10 @@ fn command_line_accepts_groups() {
     let table = run(&["ls"]);
     let row = table.lines().nth(1).expect("one process");
     assert!(row.contains(" /team ") && row.contains(" yes "), "{table}");
-    let refused = mount.gcgroupfs(&["freeze", "nowhere"]).output().expect("runs");
+    let refused = mount
+        .gcgroupfs(&["freeze", "nowhere"])
+        .output()
+        .expect("the command runs");
     assert!(!refused.status.success());
     assert_eq!(
         File::open(mount.path().join("nowhere")).unwrap_err().kind(),

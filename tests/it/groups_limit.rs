@@ -56,25 +56,45 @@ fn group_limits_hold_on_each_gpu_and_level() {
     mount.write("team/0", "memory.limit", "64M");
     mount.write("team/a", "memory.limit", "48M");
     let (mut one, mut other) = (member(&mount, "team/a"), member(&mount, "team"));
-    assert_eq!(alloc(&mut one, 48 * MIB + 1), OUT_OF_MEMORY, "a's");
+    assert_eq!(
+        alloc(&mut one, 48 * MIB + 1),
+        OUT_OF_MEMORY,
+        "allocation over group a's limit"
+    );
     assert_eq!(alloc(&mut one, 40 * MIB), "ok 0");
     assert_eq!(
         alloc(&mut other, 24 * MIB + 1),
         OUT_OF_MEMORY,
-        "the team's on GPU 0"
+        "allocation over the group's limit on GPU 0"
     );
     assert_eq!(alloc(&mut other, 24 * MIB), "ok 0");
     assert_eq!(other.ask("gpu 1"), "ok");
-    assert_eq!(alloc(&mut other, 36 * MIB + 1), OUT_OF_MEMORY, "the team's");
+    assert_eq!(
+        alloc(&mut other, 36 * MIB + 1),
+        OUT_OF_MEMORY,
+        "allocation over the group's limit"
+    );
     assert_eq!(alloc(&mut other, 36 * MIB), "ok 1");
     assert_eq!(one.ask("gpu 1"), "ok");
-    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "the team's");
+    assert_eq!(
+        alloc(&mut one, 1),
+        OUT_OF_MEMORY,
+        "allocation over the group's limit"
+    );
     let oom = |group: &str| mount.number(group, "memory.events", "oom");
     assert_eq!((oom("team/a"), oom("team/0")), (1, 1));
-    assert_eq!(oom("team"), 4, "with what happened below");
+    assert_eq!(
+        oom("team"),
+        4,
+        "the group does not count refusals in its children"
+    );
     assert_eq!(other.ask("free 1"), "ok");
     assert_eq!(alloc(&mut one, 8 * MIB), "ok 1");
-    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "a's");
+    assert_eq!(
+        alloc(&mut one, 1),
+        OUT_OF_MEMORY,
+        "allocation over group a's limit"
+    );
 }
 
 #[test]
@@ -91,7 +111,11 @@ fn limit_below_usage_refuses_until_there_is_room() {
     assert_eq!(mount.number("team", "memory.events", "over_limit"), 1);
     assert_eq!(mount.number("team", "memory.current", ""), 60 * MIB);
     assert_eq!(one.ask("free 0"), "ok");
-    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "50 of 45");
+    assert_eq!(
+        alloc(&mut one, 1),
+        OUT_OF_MEMORY,
+        "allocation with 50 MiB of 45 MiB charged"
+    );
     assert_eq!(other.ask("free 0"), "ok");
     assert_eq!(alloc(&mut one, 5 * MIB + 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut one, 5 * MIB), "ok 3");
@@ -119,7 +143,11 @@ fn moved_process_carries_its_charge() {
     assert_eq!(alloc(&mut one, 4 * MIB + 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut one, 4 * MIB), "ok 1");
     mount.write("", "gcgroup.procs", &one.pid().to_string());
-    assert_eq!(alloc(&mut one, 100 * MIB), "ok 2", "in no group, without a limit");
+    assert_eq!(
+        alloc(&mut one, 100 * MIB),
+        "ok 2",
+        "allocation in no group without a limit"
+    );
 }
 
 #[test]
@@ -131,7 +159,7 @@ fn exec_resets_charge_and_keeps_group_limit() {
     assert_eq!(alloc(&mut one, 60 * MIB), "ok 0");
     assert_eq!(alloc(&mut other, 5 * MIB), OUT_OF_MEMORY);
     one.exec();
-    wait_until("its memory is gone", || {
+    wait_until("the old program's memory is uncharged", || {
         mount.number("team", "memory.current", "") == 0
     });
     assert_eq!(alloc(&mut other, 60 * MIB), "ok 0");
@@ -153,7 +181,10 @@ fn memory_query_reports_what_the_group_can_allocate() {
         let mut numbers = answer
             .split(' ')
             .map(|number| number.parse::<u64>().expect("bytes"));
-        let (free, total) = (numbers.next().expect("free"), numbers.next().expect("total"));
+        let (free, total) = (
+            numbers.next().expect("the free bytes"),
+            numbers.next().expect("total"),
+        );
         assert_eq!(total, 150 * MIB);
         assert!(free <= 120 * MIB, "{free}");
         assert_eq!(shell.ask("totalmem"), total.to_string());
@@ -162,7 +193,11 @@ fn memory_query_reports_what_the_group_can_allocate() {
     let answer = shells[0].ask("meminfo");
     let free = count(&format!("free {answer}"), "free");
     assert!(free > 0);
-    assert_eq!(alloc(&mut shells[0], free), "ok 0", "what was free is given");
+    assert_eq!(
+        alloc(&mut shells[0], free),
+        "ok 0",
+        "the free memory cannot be allocated"
+    );
     let rest = 150 * MIB - free;
     assert_eq!(alloc(&mut shells[0], rest + 1), OUT_OF_MEMORY);
     mount.write("team", "memory.limit", "max");
@@ -195,15 +230,15 @@ fn lowered_limit_swaps_out_and_raised_limit_swaps_in() {
     alloc(&mut fixed, 16 * MIB);
     mount.write("team", "memory.limit", "96M");
     let current = || mount.number("team", "memory.current", "");
-    wait_until("there is room", || current() == 96 * MIB);
+    wait_until("the group is within its limit", || current() == 96 * MIB);
     let swapped = |program: &Governed| Dir::of(&mount, program.pid()).number("memory.swap.current");
     assert_eq!((swapped(&large), swapped(&small)), (32 * MIB, 0));
     assert_eq!(large.ask("verify"), "verified 6");
     fixed.finish();
-    wait_until("one more is back", || swapped(&large) == 16 * MIB);
+    wait_until("one more block is swapped in", || swapped(&large) == 16 * MIB);
     assert_eq!(current(), 96 * MIB);
     mount.write("team", "memory.limit", "max");
-    wait_until("all are back", || swapped(&large) == 0);
+    wait_until("every block is swapped in", || swapped(&large) == 0);
     assert_eq!(large.ask("verify"), "verified 6");
     assert_eq!(small.ask("verify"), "verified 1");
 }
@@ -241,7 +276,7 @@ fn nvml_shows_a_member_its_groups_limit() {
     mount.write("team", "memory.limit", "200M");
     assert_eq!(nvml.ask(&format!("alloc 0 {}", 50 * MIB)), [0]);
     let [result, total, free, used] = nvml.ask("memory 0 1")[..] else {
-        panic!("four numbers");
+        panic!("nvmlDeviceGetMemoryInfo did not return four numbers");
     };
     assert_eq!((result, total, free, used), (0, 200 * MIB, 150 * MIB, 50 * MIB));
     assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
@@ -261,11 +296,11 @@ fn stopped_member_is_awaited_briefly_and_counted_later() {
     assert_eq!(
         alloc(&mut other, 50 * MIB),
         "ok 0",
-        "nobody knows of the other 60"
+        "the stopped member's 60 MiB are charged too early"
     );
-    kill(pid, Signal::SIGCONT).expect("it is there");
+    kill(pid, Signal::SIGCONT).expect("the process lives");
     let current = || mount.number("team", "memory.current", "");
-    wait_until("it is back", || current() == 110 * MIB);
+    wait_until("the stopped process is charged again", || current() == 110 * MIB);
     assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut stopped, 1), OUT_OF_MEMORY);
     assert_eq!(other.ask("free 0"), "ok");

@@ -75,7 +75,7 @@ fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
         is_over.store(true, Ordering::Relaxed);
-        let highest = watcher.join().expect("it watches");
+        let highest = watcher.join().expect("the watcher ends without a panic");
         let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert!(highest > 0 && highest <= most, "{highest} bytes were in use");
         result
@@ -113,7 +113,9 @@ fn concurrent_swap_fills_bound_and_never_exceeds_it() {
     let gone = shells.pop().unwrap();
     let had = of(&gone);
     gone.kill9();
-    wait_until("it is gone", || swapped(&mount, "team") == MOST - had);
+    wait_until("the killed process's swap is uncharged", || {
+        swapped(&mount, "team") == MOST - had
+    });
     let answer = shells[0].ask(&format!("alloc linear {BLOCK}"));
     assert!(answer.starts_with("ok "), "{answer}");
 }
@@ -130,27 +132,29 @@ fn lowered_limits_swap_out_up_to_each_levels_bound() {
         .collect();
     never_more_than(&mut mount, 48 * MIB, |mount| {
         squeeze(mount, &programs);
-        wait_until("all is used", || swapped(mount, "team") == 48 * MIB);
+        wait_until("the group's swap limit is used up", || {
+            swapped(mount, "team") == 48 * MIB
+        });
         assert!(swapped(mount, "team/a") <= 20 * MIB);
         verify(&mut programs, 5);
     });
     mount.write("team", "memory.swap.max", "max");
     let all = || swapped(&mount, "team");
-    wait_until("all is used that is left", || all() == (60 + 20) * MIB);
+    wait_until("the remaining swap is used up", || all() == (60 + 20) * MIB);
     assert_eq!(swapped(&mount, "team/a"), 20 * MIB);
     mount.write("team/a", "memory.swap.max", "max");
-    wait_until("all is out", || all() == 120 * MIB);
+    wait_until("every block is swapped out", || all() == 120 * MIB);
     mount.write("team", "memory.swap.max", "0");
     verify(&mut programs, 5);
-    assert_eq!(all(), 120 * MIB, "nothing comes back for that");
+    assert_eq!(all(), 120 * MIB, "a lowered swap limit swapped blocks in");
     for program in &programs {
         Dir::of(&mount, program.pid()).write("memory.limit", "max");
     }
-    wait_until("all is back", || all() == 0);
+    wait_until("every block is swapped in", || all() == 0);
     verify(&mut programs, 5);
     squeeze(&mount, &programs);
     verify(&mut programs, 5);
-    assert_eq!(all(), 0, "and stays");
+    assert_eq!(all(), 0, "blocks moved out with a swap limit of 0");
 }
 
 #[test]
@@ -161,11 +165,13 @@ fn swap_of_killed_is_reusable_and_survives_daemon_kill() {
     let mut programs: Vec<_> = (0..4).map(|_| program(&mount, "team", &[4; 8])).collect();
     never_more_than(&mut mount, MOST, |mount| {
         squeeze(mount, &programs);
-        wait_until("they are at it", || swapped(mount, "team") > 0);
+        wait_until("moves out have begun", || swapped(mount, "team") > 0);
         let mut killed = programs.pop().unwrap();
         killed.signal(nix::sys::signal::Signal::SIGKILL);
         killed.wait();
-        wait_until("all is used", || swapped(mount, "team") == MOST);
+        wait_until("the group's swap limit is used up", || {
+            swapped(mount, "team") == MOST
+        });
         for round in 0..3 {
             // All blocks are being moved to the device, and then back, when the daemon is killed.
             for value in ["max", "1"] {
@@ -176,11 +182,15 @@ fn swap_of_killed_is_reusable_and_survives_daemon_kill() {
                     mount.kill9();
                     mount.restart();
                     for program in &programs {
-                        wait_until("it is back", || mount.governs(program.pid()));
+                        wait_until("the process has registered again", || {
+                            mount.governs(program.pid())
+                        });
                     }
                 }
             }
-            wait_until("all is used again", || swapped(mount, "team") == MOST);
+            wait_until("the group's swap limit is used up again", || {
+                swapped(mount, "team") == MOST
+            });
             verify(&mut programs, 8);
         }
         // Also the blocks of the remaining processes.
@@ -188,7 +198,9 @@ fn swap_of_killed_is_reusable_and_survives_daemon_kill() {
         let had = Dir::of(mount, killed.pid()).number("memory.swap.current");
         killed.signal(nix::sys::signal::Signal::SIGKILL);
         killed.wait();
-        wait_until("the others have it", || swapped(mount, "team") == MOST);
+        wait_until("the remaining members use the killed process's swap", || {
+            swapped(mount, "team") == MOST
+        });
         assert!(had <= 32 * MIB);
         verify(&mut programs, 8);
     });
@@ -205,9 +217,11 @@ fn kept_host_memory_is_given_to_members_that_need_it() {
         let dir = Dir::of(mount, keeper.pid());
         for _ in 0..3 {
             dir.write("memory.limit", 1);
-            wait_until("it is out", || swapped(mount, "team") == 32 * MIB);
+            wait_until("both blocks are swapped out", || {
+                swapped(mount, "team") == 32 * MIB
+            });
             dir.write("memory.limit", "max");
-            wait_until("it is in", || swapped(mount, "team") == 0);
+            wait_until("both blocks are swapped in", || swapped(mount, "team") == 0);
             let answer = asker.ask(&format!("alloc linear {}", 32 * MIB));
             assert!(answer.starts_with("allocated "), "{answer}");
             assert_eq!(asker.ask("free all"), "freed 1");
@@ -236,20 +250,28 @@ fn moved_process_carries_its_swap() {
         for (program, group) in programs.iter().zip(["team/a", "team/b", "team"]) {
             join(mount, group, program.pid());
         }
-        wait_until("all is used", || swapped(mount, "team") == 40 * MIB);
+        wait_until("the group's swap limit is used up", || {
+            swapped(mount, "team") == 40 * MIB
+        });
         verify(&mut programs, 6);
         for program in &programs {
             join(mount, "team/b", program.pid());
         }
         verify(&mut programs, 6);
-        assert_eq!(swapped(mount, "team/b"), 40 * MIB, "they are let in all the same");
+        assert_eq!(
+            swapped(mount, "team/b"),
+            40 * MIB,
+            "the group did not admit the processes with their swap"
+        );
         assert_eq!(swapped(mount, "team"), 40 * MIB);
     });
     // No group bounds swap any more, so all blocks move out.
     for program in &programs {
         join(&mount, "", program.pid());
         let dir = Dir::of(&mount, program.pid());
-        wait_until("it is out", || dir.number("memory.swap.current") == 24 * MIB);
+        wait_until("every block of the process is swapped out", || {
+            dir.number("memory.swap.current") == 24 * MIB
+        });
     }
     verify(&mut programs, 6);
 }

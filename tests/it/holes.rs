@@ -18,17 +18,17 @@ const LIMIT: u64 = 16 << 20;
 
 /// Opens the usage block of a process through one of its descriptors.
 fn block(pid: i32) -> File {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
     let mut paths = descriptors.flatten().map(|entry| entry.path());
     let path = paths.find(|path| {
         fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("gcgroup-usage"))
     });
-    let path = path.expect("it has its block");
+    let path = path.expect("the process has a usage block");
     OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
-        .expect("root may")
+        .expect("root may open the file")
 }
 
 #[test]
@@ -41,29 +41,36 @@ fn usage_block_holes_cost_daemon_at_most_the_block() {
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1 3"), "ok");
     let block = block(shell.pid());
-    cgroup.take(mount.daemon().expect("it runs"));
+    cgroup.take(mount.daemon().expect("the daemon runs"));
     // Stops the process so that only the daemon allocates pages of the block.
     let pid = Pid::from_raw(shell.pid());
     stop(pid);
-    let size = || block.metadata().expect("it is open").blocks() * 512;
+    let size = || block.metadata().expect("the block is open").blocks() * 512;
     let mut filled = 0;
     while filled < 2 * LIMIT {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(&block, punch, 0, USAGE_SIZE.try_into().expect("small")).expect("the seals allow it");
+        fallocate(&block, punch, 0, USAGE_SIZE.try_into().expect("the size fits"))
+            .expect("the seals allow it");
         // The daemon also reads at its own intervals, so pages may be allocated again at once.
         let dir = Dir::of(&mount, shell.pid());
         assert_eq!(dir.number("memory.current"), 0);
-        assert_eq!(dir.key("compute.stat", "nr_launches"), 0, "all zeroes");
+        assert_eq!(
+            dir.key("compute.stat", "nr_launches"),
+            0,
+            "the emptied page does not read as zeroes"
+        );
         let now = size();
         assert!(
             (1..=USAGE_SIZE as u64).contains(&now),
-            "{now} bytes for what was read"
+            "reading allocated {now} bytes"
         );
         filled += now;
     }
-    kill(pid, Signal::SIGCONT).expect("it lives");
-    assert_eq!(shell.ask("spin 1 1"), "ok", "the program goes on");
+    kill(pid, Signal::SIGCONT).expect("the process lives");
+    assert_eq!(shell.ask("spin 1 1"), "ok", "the program cannot continue");
     shell.quit();
-    wait_until("its end is noticed", || !mount.governs(pid.as_raw()));
+    wait_until("the process is no longer governed", || {
+        !mount.governs(pid.as_raw())
+    });
     assert!(!mount.log().contains("panicked"), "{}", mount.log());
 }

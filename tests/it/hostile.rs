@@ -36,8 +36,10 @@ fn nr_descriptors(pid: Pid) -> u64 {
 fn daemon_without_descriptors_serves_known_processes() {
     let mount = Mount::new();
     let first = DriverShell::start(&mount);
-    let daemon = mount.daemon().expect("it runs");
-    wait_until("its descriptors are counted", || governed_pids(&mount).len() == 1);
+    let daemon = mount.daemon().expect("the daemon runs");
+    wait_until("the first process is governed", || {
+        governed_pids(&mount).len() == 1
+    });
     // Room for a few more processes; each takes two descriptors, and one more while it registers.
     limit_descriptors(daemon, nr_descriptors(daemon) + 8);
     let mut shells: Vec<_> = (0..10).map(|_| DriverShell::start(&mount)).collect();
@@ -45,7 +47,7 @@ fn daemon_without_descriptors_serves_known_processes() {
         assert_eq!(
             shell.ask("alloc linear 4096"),
             "ok 0",
-            "without a daemon as without the library"
+            "a process that cannot register does not run ungoverned"
         );
     }
     let dir = Dir::of(&mount, first.pid());
@@ -58,12 +60,12 @@ fn daemon_without_descriptors_serves_known_processes() {
         .partition(|shell| governed.contains(&shell.pid()));
     assert!(!outside.is_empty());
     inside.into_iter().for_each(DriverShell::kill9);
-    wait_until("those who waited have the room", || {
+    wait_until("a waiting process is governed", || {
         let governed = governed_pids(&mount);
         outside.iter().any(|shell| governed.contains(&shell.pid()))
     });
     limit_descriptors(daemon, 4096);
-    wait_until("all have", || {
+    wait_until("every waiting process is governed", || {
         let governed = governed_pids(&mount);
         outside.iter().all(|shell| governed.contains(&shell.pid()))
     });
@@ -157,7 +159,7 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
     .expect("a socket");
     let address = nix::sys::socket::UnixAddr::new(&mount.socket()).expect("a path");
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    nix::sys::socket::connect(fd, &address).expect("connects");
+    nix::sys::socket::connect(fd, &address).expect("the daemon accepts a connection");
     // Request for gcgroup.stat: operation 1, offset 0, length of the name, name.
     let name = b"gcgroup.stat";
     let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 12];
@@ -166,7 +168,7 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
         .flat_map(|word| word.to_le_bytes())
         .chain(*name)
         .collect();
-    wait_until("it is hung up on", || {
+    wait_until("the daemon closes the connection", || {
         nix::sys::socket::send(fd, &packet, nix::sys::socket::MsgFlags::MSG_NOSIGNAL).is_err()
     });
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 0);
@@ -174,7 +176,7 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
         mount
             .gcgroupfs(&["get", "gcgroup.stat"])
             .output()
-            .expect("runs")
+            .expect("the command runs")
             .status
             .success()
     );
@@ -195,7 +197,10 @@ fn rapid_opens_and_closes_never_reach_the_open_file_bound() {
     thread::scope(|scope| {
         let openers: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
         for opener in openers {
-            opener.join().expect("it ends").expect("there is room");
+            opener
+                .join()
+                .expect("the thread ends without a panic")
+                .expect("a descriptor is free");
         }
     });
 }

@@ -40,11 +40,14 @@ impl Silent {
         let mut command = Command::new(PROGRAM);
         command.arg("serve").arg(directory.path());
         command.args(is_writeback.then_some("writeback"));
-        let mut server = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut server = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
         said(&mut server, "ready");
         // The kernel knows the root's attributes without asking the server.
         let device = fs::symlink_metadata(directory.path())
-            .expect("it is mounted")
+            .expect("the directory is mounted")
             .dev();
         Self {
             directory,
@@ -87,7 +90,7 @@ impl Silent {
 
     fn start(&self, mut command: Command) -> Child {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.spawn().expect("it starts")
+        command.spawn().expect("the command starts")
     }
 }
 
@@ -126,7 +129,7 @@ impl Drop for Silent {
 fn said(child: &mut Child, expected: &str) {
     let mut line = String::new();
     let mut output = BufReader::new(child.stdout.take().expect("piped"));
-    output.read_line(&mut line).expect("it says something");
+    output.read_line(&mut line).expect("the server prints a line");
     assert_eq!(line.trim_end(), expected);
 }
 
@@ -136,7 +139,7 @@ fn bounded<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'stat
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(act()));
     let done = receiver.recv_timeout(DEADLINE);
-    done.unwrap_or_else(|_| panic!("hangs: {what}"))
+    done.unwrap_or_else(|_| panic!("{what} hangs"))
 }
 
 /// Asserts that other users are served and that inspecting the daemon's processes does not hang.
@@ -144,10 +147,10 @@ fn bounded<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'stat
 fn assert_well(mount: &Mount) {
     let shell = DriverShell::start(mount);
     let dir = Dir::of(mount, shell.pid());
-    wait_until("it is governed", || dir.exists());
+    wait_until("the process is governed", || dir.exists());
     dir.write("memory.limit", 1 << 30);
     assert_eq!(dir.number("memory.limit"), 1 << 30);
-    let listed = mount.gcgroupfs(&["ls"]).output().expect("it runs");
+    let listed = mount.gcgroupfs(&["ls"]).output().expect("the command runs");
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert!(listed.contains(&shell.pid().to_string()), "{listed}");
     for pid in family(mount) {
@@ -165,15 +168,15 @@ fn assert_well(mount: &Mount) {
 /// Returns the pid of the serving daemon: the supervisor's child, if there is a supervisor.
 fn daemon(mount: &Mount, is_supervised: bool) -> Pid {
     if is_supervised {
-        wait_for("a daemon", || supervise::daemon(mount))
+        wait_for("a daemon runs", || supervise::daemon(mount))
     } else {
-        mount.daemon().expect("it runs")
+        mount.daemon().expect("the daemon runs")
     }
 }
 
 /// Returns the pids of the daemon and its descendants, read from `status`, which never blocks.
 fn family(mount: &Mount) -> Vec<i32> {
-    let root = mount.daemon().expect("it runs").as_raw();
+    let root = mount.daemon().expect("the daemon runs").as_raw();
     let pids = || {
         let entries = fs::read_dir("/proc").expect("proc(5)").flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
@@ -207,7 +210,7 @@ fn parent(pid: i32) -> Option<i32> {
 #[track_caller]
 fn assert_nothing_stuck(pid: Pid) {
     wait_until("no thread of the daemon waits uninterruptibly", || {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
         tasks.flatten().all(|task| {
             let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
             !status.lines().any(|line| line.starts_with("State:\tD"))
@@ -263,10 +266,10 @@ fn daemon_with_hostile_descriptors_ends_on_sigterm() {
     let mut silent = Silent::new(true);
     silent.send(&mount, UIDS.start, 16, "hello");
     // Descriptors that arrive while the daemon cannot read are closed when it ends.
-    stop(mount.daemon().expect("it runs"));
+    stop(mount.daemon().expect("the daemon runs"));
     silent.send(&mount, UIDS.start, 16, "junk");
-    kill(mount.daemon().expect("it runs"), Signal::SIGTERM).expect("it runs");
-    kill(mount.daemon().expect("it runs"), Signal::SIGCONT).expect("it runs");
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGTERM).expect("the daemon runs");
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGCONT).expect("the daemon runs");
     mount.stop();
     mount.restart();
     assert_well(&mount);
@@ -277,7 +280,7 @@ fn killed_daemon_with_hostile_descriptors_is_replaced() {
     let mut mount = mount(false);
     let mut silent = Silent::new(false);
     silent.send(&mount, UIDS.start, 16, "hello");
-    stop(mount.daemon().expect("it runs"));
+    stop(mount.daemon().expect("the daemon runs"));
     silent.send(&mount, UIDS.start, 16, "junk");
     mount.kill9();
     mount.restart();
@@ -294,8 +297,8 @@ fn supervised_daemon_that_cannot_end_gets_a_successor() {
         // Connections are accepted, but their messages have not been read.
         stop(before);
         silent.send(&mount, UIDS.start, 16, "junk");
-        kill(before, Signal::SIGKILL).expect("it runs");
-        wait_until("another serves", || Dir::of(&mount, shell.pid()).exists());
+        kill(before, Signal::SIGKILL).expect("the daemon runs");
+        wait_until("the next daemon serves", || Dir::of(&mount, shell.pid()).exists());
         assert_well(&mount);
     }
 }

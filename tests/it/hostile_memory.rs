@@ -43,10 +43,12 @@ impl Hog {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("the command starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("reads");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("the file is readable");
         let (nr, errno) = line.trim().split_once(' ').expect("two numbers");
         Self {
             child,
@@ -65,12 +67,12 @@ impl Drop for Hog {
 
 /// Returns the value in KiB of a key in `/proc/PID/status`.
 fn kilobytes(pid: Pid, key: &str) -> usize {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let value = status
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
     let number = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
-    number.unwrap_or_else(|| panic!("{key} of {status}"))
+    number.unwrap_or_else(|| panic!("no number {key} in {status}"))
 }
 
 #[test]
@@ -78,8 +80,8 @@ fn memory_held_for_users_is_bounded() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let program = program_for_all(&c_program("hog.c", &[]), mount.root());
     let shell = DriverShell::start(&mount);
-    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o777)).expect("root may");
-    let daemon = mount.daemon().expect("it runs");
+    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o777)).expect("root may change the mode");
+    let daemon = mount.daemon().expect("the daemon runs");
     let before = kilobytes(daemon, "VmRSS");
     let fill = |kind: &str, path: PathBuf, most: usize| -> Vec<Hog> {
         let path = |uid: u32| match kind {
@@ -120,13 +122,16 @@ fn memory_held_for_users_is_bounded() {
     let listings = fill("listing", mount.path(), MAX_OPEN + 1);
     let nr_listings: usize = listings.iter().map(|hog| hog.nr).sum();
     assert!(listings.iter().all(|hog| hog.errno == libc::EMFILE));
-    assert!(listings.iter().all(|hog| hog.nr > 0), "those with few have room");
+    assert!(
+        listings.iter().all(|hog| hog.nr > 0),
+        "the listings below the limit are refused"
+    );
     // A listing's entry takes 64 bytes.
     let pages = (MAX_GROUPS * USERS.len() * 64).div_ceil(4096);
     assert!(nr_listings * pages <= MAX_OPEN_OF_ALL, "{nr_listings}");
 
     let connections = fill("connection", mount.socket(), 2 * MAX_CONNECTIONS);
-    let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("it runs");
+    let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("the daemon runs");
     let nr_open = descriptors.count();
     assert!(nr_open < MAX_CONNECTIONS * USERS.len() + 100, "{nr_open}");
 
@@ -147,5 +152,5 @@ fn memory_held_for_users_is_bounded() {
         &mount.file("", "gcgroup.procs"),
         100,
     );
-    assert_eq!((again.nr, again.errno), (100, 0), "there is room again");
+    assert_eq!((again.nr, again.errno), (100, 0), "closed files do not make room");
 }

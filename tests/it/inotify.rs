@@ -25,7 +25,7 @@ impl Watcher {
 
     #[track_caller]
     fn watch(&self, path: &Path, what: AddWatchFlags) -> WatchDescriptor {
-        self.0.add_watch(path, what).expect("watches")
+        self.0.add_watch(path, what).expect("the watch can be added")
     }
 
     /// Returns the events so far as watch descriptor, event and name.
@@ -42,7 +42,7 @@ impl Watcher {
     #[track_caller]
     fn expect(&self, wd: WatchDescriptor, what: AddWatchFlags, name: &str) -> Vec<(AddWatchFlags, String)> {
         let mut others = Vec::new();
-        wait_until(&format!("{what:?} of {name:?}"), || {
+        wait_until(&format!("inotify reports {what:?} of {name:?}"), || {
             let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(100_u8));
             let mut found = false;
@@ -85,16 +85,18 @@ fn only_the_changed_events_file_is_reported() {
             others.iter().all(|(mask, _)| *mask == AddWatchFlags::IN_MODIFY),
             "{others:?}"
         );
-        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+        wait_until("gcgroup.events shows the freeze's state", || {
+            dir.key("gcgroup.events", "frozen") == on
+        });
     }
     let seen = watcher.seen();
     assert!(
         seen.iter().all(|(at, ..)| *at != memory),
-        "nothing has happened to it: {seen:?}"
+        "the unchanged file was reported: {seen:?}"
     );
     shell.kill9();
     let mut deleted = Vec::new();
-    wait_until("their ends are seen", || {
+    wait_until("inotify reports the removal of all three files", || {
         let seen = watcher.seen().into_iter();
         deleted.extend(
             seen.filter(|(_, mask, _)| mask.contains(AddWatchFlags::IN_DELETE_SELF))
@@ -128,16 +130,20 @@ fn files_open_before_the_announcement_keep_working() {
     for _ in 0..10 {
         let shell = DriverShell::start(&mount);
         let path = mount.path().join(shell.pid().to_string());
-        let inside = File::open(&path).expect("it is there at once");
+        let inside = File::open(&path).expect("the directory exists at once");
         let limit = File::options()
             .write(true)
             .open(path.join("memory.limit"))
-            .expect("opens");
+            .expect("the file opens");
         watcher.expect(root, AddWatchFlags::IN_CREATE, &shell.pid().to_string());
         let named = fs::read_link(format!("/proc/self/fd/{}", inside.as_raw_fd())).expect("a link");
-        assert_eq!(named, path.canonicalize().expect("a path"), "not (deleted)");
-        openat(&inside, "memory.current", OFlag::O_RDONLY, Mode::empty()).expect("opens");
-        nix::unistd::write(&limit, b"4096").expect("writes");
+        assert_eq!(
+            named,
+            path.canonicalize().expect("a path"),
+            "the opened directory is shown as deleted"
+        );
+        openat(&inside, "memory.current", OFlag::O_RDONLY, Mode::empty()).expect("the file opens");
+        nix::unistd::write(&limit, b"4096").expect("the file is writable");
         assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 4096);
     }
 }
@@ -149,14 +155,16 @@ fn killed_helper_is_replaced() {
     let dir = Dir::of(&mount, shell.pid());
     let watcher = Watcher::new();
     let events = watcher.watch(&dir.path().join("gcgroup.events"), AddWatchFlags::IN_MODIFY);
-    let daemon = mount.daemon().expect("it runs");
-    let first = wait_for("a helper", || helper(daemon));
-    kill(first, Signal::SIGKILL).expect("it runs");
+    let daemon = mount.daemon().expect("the daemon runs");
+    let first = wait_for("the inotify helper runs", || helper(daemon));
+    kill(first, Signal::SIGKILL).expect("the helper runs");
     let mut on = 0;
-    wait_until("another shows changes", || {
+    wait_until("the next inotify helper reports changes", || {
         on = 1 - on;
         dir.write("compute.freeze", on);
-        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+        wait_until("gcgroup.events shows the freeze's state", || {
+            dir.key("gcgroup.events", "frozen") == on
+        });
         let second = helper(daemon).filter(|second| *second != first);
         second.is_some() && watcher.seen().iter().any(|(at, ..)| *at == events)
     });
@@ -167,11 +175,13 @@ fn helper_of_a_killed_daemon_exits() {
     let mut mount = Mount::new();
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
-        let helper = wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+        let helper = wait_for("the inotify helper runs", || {
+            helper(mount.daemon().expect("the daemon runs"))
+        });
         // The process may be registering or exiting at this moment.
         shell.kill9();
         mount.kill9();
-        wait_until("it has ended", || {
+        wait_until("the inotify helper has ended", || {
             let status = fs::read_to_string(format!("/proc/{helper}/status")).unwrap_or_default();
             // The helper's new parent reaps it at a time of its own choice.
             !status.contains("State:") || status.contains("State:\tZ")
@@ -189,16 +199,21 @@ fn helper_does_not_prevent_unmounting() {
         &mount.path(),
         AddWatchFlags::IN_CREATE | AddWatchFlags::IN_UNMOUNT,
     );
-    wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+    wait_for("the inotify helper runs", || {
+        helper(mount.daemon().expect("the daemon runs"))
+    });
     shell.kill9();
     // Unmounts without detaching, which an open file would prevent.
-    wait_until("it is unmounted", || {
+    wait_until("the mount point is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
     watcher.expect(root, AddWatchFlags::IN_UNMOUNT, "");
     assert!(
-        fs::read_dir(mount.path()).expect("lists").next().is_none(),
-        "nothing was made below it"
+        fs::read_dir(mount.path())
+            .expect("the directory is readable")
+            .next()
+            .is_none(),
+        "a directory was made below the mount point"
     );
 }
 
@@ -207,7 +222,7 @@ fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    let errno = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
+    let errno = |result: std::io::Result<()>| result.expect_err("the operation is refused").raw_os_error();
     assert_eq!(
         errno(fs::create_dir(mount.path().join("12345"))),
         Some(libc::EINVAL)
@@ -219,7 +234,11 @@ fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mut command = mount.gcgroupfs(&["touch"]);
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
-    assert_eq!(touch.ask("c 12345"), libc::ENODEV.to_string(), "not that device");
+    assert_eq!(
+        touch.ask("c 12345"),
+        libc::ENODEV.to_string(),
+        "the helper accepted another device"
+    );
 }
 
 #[test]
@@ -229,7 +248,7 @@ fn group_changes_are_reported_exactly_once() {
     let both = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
     let root = watcher.watch(&mount.path(), both);
     let run = |arguments: &[&str]| {
-        let done = mount.gcgroupfs(arguments).status().expect("runs");
+        let done = mount.gcgroupfs(arguments).status().expect("the command runs");
         assert!(done.success(), "{arguments:?}");
     };
     let mut seen = Vec::new();
@@ -249,9 +268,9 @@ fn group_changes_are_reported_exactly_once() {
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "a"));
         assert!(!mount.path().join("team/a").exists());
         // The kernel reports these changes by itself; the helper must not repeat them.
-        fs::create_dir(mount.path().join("team/b")).expect("makes");
+        fs::create_dir(mount.path().join("team/b")).expect("the directory can be made");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "b"));
-        fs::remove_dir(mount.path().join("team/b")).expect("removes");
+        fs::remove_dir(mount.path().join("team/b")).expect("the directory can be removed");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "b"));
         run(&["rmdir", "team"]);
         seen.extend(watcher.expect(root, AddWatchFlags::IN_DELETE, "team"));

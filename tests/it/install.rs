@@ -28,7 +28,7 @@ fn staged(root: &Path, arguments: &[&str]) {
 
 #[track_caller]
 fn ok(command: &mut Command) -> Output {
-    let output = command.output().expect("it runs");
+    let output = command.output().expect("the command runs");
     assert!(output.status.success(), "{output:?}");
     output
 }
@@ -43,7 +43,11 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
             if path.is_dir() {
                 left.push(path);
             } else {
-                found.insert(path.strip_prefix(root).expect("below it").to_owned());
+                found.insert(
+                    path.strip_prefix(root)
+                        .expect("the path is below the root")
+                        .to_owned(),
+                );
             }
         }
     }
@@ -51,7 +55,7 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
 }
 
 fn preloaded(root: &Path) -> String {
-    fs::read_to_string(root.join("etc/ld.so.preload")).expect("it is there")
+    fs::read_to_string(root.join("etc/ld.so.preload")).expect("the file exists")
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn installed_programs_run_from_their_directory() {
     let mut load = Governed::spawn(command);
     load.expect("ready");
     assert_eq!(mount.read(load.pid(), "memory.limit").trim(), "1048576");
-    let maps = fs::read_to_string(format!("/proc/{}/maps", load.pid())).expect("it lives");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", load.pid())).expect("the process lives");
     for library in ["libgcgroup.so", "libgcgroup_hook.so"] {
         assert!(maps.contains(&format!("{prefix}/lib/{library}")), "{maps}");
     }
@@ -99,10 +103,7 @@ fn every_tool_is_installed_for_all_users() {
         let program = file.starts_with("usr/bin") || file.extension().is_some_and(|end| end == "so");
         assert_eq!(mode, if program { 0o755 } else { 0o644 }, "{}", file.display());
     }
-    assert!(
-        !root.path().join("etc").exists(),
-        "nobody is governed who was not asked about"
-    );
+    assert!(!root.path().join("etc").exists(), "a plain install wrote to /etc");
 }
 
 #[test]
@@ -111,17 +112,17 @@ fn upgrade_does_not_change_libraries_of_running_programs() {
     staged(root.path(), &[]);
     let before = files(root.path());
     let library = root.path().join("usr/lib/libgcgroup_hook.so");
-    fs::write(&library, "an earlier one").expect("a file of ours");
-    let mut held = File::open(&library).expect("it is there");
+    fs::write(&library, "an earlier one").expect("the file is writable");
+    let mut held = File::open(&library).expect("the file exists");
 
     staged(root.path(), &[]);
     assert_eq!(files(root.path()), before);
     assert_eq!(
-        fs::read(&library).expect("it is there"),
-        fs::read(artifacts().hook()).expect("it is built")
+        fs::read(&library).expect("the file exists"),
+        fs::read(artifacts().hook()).expect("the hook is built")
     );
     let mut text = String::new();
-    held.read_to_string(&mut text).expect("it is open");
+    held.read_to_string(&mut text).expect("the file is open");
     assert_eq!(text, "an earlier one");
 }
 
@@ -171,7 +172,7 @@ fn invalid_arguments_change_nothing() {
         let output = install(arguments)
             .env("DESTDIR", root.path())
             .output()
-            .expect("it runs");
+            .expect("the command runs");
         assert!(!output.status.success(), "{arguments:?}");
         assert!(!output.stderr.is_empty(), "{arguments:?}");
         assert!(files(root.path()).is_empty(), "{arguments:?}");

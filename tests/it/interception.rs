@@ -115,7 +115,7 @@ fn program_that_executes_another_is_counted() {
         assert_eq!(
             Dir::of(&mount, pid).launches(),
             LAUNCHES,
-            "the new program is counted from nothing"
+            "the new program's count does not start at 0"
         );
     }
 }
@@ -152,7 +152,7 @@ fn second_interposing_library_works_in_either_order() {
             assert_eq!(
                 program.expect("interposer saw"),
                 format!("interposer saw {LAUNCHES}"),
-                "{flags:?} {preload}: the other library goes on seeing every call"
+                "{flags:?} {preload}: the other library missed calls"
             );
         }
     }
@@ -203,7 +203,7 @@ fn output(program: &Path, preload: Option<&Path>) -> String {
     if let Some(library) = preload {
         command.env("LD_PRELOAD", library);
     }
-    let out = command.output().expect("it runs");
+    let out = command.output().expect("the command runs");
     assert!(
         out.status.success(),
         "{program:?}: {}",
@@ -244,12 +244,15 @@ fn static_musl_program_behaves_unchanged() {
 fn opened_library_without_calls_does_not_load_the_hook() {
     let mount = Mount::new();
     let mut command = mount.command(unlinked());
-    command.arg(format!("quiet:{}", absolute())).arg("0");
+    command.arg(format!("lookup:{}", absolute())).arg("0");
     let mut program = Governed::spawn(command);
     program.expect("launched 0");
-    assert!(!Dir::of(&mount, program.pid()).exists(), "looking is not using");
+    assert!(
+        !Dir::of(&mount, program.pid()).exists(),
+        "a program that only looks symbols up is governed"
+    );
     let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid()))
-        .expect("it lives")
+        .expect("the process lives")
         .count();
-    assert_eq!(tasks, 1, "and has no helper thread");
+    assert_eq!(tasks, 1, "the program has a helper thread");
 }

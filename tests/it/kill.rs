@@ -26,15 +26,17 @@ fn two_hundred_kills_under_churn_leak_nothing() {
         }
         shell.kill9();
     }
-    wait_until("every directory goes", || governed_pids(&mount).is_empty());
+    wait_until("the killed processes' directories are removed", || {
+        governed_pids(&mount).is_empty()
+    });
     assert_eq!(mount.number("", "memory.current", ""), 0);
     assert_eq!(
         witness.ask("meminfo"),
         before,
-        "the card is as empty as at the start"
+        "the killed processes left memory on the device"
     );
-    let exited = std::fs::read_to_string(mount.path().join("exited")).expect("reads");
-    assert_eq!(exited.lines().count(), 64, "the last 64 are remembered");
+    let exited = std::fs::read_to_string(mount.path().join("exited")).expect("the file is readable");
+    assert_eq!(exited.lines().count(), 64, "exited does not list 64 processes");
 }
 
 #[test]
@@ -59,7 +61,9 @@ fn restarted_daemon_restores_processes_and_settings() {
         assert_eq!(shells[1].ask("alloc linear 4096"), format!("ok {round}"));
         assert_eq!(shells[1].ask("spin 5 1"), "ok");
         mount.restart();
-        wait_until("all are back", || governed_pids(&mount).len() == shells.len());
+        wait_until("every process has registered again", || {
+            governed_pids(&mount).len() == shells.len()
+        });
         for (shell, n) in shells.iter().zip(1..) {
             let dir = Dir::of(&mount, shell.pid());
             assert_eq!(dir.number("memory.limit"), n * 10 * MIB);
@@ -68,7 +72,9 @@ fn restarted_daemon_restores_processes_and_settings() {
             assert!(dir.number("memory.current") >= n * MIB);
             assert!(dir.launches() >= 7);
         }
-        wait_until("the frozen one still is", || Dir::of(&mount, first).is_frozen());
+        wait_until("the first process is frozen and drained again", || {
+            Dir::of(&mount, first).is_frozen()
+        });
         assert_eq!(shells[1].ask(&format!("free {round}")), "ok");
     }
     Dir::of(&mount, first).write("compute.freeze", 0);
@@ -83,7 +89,9 @@ fn setting_written_just_before_daemon_kill_is_kept() {
         Dir::of(&mount, shell.pid()).write("memory.limit", n * MIB);
         mount.kill9();
         mount.restart();
-        wait_until("it is back", || Dir::of(&mount, shell.pid()).exists());
+        wait_until("the process has registered again", || {
+            Dir::of(&mount, shell.pid()).exists()
+        });
         assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), n * MIB);
     }
 }
@@ -97,7 +105,9 @@ fn process_ending_without_daemon_is_absent_afterwards() {
     let pid = dies.pid();
     dies.kill9();
     mount.restart();
-    wait_until("the survivor is back", || Dir::of(&mount, stays.pid()).exists());
+    wait_until("the surviving process has registered again", || {
+        Dir::of(&mount, stays.pid()).exists()
+    });
     assert!(!Dir::of(&mount, pid).exists());
 }
 
@@ -108,7 +118,9 @@ fn process_started_without_daemon_is_governed_later() {
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask(&format!("alloc linear {}", 3 * MIB)), "ok 0");
     mount.restart();
-    wait_until("it registers", || Dir::of(&mount, shell.pid()).exists());
+    wait_until("the process is registered", || {
+        Dir::of(&mount, shell.pid()).exists()
+    });
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 3 * MIB);
 }
 
@@ -119,28 +131,35 @@ fn open_files_fail_after_daemon_kill_and_reopen_works() {
     let path = Dir::of(&mount, shell.pid()).path();
     for _ in 0..3 {
         let (file, directory) = (path.join("memory.current"), std::fs::File::open(&path));
-        let open = std::fs::File::open(&file).expect("opens");
-        let events = std::fs::File::open(path.join("gcgroup.events")).expect("opens");
+        let open = std::fs::File::open(&file).expect("the file opens");
+        let events = std::fs::File::open(path.join("gcgroup.events")).expect("the file opens");
         let mut text = [0; 64];
-        nix::sys::uio::pread(&events, &mut text, 0).expect("reads");
+        nix::sys::uio::pread(&events, &mut text, 0).expect("the file is readable");
         std::thread::scope(|scope| {
             let asleep = scope.spawn(|| {
                 let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-                poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polls")
+                poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("the value fits"))
+                    .expect("poll(2) succeeds")
             });
             mount.kill9();
-            assert_eq!(asleep.join().expect("no panic"), 1, "woken");
+            assert_eq!(
+                asleep.join().expect("the thread ends without a panic"),
+                1,
+                "the end of the daemon did not wake the poller"
+            );
         });
         for file in [&open, &events] {
-            let errno = nix::sys::uio::pread(file, &mut text, 0).expect_err("nobody answers");
+            let errno = nix::sys::uio::pread(file, &mut text, 0).expect_err("no daemon answers");
             assert!(matches!(errno, Errno::ENOTCONN | Errno::ECONNABORTED), "{errno}");
         }
         assert!(std::fs::read_to_string(&file).is_err());
         mount.restart();
-        wait_until("it is back", || Dir::of(&mount, shell.pid()).exists());
+        wait_until("the process has registered again", || {
+            Dir::of(&mount, shell.pid()).exists()
+        });
         assert!(
             nix::sys::uio::pread(&open, &mut text, 0).is_err(),
-            "another mount"
+            "a file of the old mount is readable"
         );
         assert_eq!(mount.read(shell.pid(), "memory.current"), "0");
         drop(directory);

@@ -114,7 +114,7 @@ fn throughput_reports_its_launches() {
     assert!(kernels > 0);
     // The warm-up adds one launch.
     let counted = format!("nr_launches={}", kernels + 1);
-    support::wait_until("it has left", || {
+    support::wait_until("the process is listed in exited", || {
         let exited = mount.read(".", "exited");
         let line = exited
             .lines()
@@ -145,7 +145,7 @@ fn delayed_burst_delays_the_bursts_behind_it() {
     load.expect("burst 20 ");
     mount.write(load.pid(), "compute.freeze", "1");
     let frozen = std::time::Instant::now();
-    support::wait_until("a burst waits", || {
+    support::wait_until("a burst waits at the gate", || {
         mount.number(load.pid(), "compute.stat", "nr_frozen") > 0
             && frozen.elapsed() > std::time::Duration::from_millis(100)
     });
@@ -158,7 +158,7 @@ fn delayed_burst_delays_the_bursts_behind_it() {
     };
     assert!(
         lines.iter().filter(late).count() > 10,
-        "they had their times before: {lines:?}"
+        "the delayed bursts do not show their delay: {lines:?}"
     );
 }
 

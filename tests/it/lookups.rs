@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use support::{artifacts, c_program, repository};
 use tempfile::TempDir;
 
+use crate::hooked::NAMES as HOOKED;
+
 /// CUDA version of the simulated driver.
 const DRIVER: i32 = 13050;
 /// File name of the library that contains the hooked functions.
@@ -37,8 +39,8 @@ impl Names {
             };
             let versions = names.entry(name.to_owned()).or_default();
             let flavours = versions.entry(version.parse().unwrap()).or_default();
-            let place = &mut flavours[usize::from(flavour != "legacy")];
-            assert_eq!(place.replace(symbol.to_owned()), None, "{line}");
+            let entry = &mut flavours[usize::from(flavour != "legacy")];
+            assert_eq!(entry.replace(symbol.to_owned()), None, "{line}");
         }
         Names(names)
     }
@@ -192,7 +194,6 @@ fn simulated_driver_answers_every_lookup_as_its_table() {
 fn every_lookup_through_the_hook_finds_the_same() {
     let names = Names::read();
     let lookups = every_lookup(&names);
-    let hooked_symbols = hooked_symbols();
     for ask in [Ask::Five, Ask::Four] {
         let bare = replay(&names, &lookups, ask, false);
         let hooked = replay(&names, &lookups, ask, true);
@@ -200,29 +201,10 @@ fn every_lookup_through_the_hook_finds_the_same() {
         for ((bare, _), (hooked, object)) in bare.iter().zip(&hooked) {
             assert_eq!(hooked, bare, "{ask:?}");
             let symbol = hooked.rsplit('\t').next().unwrap();
-            let ours = hooked_symbols.contains(symbol);
+            let ours = HOOKED.contains(&symbol);
             assert_eq!(object == HOOK, ours, "{ask:?}: {hooked} lies in {object}");
         }
     }
-}
-
-/// Returns the symbols of the hook's table.
-fn hooked_symbols() -> BTreeSet<String> {
-    let table = fs::read_to_string(repository().join("hook/src/table.rs")).unwrap();
-    let rows = table
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("fn cu"));
-    let names = rows.flat_map(|row| row.split('(').next().unwrap().split([' ', '[', ']', ',']));
-    let mut symbols = BTreeSet::new();
-    for name in names.filter(|name| !name.is_empty()) {
-        symbols.insert(if name.starts_with("cu") {
-            name.to_owned()
-        } else {
-            format!("cu{name}")
-        });
-    }
-    assert!(symbols.len() > 100, "the table is not read aright");
-    symbols
 }
 
 /// Returns the lines of a list in the repository, without comments.

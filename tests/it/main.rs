@@ -19,6 +19,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod connections;
+#[cfg(test)]
 mod containers;
 #[cfg(test)]
 mod contended;
@@ -66,6 +68,9 @@ mod groups_limit;
 mod groups_swap;
 #[cfg(test)]
 mod holes;
+#[cfg(test)]
+#[path = "../../hook/names.rs"]
+mod hooked;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
@@ -226,8 +231,6 @@ mod unmanaged;
 mod unread_log;
 #[cfg(test)]
 mod versions;
-#[cfg(test)]
-mod visitors;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

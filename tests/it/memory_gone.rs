@@ -54,7 +54,7 @@ fn context_end_by_any_call_uncharges_its_memory() {
         assert_eq!(
             dir.key("memory.stat", "host"),
             0,
-            "{end}: page-locked memory goes too"
+            "{end}: page-locked memory is still charged"
         );
     }
 }
@@ -98,11 +98,11 @@ fn stream_ordered_free_uncharges_when_done() {
     assert_eq!(
         calls.call("cuMemAlloc_v2 &other 8388608"),
         Err(2),
-        "there is no room yet"
+        "memory was freed before the stream reached its free"
     );
     calls.ok("cuMemsetD32_v2 $word 1 1");
     // The program does not wait for the stream; the next allocation that needs the room notices.
-    wait_until("the stream goes on", || {
+    wait_until("the stream has completed", || {
         calls.call("cuStreamQuery $stream").is_ok()
     });
     calls.ok("cuMemAlloc_v2 &other 8388608");
@@ -132,7 +132,9 @@ fn stream_ordered_free_uncharges_without_further_calls() {
             // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
-        wait_until("it is uncharged", || dir.number("memory.current") == 4);
+        wait_until("the freed block is uncharged", || {
+            dir.number("memory.current") == 4
+        });
         calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
         calls.ok("cuStreamSynchronize $other");
     }

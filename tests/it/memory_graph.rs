@@ -56,11 +56,19 @@ fn graph_launch_charges_reservation_and_trim_uncharges() {
             }
         }
         calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
-        assert_eq!(dir.number("memory.current"), 0, "{way}: nothing is taken yet");
+        assert_eq!(
+            dir.number("memory.current"),
+            0,
+            "{way}: instantiation charged memory"
+        );
         calls.ok("cuGraphLaunch $exec $stream");
         calls.ok("cuStreamSynchronize $stream");
         assert_eq!(dir.key("memory.stat", "graph"), 40 * MIB, "{way}");
-        assert_eq!(dir.key("memory.stat", "pool"), 0, "{way}: not the pool's");
+        assert_eq!(
+            dir.key("memory.stat", "pool"),
+            0,
+            "{way}: graph memory is charged as pool memory"
+        );
         assert_eq!(dir.number("memory.current"), 40 * MIB, "{way}");
         if way == "captured" {
             // A second launch at the limit succeeds because its room is already reserved.
@@ -75,7 +83,11 @@ fn graph_launch_charges_reservation_and_trim_uncharges() {
             calls.ok(&format!("cuMemFree_v2 {address}"));
         }
         calls.ok("cuGraphExecDestroy $exec");
-        assert_eq!(dir.number("memory.current"), 40 * MIB, "{way}: still reserved");
+        assert_eq!(
+            dir.number("memory.current"),
+            40 * MIB,
+            "{way}: reserved graph memory is uncharged"
+        );
         calls.ok("cuDeviceGraphMemTrim 0");
         assert_eq!(dir.number("memory.current"), 0, "{way}");
         assert_eq!(truth.used(calls.pid(), 0), 0, "{way}");
@@ -106,7 +118,7 @@ fn graph_launch_over_limit_is_refused_uncharged() {
         assert_eq!(
             calls.call(&format!("{launch} $exec $stream")),
             OUT_OF_MEMORY,
-            "trimmed"
+            "the trimmed graph memory was reused"
         );
         assert_eq!(dir.number("memory.current"), 40 * MIB);
         calls.ok("cuMemFree_v2 $block");
@@ -124,9 +136,11 @@ fn frozen_launch_of_an_allocating_graph_waits() {
     captured(&mut calls, 4 * MIB);
     calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
     dir.write("compute.freeze", 1);
-    support::wait_until("it is drained", || dir.is_frozen());
+    support::wait_until("the process is frozen and drained", || dir.is_frozen());
     calls.tell("call cuGraphLaunch $exec $stream");
-    support::wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    support::wait_until("the graph launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
     assert_eq!(dir.key("compute.stat", "nr_graphs"), 0);
     dir.write("compute.freeze", 0);
     assert_eq!(calls.line(), "ok");

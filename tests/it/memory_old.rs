@@ -45,7 +45,7 @@ fn old_allocations_are_charged_limited_and_uncharged() {
     calls.ok("cuMemAllocPitch &rows &pitch 1000 100 4");
     let pitch = calls.get("pitch");
     assert!(pitch > 1000);
-    assert_eq!(held(), 100 * pitch, "with its padding");
+    assert_eq!(held(), 100 * pitch, "the charge does not include the padding");
     calls.ok("cuMemFree $rows");
     calls.put("plain", 0, 4, 4 * MIB);
     calls.put("deep", 4, 4, 1024);

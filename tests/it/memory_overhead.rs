@@ -29,11 +29,15 @@ fn context_memory_counts_in_current_peak_and_limit() {
     let dir = Dir::of(&mount, calls.pid());
     wait_until("the context is measured", || context(&dir) == CONTEXT);
     assert_eq!(context(&dir.gpu(0)), CONTEXT);
-    assert_eq!(context(&dir.gpu(1)), 0, "nothing of it is there");
+    assert_eq!(
+        context(&dir.gpu(1)),
+        0,
+        "the other device is charged for the context"
+    );
     assert_eq!(dir.number("memory.current"), CONTEXT);
     assert_eq!(dir.gpu(0).number("memory.peak"), CONTEXT);
-    for place in [dir.clone(), dir.gpu(0)] {
-        place.write("memory.limit", CONTEXT + 10 * MIB);
+    for level in [dir.clone(), dir.gpu(0)] {
+        level.write("memory.limit", CONTEXT + 10 * MIB);
         calls.ok("cuMemGetInfo_v2 &free &total");
         assert_eq!(calls.get("free"), 10 * MIB);
         assert_eq!(calls.get("total"), CONTEXT + 10 * MIB);
@@ -42,10 +46,10 @@ fn context_memory_counts_in_current_peak_and_limit() {
             OUT_OF_MEMORY
         );
         calls.ok(&format!("cuMemAlloc_v2 &block {}", 10 * MIB));
-        assert_eq!(place.number("memory.current"), CONTEXT + 10 * MIB);
-        assert_eq!(place.number("memory.peak"), CONTEXT + 10 * MIB);
+        assert_eq!(level.number("memory.current"), CONTEXT + 10 * MIB);
+        assert_eq!(level.number("memory.peak"), CONTEXT + 10 * MIB);
         calls.ok("cuMemFree_v2 $block");
-        place.write("memory.limit", "max");
+        level.write("memory.limit", "max");
     }
 }
 
@@ -55,16 +59,24 @@ fn contexts_come_and_go_on_every_device() {
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     calls.ok("cuCtxCreate_v2 &second 0 0");
-    wait_until("both are measured", || context(&dir.gpu(0)) == 2 * CONTEXT);
+    wait_until("both contexts of the first device are measured", || {
+        context(&dir.gpu(0)) == 2 * CONTEXT
+    });
     calls.ok("cuCtxCreate_v2 &third 0 1");
-    wait_until("the other device's too", || context(&dir.gpu(1)) == CONTEXT);
+    wait_until("the second device's context is measured", || {
+        context(&dir.gpu(1)) == CONTEXT
+    });
     assert_eq!(context(&dir), 3 * CONTEXT);
     calls.ok("cuCtxDestroy_v2 $third");
     calls.ok("cuCtxDestroy_v2 $second");
-    wait_until("they are gone", || context(&dir) == CONTEXT);
-    assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "a peak never falls");
+    wait_until("the destroyed contexts are uncharged", || {
+        context(&dir) == CONTEXT
+    });
+    assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "the peak has decreased");
     calls.ok("cuDevicePrimaryCtxReset_v2 0");
-    wait_until("nothing is left", || dir.number("memory.current") == 0);
+    wait_until("the last context is uncharged", || {
+        dir.number("memory.current") == 0
+    });
 }
 
 #[test]
@@ -75,7 +87,11 @@ fn contexts_are_measured_with_longer_nvml_entries() {
         let dir = Dir::of(&mount, shell.pid());
         wait_until("the context is measured", || context(&dir) == CONTEXT);
     }
-    assert_eq!(mount.read("", "unmanaged"), "", "nobody else is there");
+    assert_eq!(
+        mount.read("", "unmanaged"),
+        "",
+        "a governed process is listed as unmanaged"
+    );
 }
 
 #[test]
@@ -102,8 +118,8 @@ fn restarted_daemon_measures_contexts_again() {
     });
     mount.kill9();
     mount.restart();
-    wait_until("the process is back", || mount.governs(shell.pid()));
-    wait_until("its context is measured", || {
+    wait_until("the process has registered again", || mount.governs(shell.pid()));
+    wait_until("the context is measured again", || {
         context(&Dir::of(&mount, shell.pid())) == CONTEXT
     });
 }
@@ -112,7 +128,7 @@ fn restarted_daemon_measures_contexts_again() {
 fn process_in_pid_namespace_is_known_by_daemons_pid() {
     let mount = mount();
     let calls = Calls::start_apart(&mount);
-    assert_eq!(calls.pid(), 1, "as it sees itself");
+    assert_eq!(calls.pid(), 1, "the pid in the process's own namespace");
     let pids = governed_pids(&mount);
     let dir = Dir::of(&mount, pids[0]);
     assert_eq!(pids.len(), 1);

@@ -139,7 +139,9 @@ fn destroyed_pool_is_uncharged_without_further_calls() {
             // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
-        wait_until("it is uncharged", || dir.number("memory.current") == 4);
+        wait_until("the destroyed pool is uncharged", || {
+            dir.number("memory.current") == 4
+        });
         calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
         calls.ok("cuStreamSynchronize $other");
     }
@@ -162,11 +164,15 @@ fn wait_on_own_default_stream_does_not_cover_anothers() {
         assert_eq!(
             dir.number("memory.current"),
             CHUNK + 4,
-            "another's was waited for"
+            "waiting on another thread's stream uncharged the block"
         );
         calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
         calls.ok(&format!("cuStreamSynchronize{twin} {stream}"));
-        assert_eq!(dir.number("memory.current"), 4, "its own was");
+        assert_eq!(
+            dir.number("memory.current"),
+            4,
+            "waiting on the own stream did not uncharge the block"
+        );
     }
 }
 
@@ -191,7 +197,11 @@ fn current_pool_is_the_one_set() {
         calls.ok("cuMemPoolTrimTo $pool 0");
         calls.ok("cuMemGetDefaultMemPool &default &location 1");
         calls.ok(&format!("cuMemAllocFromPoolAsync &one {MIB} $default 0"));
-        assert_eq!(dir.number("memory.current"), CHUNK, "{set}: its default pool");
+        assert_eq!(
+            dir.number("memory.current"),
+            CHUNK,
+            "{set}: the default pool is charged wrongly"
+        );
         calls.ok("cuMemFreeAsync $one 0");
         calls.ok("cuCtxSynchronize");
         assert_eq!(dir.number("memory.current"), 0, "{set}");

@@ -79,7 +79,7 @@ fn memory_is_charged_until_last_handle_and_mapping_go() {
         held.is(0, "neither mapped nor by a handle");
         assert!(
             calls.call("cuMemRelease $again").is_err(),
-            "the driver's business"
+            "a second release succeeded"
         );
         assert!(calls.call(&format!("cuMemUnmap $range {bytes}")).is_err());
         held.is(0, "not taken off twice");
@@ -151,7 +151,11 @@ fn imported_memory_shows_as_ipc_and_charges_its_creator() {
     assert_eq!(made.number("memory.current"), 4 * MIB);
     assert_eq!(made.key("memory.stat", "ipc"), 0);
     taker.ok("cuMemRelease $handle");
-    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB, "still mapped");
+    assert_eq!(
+        taken.key("memory.stat", "ipc"),
+        4 * MIB,
+        "the mapped memory is uncharged"
+    );
     taker.ok(&format!("cuMemUnmap $range {}", 4 * MIB));
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
     maker.ok("cuMemRelease $handle");
@@ -172,7 +176,11 @@ fn opened_memory_shows_until_closed_as_often_as_opened() {
     for name in ["one", "other"] {
         taker.ok(&format!("cuIpcOpenMemHandle_v2 &{name} 1 *handle"));
     }
-    assert_eq!(taker.get("one"), taker.get("other"), "opened twice, there once");
+    assert_eq!(
+        taker.get("one"),
+        taker.get("other"),
+        "the second opening returned another address"
+    );
     assert_eq!(taken.number("memory.current"), 0);
     assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB);
     taker.ok("cuIpcCloseMemHandle $one");

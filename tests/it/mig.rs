@@ -181,7 +181,7 @@ fn process_sees_at_most_one_instance_and_is_charged_there() {
     }
 
     let mut devices = Devices::start(&mount);
-    assert_eq!(devices.ok("count"), 1, "without the variable");
+    assert_eq!(devices.ok("count"), 1, "devices without CUDA_VISIBLE_DEVICES");
     assert_eq!(devices.0.ask("uuid 0"), format!("0 {}", digits(first)));
 }
 
@@ -219,7 +219,7 @@ fn each_instance_has_its_own_memory_limit_and_overhead() {
         assert_eq!(devices.ok("total 0"), size);
         assert_eq!(devices.ask("meminfo")[1..], [size - CONTEXT, size]);
         let dir = Dir::of(&mount, devices.0.pid());
-        wait_until("its context is measured", || {
+        wait_until("the context is measured", || {
             dir.gpu(index).number("memory.current") == CONTEXT
         });
         assert_eq!(dir.number("memory.current"), CONTEXT);
@@ -242,9 +242,9 @@ fn each_instance_has_its_own_memory_limit_and_overhead() {
 fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     let mount = divided();
     let uuids = uuids(&mount);
-    let mut stranger = monitoring(&mount, &uuids[1]);
+    let mut other = monitoring(&mount, &uuids[1]);
     let mut neighbour = monitoring(&mount, &uuids[0]);
-    for nvml in [&mut stranger, &mut neighbour] {
+    for nvml in [&mut other, &mut neighbour] {
         assert_eq!(nvml.ask(&format!("alloc 0 {}", 8 * MIB)), [SUCCESS]);
     }
     let mut nvml = monitoring(&mount, &uuids[1]);
@@ -252,11 +252,15 @@ fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     let pid = nvml.0.pid();
     let dir = Dir::of(&mount, pid);
     let current = 96 * MIB + CONTEXT;
-    wait_until("its context is measured", || {
+    wait_until("the context is measured", || {
         dir.gpu(1).number("memory.current") == current
     });
-    let everybody = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
-    assert_eq!(everybody(&mut nvml), [3, 2], "not limited yet");
+    let lengths = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
+    assert_eq!(
+        lengths(&mut nvml),
+        [3, 2],
+        "the unlimited process does not see all others"
+    );
 
     // One limit on the instance and one on the process.
     for limited in [dir.gpu(1), dir.clone()] {
@@ -275,12 +279,12 @@ fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
         }
         limited.write("memory.limit", "max");
     }
-    assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
-    assert_eq!(everybody(&mut nvml), [3, 2]);
+    assert_eq!(nvml.ask("memory 0 1"), other.ask("memory 0 1"));
+    assert_eq!(lengths(&mut nvml), [3, 2]);
 
     // A limit on another device does not affect this one.
     dir.gpu(0).write("memory.limit", 512 * MIB);
-    assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
+    assert_eq!(nvml.ask("memory 0 1"), other.ask("memory 0 1"));
     assert_eq!(
         nvml.ask(&format!("memory {} 1", instance(0))),
         [SUCCESS, 512 * MIB, 512 * MIB, 0]
@@ -307,7 +311,9 @@ fn instance_freeze_holds_only_processes_on_it() {
 
     dir.gpu(1).freeze();
     devices.0.say("spin 0 null");
-    wait_until("it waits", || dir.gpu(1).key("compute.stat", "nr_frozen") == 1);
+    wait_until("the launch waits at the instance's gate", || {
+        dir.gpu(1).key("compute.stat", "nr_frozen") == 1
+    });
     dir.gpu(0).write("compute.freeze", 0);
     assert!(dir.gpu(1).is_frozen());
     assert_eq!(devices.0.line_now(), None);
@@ -345,12 +351,12 @@ fn instance_created_later_is_governed() {
     devices.ok(&format!("alloc {MIB}"));
     let dir = Dir::of(&mount, devices.0.pid());
     mount.write("team", "gcgroup.procs", &devices.0.pid().to_string());
-    wait_until("it is listed", || uuids(&mount).len() == 2);
+    wait_until("the new instance is listed", || uuids(&mount).len() == 2);
     assert_eq!(uuids(&mount)[1], uuid);
-    wait_until("what was charged before is charged there", || {
+    wait_until("the earlier charge is shown on the instance", || {
         dir.gpu(1).key("memory.stat", "linear") == MIB
     });
-    wait_until("its context is measured", || {
+    wait_until("the context is measured", || {
         dir.gpu(1).number("memory.current") == CONTEXT + MIB
     });
     assert_eq!(mount.number("team/1", "memory.current", ""), CONTEXT + MIB);
@@ -365,7 +371,7 @@ fn instance_created_later_is_governed() {
     assert_eq!(old.gpu(0).key("memory.stat", "linear"), 256 * MIB);
 
     mount.write("team", "compute.freeze", "1");
-    wait_until("all stand still", || {
+    wait_until("the group is frozen and drained", || {
         mount.number("team", "gcgroup.events", "frozen") == 1
     });
     assert!(dir.gpu(1).is_frozen() && old.is_frozen());
@@ -379,9 +385,9 @@ fn sighup_lists_unused_instances() {
     user.ok("init");
     mount.truth().divide("0:1g.5gb,1g.5gb,2g.5gb");
     assert_eq!(uuids(&mount).len(), 1);
-    let daemon = mount.daemon().expect("it runs");
-    kill(daemon, Signal::SIGHUP).expect("it runs");
-    wait_until("all are listed", || uuids(&mount).len() == 3);
+    let daemon = mount.daemon().expect("the daemon runs");
+    kill(daemon, Signal::SIGHUP).expect("the daemon runs");
+    wait_until("the new instances are listed", || uuids(&mount).len() == 3);
     let listed = uuids(&mount);
     assert_eq!(listed[1..], [uuid_of(&mount, 1), uuid_of(&mount, 2)]);
     assert!(mount.path().join("2").symlink_metadata().is_err());
@@ -410,16 +416,16 @@ fn jobs_contend_only_on_the_same_instance() {
             .arg("strict"),
     );
     let uuids = uuids(&mount);
-    let [important, other] = [batch(&mount, &uuids[0], 0), batch(&mount, &uuids[1], 15)];
+    let [high, other] = [batch(&mount, &uuids[0], 0), batch(&mount, &uuids[1], 15)];
     let throttled = |job: &Governed| mount.number(job.pid(), "compute.stat", "nr_throttled");
     // Instances are numbered after the GPU itself.
-    for (place, job) in [(1, &important), (2, &other)] {
-        goes_on(&mount, job.pid(), place, 100_000);
+    for (index, job) in [(1, &high), (2, &other)] {
+        goes_on(&mount, job.pid(), index, 100_000);
     }
-    assert_eq!([throttled(&important), throttled(&other)], [0, 0]);
+    assert_eq!([throttled(&high), throttled(&other)], [0, 0]);
 
     let third = batch(&mount, &uuids[0], 15);
-    wait_until("it gives way", || throttled(&third) > 0);
+    wait_until("the low-priority job is throttled", || throttled(&third) > 0);
     goes_on(&mount, other.pid(), 2, 50_000);
     assert_eq!(throttled(&other), 0);
 }

@@ -101,8 +101,8 @@ fn nvml_memory_shows_limit_and_charge() {
 
     // An unmanaged process takes most of the GPU: no governed process uses this memory, but it is not free
     // either.
-    let mut stranger = DriverShell::start_bare(&mount);
-    assert_eq!(stranger.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
+    let mut other = DriverShell::start_bare(&mount);
+    assert_eq!(other.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
     let card = Nvml::bare(&mount).ask("memory 0 1");
     assert!(card[2] < 400 * MIB);
     for version in 1..=2 {
@@ -130,9 +130,9 @@ fn limit_above_gpu_memory_shows_gpu_memory() {
 #[test]
 fn limited_process_sees_only_itself_in_every_list() {
     let mount = Mount::new();
-    let mut strangers = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
-    for stranger in &mut strangers {
-        assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    let mut others = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
+    for other in &mut others {
+        assert_eq!(other.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
     }
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     let pid = nvml.0.pid();
@@ -162,13 +162,21 @@ fn limited_process_sees_only_itself_in_every_list() {
     assert_eq!(
         nvml.list("processes 7 Compute 3 4").0,
         INVALID_ARGUMENT,
-        "no such device"
+        "the answer for a device that does not exist"
     );
 
     dir.gpu(0).write("memory.limit", "max");
-    assert_eq!(nvml.computing(0).len(), 3, "without a limit it sees everybody");
+    assert_eq!(
+        nvml.computing(0).len(),
+        3,
+        "the unlimited process does not see all others"
+    );
     dir.write("memory.limit", 512 * MIB);
-    assert_eq!(nvml.computing(0), own, "a limit on the process as a whole is one");
+    assert_eq!(
+        nvml.computing(0),
+        own,
+        "the limit on the whole process hides no others"
+    );
 }
 
 #[test]
@@ -214,12 +222,12 @@ fn utilisation_and_accounting_show_only_the_process() {
     let busy = mount.load(&["throughput", "--duration", "3600"]);
     let mut monitor = Nvml::bare(&mount);
     let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
-    wait_until("the device is busy", || others(&mut monitor));
+    wait_until("NVML lists the busy process", || others(&mut monitor));
 
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     let pid = nvml.0.pid();
     for list in ["samples 0 16", "infos 0 16", "samples 0 0"] {
-        assert_eq!(nvml.list(list).0, NOT_FOUND, "it has not worked: {list}");
+        assert_eq!(nvml.list(list).0, NOT_FOUND, "{list} lists an idle process");
     }
     assert_eq!(nvml.ask(&format!("alloc 0 {MIB}")), [SUCCESS]);
     for list in ["samples 0", "infos 0"] {
@@ -250,7 +258,11 @@ fn utilisation_and_accounting_show_only_the_process() {
     assert_eq!(monitor.ask(&others)[..3], [SUCCESS, 2, SUCCESS]);
     assert_eq!(monitor.ask(&own)[..3], [SUCCESS, 2, SUCCESS]);
     dir.gpu(0).write("memory.limit", "max");
-    assert_eq!(nvml.ask(&others)[..3], [SUCCESS, 2, SUCCESS], "without a limit");
+    assert_eq!(
+        nvml.ask(&others)[..3],
+        [SUCCESS, 2, SUCCESS],
+        "the answers without a limit"
+    );
 }
 
 #[test]
@@ -277,7 +289,7 @@ fn unlimited_process_gets_nvmls_answers() {
     assert_eq!(watching.computing(0).len(), 2);
     assert!(
         !Dir::of(&mount, watching.0.pid()).exists(),
-        "watching is not using"
+        "a program that only monitors is governed"
     );
 
     let mut command = mount.command(program());
@@ -286,7 +298,11 @@ fn unlimited_process_gets_nvmls_answers() {
     assert_eq!(alone.ask("cuda"), [SUCCESS]);
     assert_eq!(alone.ask(&format!("alloc 0 {}", 8 * MIB)), [SUCCESS]);
     for command in ["memory 0 1", "memory 0 2"] {
-        assert_eq!(alone.ask(command), bare.ask(command), "without a daemon");
+        assert_eq!(
+            alone.ask(command),
+            bare.ask(command),
+            "the answers without a daemon"
+        );
     }
     assert_eq!(alone.computing(0), bare.computing(0));
     assert_eq!(alone.computing(0).len(), 3);
@@ -318,8 +334,8 @@ fn initial_limit_shows_before_cuda_and_without_daemon() {
 #[test]
 fn process_in_pid_namespace_sees_its_own_pid() {
     let mount = Mount::new();
-    let mut stranger = DriverShell::start(&mount);
-    assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    let mut other = DriverShell::start(&mount);
+    assert_eq!(other.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
     let mut command = mount.command("/usr/bin/unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(program());
     let mut nvml = Nvml::spawn(command);
@@ -327,8 +343,8 @@ fn process_in_pid_namespace_sees_its_own_pid() {
     assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
     let outside = crate::driver::governed_pids(&mount)
         .into_iter()
-        .find(|pid| *pid != stranger.pid())
-        .expect("it is governed");
+        .find(|pid| *pid != other.pid())
+        .expect("the process is governed");
     assert_ne!(outside, 1);
     let dir = Dir::of(&mount, outside);
     dir.write("memory.limit", 512 * MIB);
@@ -341,14 +357,17 @@ fn nvidia_ml_py_shows_limit_only_to_limited_process() {
     let mount = Mount::new();
     let mut monitor = python_client(&mount, "nvml_client.py", &[]);
     let mut limited = python_client(&mount, "nvml_client.py", &["cuda"]);
-    let everybody = monitor.ask("");
-    assert_eq!(limited.ask(""), everybody, "nothing is limited yet");
+    let all = monitor.ask("");
+    assert_eq!(limited.ask(""), all, "the answers before any limit");
     let dir = Dir::of(&mount, limited.pid());
     dir.write("memory.limit", 512 * MIB);
     let current = dir.number("memory.current");
     assert!(current >= 64 * MIB);
     let own = format!("{} {current} {}:{current}", 512 * MIB, limited.pid());
     assert_eq!(limited.ask(""), own);
-    assert_eq!(monitor.ask(""), everybody);
-    assert!(!Dir::of(&mount, monitor.pid()).exists(), "watching is not using");
+    assert_eq!(monitor.ask(""), all);
+    assert!(
+        !Dir::of(&mount, monitor.pid()).exists(),
+        "a program that only monitors is governed"
+    );
 }

@@ -39,12 +39,15 @@ fn zeros(mut command: Command, when: &str, names: &[String]) -> BTreeMap<String,
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .expect("it starts");
+        .expect("the command starts");
     let mut input = child.stdin.take().expect("piped");
     let text = names.join("\n");
     let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
-    let output = child.wait_with_output().expect("it ends");
-    writer.join().expect("it ends").expect("it is read");
+    let output = child.wait_with_output().expect("the thread ends without a panic");
+    writer
+        .join()
+        .expect("the thread ends without a panic")
+        .expect("the program reads its input");
     assert!(output.status.success(), "{}", output.status);
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
     let answers = output.lines().filter_map(|line| line.split_once(' '));
@@ -66,7 +69,7 @@ fn are_answered_alike(when: &str, names: &[String]) {
     assert_eq!(bare.len(), names.len());
     assert!(
         bare.values().all(|answer| answer.parse::<i32>().is_ok()),
-        "the driver itself answers: {bare:?}"
+        "the driver crashed: {bare:?}"
     );
     let governed = zeros(mount.command(&program), when, names);
     for (name, answer) in &bare {
@@ -119,7 +122,7 @@ impl Odd {
         let path = format!("-L{}", artifacts().simgpu().display());
         let mut program = Governed::spawn(command(c_program("odd_times.c", &["-pthread", &path, "-lcuda"])));
         let line = program.expect("ready ");
-        assert!(line.ends_with(" 0"), "the driver started: {line}");
+        assert!(line.ends_with(" 0"), "cuInit failed: {line}");
         let pid = program.pid();
         Self { program, pid }
     }
@@ -144,7 +147,7 @@ impl Odd {
 #[track_caller]
 fn freeze(dir: &Dir<'_>) {
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
 }
 
 /// Waits until at least `count` submissions have been held at a closed gate.
@@ -228,11 +231,11 @@ fn jump_out_of_a_driver_wait_leaves_all_usable() {
         };
         for _ in 0..3 {
             assert_eq!(odd.ask("wait 1000000"), "waits");
-            wait_until("it waits", || is_asleep(odd.pid));
+            wait_until("the program sleeps in the driver", || is_asleep(odd.pid));
             odd.program.signal(Signal::SIGUSR1);
             assert_eq!(odd.program.line().as_deref(), Some("jumped"));
             assert_eq!(odd.ask("launch 3"), "0");
-            assert_eq!(odd.ask("once"), "0", "on another thread");
+            assert_eq!(odd.ask("once"), "0", "the call on another thread failed");
             assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
             assert_eq!(odd.ask("free"), "0");
             assert_eq!(odd.ask("sync"), "0");
@@ -370,7 +373,7 @@ fn destroyed_context_is_uncharged_and_delays_no_freeze() {
     assert_eq!(
         odd.ask("launch 1"),
         bare.ask("launch 1"),
-        "without a context there is no gate"
+        "a launch without a context waits at the gate"
     );
 }
 
@@ -399,7 +402,7 @@ fn every_way_to_exit_works_while_threads_submit() {
                 odd.program.close_stdin();
             } else if frozen {
                 // A signal handler that launches is held like any other caller.
-                wait_until("it is held, or has left", || {
+                wait_until("a launch waits at the gate, or the process has exited", || {
                     let stat = std::fs::read_to_string(dir.path().join("compute.stat"));
                     stat.is_ok_and(|stat| !stat.contains("nr_frozen 0")) || !odd.program.is_running()
                 });

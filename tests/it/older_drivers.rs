@@ -57,13 +57,15 @@ fn launches_are_counted_and_frozen_on_each_driver() {
         assert_eq!(shell.ask("spin 10 20"), "ok", "{driver}");
         assert_eq!(shell.ask("sync"), "ok", "{driver}");
         assert_eq!(dir.launches(), 20, "{driver}");
-        wait_until("all have ended", || {
+        wait_until("no kernel is pending", || {
             dir.key("gcgroup.stat", "nr_pending_kernels") == 0
         });
         dir.write("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         shell.tell("spin 10 5");
-        wait_until("a launch is held", || dir.key("compute.stat", "nr_frozen") == 1);
+        wait_until("the launch waits at the gate", || {
+            dir.key("compute.stat", "nr_frozen") == 1
+        });
         assert_eq!(dir.launches(), 20, "{driver}");
         dir.write("compute.freeze", 0);
         assert_eq!(shell.answer(), "ok", "{driver}");

@@ -36,7 +36,7 @@ impl<'a> Mounted<'a> {
             MsFlags::empty(),
             None::<&str>,
         )
-        .expect("root may");
+        .expect("root may mount");
         Self(point)
     }
 }
@@ -60,7 +60,7 @@ fn answers(path: &Path) -> bool {
     ) else {
         return false;
     };
-    let address = UnixAddr::new(path).expect("it is short");
+    let address = UnixAddr::new(path).expect("the path fits");
     connect(socket.as_raw_fd(), &address).is_ok()
 }
 
@@ -68,12 +68,15 @@ fn answers(path: &Path) -> bool {
 fn removed_socket_is_made_again_and_serves() {
     for mount in both() {
         let before = DriverShell::start(&mount);
-        fs::remove_file(mount.socket()).expect("it is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        fs::remove_file(mount.socket()).expect("the socket exists");
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         let after = DriverShell::start(&mount);
         assert!(mount.governs(before.pid()) && mount.governs(after.pid()));
         assert_eq!(count(&mount, "was removed or replaced"), 1, "{}", mount.log());
-        assert_eq!(fs::metadata(mount.socket()).expect("there").mode() & 0o777, 0o666);
+        assert_eq!(
+            fs::metadata(mount.socket()).expect("the socket exists").mode() & 0o777,
+            0o666
+        );
     }
 }
 
@@ -81,8 +84,8 @@ fn removed_socket_is_made_again_and_serves() {
 fn next_supervised_daemon_has_the_socket_that_was_made_again() {
     let mount = Mount::with(Config::default().arg("--supervise"));
     for _ in 0..3 {
-        fs::remove_file(mount.socket()).expect("it is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        fs::remove_file(mount.socket()).expect("the socket exists");
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         kill9(&mount);
         assert!(mount.governs(DriverShell::start(&mount).pid()));
     }
@@ -91,11 +94,14 @@ fn next_supervised_daemon_has_the_socket_that_was_made_again() {
 #[test]
 fn file_in_place_of_the_socket_is_kept_beside_it() {
     for mount in both() {
-        fs::remove_file(mount.socket()).expect("it is there");
-        fs::write(mount.socket(), "precious").expect("nobody is there");
-        wait_until("there is another", || answers(&mount.socket()));
+        fs::remove_file(mount.socket()).expect("the socket exists");
+        fs::write(mount.socket(), "precious").expect("the path is free");
+        wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
         let aside = mount.root().join("gcgroup.sock.displaced");
-        assert_eq!(fs::read_to_string(aside).expect("moved"), "precious");
+        assert_eq!(
+            fs::read_to_string(aside).expect("the file was moved aside"),
+            "precious"
+        );
         DriverShell::start(&mount);
     }
 }
@@ -103,16 +109,21 @@ fn file_in_place_of_the_socket_is_kept_beside_it() {
 #[test]
 fn socket_of_another_daemon_is_kept_and_reported_once() {
     for mount in both() {
-        fs::remove_file(mount.socket()).expect("it is there");
-        let other = UnixListener::bind(mount.socket()).expect("nobody is there");
+        fs::remove_file(mount.socket()).expect("the socket exists");
+        let other = UnixListener::bind(mount.socket()).expect("the path is free");
         let report = "another daemon listens";
-        wait_until("it is reported", || count(&mount, report) > 0);
-        let inode = fs::metadata(mount.socket()).expect("there").ino();
+        wait_until("the log reports the other daemon", || count(&mount, report) > 0);
+        let inode = fs::metadata(mount.socket()).expect("the socket exists").ino();
         let mut gcgroupfs = mount.gcgroupfs(&["ls"]);
-        assert!(!gcgroupfs.status().expect("it runs").success());
-        assert_eq!(fs::metadata(mount.socket()).expect("there").ino(), inode);
+        assert!(!gcgroupfs.status().expect("the command runs").success());
+        assert_eq!(
+            fs::metadata(mount.socket()).expect("the socket exists").ino(),
+            inode
+        );
         drop(other);
-        wait_until("its own is back", || answers(&mount.socket()));
+        wait_until("the daemon listens on its own socket again", || {
+            answers(&mount.socket())
+        });
         assert_eq!(count(&mount, report), 1, "{}", mount.log());
         DriverShell::start(&mount);
     }
@@ -121,11 +132,11 @@ fn socket_of_another_daemon_is_kept_and_reported_once() {
 #[test]
 fn aborted_connection_ends_the_daemon_with_failure() {
     for mut mount in both() {
-        let device = fs::metadata(mount.path()).expect("it answers").dev();
+        let device = fs::metadata(mount.path()).expect("the mount answers").dev();
         let control = TempDir::new().expect("a temporary directory");
         let mounted = Mounted::new("fusectl", control.path());
         let abort = control.path().join(minor(device).to_string()).join("abort");
-        fs::write(abort, "1").expect("root may");
+        fs::write(abort, "1").expect("root may write the file");
         drop(mounted);
         assert_eq!(mount.ended().code(), Some(1), "{}", mount.log());
         assert!(mount.log().contains("was aborted"), "{}", mount.log());
@@ -138,10 +149,10 @@ fn aborted_connection_ends_the_daemon_with_failure() {
 #[test]
 fn unmounting_and_termination_end_the_daemon_with_success() {
     for mut mount in both() {
-        umount2(&mount.path(), MntFlags::empty()).expect("nobody has it open");
+        umount2(&mount.path(), MntFlags::empty()).expect("no file of the mount is open");
         assert_eq!(mount.ended().code(), Some(0), "{}", mount.log());
         mount.restart();
-        kill(mount.daemon().expect("it runs"), Signal::SIGTERM).expect("ours");
+        kill(mount.daemon().expect("the daemon runs"), Signal::SIGTERM).expect("the daemon runs");
         assert_eq!(mount.ended().code(), Some(0), "{}", mount.log());
     }
 }
@@ -150,11 +161,11 @@ fn unmounting_and_termination_end_the_daemon_with_success() {
 fn mount_that_fails_ends_the_daemon_with_failure() {
     let mount = Mount::new();
     let (file, socket) = (mount.root().join("file"), mount.root().join("other.sock"));
-    fs::write(&file, "").expect("writes");
+    fs::write(&file, "").expect("the file is writable");
     for supervise in [&[][..], &["--supervise"][..]] {
         let mut command = mount.gcgroupfs(&["mount"]);
         command.arg(&file).arg("--socket").arg(&socket).args(supervise);
-        let output = command.output().expect("it runs");
+        let output = command.output().expect("the command runs");
         assert_eq!(output.status.code(), Some(1));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("cannot mount at"), "{said}");
@@ -168,9 +179,13 @@ fn mount_over_the_control_files_is_reported_once() {
         let point = mount.path();
         for times in 1..3 {
             let mounted = Mounted::new("tmpfs", &point);
-            wait_until("it is reported", || count(&mount, "are hidden") == times);
+            wait_until("the log reports the hidden control files", || {
+                count(&mount, "are hidden") == times
+            });
             drop(mounted);
-            wait_until("its end, too", || count(&mount, "is mounted over") >= 2 * times);
+            wait_until("the log reports the end of the mount over the files", || {
+                count(&mount, "is mounted over") >= 2 * times
+            });
         }
         let log = mount.log();
         assert_eq!(count(&mount, "are hidden"), 2, "{log}");
@@ -183,7 +198,7 @@ fn mount_over_the_control_files_is_reported_once() {
 fn file_size_limit_does_not_end_the_daemon() {
     for mount in both() {
         let shell = DriverShell::start(&mount);
-        let supervisor = mount.daemon().expect("it runs");
+        let supervisor = mount.daemon().expect("the supervisor runs");
         let daemon = crate::supervise::daemon(&mount).unwrap_or(supervisor);
         let limit = |bytes: &str| {
             let mut prlimit = Command::new("prlimit");
@@ -199,7 +214,7 @@ fn file_size_limit_does_not_end_the_daemon() {
         assert_eq!(
             crate::supervise::daemon(&mount).unwrap_or(supervisor),
             daemon,
-            "the same"
+            "the daemon was replaced"
         );
     }
 }
@@ -212,15 +227,15 @@ fn program_that_run_starts_does_not_ignore_sigxfsz() {
     let mut program = Governed::spawn(command);
     program.expect("ready");
     let ignored = |pid: i32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        let mask = u64::from_str_radix(mask.expect("proc(5)").trim(), 16).expect("a mask");
+        let mask = u64::from_str_radix(mask.expect("status has the mask").trim(), 16).expect("a mask");
         mask >> (libc::SIGXFSZ - 1) & 1
     };
     assert_eq!(ignored(program.pid()), 0);
     assert_eq!(
-        ignored(mount.daemon().expect("it runs").as_raw()),
+        ignored(mount.daemon().expect("the daemon runs").as_raw()),
         0,
-        "by a handler"
+        "the daemon ignores SIGXFSZ"
     );
 }

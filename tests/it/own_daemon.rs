@@ -37,13 +37,14 @@ impl Own {
     fn new() -> Self {
         let root = TempDir::new().expect("a temporary directory");
         let open = |path: &Path, mode| {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own directory");
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))
+                .expect("the owner may change the mode");
         };
         open(root.path(), 0o755);
         for (name, mode) in [("sim", 0o1777), ("run", 0o700), ("home", 0o700)] {
             let path = root.path().join(name);
             fs::create_dir(&path).expect("a directory in it");
-            chown(&path, Some(USER), Some(USER)).expect("root may");
+            chown(&path, Some(USER), Some(USER)).expect("root may change the owner");
             open(&path, mode);
         }
         let mut keeper = Command::new("unshare");
@@ -166,9 +167,9 @@ fn own_daemon_uses_users_directories_and_governs() {
         "--timeout",
         "60",
     ]);
-    assert!(wait.status().expect("it starts").success());
+    assert!(wait.status().expect("the command starts").success());
     let mut list = own.gcgroupfs(USER);
-    let list = list.arg("ls").output().expect("it starts");
+    let list = list.arg("ls").output().expect("the command starts");
     assert!(String::from_utf8_lossy(&list.stdout).contains(&pid.to_string()));
     own.says(&format!("echo 0 > {pid}/compute.freeze"));
     assert_eq!(shell.ask("spin 1 1"), "ok");
@@ -178,11 +179,11 @@ fn own_daemon_uses_users_directories_and_governs() {
 fn own_daemon_reads_users_rules_and_owns_groups() {
     let mut own = Own::new();
     let directory = own.root.path().join("home/.config");
-    fs::create_dir(&directory).expect("our own directory");
+    fs::create_dir(&directory).expect("the directory is writable");
     let rules = "[[rule]]\ngroup = { name = \"jobs/{comm}\", memory.limit = \"1M\" }\n";
-    fs::write(directory.join("gcgroupfs.toml"), rules).expect("likewise");
+    fs::write(directory.join("gcgroupfs.toml"), rules).expect("the file is writable");
     for path in [&directory, &directory.join("gcgroupfs.toml")] {
-        chown(path, Some(USER), Some(USER)).expect("root may");
+        chown(path, Some(USER), Some(USER)).expect("root may change the owner");
     }
     own.start(&[]);
     let mut shell = own.shell(USER);
@@ -196,7 +197,9 @@ fn own_daemon_reads_users_rules_and_owns_groups() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "ok 0");
     own.says(&format!("echo {} > mine/gcgroup.procs", shell.pid()));
     assert_eq!(own.says("cat mine/gcgroup.procs"), members);
-    wait_until("the rule's group goes", || !own.says("ls").contains("jobs"));
+    wait_until("the rule's empty group is removed", || {
+        !own.says("ls").contains("jobs")
+    });
 }
 
 #[test]
@@ -214,16 +217,20 @@ fn own_daemon_governs_no_other_users_processes() {
             .args(["run", "--"])
             .arg(program);
         let mut shell = DriverShell::spawn(command);
-        assert_eq!(shell.ask("alloc linear 4096"), "ok 0", "as without a daemon");
+        assert_eq!(
+            shell.ask("alloc linear 4096"),
+            "ok 0",
+            "the process is governed by another user's daemon"
+        );
         assert_eq!(own.procs(), mine.pid().to_string());
     }
     // Root can connect to every socket; other users cannot connect to this one.
-    wait_until("the daemon says so", || {
+    wait_until("the daemon logs the refused user", || {
         own.log().contains("user 0 was refused: EPERM")
     });
     assert!(!own.log().contains("user 1001"), "{}", own.log());
     let mut list = own.command(1001, "ls".as_ref());
-    let listed = list.arg(own.point()).output().expect("it starts");
+    let listed = list.arg(own.point()).output().expect("the command starts");
     assert!(!listed.status.success());
 }
 
@@ -234,19 +241,24 @@ fn own_daemon_restores_settings_and_processes_after_kill() {
     let mut shell = own.shell(USER);
     let pid = shell.pid();
     own.says(&format!("echo {MIB} > {pid}/memory.limit"));
-    own.daemon.take().expect("it runs").signal(Signal::SIGKILL);
+    own.daemon
+        .take()
+        .expect("the daemon runs")
+        .signal(Signal::SIGKILL);
     own.start(&[]);
-    wait_until("it is back", || own.procs() == pid.to_string());
+    wait_until("the process has registered again", || {
+        own.procs() == pid.to_string()
+    });
     assert_eq!(own.says(&format!("cat {pid}/memory.limit")), MIB.to_string());
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
     // A second daemon is refused while the first runs.
     let mut second = own.gcgroupfs(USER);
-    let second = second.arg("mount").output().expect("it starts");
+    let second = second.arg("mount").output().expect("the command starts");
     assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon"));
-    let daemon = own.daemon.as_mut().expect("it runs");
+    let daemon = own.daemon.as_mut().expect("the daemon runs");
     daemon.signal(Signal::SIGTERM);
     assert!(daemon.wait().success());
-    assert_eq!(own.says("ls"), "", "unmounted");
+    assert_eq!(own.says("ls"), "", "the daemon left its mount");
 }
 
 #[test]
@@ -255,7 +267,7 @@ fn supervised_own_daemon_is_followed_and_no_read_fails() {
     own.start(&["--supervise"]);
     let shell = own.shell(USER);
     let pid = shell.pid();
-    let supervisor = own.daemon.as_ref().expect("it runs").pid();
+    let supervisor = own.daemon.as_ref().expect("the supervisor runs").pid();
     let daemon = || {
         let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
         children
@@ -267,10 +279,10 @@ fn supervised_own_daemon_is_followed_and_no_read_fails() {
             .map(Pid::from_raw)
     };
     for _ in 0..3 {
-        let before = wait_for("a daemon", daemon);
-        kill(before, Signal::SIGKILL).expect("it runs");
+        let before = wait_for("a daemon runs", daemon);
+        kill(before, Signal::SIGKILL).expect("the daemon runs");
         assert_eq!(own.says(&format!("cat {pid}/compute.priority")), "8");
-        wait_until("another follows", || {
+        wait_until("the next daemon runs", || {
             daemon().is_some_and(|after| after != before)
         });
     }
@@ -281,7 +293,7 @@ fn own_daemon_without_runtime_directory_reports_it() {
     let own = Own::new();
     let mut command = own.gcgroupfs(USER);
     let output = command.env_remove("XDG_RUNTIME_DIR").arg("mount").output();
-    let output = output.expect("it starts");
+    let output = output.expect("the command starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(said.contains("--socket must say where"), "{said}");

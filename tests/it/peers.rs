@@ -63,7 +63,9 @@ fn ninth_and_fortieth_process_are_limited() {
         .collect();
     // Some of the first processes exit, so that table slots are free before the others are checked.
     shells.drain(..5).for_each(DriverShell::kill9);
-    wait_until("they are gone", || governed_pids(&mount).len() == 35);
+    wait_until("the killed processes are no longer governed", || {
+        governed_pids(&mount).len() == 35
+    });
     for shell in &mut shells {
         assert_eq!(shell.ask(&format!("alloc linear {}", MIB + 1)), "error 2");
         assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
@@ -80,7 +82,9 @@ fn killed_process_is_uncharged_and_limits_still_hold() {
     assert_eq!(dies.ask(&format!("alloc linear {}", 100 * MIB)), "ok 0");
     assert_eq!(mount.number("", "memory.current", ""), 100 * MIB);
     dies.kill9();
-    wait_until("its charge goes", || mount.number("", "memory.current", "") == 0);
+    wait_until("the killed process is uncharged", || {
+        mount.number("", "memory.current", "") == 0
+    });
     assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB + 1)), "error 2");
     assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB)), "ok 0");
 }
@@ -127,7 +131,7 @@ fn launch_error_is_the_drivers_own() {
     assert_eq!(shell.ask("spin 1 1"), "error 719");
     // The hook's own calls in between (for progress, freeze and thaw) do not replace the error.
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
     assert_eq!(shell.ask("spin 1 1"), "ok");
 }
@@ -171,7 +175,7 @@ fn library_writes_nothing_to_stdout_or_stderr() {
             .args(["linked", "3"])
             .stdin(std::process::Stdio::null())
             .output()
-            .expect("it runs");
+            .expect("the command runs");
         assert!(out.status.success());
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         // Compares everything except the pid.
@@ -190,22 +194,22 @@ fn helper_thread_sleeps_while_idle() {
     shell.ask("spin 1 10");
     shell.ask("sync");
     // The helper thread sets its name when it first runs.
-    let helper = wait_for("the hook's helper thread", || {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
+    let helper = wait_for("the hook's helper thread runs", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("the process lives");
         tasks.flatten().map(|entry| entry.path()).find(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
         })
     });
     // Context switches; each wake-up causes one.
     let switches = || -> u64 {
-        let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
+        let status = std::fs::read_to_string(helper.join("status")).expect("the process lives");
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
         counts
             .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
             .sum()
     };
     let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
-    wait_until("it sleeps", asleep);
+    wait_until("the helper thread sleeps", asleep);
     let before = switches();
     // The program continues with work that does not involve the helper thread.
     for _ in 0..200 {
@@ -213,7 +217,7 @@ fn helper_thread_sleeps_while_idle() {
         let answer = shell.ask(&format!("alloc linear {MIB}"));
         assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
     }
-    assert_eq!(switches(), before, "not once woken");
+    assert_eq!(switches(), before, "calls woke the helper thread");
 }
 
 #[test]
@@ -243,7 +247,9 @@ fn process_killed_in_an_allocation_delays_no_other() {
         let mut dies = DriverShell::start(&mount);
         let its = Dir::of(&mount, dies.pid());
         dies.tell("race 4 4096");
-        wait_until("it is at it", || its.number("memory.current") > 0);
+        wait_until("the process has begun to allocate", || {
+            its.number("memory.current") > 0
+        });
         dies.kill9();
         assert_eq!(stays.ask(&format!("alloc linear {MIB}")), format!("ok {number}"));
     }
@@ -313,8 +319,14 @@ fn look_up_returns_drivers_version_flavour_and_status() {
         );
         found.push(ours.2);
     }
-    assert_ne!(found[0], found[1], "versions are told apart");
-    assert_ne!(found[2], found[3], "flavours are told apart");
+    assert_ne!(
+        found[0], found[1],
+        "the hook returns one function for two versions"
+    );
+    assert_ne!(
+        found[2], found[3],
+        "the hook returns one function for two stream flavours"
+    );
 }
 
 #[test]
@@ -327,7 +339,7 @@ fn threads_at_the_last_byte_never_exceed_and_never_all_fail() {
         assert_eq!(
             shell.ask(&format!("race 8 {MIB}")),
             "raced 7",
-            "the last is given to one"
+            "the last block was not allocated exactly once"
         );
         assert_eq!(dir.number("memory.peak"), 7 * MIB);
     }

@@ -58,11 +58,11 @@ fn programs_umask_and_signals_are_unchanged() {
         if is_governed {
             let dir = Dir::of(&mount, pid);
             dir.write("compute.freeze", 1);
-            wait_until("it is drained", || dir.is_frozen());
+            wait_until("the process is frozen and drained", || dir.is_frozen());
             dir.write("compute.freeze", 0);
         }
         assert_eq!(shell.ask("spin 1 2"), "ok");
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
         let names = ["Umask", "SigBlk", "SigIgn", "SigCgt"];
         let lines = text
             .lines()
@@ -162,6 +162,6 @@ fn program_ends_unchanged_whatever_fails() {
     assert_eq!(
         ends(command, &mut |_| mount.kill9()),
         expected,
-        "without its daemon"
+        "the program ends differently without its daemon"
     );
 }

@@ -57,30 +57,30 @@ fn limit_survives_a_lost_environment() {
 /// the simulated driver are kept.
 const STRIPPED: &str = r#"
 set -e
-mkdir "$PLACE/etc"
-cp -a /etc/. "$PLACE/etc"
-echo "$LIBRARY" > "$PLACE/etc/ld.so.preload"
+mkdir "$DIRECTORY/etc"
+cp -a /etc/. "$DIRECTORY/etc"
+echo "$LIBRARY" > "$DIRECTORY/etc/ld.so.preload"
 mount -t tmpfs none /run
 mkdir -p "$(dirname "$SOCKET")"
 ln -s "$GIVEN" "$SOCKET"
-mount --bind "$PLACE/etc" /etc
+mount --bind "$DIRECTORY/etc" /etc
 exec env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SIMGPU_DIR="$SIMGPU_DIR" SIMGPU_CONTEXT_MEMORY=0 "$0"
 "#;
 
 #[test]
 fn emptied_environment_does_not_avoid_governance() {
     let ruled = Ruled::new("[[rule]]\nmatch.exe = \"**/driver_shell*\"\nprocess.memory.limit = \"2M\"\n");
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut command = ruled.mount.bare_command("unshare");
     command
         .args(["--mount", "--propagation", "private", "sh", "-c", STRIPPED])
         .arg(driver_shell())
-        .env("PLACE", place.path())
+        .env("DIRECTORY", directory.path())
         .env("LIBRARY", artifacts().preload())
         .env("SOCKET", gcgroup_abi::DEFAULT_SOCKET)
         .env("GIVEN", ruled.mount.socket());
     let mut shell = DriverShell::spawn(command);
-    let environment = std::fs::read(format!("/proc/{}/environ", shell.pid())).expect("it lives");
+    let environment = std::fs::read(format!("/proc/{}/environ", shell.pid())).expect("the process lives");
     assert!(!environment.windows(8).any(|word| word == b"GCGROUP_"));
     assert!(!environment.windows(10).any(|word| word == b"LD_PRELOAD"));
     assert_eq!(ruled.limit(&shell), 2 * MIB);
@@ -92,7 +92,7 @@ fn emptied_environment_does_not_avoid_governance() {
 fn control_block_is_writable_by_no_process() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it lives");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("the process lives");
     let control: Vec<_> = maps
         .lines()
         .filter(|line| line.contains("gcgroup-control"))
@@ -110,10 +110,10 @@ fn control_block_is_writable_by_no_process() {
     }
     use std::os::unix::fs::PermissionsExt as _;
     for entry in std::fs::read_dir(mount.state_dir())
-        .expect("it is there")
+        .expect("the directory exists")
         .flatten()
     {
-        let mode = entry.metadata().expect("it is there").permissions().mode();
+        let mode = entry.metadata().expect("the file exists").permissions().mode();
         assert_eq!(mode & 0o022, 0, "{}", entry.path().display());
     }
 }

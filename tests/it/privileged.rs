@@ -25,20 +25,23 @@ exec setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/program"
 #[test]
 fn environment_does_not_configure_privileged_programs() {
     let mount = Mount::new();
-    fs::create_dir(mount.path().join("team")).expect("root may");
+    fs::create_dir(mount.path().join("team")).expect("root may create a group");
     let simgpu = artifacts().simgpu().display().to_string();
     let (at, found) = (format!("-L{simgpu}"), format!("-Wl,-rpath,{simgpu}"));
     let program = mount.root().join("program");
     let built = c_program("driver_shell.c", &["-pthread", &at, &found, "-lcuda"]);
     copy_program(&built, &program);
-    fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("it is ours");
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("the owner may change the mode");
     let mut command = mount.bare_command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", START]);
     command.env("ROOT", mount.root()).env("SOCKET", mount.socket());
     command.env("LIBRARY", artifacts().preload());
     let shell = DriverShell::spawn(command);
     let dir = Dir::of(&mount, shell.pid());
-    assert_eq!(fs::metadata(dir.path()).expect("it is governed").uid(), 0);
+    assert_eq!(
+        fs::metadata(dir.path()).expect("the process is governed").uid(),
+        0
+    );
     assert_eq!(mount.read("team", "gcgroup.procs"), "");
     for (file, value) in [
         ("memory.limit", "max"),

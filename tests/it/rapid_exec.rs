@@ -27,7 +27,7 @@ fn again() -> PathBuf {
 /// arguments in the group.
 fn grouped(file: &str, value: &str, arguments: [&str; 3]) -> (Mount, Command) {
     let mount = Mount::new();
-    fs::create_dir(mount.path().join("team")).expect("makes");
+    fs::create_dir(mount.path().join("team")).expect("the directory can be made");
     mount.write("team", file, value);
     let mut command = mount.command(again());
     command.env("GCGROUP_GROUP", "team").args(arguments);
@@ -81,25 +81,26 @@ fn execs_in_a_frozen_group_run_no_kernel() {
 fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
-    let address = UnixAddr::new(path).expect("it is short");
+    let address = UnixAddr::new(path).expect("the path fits");
     bind(listener.as_raw_fd(), &address).expect("the path is free");
-    listen(&listener, Backlog::MAXCONN).expect("listens");
+    listen(&listener, Backlog::MAXCONN).expect("the socket can listen");
     let (path, real) = (path.to_owned(), real.to_owned());
     move || {
         for attempt in 0..4 {
-            let client = accept(listener.as_raw_fd()).expect("a hook comes");
+            let client = accept(listener.as_raw_fd()).expect("a hook connects");
             // SAFETY: accept(2) has just returned it, and no other owner exists.
             let client = unsafe { OwnedFd::from_raw_fd(client) };
             let mut hello = [0; 1024];
-            recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).expect("it says hello");
+            recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).expect("the client sends hello");
             let status = libc::EAGAIN.cast_unsigned();
             let welcome = Welcome { abi: VERSION, status }.to_bytes();
             if attempt == 3 {
-                fs::remove_file(&path).expect("ours");
+                fs::remove_file(&path).expect("the socket can be removed");
                 symlink(&real, &path).expect("the path is free");
             }
             if attempt > 0 {
-                send(client.as_raw_fd(), &welcome, MsgFlags::MSG_NOSIGNAL).expect("it waits");
+                send(client.as_raw_fd(), &welcome, MsgFlags::MSG_NOSIGNAL)
+                    .expect("the client waits for the answer");
             }
         }
     }
@@ -114,5 +115,5 @@ fn hook_that_is_put_off_tries_again_before_the_first_call() {
     command.env("GCGROUP_GROUP", "team").env("GCGROUP_SOCKET", &path);
     let mut shell = DriverShell::spawn(command);
     assert_eq!(shell.ask(&format!("alloc linear {}", 65 * MIB)), "error 2");
-    daemon.join().expect("no panic");
+    daemon.join().expect("the thread ends without a panic");
 }

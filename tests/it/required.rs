@@ -25,7 +25,7 @@ struct Stopped(Pid);
 
 impl Stopped {
     fn new(mount: &Mount) -> Self {
-        let pid = mount.daemon().expect("it runs");
+        let pid = mount.daemon().expect("the daemon runs");
         stop(pid);
         Self(pid)
     }
@@ -47,7 +47,10 @@ fn run(mount: &Mount, arguments: &[&str]) -> Command {
 /// Mounts with a group of 64 MiB that one program has filled.
 fn full_group(config: Config) -> (Mount, DriverShell) {
     let mount = Mount::with(config);
-    mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
+    mount
+        .gcgroupfs(&["mkdir", "team"])
+        .status()
+        .expect("the command runs");
     mount.write("team", "memory.limit", "64M");
     let mut holder = DriverShell::spawn(run(&mount, &["--group", "team"]));
     assert_eq!(holder.ask(&format!("alloc linear {}", 64 * MIB)), "ok 0");
@@ -57,7 +60,7 @@ fn full_group(config: Config) -> (Mount, DriverShell) {
 /// Returns the exit status and the output on stdout and stderr.
 #[track_caller]
 fn ended(mut command: Command) -> (Option<i32>, String, String) {
-    let output = command.stdin(Stdio::null()).output().expect("it starts");
+    let output = command.stdin(Stdio::null()).output().expect("the command starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -84,12 +87,14 @@ fn daemon_stopped_before_registration_makes_driver_fail() {
     let mut shell = Governed::spawn(command);
     let banner = shell.expect("ready");
     assert!(banner.ends_with(REFUSED), "{banner}");
-    wait_until("it says why", || shell.stderr().contains("CUDA is refused"));
+    wait_until("the hook reports that CUDA is refused", || {
+        shell.stderr().contains("CUDA is refused")
+    });
     // The program continues as if there had been no error.
     assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
     assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     drop(stopped);
-    wait_until("it registers after all", || mount.governs(shell.pid()));
+    wait_until("the process is registered", || mount.governs(shell.pid()));
     assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
     drop(holder);
 }
@@ -100,7 +105,7 @@ fn run_with_best_effort_starts_the_program_without_a_daemon() {
     let stopped = Stopped::new(&mount);
     let mut shell = DriverShell::spawn(run(&mount, &["--best-effort", "--group", "team"]));
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
-    wait_until("it is warned", || shell.stderr().contains("warning: "));
+    wait_until("the warning is printed", || shell.stderr().contains("warning: "));
     drop((stopped, holder));
 }
 
@@ -139,7 +144,7 @@ fn daemon_kills_let_no_program_start_outside_its_group() {
             None => assert_eq!(shell.wait().code(), Some(125), "{}", shell.stderr()),
         }
     }
-    assert!(nr_inside > 0, "none of them began");
+    assert!(nr_inside > 0, "no process started inside the group");
     assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     drop(holder);
 }
@@ -149,8 +154,11 @@ fn group_that_registration_refuses_is_not_left_for_another() {
     // She may enter this group, but not from within a rule's group.
     let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"users\"\n");
     let mount = &ruled.mount;
-    mount.gcgroupfs(&["mkdir", "hers"]).status().expect("it runs");
-    chown(mount.path().join("hers"), Some(ALICE), Some(ALICE)).expect("root may");
+    mount
+        .gcgroupfs(&["mkdir", "hers"])
+        .status()
+        .expect("the command runs");
+    chown(mount.path().join("hers"), Some(ALICE), Some(ALICE)).expect("root may change the owner");
     let program = program_for_all(&driver_shell(), mount.root());
     let run = |arguments: &[&str]| {
         let mut command = mount.gcgroupfs_of(ALICE, &["run"]);
@@ -161,9 +169,14 @@ fn group_that_registration_refuses_is_not_left_for_another() {
     let banner = refused.expect("ready");
     assert!(banner.ends_with(REFUSED), "{banner}");
     let why = "does not admit this process to group hers";
-    wait_until("it says why", || refused.stderr().contains(why));
+    wait_until("the hook reports the refused group", || {
+        refused.stderr().contains(why)
+    });
     assert!(governed_pids(mount).is_empty());
-    assert!(!mount.path().join("users").exists(), "made for nobody");
+    assert!(
+        !mount.path().join("users").exists(),
+        "the refused request created a group"
+    );
 
     let elsewhere = DriverShell::spawn(run(&["--best-effort", "--group", "hers"]));
     assert_eq!(mount.read("users", "gcgroup.procs"), elsewhere.pid().to_string());
@@ -190,14 +203,17 @@ fn group_assigned_by_rule_satisfies_the_requested_group() {
 #[test]
 fn process_moved_by_root_may_execute_and_come_back() {
     let mut mount = Mount::new();
-    mount.gcgroupfs(&["mkdir", "other"]).status().expect("it runs");
+    mount
+        .gcgroupfs(&["mkdir", "other"])
+        .status()
+        .expect("the command runs");
     let mut shell = DriverShell::spawn(run(&mount, &["--group", "team"]));
     mount.write("other", "gcgroup.procs", &shell.pid().to_string());
     shell.exec_at(&mount);
     assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
     mount.kill9();
     mount.restart();
-    wait_until("it is back", || mount.governs(shell.pid()));
+    wait_until("the process has registered again", || mount.governs(shell.pid()));
     assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.current"), 0);

@@ -24,7 +24,7 @@ impl Ruled {
     pub fn new(rules: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let path = directory.path().join("gcgroupfs.toml");
-        fs::write(&path, rules).expect("our own directory");
+        fs::write(&path, rules).expect("the file is writable");
         let config = Config::default().arg("--allow-other").arg("--config");
         let mount = Mount::with(config.arg(path.to_str().expect("text")));
         Self { mount, directory }
@@ -37,10 +37,10 @@ impl Ruled {
     /// Makes the daemon read other rules and waits for the log message `says`.
     #[track_caller]
     pub fn reload(&self, rules: &str, says: &str) {
-        fs::write(self.path(), rules).expect("our own directory");
+        fs::write(self.path(), rules).expect("the file is writable");
         let before = self.mount.log().matches(says).count();
-        kill(self.mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
-        wait_until("the daemon has read it", || {
+        kill(self.mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs");
+        wait_until("the daemon has read the rules", || {
             self.mount.log().matches(says).count() > before
         });
     }
@@ -62,7 +62,7 @@ impl Ruled {
         let mut command =
             self.mount
                 .gcgroupfs(&["check-config", path.to_str().expect("text"), "--pid", &pid]);
-        let output = command.output().expect("it starts");
+        let output = command.output().expect("the command starts");
         assert!(
             output.status.success(),
             "{}",
@@ -110,7 +110,7 @@ fn first_matching_rule_applies_from_the_first_call() {
     // Root's settings take precedence over rules, also for the next program.
     dir.write("memory.limit", 3 << 20);
     alice.exec();
-    wait_until("it has registered again", || {
+    wait_until("the new program has registered with root's limit", || {
         dir.exists() && ruled.limit(&alice) == 3 << 20
     });
 }
@@ -139,11 +139,11 @@ fn settings_from_rules_survive_restart_with_other_rules() {
     let mut ruled = Ruled::new(BY_USER);
     let shell = ruled.shell_of(ALICE);
     assert_eq!(ruled.limit(&shell), 1 << 20);
-    fs::write(ruled.path(), "[[rule]]\nprocess.memory.limit = 4096\n").expect("our own directory");
+    fs::write(ruled.path(), "[[rule]]\nprocess.memory.limit = 4096\n").expect("the file is writable");
     ruled.mount.kill9();
     ruled.mount.restart();
     let dir = Dir::of(&ruled.mount, shell.pid());
-    wait_until("it is back", || dir.exists());
+    wait_until("the process has registered again", || dir.exists());
     assert_eq!(ruled.limit(&shell), 1 << 20);
     assert_eq!(ruled.limit(&ruled.shell_of(ALICE)), 4096);
 }
@@ -164,8 +164,8 @@ fn check_config_explains_which_rule_matches_a_process() {
     assert!(root.contains("no rule is for it"), "{root}");
     let path = ruled.path();
     let path = path.to_str().expect("text");
-    let mut nobody = ruled.mount.gcgroupfs(&["check-config", path, "--pid", "4194305"]);
-    let nobody = nobody.output().expect("it starts");
-    assert!(!nobody.status.success());
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process 4194305"));
+    let mut missing = ruled.mount.gcgroupfs(&["check-config", path, "--pid", "4194305"]);
+    let missing = missing.output().expect("the command starts");
+    assert!(!missing.status.success());
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("no process 4194305"));
 }

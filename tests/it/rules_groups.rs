@@ -61,7 +61,7 @@ fn group_exists_from_first_to_last_member() {
     assert_eq!(
         ruled.mount.read(one.pid(), "compute.priority"),
         "11",
-        "its group's"
+        "the process does not have its group's priority"
     );
     assert_eq!(ruled.limit(&one), 1 << 20);
     let root = DriverShell::start(&ruled.mount);
@@ -73,17 +73,23 @@ fn group_exists_from_first_to_last_member() {
     assert_eq!(said, "0\n1000\n");
 
     one.quit();
-    wait_until("one is left", || ruled.members("users/u1000") == [other.pid()]);
+    wait_until("one member is left in the group", || {
+        ruled.members("users/u1000") == [other.pid()]
+    });
     other.kill9();
     bob.kill9();
-    wait_until("its group goes with it", || !ruled.has("users/u1001"));
-    wait_until("nobody is left", || ruled.members("users/u1000").is_empty());
+    wait_until("the group of the killed process is removed", || {
+        !ruled.has("users/u1001")
+    });
+    wait_until("the group has no members", || {
+        ruled.members("users/u1000").is_empty()
+    });
     assert!(
         ruled.has("users/u1000/own"),
-        "what somebody has made stays, and what it is in"
+        "the user's group was removed with the rule's"
     );
     assert!(ruled.mount.sh_of(ALICE, "rmdir users/u1000/own").0);
-    wait_until("nothing is left in it", || !ruled.has("users"));
+    wait_until("the empty parent group is removed", || !ruled.has("users"));
     drop(root);
 }
 
@@ -98,12 +104,12 @@ fn exec_does_not_leave_the_group() {
         assert_eq!(
             ruled.mount.read("users/u1000", "memory.limit"),
             "524288",
-            "as it was"
+            "the exec reset the group's limit"
         );
         assert_eq!(alone.ask("alloc linear 524289"), "error 2");
     }
     alone.quit();
-    wait_until("the group goes", || !ruled.has("users"));
+    wait_until("the rule's empty group is removed", || !ruled.has("users"));
 }
 
 #[test]
@@ -113,16 +119,20 @@ fn members_and_groups_survive_daemon_kill() {
     assert_eq!(ruled.members("users/u1001"), [dies.pid()]);
     ruled.mount.write("users/u1000", "memory.limit", "3M");
     // The changed rules apply to other processes.
-    fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("our own directory");
+    fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("the file is writable");
     ruled.mount.kill9();
     dies.kill9();
     ruled.mount.restart();
-    wait_until("it is back", || ruled.mount.governs(stays.pid()));
+    wait_until("the process has registered again", || {
+        ruled.mount.governs(stays.pid())
+    });
     assert_eq!(ruled.members("users/u1000"), [stays.pid()]);
     assert_eq!(ruled.mount.read("users/u1000", "memory.limit"), "3145728");
     let other = ruled.shell_of(BOB);
     assert_eq!(ruled.members("other"), [other.pid()]);
-    wait_until("nobody is left for it", || !ruled.has("users/u1001"));
+    wait_until("the killed process's group is removed", || {
+        !ruled.has("users/u1001")
+    });
 }
 
 #[test]
@@ -147,18 +157,21 @@ fn run_starts_in_the_named_group_if_permitted() {
         let mut command = ruled
             .mount
             .gcgroupfs_of(uid, &["run", "--group", group, "--", "true"]);
-        let output = command.output().expect("it starts");
+        let output = command.output().expect("the command starts");
         assert_eq!(output.status.code(), Some(125));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(&format!("group {group}: {why}")), "{said}");
     }
     let said = "of user 1000 is not admitted to group \"batch/night\"";
-    wait_until("the daemon says so", || ruled.mount.log().contains(said));
+    wait_until("the log reports the refused group", || {
+        ruled.mount.log().contains(said)
+    });
     root.quit();
-    wait_until("the group goes", || !ruled.has("batch"));
+    wait_until("the requested group is removed", || !ruled.has("batch"));
 
-    fs::create_dir(ruled.mount.path().join("team")).expect("root may");
-    std::os::unix::fs::chown(ruled.mount.path().join("team"), Some(ALICE), Some(ALICE)).expect("root may");
+    fs::create_dir(ruled.mount.path().join("team")).expect("root may create a group");
+    std::os::unix::fs::chown(ruled.mount.path().join("team"), Some(ALICE), Some(ALICE))
+        .expect("root may change the owner");
     let alice = ruled.run(ALICE, "team/a");
     assert_eq!(alice.stderr(), "");
     assert_eq!(ruled.members("team/a"), [alice.pid()]);
@@ -171,7 +184,7 @@ fn run_starts_in_the_named_group_if_permitted() {
     assert!(bob.stderr().contains("Permission denied"), "{}", bob.stderr());
     assert_eq!(ruled.members("team/a"), [alice.pid()]);
     alice.quit();
-    wait_until("what was made for it goes", || !ruled.has("team/a"));
+    wait_until("the requested group is removed", || !ruled.has("team/a"));
     assert!(ruled.has("team"));
 }
 
@@ -179,11 +192,11 @@ fn run_starts_in_the_named_group_if_permitted() {
 fn requested_group_does_not_override_a_rules_group() {
     let ruled = Ruled::new(BY_UID);
     let path = ruled.mount.path().join("team");
-    fs::create_dir(&path).expect("root may");
-    std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may");
+    fs::create_dir(&path).expect("root may create a group");
+    std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may change the owner");
     let outside = ruled.run_with(ALICE, &["--best-effort", "--group", "team"]);
     assert_eq!(ruled.members("users/u1000"), [outside.pid()]);
-    wait_until("the daemon says so", || {
+    wait_until("the log reports the requested group", || {
         ruled.mount.log().contains("outside of the group")
     });
     let inside = ruled.run(ALICE, "users/u1000/night");

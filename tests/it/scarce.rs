@@ -52,10 +52,14 @@ fn program_in_a_memory_cgroup_can_swap() {
     let dir = Dir::of(&mount, program.pid());
     for _ in 0..3 {
         dir.write("memory.limit", BLOCK);
-        wait_until("three are out", || dir.number("memory.swap.current") == 3 * BLOCK);
+        wait_until("three blocks are swapped out", || {
+            dir.number("memory.swap.current") == 3 * BLOCK
+        });
         assert_eq!(program.ask("verify"), "verified 4");
         dir.write("memory.limit", "max");
-        wait_until("all are in", || dir.number("memory.swap.current") == 0);
+        wait_until("every block is swapped in", || {
+            dir.number("memory.swap.current") == 0
+        });
     }
     dir.freeze();
     dir.write("compute.freeze", 0);
@@ -76,13 +80,15 @@ fn program_killed_by_its_cgroup_in_a_move_leaves_nothing() {
     let pid = program.pid();
     cgroup.take(Pid::from_raw(pid));
     Dir::of(&mount, pid).write("memory.limit", BLOCK);
-    wait_until("it is killed", || !program.is_running());
+    wait_until("the process is killed", || !program.is_running());
     assert_eq!(program.wait().signal(), Some(libc::SIGKILL));
-    wait_until("it is gone", || !mount.governs(pid));
+    wait_until("the killed process is no longer governed", || !mount.governs(pid));
     assert_eq!(mount.truth().used_by_all(0), BLOCK);
     let dir = Dir::of(&mount, other.pid());
     dir.write("memory.limit", 1);
-    wait_until("the other moves", || dir.number("memory.swap.current") == BLOCK);
+    wait_until("the other process's block is swapped out", || {
+        dir.number("memory.swap.current") == BLOCK
+    });
     assert_eq!(other.ask("verify"), "verified 1");
 }
 
@@ -106,12 +112,16 @@ fn move_without_host_memory_loses_nothing() {
             (dir.number("memory.current"), swapped)
         };
         dir.write("memory.limit", 1);
-        wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+        wait_until("the failed move is counted", || {
+            dir.key("memory.events", "swap_fail") >= 1
+        });
         let left = if is_lasting { 2 * BLOCK } else { 0 };
-        wait_until("as much as can be is out", || sum() == (left, 4 * BLOCK - left));
+        wait_until("the blocks that fit are swapped out", || {
+            sum() == (left, 4 * BLOCK - left)
+        });
         assert_eq!(program.ask("verify"), "verified 4");
         assert_eq!(truth.used(program.pid(), 0), left, "{faults}");
-        wait_until("what was in excess is let go", || {
+        wait_until("the surplus host memory is released", || {
             truth.held(program.pid(), 0, Held::HostPhysical) == 4 * BLOCK - left
         });
         assert_eq!(program.ask("free all"), "freed 4", "{faults}");
@@ -121,7 +131,7 @@ fn move_without_host_memory_loses_nothing() {
 
 /// Returns the size of the process's address space in bytes.
 fn address_space(pid: i32) -> u64 {
-    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("it lives");
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process lives");
     let pages = statm.split(' ').next().and_then(|pages| pages.parse().ok());
     pages.map_or(0, |pages: u64| pages * 4096)
 }
@@ -144,7 +154,9 @@ fn move_without_address_space_loses_nothing() {
     let limit = address_space(program.pid()) + BLOCK / 2;
     limit_address_space(program.pid(), &limit.to_string());
     dir.write("memory.reclaim", "max");
-    wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+    wait_until("the failed move is counted", || {
+        dir.key("memory.events", "swap_fail") >= 1
+    });
     assert_eq!(dir.number("memory.current"), 2 * BLOCK);
     assert_eq!(dir.number("memory.swap.current"), 0);
     dir.write("compute.freeze", 0);
@@ -152,7 +164,9 @@ fn move_without_address_space_loses_nothing() {
     limit_address_space(program.pid(), "unlimited");
     dir.freeze();
     dir.write("memory.reclaim", "max");
-    wait_until("it is out", || dir.number("memory.current") == 0);
+    wait_until("both blocks are swapped out", || {
+        dir.number("memory.current") == 0
+    });
     dir.write("compute.freeze", 0);
     assert_eq!(program.ask("verify"), "verified 2");
     assert_eq!(dir.number("memory.current"), 2 * BLOCK);

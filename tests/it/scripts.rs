@@ -114,7 +114,11 @@ fn gc_preempt_freezes_only_while_the_command_runs() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"1\n1\n");
     assert_eq!(mount.read(&pid, "compute.freeze"), "0");
-    assert_eq!(mount.read(&other, "compute.freeze"), "1", "it was frozen before");
+    assert_eq!(
+        mount.read(&other, "compute.freeze"),
+        "1",
+        "the script thawed a process that was frozen before"
+    );
 }
 
 #[test]
@@ -139,7 +143,9 @@ fn gc_preempt_thaws_when_it_is_ended() {
         assert_eq!(mount.read(&pid, "compute.freeze"), "1");
         preempt.signal(signal);
         assert!(!preempt.wait().success());
-        wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        wait_until("the process is thawed", || {
+            mount.read(&pid, "compute.freeze") == "0"
+        });
         // A killed script cannot end its child.
         let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
     }
@@ -158,7 +164,9 @@ fn gc_preempt_thaws_when_the_daemon_is_back() {
     preempt.signal(Signal::SIGTERM);
     mount.restart();
     assert!(!preempt.wait().success());
-    wait_until("it is back", || mount.governs(process.pid()));
+    wait_until("the process has registered again", || {
+        mount.governs(process.pid())
+    });
     assert_eq!(mount.read(&pid, "compute.freeze"), "0");
 }
 
@@ -244,16 +252,22 @@ fn gc_autopreempt_freezes_while_the_other_is_busy() {
         });
     };
     for _ in 0..3 {
-        work_until("it says so", &mut || {
+        work_until("the script reports that the watched process is busy", &mut || {
             script.line_now().is_some_and(|line| line.starts_with("busy: "))
         });
-        work_until("frozen", &mut || {
+        work_until("the batch process is frozen and drained", &mut || {
             mount.number(&pid, "gcgroup.events", "frozen") == 1
         });
         script.expect("idle: ");
-        wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        wait_until("the batch process is thawed", || {
+            mount.read(&pid, "compute.freeze") == "0"
+        });
         assert_eq!(batch.ask("launch 1"), "launched 1");
-        assert_eq!(mount.read(&frozen, "compute.freeze"), "1", "it was frozen before");
+        assert_eq!(
+            mount.read(&frozen, "compute.freeze"),
+            "1",
+            "the script thawed a process that was frozen before"
+        );
     }
 }
 
@@ -268,13 +282,17 @@ fn gc_autopreempt_thaws_when_the_watched_or_the_script_ends() {
         let mut script = autopreempt(&mount, &watched, &[&pid]);
         watched.say("launch 1 100000000");
         script.expect("busy: ");
-        wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
+        wait_until("the batch process is frozen and drained", || {
+            mount.number(&pid, "gcgroup.events", "frozen") == 1
+        });
         match to_script {
             Some(signal) => script.signal(signal),
             None => watched.signal(Signal::SIGKILL),
         }
         assert_eq!(script.wait().success(), to_script.is_none(), "{to_script:?}");
-        wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        wait_until("the batch process is thawed", || {
+            mount.read(&pid, "compute.freeze") == "0"
+        });
         drop(watched);
     }
 }
@@ -310,12 +328,18 @@ fn gc_autopreempt_goes_on_with_a_restarted_daemon() {
     let mut script = autopreempt(&mount, &watched, &[&pid]);
     watched.say("launch 1 100000000");
     script.expect("busy: ");
-    wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
+    wait_until("the batch process is frozen and drained", || {
+        mount.number(&pid, "gcgroup.events", "frozen") == 1
+    });
     mount.kill9();
     script.signal(Signal::SIGTERM);
     mount.restart();
-    wait_until("it is back", || mount.governs(batch.pid()));
-    wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+    wait_until("the batch process has registered again", || {
+        mount.governs(batch.pid())
+    });
+    wait_until("the batch process is thawed", || {
+        mount.read(&pid, "compute.freeze") == "0"
+    });
 }
 
 #[test]

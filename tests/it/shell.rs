@@ -45,7 +45,7 @@ fn write_error(file: &Path, text: &[u8]) -> Option<i32> {
     let mut file = OpenOptions::new()
         .write(true)
         .open(file)
-        .expect("opens for writing");
+        .expect("the file opens for writing");
     file.write(text)
         .err()
         .map(|error| error.raw_os_error().expect("an errno"))
@@ -104,7 +104,7 @@ fn refused_write_returns_reason_and_changes_nothing() {
             );
         }
         assert_eq!(
-            fs::read_to_string(dir.join(file)).expect("reads"),
+            fs::read_to_string(dir.join(file)).expect("the file is readable"),
             format!("{stays}\n"),
             "{text:?} > {file}"
         );
@@ -131,7 +131,7 @@ fn file_modes_match_supported_operations() {
         ("gcgroup.events", 0o444),
     ] {
         for dir in [dir.clone(), dir.join("0")] {
-            let metadata = fs::metadata(dir.join(file)).expect("exists");
+            let metadata = fs::metadata(dir.join(file)).expect("the file exists");
             assert_eq!(metadata.permissions().mode() & 0o7777, mode, "{file}");
             assert!(metadata.is_file(), "{file}");
             assert_eq!((metadata.len(), metadata.blksize()), (4096, 4096), "{file}");
@@ -212,8 +212,8 @@ fn creating_an_existing_file_appending_and_truncating_all_work() {
         .create(true)
         .custom_flags(libc::O_TRUNC)
         .open(dir.join("compute.priority"))
-        .expect("creating what exists opens it");
-    assert_eq!(file.write(b"7\n").expect("one command"), 2);
+        .expect("opening an existing file with O_CREAT succeeds");
+    assert_eq!(file.write(b"7\n").expect("the write succeeds"), 2);
     assert_eq!(file.write(b"8\n").expect("the offset is ignored"), 2);
     assert_eq!(says(&dir, "cat compute.priority"), "8\n");
 }
@@ -276,10 +276,13 @@ fn libcgroups_crate_reads_and_writes_single_values() {
     let (_mount, _process, dir) = node();
     let file = dir.join("memory.limit");
     write_cgroup_file(&file, 1_u64 << 30).expect("writes a number");
-    assert_eq!(read_cgroup_file(&file).expect("reads"), "1073741824\n");
+    assert_eq!(
+        read_cgroup_file(&file).expect("the file is readable"),
+        "1073741824\n"
+    );
     write_cgroup_file_str(&file, "max").expect("writes a word");
-    assert_eq!(read_cgroup_file(&file).expect("reads"), "max\n");
-    let error = write_cgroup_file_str(&file, "much").expect_err("refused");
+    assert_eq!(read_cgroup_file(&file).expect("the file is readable"), "max\n");
+    let error = write_cgroup_file_str(&file, "much").expect_err("the operation is refused");
     assert_eq!(error.inner().raw_os_error(), Some(libc::EINVAL));
 }
 
@@ -287,27 +290,32 @@ fn libcgroups_crate_reads_and_writes_single_values() {
 fn open_file_keeps_its_text_until_read_from_the_start() {
     let (_mount, _process, dir) = node();
     says(&dir, "echo 111111 > memory.limit");
-    let mut file = File::open(dir.join("memory.limit")).expect("opens");
+    let mut file = File::open(dir.join("memory.limit")).expect("the file opens");
     let mut head = [0; 3];
     file.read_exact(&mut head).expect("three bytes");
     says(&dir, "echo 222222 > memory.limit");
     let mut rest = String::new();
     file.read_to_string(&mut rest).expect("the rest");
-    assert_eq!((&head[..], rest.as_str()), (&b"111"[..], "111\n"), "not torn");
-    file.rewind().expect("seeks");
+    assert_eq!(
+        (&head[..], rest.as_str()),
+        (&b"111"[..], "111\n"),
+        "a value was torn by a write between two reads"
+    );
+    file.rewind().expect("the file can be rewound");
     let mut again = String::new();
-    file.read_to_string(&mut again).expect("reads again");
+    file.read_to_string(&mut again)
+        .expect("the file is readable again");
     assert_eq!(again, "222222\n");
 }
 
 #[test]
 fn reading_past_the_end_returns_nothing() {
     let (_mount, _process, dir) = node();
-    let file = File::open(dir.join("compute.priority")).expect("opens");
+    let file = File::open(dir.join("compute.priority")).expect("the file opens");
     let mut buffer = [0; 16];
     for offset in [2, 3, 4096, 1 << 40] {
         assert_eq!(
-            nix::sys::uio::pread(&file, &mut buffer, offset).expect("reads"),
+            nix::sys::uio::pread(&file, &mut buffer, offset).expect("the file is readable"),
             0,
             "{offset}"
         );
@@ -317,14 +325,14 @@ fn reading_past_the_end_returns_nothing() {
 #[test]
 fn process_exit_removes_directory_and_gives_enodev() {
     let (mount, process, dir) = node();
-    let open = File::open(dir.join("memory.current")).expect("opens");
+    let open = File::open(dir.join("memory.current")).expect("the file opens");
     let limit = OpenOptions::new()
         .write(true)
         .open(dir.join("memory.limit"))
-        .expect("opens");
+        .expect("the file opens");
     assert!(dir.join("0").is_dir());
     process.kill9();
-    support::wait_until("the directory goes", || !dir.exists());
+    support::wait_until("the process's directory is removed", || !dir.exists());
     let mut buffer = [0; 16];
     assert_eq!(
         nix::sys::uio::pread(&open, &mut buffer, 0),
@@ -347,7 +355,7 @@ fn ungoverned_pid_has_no_directory() {
 fn listing_is_complete_without_duplicates() {
     let (mount, process, dir) = node();
     let mut names: Vec<_> = fs::read_dir(mount.path())
-        .expect("lists")
+        .expect("the directory is readable")
         .map(|e| e.expect("entry").file_name())
         .collect();
     let before = names.len();
@@ -356,11 +364,14 @@ fn listing_is_complete_without_duplicates() {
     assert_eq!(names.len(), before);
     assert!(names.iter().any(|name| *name == *process.pid().to_string()));
     let files: Vec<_> = fs::read_dir(&dir)
-        .expect("lists")
+        .expect("the directory is readable")
         .map(|e| e.expect("entry").file_name())
         .collect();
     for name in &files {
-        assert!(dir.join(name).exists(), "{name:?} is listed and can be looked up");
+        assert!(
+            dir.join(name).exists(),
+            "{name:?} is listed but cannot be looked up"
+        );
     }
     assert!(files.len() > 10);
 }
@@ -377,10 +388,10 @@ fn statistics_in_gvms_format_match_exactly() {
 #[test]
 fn mount_survives_a_client_with_open_files() {
     let (mut mount, _process, dir) = node();
-    let held = File::open(dir.join("memory.current")).expect("opens");
+    let held = File::open(dir.join("memory.current")).expect("the file opens");
     let path = mount.path();
     mount.stop();
-    assert!(!is_mounted(&path), "unmounted although a file is open");
+    assert!(!is_mounted(&path), "the mount is left while a file is open");
     drop(held);
 }
 
@@ -394,7 +405,7 @@ fn mount_point_may_be_a_link_and_is_unmounted() {
         command.arg("mount").arg(&link).arg("--socket").arg(&socket);
         command.arg("--state-dir").arg(&state);
         let daemon = Governed::spawn(command);
-        wait_until("it serves", || link.join("devices").exists());
+        wait_until("the daemon serves the mount", || link.join("devices").exists());
         assert!(is_mounted(&real));
         daemon
     };
@@ -404,11 +415,11 @@ fn mount_point_may_be_a_link_and_is_unmounted() {
     let mut second = start();
     second.signal(Signal::SIGTERM);
     second.wait();
-    assert!(!is_mounted(&real), "neither is left");
+    assert!(!is_mounted(&real), "a mount is left");
 }
 
 fn is_mounted(path: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("reads");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the file is readable");
     mounts
         .lines()
         .any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path))

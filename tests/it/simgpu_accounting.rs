@@ -54,7 +54,7 @@ fn process_is_accounted_during_and_after_its_life() {
     assert_eq!(asker.ask("pids[:count.value]"), format!("[{pid}]"));
 
     worker.kill9();
-    wait_until("its life has ended", || {
+    wait_until("accounting shows that the process has ended", || {
         stats(&mut asker, pid) == 0 && asker.ask("stats.running") == "0"
     });
     assert_eq!(asker.number("stats.peak"), 164 * MIB);
@@ -75,7 +75,7 @@ fn samples_of_past_periods_are_returned() {
     let mut worker = machine.started();
     asker.run("kind = c_uint()\nsamples = numbers(64)\ndef ask(type, seen=0, into=None): return ml.nvmlDeviceGetSamples(device, type, seen, kind, count, into)");
     worker.run("spin = kernel('gcgroup_spin')\nfor _ in range(3000): ok(launch(spin, 1000))");
-    wait_until("there is a period with work", || {
+    wait_until("a utilisation sample is above 0", || {
         asker.run("count.value = 32");
         asker.number("ask(1, 0, samples)") == 0 && asker.number("max(samples[1:2 * count.value:2])") > 0
     });
@@ -136,7 +136,9 @@ fn memory_outliving_its_process_is_listed_for_no_process() {
     asker.run("memory = numbers(3)");
     one.kill9();
     let truth = Truth::of(machine.directory());
-    wait_until("it is gone", || truth.used(pid, 0) == 0);
+    wait_until("the killed process's memory is released", || {
+        truth.used(pid, 0) == 0
+    });
     asker.calls(0, "ml.nvmlDeviceGetMemoryInfo(device, memory)");
     assert_eq!(asker.number("memory[2]"), 128 * MIB);
     assert_eq!(asker.number("memory[0] - memory[1]"), 128 * MIB);

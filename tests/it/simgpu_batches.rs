@@ -41,8 +41,8 @@ fn only_managed_memory_is_prefetched_and_discarded() {
     );
     program.calls(
         0,
-        "prefetch(managed, 8192, place(DEVICE, 0))
-         prefetch(managed, 4096, place(HOST))
+        "prefetch(managed, 8192, location(DEVICE, 0))
+         prefetch(managed, 4096, location(HOST))
          discard(managed, 8192)
          cu.cuMemPrefetchAsync(managed, 8192, 0, stream)
          cu.cuMemPrefetchAsync(managed, 8192, -1, stream)
@@ -50,9 +50,9 @@ fn only_managed_memory_is_prefetched_and_discarded() {
     );
     program.calls(
         1,
-        "prefetch(linear, 4096, place(HOST))
-         prefetch(managed, 8193, place(HOST))
-         prefetch(managed, 8192, place(HOST), 1)
+        "prefetch(linear, 4096, location(HOST))
+         prefetch(managed, 8193, location(HOST))
+         prefetch(managed, 8192, location(HOST), 1)
          discard(linear, 4096)
          cu.cuMemPrefetchAsync(linear, 8192, 0, stream)",
     );

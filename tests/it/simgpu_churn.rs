@@ -107,7 +107,9 @@ fn killed_sharing_processes_leave_nothing() {
             [other, one]
         };
         both.into_iter().for_each(crate::simgpu::Program::kill9);
-        wait_until("all of it is free", || truth.used_by_all(0) == CONTEXT);
+        wait_until("the killed processes' memory is released", || {
+            truth.used_by_all(0) == CONTEXT
+        });
         assert_eq!(watcher.ask("free_memory() == 16384 * MIB - 64 * MIB"), "True");
     }
     assert_eq!(

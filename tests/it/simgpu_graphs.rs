@@ -21,7 +21,7 @@ fn with_condition(kind: u32, default: u32, size: u32) -> Program {
 }
 
 /// Adds to body `index` a kernel that writes word `index + 1`.
-fn mark(program: &mut Program, index: u32) {
+fn add_fill(program: &mut Program, index: u32) {
     program.run(&format!(
         "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[{index}], None, 0, kernel_node(fill, memory + 4 * {index} + 4, 1, 7))"
     ));
@@ -45,7 +45,7 @@ fn while_node_runs_until_its_condition_is_zero() {
 fn condition_selects_one_of_two_graphs() {
     for (default, expected) in [(0, "[0, 7]"), (1, "[7, 0]"), (9, "[7, 0]")] {
         let mut program = with_condition(0, default, 2);
-        (0..2).for_each(|index| mark(&mut program, index));
+        (0..2).for_each(|index| add_fill(&mut program, index));
         program.run("_ = run_graph(graph)");
         assert_eq!(program.ask("[words[1], words[2]]"), expected, "{default}");
     }
@@ -55,7 +55,7 @@ fn condition_selects_one_of_two_graphs() {
 fn switch_node_runs_graph_of_its_number_or_none() {
     for (default, expected) in [(0, "[7, 0, 0]"), (2, "[0, 0, 7]"), (3, "[0, 0, 0]")] {
         let mut program = with_condition(2, default, 3);
-        (0..3).for_each(|index| mark(&mut program, index));
+        (0..3).for_each(|index| add_fill(&mut program, index));
         program.run("_ = run_graph(graph)");
         assert_eq!(program.ask("words[1:4]"), expected, "{default}");
     }

@@ -23,7 +23,7 @@ fn multiprocessors_are_split_described_and_had() {
     assert_eq!(
         program.ask("[number.value, parts[0].count, parts[1].count, parts[2].type]"),
         "[2, 16, 16, 0]",
-        "in eights"
+        "the groups do not have 16 multiprocessors"
     );
     assert_eq!(program.number("rest.count"), all - 32);
     program.calls(0, "split(parts, 1, 5)");
@@ -84,7 +84,7 @@ fn green_memory_is_primary_contexts_and_streams_detach() {
     assert_eq!(
         truth.held(pid, 0, Held::Linear),
         0,
-        "it was the last that held the primary context"
+        "memory is left after the last holder of the primary context"
     );
 
     program.run(
@@ -98,7 +98,7 @@ fn green_memory_is_primary_contexts_and_streams_detach() {
     assert_eq!(
         truth.held(pid, 0, Held::Linear),
         MIB,
-        "the program holds the primary context"
+        "the primary context that the program holds lost its memory"
     );
     program.calls(709, "cu.cuCtxSynchronize()");
     program.calls(917, "cu.cuStreamQuery(stream)");

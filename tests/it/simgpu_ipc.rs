@@ -76,13 +76,21 @@ fn invalid_handles_are_refused() {
     two.one.run("address = alloc(MIB)\nmapped, _ = map_new(2 * MIB)");
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
     let opened = |handle: &str, flags| format!("opened('cuIpcOpenMemHandle_v2', {handle}, {flags})");
-    assert_eq!(two.one.ask(&opened(&handle, 1)), "'error 201'", "its own");
+    assert_eq!(
+        two.one.ask(&opened(&handle, 1)),
+        "'error 201'",
+        "the process opened its own handle"
+    );
     assert_eq!(two.other.ask(&opened(&handle, 0)), "'error 1'");
     assert_eq!(two.other.ask(&opened("'00' * 64", 1)), "'error 400'");
     assert_eq!(two.one.ask("exported('cuIpcGetMemHandle', mapped)"), "'error 1'");
     assert_eq!(two.one.ask("exported('cuIpcGetMemHandle', 4096)"), "'error 1'");
     two.one.calls(0, "cu.cuMemFree_v2(address)");
-    assert_eq!(two.other.ask(&opened(&handle, 1)), "'error 400'", "freed");
+    assert_eq!(
+        two.other.ask(&opened(&handle, 1)),
+        "'error 400'",
+        "the handle of freed memory was opened"
+    );
 }
 
 #[test]
@@ -103,12 +111,12 @@ fn linear_memory_lives_while_a_process_has_it_open() {
     } = two;
     one.kill9();
     let truth = Truth::of(machine.directory());
-    wait_until("it keeps only what is open", || {
+    wait_until("only the opened allocation is left", || {
         truth.used_by_all(0) == CONTEXT + 3 * MIB
     });
     assert_eq!(other.ask("look(address, 4)"), "b'kept'");
     other.kill9();
-    wait_until("nobody has it", || truth.used_by_all(0) == 0);
+    wait_until("the allocation is released", || truth.used_by_all(0) == 0);
 }
 
 #[test]
@@ -124,7 +132,7 @@ fn memory_held_by_others_leaves_no_room() {
     assert_eq!(other.ask("alloc(512 * MIB)"), "'error 2'");
     other.run("os.close(own)");
     let truth = Truth::of(machine.directory());
-    wait_until("nobody holds it", || truth.used_by_all(0) == CONTEXT);
+    wait_until("the allocation is released", || truth.used_by_all(0) == CONTEXT);
     other.run("address = alloc(512 * MIB)");
 }
 

@@ -111,7 +111,7 @@ fn memory_is_the_sum_of_living_processes() {
 
     let mut process = machine.load(&["obey"]);
     let before = nvml.ask("memory 0 1")[3];
-    assert!(before > 0, "a context costs nothing");
+    assert!(before > 0, "the context uses no memory");
     assert_eq!(process.ask("alloc linear 64M"), "allocated 1 linear 67108864");
     let after = nvml.ask("memory 0 1");
     assert_eq!(after[3] - before, 64 << 20);
@@ -120,7 +120,9 @@ fn memory_is_the_sum_of_living_processes() {
     assert_eq!(nvml.ask("memory 1 1")[3], 0);
 
     process.signal(Signal::SIGKILL);
-    wait_until("its memory is free", || nvml.ask("memory 0 1") == empty);
+    wait_until("the killed process's memory is released", || {
+        nvml.ask("memory 0 1") == empty
+    });
     assert_eq!(
         nvml.list("processes 0 Compute 3 0"),
         (SUCCESS, 0, BTreeMap::new())

@@ -24,7 +24,11 @@ fn host_pool_uses_no_device_memory() {
         ));
         program.calls(0, "cu.cuCtxSynchronize()");
         assert_eq!(program.ask("bytes_at(address, 4)"), "b'AAAA'", "{location}");
-        assert_eq!(program.ask("attribute(address, 2)"), "1", "it is the host's");
+        assert_eq!(
+            program.ask("attribute(address, 2)"),
+            "1",
+            "the address is not host memory"
+        );
         assert_eq!(program.ask("attribute(address, 17) == pool"), "True");
         assert_eq!(truth.used(pid, 0), CONTEXT);
         assert_eq!(truth.held(pid, 0, Held::HostPool), CHUNK);
@@ -46,8 +50,8 @@ fn only_valid_pool_properties_are_accepted() {
         ("pool_properties(HOST, 0, POSIX_FD)", 1),
         ("pool_properties(DEVICE, 7)", 1),
         ("pool_properties(DEVICE, 0, 8)", 801),
-        ("PoolProperties(type=3, location=place(DEVICE, 0))", 1),
-        ("PoolProperties(type=2, max=MIB, location=place(DEVICE, 0))", 1),
+        ("PoolProperties(type=3, location=location(DEVICE, 0))", 1),
+        ("PoolProperties(type=2, max=MIB, location=location(DEVICE, 0))", 1),
         ("None", 1),
     ] {
         let call = format!("got(c_uint64, 'cuMemPoolCreate', {properties})");
@@ -67,7 +71,7 @@ fn managed_pool_is_usable_on_host_and_device() {
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
     program.run(
-        "pool = got(c_uint64, 'cuMemPoolCreate', PoolProperties(type=2, location=place(DEVICE, 0)))
+        "pool = got(c_uint64, 'cuMemPoolCreate', PoolProperties(type=2, location=location(DEVICE, 0)))
          address = got(c_uint64, 'cuMemAllocFromPoolAsync', MIB, pool, 0)
          ok(cu.cuMemsetD8_v2(address, 66, 4))
          ok(cu.cuCtxSynchronize())",
@@ -82,24 +86,24 @@ fn each_location_and_type_has_a_current_pool() {
     program.run(
         "def default(where, type): return got(c_uint64, 'cuMemGetDefaultMemPool', where, type)
          def current(where, type): return got(c_uint64, 'cuMemGetMemPool', where, type)
-         places = [(place(DEVICE, 0), 1), (place(DEVICE, 1), 1), (place(HOST), 1), (place(HOST_NUMA, 0), 1), (place(DEVICE, 0), 2), (place(0), 2)]",
+         locations = [(location(DEVICE, 0), 1), (location(DEVICE, 1), 1), (location(HOST), 1), (location(HOST_NUMA, 0), 1), (location(DEVICE, 0), 2), (location(0), 2)]",
     );
-    assert_eq!(program.ask("len({default(*each) for each in places})"), "6");
+    assert_eq!(program.ask("len({default(*each) for each in locations})"), "6");
     assert_eq!(
-        program.ask("all(current(*each) == default(*each) for each in places)"),
+        program.ask("all(current(*each) == default(*each) for each in locations)"),
         "True"
     );
     assert_eq!(
-        program.ask("got(c_uint64, 'cuDeviceGetDefaultMemPool', 1) == default(place(DEVICE, 1), 1)"),
+        program.ask("got(c_uint64, 'cuDeviceGetDefaultMemPool', 1) == default(location(DEVICE, 1), 1)"),
         "True"
     );
     program.run(
         "host = got(c_uint64, 'cuMemPoolCreate', pool_properties(HOST))
          own = got(c_uint64, 'cuMemPoolCreate', pool_properties())
-         ok(cu.cuMemSetMemPool(place(HOST), 1, host))
-         ok(cu.cuMemSetMemPool(place(DEVICE, 0), 1, own))",
+         ok(cu.cuMemSetMemPool(location(HOST), 1, host))
+         ok(cu.cuMemSetMemPool(location(DEVICE, 0), 1, own))",
     );
-    assert_eq!(program.ask("current(place(HOST), 1) == host"), "True");
+    assert_eq!(program.ask("current(location(HOST), 1) == host"), "True");
     assert_eq!(
         program.ask("got(c_uint64, 'cuDeviceGetMemPool', 0) == own"),
         "True"
@@ -110,16 +114,16 @@ fn each_location_and_type_has_a_current_pool() {
     );
     program.calls(
         1,
-        "cu.cuMemSetMemPool(place(DEVICE, 1), 1, own)
-         cu.cuMemSetMemPool(place(HOST), 2, host)
-         cu.cuMemSetMemPool(place(0), 1, own)
+        "cu.cuMemSetMemPool(location(DEVICE, 1), 1, own)
+         cu.cuMemSetMemPool(location(HOST), 2, host)
+         cu.cuMemSetMemPool(location(0), 1, own)
          cu.cuDeviceSetMemPool(0, host)
-         cu.cuMemPoolDestroy(default(place(HOST), 1))",
+         cu.cuMemPoolDestroy(default(location(HOST), 1))",
     );
     // A destroyed pool is no longer current anywhere.
     program.calls(0, "cu.cuMemPoolDestroy(host)");
     assert_eq!(
-        program.ask("current(place(HOST), 1) == default(place(HOST), 1)"),
+        program.ask("current(location(HOST), 1) == default(location(HOST), 1)"),
         "True"
     );
 }
@@ -129,8 +133,8 @@ fn pool_access_is_its_devices_until_granted_to_others() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(
         "pool = got(c_uint64, 'cuMemPoolCreate', pool_properties())
-         def access(device): return got(c_uint, 'cuMemPoolGetAccess', pool, place(DEVICE, device))
-         def allow_pool(kind, id, flags): return cu.cuMemPoolSetAccess(pool, Access(place(kind, id), flags), 1)",
+         def access(device): return got(c_uint, 'cuMemPoolGetAccess', pool, location(DEVICE, device))
+         def allow_pool(kind, id, flags): return cu.cuMemPoolSetAccess(pool, Access(location(kind, id), flags), 1)",
     );
     assert_eq!(program.ask("[access(0), access(1)]"), "[3, 0]");
     program.calls(0, "allow_pool(DEVICE, 1, 3)");
@@ -182,7 +186,7 @@ fn pool_allocation_is_imported_by_another_process() {
     ));
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");
     one.kill9();
-    wait_until("only what is imported is left", || {
+    wait_until("only the imported chunk is left", || {
         truth.used_by_all(0) == CONTEXT + CHUNK
     });
     assert_eq!(other.ask("look(address, 6)"), "b'pooled'");

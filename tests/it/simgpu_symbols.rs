@@ -38,7 +38,7 @@ fn assert_same(exported: &BTreeSet<String>, listed: &BTreeSet<String>) {
     let strange: Vec<&String> = exported.difference(listed).collect();
     assert!(
         missing.is_empty() && strange.is_empty(),
-        "missing: {missing:?}; not the driver's: {strange:?}"
+        "missing: {missing:?}; unknown to the driver: {strange:?}"
     );
 }
 

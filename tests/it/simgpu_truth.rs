@@ -68,7 +68,9 @@ fn every_memory_kind_is_counted_by_its_kind() {
         assert_eq!(held(kind), 0, "{kind:?}");
     }
     program.kill9();
-    wait_until("its memory is free", || truth.used_by_all(0) == 0);
+    wait_until("the killed process's memory is released", || {
+        truth.used_by_all(0) == 0
+    });
     assert_eq!(truth.held(pid, 0, Held::Context), 0);
 }
 

@@ -31,7 +31,11 @@ fn host_memory_uses_no_device_memory_and_works_in_kernels() {
             program.ask("list((c_uint * 4).from_address(address))"),
             "[7, 8, 9, 10]"
         );
-        assert_eq!(program.ask("attribute(address, 2)"), "1", "{kind} is host memory");
+        assert_eq!(
+            program.ask("attribute(address, 2)"),
+            "1",
+            "{kind} is not host memory"
+        );
         assert_eq!(program.ask("attribute(address, 4) == address"), "True");
         program.calls(
             0,
@@ -63,7 +67,7 @@ fn memory_is_created_only_at_valid_locations() {
     }
     program.run("there, handle = map_new(2 * MIB)");
     // The host cannot access memory of the device.
-    program.run("access = (Access * 1)(Access(place(HOST), 3))");
+    program.run("access = (Access * 1)(Access(location(HOST), 3))");
     program.calls(1, "cu.cuMemSetAccess(there, 2 * MIB, access, 1)");
 }
 
@@ -71,7 +75,7 @@ fn memory_is_created_only_at_valid_locations() {
 fn each_location_has_its_own_access() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run("at, handle = map_new(2 * MIB, access=((DEVICE, 1),))");
-    let access = |device| format!("got(c_uint64, 'cuMemGetAccess', place(DEVICE, {device}), at)");
+    let access = |device| format!("got(c_uint64, 'cuMemGetAccess', location(DEVICE, {device}), at)");
     assert_eq!((program.number(&access(0)), program.number(&access(1))), (0, 3));
     assert_eq!(program.number("attribute(at, 16, c_uint)"), 0);
     program.run("allow(at, 2 * MIB, ((DEVICE, 0),), 1)");

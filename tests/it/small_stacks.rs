@@ -34,12 +34,15 @@ fn called(mut command: Command, when: &str, size: usize, names: &[String]) -> BT
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .expect("it starts");
+        .expect("the command starts");
     let mut input = child.stdin.take().expect("piped");
     let text = names.join("\n");
     let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
-    let output = child.wait_with_output().expect("it ends");
-    writer.join().expect("it ends").expect("it is read");
+    let output = child.wait_with_output().expect("the thread ends without a panic");
+    writer
+        .join()
+        .expect("the thread ends without a panic")
+        .expect("the program reads its input");
     assert!(output.status.success(), "{}", output.status);
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
     let of_line = |line: &str| -> Option<(String, Called)> {
@@ -80,7 +83,11 @@ fn little_is_used(when: &str, names: &[String]) {
         assert_eq!(code, Ok(answer), "{name}, {when}, on {LEAST} bytes");
         compared += 1;
     }
-    assert!(compared * 10 > names.len() * 9, "{compared} of {}", names.len());
+    assert!(
+        compared * 10 > names.len() * 9,
+        "only {compared} of {} were compared",
+        names.len()
+    );
     let bare = called(mount.bare_command(program()), when, AMPLE, names);
     let governed = called(mount.command(program()), when, AMPLE, names);
     for (name, used) in bare {

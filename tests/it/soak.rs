@@ -153,7 +153,7 @@ fn soak(daemon: Daemon) {
         }
         soak.live();
     });
-    let refusals = refusals.into_inner().expect("nobody panicked");
+    let refusals = refusals.into_inner().expect("no thread panicked");
     let Soak {
         nr_started,
         nr_killed,
@@ -194,8 +194,8 @@ fn soak(daemon: Daemon) {
 impl Soak {
     fn pid(&self) -> Pid {
         match self.daemon {
-            Daemon::Supervised => support::wait_for("a daemon", || supervise::daemon(&self.mount)),
-            Daemon::Restarted | Daemon::Kept => self.mount.daemon().expect("it runs"),
+            Daemon::Supervised => support::wait_for("a daemon runs", || supervise::daemon(&self.mount)),
+            Daemon::Restarted | Daemon::Kept => self.mount.daemon().expect("the daemon runs"),
         }
     }
 
@@ -204,8 +204,8 @@ impl Soak {
         let mut program = Program::start(&self.mount, &mut self.random);
         program.load.expect("ready");
         let pid = program.load.pid();
-        fs::read(self.mount.file(pid, "gcgroup.stat")).expect("reads");
-        fs::read(self.mount.file("", "unmanaged")).expect("reads");
+        fs::read(self.mount.file(pid, "gcgroup.stat")).expect("the file is readable");
+        fs::read(self.mount.file("", "unmanaged")).expect("the file is readable");
         program.load.wait();
         let (over, moved) = (AtomicBool::new(false), Moved::default());
         let mut mover = Mover {
@@ -215,9 +215,11 @@ impl Soak {
             moved: &moved,
         };
         mover.one();
-        wait_until("it has gone", || governed_pids(&self.mount).is_empty());
+        wait_until("the program is no longer governed", || {
+            governed_pids(&self.mount).is_empty()
+        });
         let mut last = Holdings::of(self.pid());
-        wait_until("the daemon is at rest", || {
+        wait_until("the daemon's holdings are stable", || {
             thread::sleep(Duration::from_millis(100));
             let now = Holdings::of(self.pid());
             std::mem::replace(&mut last, now.clone()) == now
@@ -247,7 +249,7 @@ impl Soak {
 
     fn note_resident(&mut self) {
         // The last daemon may have been killed just now.
-        let kilobytes = support::wait_for("a daemon that is alive", || resident(self.pid()));
+        let kilobytes = support::wait_for("a living daemon's memory is read", || resident(self.pid()));
         self.resident.push(kilobytes);
     }
 
@@ -283,7 +285,7 @@ impl Soak {
 
     fn kill_daemon(&mut self) {
         match self.daemon {
-            Daemon::Supervised => kill(self.pid(), Signal::SIGKILL).expect("it runs"),
+            Daemon::Supervised => kill(self.pid(), Signal::SIGKILL).expect("the daemon runs"),
             Daemon::Restarted => {
                 self.mount.kill9();
                 self.mount.restart();

@@ -24,7 +24,7 @@ fn kernels_end_without_the_program_waiting_for_them() {
     for round in 1..=5 {
         // The program only launches; no later call of it reports that the kernels have ended.
         assert_eq!(shell.ask("spin 100 20"), "ok");
-        wait_until("none is pending", || {
+        wait_until("no kernel is pending", || {
             let [submitted, _, pending] = kernels(&dir);
             assert_eq!(submitted, 20 * round);
             assert!(pending <= submitted);
@@ -53,7 +53,7 @@ fn kernels_are_pending_while_they_run() {
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(shell.ask("spin 20000 30"), "ok");
     let mut most = 0;
-    wait_until("none is pending", || {
+    wait_until("no kernel is pending", || {
         // Queries the driver before it reads the file.
         let is_idle = shell.ask("query") == "ok";
         let [submitted, ended, pending] = kernels(&dir);
@@ -79,15 +79,15 @@ fn graph_launch_counts_once_with_all_its_kernels() {
     ]);
     let program = Governed::spawn(command);
     let dir = Dir::of(&mount, program.pid());
-    wait_until("graphs are launched", || {
+    wait_until("ten graphs are launched", || {
         dir.exists() && dir.key("compute.stat", "nr_graphs") >= 10
     });
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     let graphs = dir.key("compute.stat", "nr_graphs");
     let [submitted, ..] = kernels(&dir);
     assert_eq!(submitted, 4 * graphs + dir.key("compute.stat", "nr_launches"));
-    wait_until("all are known to have ended", || {
+    wait_until("every kernel is counted as completed", || {
         kernels(&dir) == [submitted, submitted, 0]
     });
 }
@@ -102,14 +102,14 @@ fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
     dir.write("compute.freeze", 1);
     let said = Instant::now();
     shell.tell("spin 100 1");
-    wait_until("it is held", || frozen()[0] == 1);
+    wait_until("the launch waits at the gate", || frozen()[0] == 1);
     let held = Instant::now();
-    wait_until("it is counted meanwhile", || frozen()[1] > 0);
+    wait_until("frozen_usec counts during the freeze", || frozen()[1] > 0);
     let least = held.elapsed();
     dir.write("compute.freeze", 0);
     assert_eq!(shell.answer(), "ok");
     let most = said.elapsed();
-    wait_until("it is counted when it is over", || {
+    wait_until("frozen_usec covers the whole freeze", || {
         let [times, usec] = frozen();
         assert!(times == 1 && u128::from(usec) <= most.as_micros());
         u128::from(usec) >= least.as_micros()
@@ -121,14 +121,14 @@ fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
 fn expired_patience_passes_a_batch_and_is_counted() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
-    std::fs::write(settings.path(), text).expect("it is ours");
+    std::fs::write(settings.path(), text).expect("the file is writable");
     let config = Config::default().arg("--config");
-    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("the path is UTF-8")));
     let _busy = batch(&mount, 0, 0);
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("compute.priority", 15);
-    wait_until("its turn never comes, and it goes on", || {
+    wait_until("a gate timeout is counted", || {
         assert_eq!(shell.ask("spin 100 1"), "ok");
         dir.key("compute.stat", "gate_timeouts") > 0
     });

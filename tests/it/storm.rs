@@ -117,9 +117,11 @@ fn killed_daemon_ends_during_invalidations() {
         writers
     });
     mount.kill9();
-    assert!(!writers.is_empty(), "there was one");
+    assert!(!writers.is_empty(), "no invalidation writer was seen");
     for pid in writers {
-        wait_until("who writes for a daemon ends with it", || !is_running(pid));
+        wait_until("the killed daemon's invalidation writer has ended", || {
+            !is_running(pid)
+        });
     }
 }
 
@@ -137,19 +139,23 @@ fn killed_supervisor_and_daemon_end_during_invalidations() {
         }
         kills
     });
-    assert!(kills > 5, "{kills} kills");
-    let supervisor = mount.daemon().expect("it runs");
-    let killed = writer(supervisor).expect("it has one");
-    kill(killed, Signal::SIGKILL).expect("it runs");
+    assert!(kills > 5, "only {kills} kills");
+    let supervisor = mount.daemon().expect("the supervisor runs");
+    let killed = writer(supervisor).expect("the daemon has a writer");
+    kill(killed, Signal::SIGKILL).expect("the writer runs");
     let shell = DriverShell::start(&mount);
-    assert!(mount.governs(shell.pid()), "now the kernel knows it, for an hour");
+    assert!(mount.governs(shell.pid()), "the process has no directory");
     let pid = shell.pid();
     shell.kill9();
-    wait_until("it has been forgotten", || !mount.governs(pid));
-    let pid = wait_for("another", || writer(supervisor).filter(|now| *now != killed));
+    wait_until("the removed directory's entry is invalidated", || {
+        !mount.governs(pid)
+    });
+    let pid = wait_for("a new invalidation writer runs", || {
+        writer(supervisor).filter(|now| *now != killed)
+    });
     mount.stop();
-    assert!(!is_listed(&mount.path()), "it is unmounted");
-    assert!(!is_running(pid), "who writes has ended before that");
+    assert!(!is_listed(&mount.path()), "the mount is left");
+    assert!(!is_running(pid), "the invalidation writer outlived the mount");
 }
 
 #[test]
@@ -157,11 +163,11 @@ fn terminated_daemon_leaves_nothing_during_changes() {
     let mut mount = Mount::new();
     bustle(&mut mount, |mount| {
         for _ in 0..8 {
-            let daemon = mount.daemon().expect("it runs");
-            let writer = wait_for("who writes for it", || writer(daemon));
+            let daemon = mount.daemon().expect("the daemon runs");
+            let writer = wait_for("the invalidation writer runs", || writer(daemon));
             mount.stop();
-            assert!(!is_listed(&mount.path()), "it is unmounted");
-            wait_until("nobody is left", || !is_running(writer));
+            assert!(!is_listed(&mount.path()), "the mount is left");
+            wait_until("the invalidation writer has ended", || !is_running(writer));
             mount.restart();
         }
     });
@@ -170,26 +176,28 @@ fn terminated_daemon_leaves_nothing_during_changes() {
 #[test]
 fn removed_entries_are_invalidated_despite_writer_kills() {
     let mount = Mount::new();
-    let daemon = mount.daemon().expect("it runs");
+    let daemon = mount.daemon().expect("the daemon runs");
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
         let pid = shell.pid();
-        assert!(mount.governs(pid), "now the kernel knows it, for an hour");
+        assert!(mount.governs(pid), "the process has no directory");
         let killed = writer(daemon);
         if let Some(killed) = killed {
-            kill(killed, Signal::SIGKILL).expect("it runs");
+            kill(killed, Signal::SIGKILL).expect("the writer runs");
         }
         shell.kill9();
-        wait_until("it has been forgotten", || !mount.governs(pid));
+        wait_until("the removed directory's entry is invalidated", || {
+            !mount.governs(pid)
+        });
     }
     let killed = writer(daemon);
     if let Some(killed) = killed {
-        kill(killed, Signal::SIGKILL).expect("it runs");
+        kill(killed, Signal::SIGKILL).expect("the writer runs");
     }
-    wait_until("there is another", || {
+    wait_until("a new invalidation writer runs", || {
         let group = mount.path().join("group");
-        fs::create_dir(&group).expect("makes");
-        fs::remove_dir(&group).expect("removes");
+        fs::create_dir(&group).expect("the directory can be made");
+        fs::remove_dir(&group).expect("the directory can be removed");
         writer(daemon).is_some_and(|now| Some(now) != killed)
     });
 }

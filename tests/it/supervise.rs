@@ -19,9 +19,9 @@ fn supervised() -> Mount {
 
 /// Returns the pid of the supervised daemon, not of the helper that writes to the kernel.
 pub fn daemon(mount: &Mount) -> Option<Pid> {
-    let supervisor = mount.daemon().expect("it runs");
+    let supervisor = mount.daemon().expect("the supervisor runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
-    let children = children.expect("proc(5)");
+    let children = children.expect("the supervisor has a child");
     let is_daemon = |pid: &&str| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).nth(1) == Some(b"mount")
@@ -33,9 +33,9 @@ pub fn daemon(mount: &Mount) -> Option<Pid> {
 /// Kills the daemon and waits for its successor.
 #[track_caller]
 pub fn kill9(mount: &Mount) {
-    let before = wait_for("a daemon", || daemon(mount));
-    kill(before, Signal::SIGKILL).expect("it runs");
-    wait_until("another follows", || {
+    let before = wait_for("a daemon runs", || daemon(mount));
+    kill(before, Signal::SIGKILL).expect("the daemon runs");
+    wait_until("the next daemon runs", || {
         daemon(mount).is_some_and(|after| after != before)
     });
 }
@@ -52,23 +52,23 @@ impl Drop for End<'_> {
 /// Reads files in every way until `over` is set; counts the reads.
 fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
     let dir = mount.path().join(pid.to_string());
-    let mut open = File::open(dir.join("memory.limit")).expect("opens");
+    let mut open = File::open(dir.join("memory.limit")).expect("the file opens");
     let limit = open_text(&mut open);
     while !over.load(Relaxed) {
-        assert_eq!(open_text(&mut open), limit, "an open file");
+        assert_eq!(open_text(&mut open), limit, "an open file shows another limit");
         assert_eq!(
-            fs::read_to_string(dir.join("memory.limit")).expect("by path"),
+            fs::read_to_string(dir.join("memory.limit")).expect("the file is readable by path"),
             limit
         );
-        let events = fs::read_to_string(dir.join("0/gcgroup.events")).expect("below");
+        let events = fs::read_to_string(dir.join("0/gcgroup.events")).expect("the file below is readable");
         assert!(events.contains("populated 1"), "{events}");
         let procs = fs::read_to_string(mount.path().join("gcgroup.procs")).expect("a list");
         assert!(procs.lines().any(|line| line == pid.to_string()), "{procs}");
         let listed = fs::read_dir(&dir)
-            .expect("lists")
+            .expect("the directory is readable")
             .map(|entry| entry.expect("an entry").file_name());
         assert!(listed.filter(|name| name == "memory.limit").count() == 1);
-        assert!(fs::metadata(dir.join("0")).expect("is there").is_dir());
+        assert!(fs::metadata(dir.join("0")).expect("the file exists").is_dir());
         // A directory that does not exist must not appear to exist.
         assert!(!dir.join("1").exists());
         nr_reads.fetch_add(1, Relaxed);
@@ -78,8 +78,8 @@ fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
 #[track_caller]
 fn open_text(file: &mut File) -> String {
     let mut text = String::new();
-    file.rewind().expect("seeks");
-    file.read_to_string(&mut text).expect("reads");
+    file.rewind().expect("the file can be rewound");
+    file.read_to_string(&mut text).expect("the file is readable");
     text
 }
 
@@ -111,13 +111,15 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
         for _ in 0..KILLS {
             // Waits until each reader and writer has made progress.
             let (reads, writes) = (nr_reads.load(Relaxed), nr_writes.load(Relaxed));
-            wait_until("readers and writers get on", || {
+            wait_until("each reader and writer has made progress", || {
                 nr_reads.load(Relaxed) >= reads + 8 && nr_writes.load(Relaxed) > writes
             });
             kill9(&mount);
         }
         let reads = nr_reads.load(Relaxed);
-        wait_until("they still do", || nr_reads.load(Relaxed) >= reads + 8);
+        wait_until("the readers have made progress after the last kill", || {
+            nr_reads.load(Relaxed) >= reads + 8
+        });
     });
     assert_eq!(
         mount.log().matches("starting another").count() as u64,
@@ -133,31 +135,35 @@ fn group_operations_succeed_over_daemon_kills() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let pid = shell.pid().to_string();
-    fs::create_dir(mount.path().join("team")).expect("makes");
+    fs::create_dir(mount.path().join("team")).expect("the directory can be made");
     let (over, nr_rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let _end = End(&over);
         scope.spawn(|| {
             while !over.load(Relaxed) {
                 let inner = mount.path().join("team/a");
-                fs::create_dir(&inner).expect("there is none");
+                fs::create_dir(&inner).expect("the path is free");
                 mount.write("team/a", "gcgroup.procs", &pid);
                 assert_eq!(mount.read("team/a", "gcgroup.procs"), pid);
-                let refused = fs::remove_dir(&inner).expect_err("somebody is there");
+                let refused = fs::remove_dir(&inner).expect_err("the group has a member");
                 assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
                 mount.write("team", "gcgroup.procs", &pid);
-                fs::remove_dir(&inner).expect("nobody is there");
+                fs::remove_dir(&inner).expect("the group is empty");
                 assert!(!inner.exists());
                 nr_rounds.fetch_add(1, Relaxed);
             }
         });
         for _ in 0..KILLS {
             let rounds = nr_rounds.load(Relaxed);
-            wait_until("it gets on", || nr_rounds.load(Relaxed) > rounds);
+            wait_until("a round of group operations completes", || {
+                nr_rounds.load(Relaxed) > rounds
+            });
             kill9(&mount);
         }
         let rounds = nr_rounds.load(Relaxed);
-        wait_until("it still does", || nr_rounds.load(Relaxed) > rounds);
+        wait_until("a round completes after the last kill", || {
+            nr_rounds.load(Relaxed) > rounds
+        });
     });
     assert_eq!(mount.read("team", "gcgroup.procs"), pid);
 }
@@ -167,48 +173,51 @@ fn file_identity_survives_kills_and_dead_files_are_gone() {
     let mount = supervised();
     let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));
     let dir = Dir::of(&mount, stays.pid());
-    let mut open = File::open(dir.path().join("memory.current")).expect("opens");
-    let doomed = File::open(Dir::of(&mount, dies.pid()).path().join("memory.current")).expect("opens");
-    let ino = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("is there"));
+    let mut open = File::open(dir.path().join("memory.current")).expect("the file opens");
+    let doomed =
+        File::open(Dir::of(&mount, dies.pid()).path().join("memory.current")).expect("the file opens");
+    let ino = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("the file exists"));
     let before = ino(dir.path().join("memory.current"));
-    let before_kill = daemon(&mount).expect("it runs");
+    let before_kill = daemon(&mount).expect("the daemon runs");
     // The process exits while no daemon runs; the supervisor is stopped so that it starts none.
-    let supervisor = mount.daemon().expect("it runs");
+    let supervisor = mount.daemon().expect("the supervisor runs");
     stop(supervisor);
-    kill(before_kill, Signal::SIGKILL).expect("it runs");
+    kill(before_kill, Signal::SIGKILL).expect("the daemon runs");
     let gone = dies.pid();
     dies.kill9();
-    kill(supervisor, Signal::SIGCONT).expect("it runs");
+    kill(supervisor, Signal::SIGCONT).expect("the supervisor runs");
     open_text(&mut open);
     assert_eq!(ino(dir.path().join("memory.current")), before);
-    wait_until("its file is nobody's", || {
+    wait_until("reading the dead process's file fails with ENODEV", || {
         let read = doomed.read_at(&mut [0; 16], 0);
         read.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     });
-    wait_until("its name is forgotten", || !Dir::of(&mount, gone).exists());
+    wait_until("the dead process's entry is invalidated", || {
+        !Dir::of(&mount, gone).exists()
+    });
     assert_eq!(governed_pids(&mount), [stays.pid()]);
 }
 
 /// Returns an epoll descriptor for a file. Unlike poll(2), epoll does not check again at the end of the wait.
 fn watch(file: &File) -> Epoll {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("there is room");
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("a descriptor is free");
     epoll
         .add(file, EpollEvent::new(EpollFlags::EPOLLPRI, 0))
-        .expect("can be polled");
+        .expect("the file can be added");
     epoll
 }
 
 /// Sleeps until the file reports that all work has drained.
 #[track_caller]
 fn sleep_until_frozen(epoll: &Epoll, mut file: &File) {
-    let deadline = EpollTimeout::try_from(DEADLINE).expect("fits");
+    let deadline = EpollTimeout::try_from(DEADLINE).expect("the value fits");
     let mut text = String::new();
     while !text.contains("frozen 1") {
         let woken = epoll.wait(&mut [EpollEvent::empty()], deadline);
-        assert_eq!(woken, Ok(1), "in vain");
+        assert_eq!(woken, Ok(1), "epoll_wait(2) failed or timed out");
         text.clear();
-        file.rewind().expect("seeks");
-        file.read_to_string(&mut text).expect("reads");
+        file.rewind().expect("the file can be rewound");
+        file.read_to_string(&mut text).expect("the file is readable");
     }
 }
 
@@ -217,7 +226,7 @@ fn sleeping_poller_is_woken_by_the_next_daemon() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    let mut events = File::open(dir.path().join("gcgroup.events")).expect("opens");
+    let mut events = File::open(dir.path().join("gcgroup.events")).expect("the file opens");
     open_text(&mut events);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| sleep_until_frozen(&watch(&events), &events));
@@ -226,7 +235,7 @@ fn sleeping_poller_is_woken_by_the_next_daemon() {
             dir.read("gcgroup.events");
         }
         dir.write("compute.freeze", 1);
-        waiting.join().expect("no panic");
+        waiting.join().expect("the thread ends without a panic");
     });
 }
 
@@ -236,10 +245,12 @@ fn files_opened_after_a_kill_do_not_affect_earlier_ones() {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     let path = dir.path().join("gcgroup.events");
-    let mut events = File::open(&path).expect("opens");
+    let mut events = File::open(&path).expect("the file opens");
     open_text(&mut events);
     kill9(&mount);
-    let others: Vec<_> = (0..16).map(|_| File::open(&path).expect("opens")).collect();
+    let others: Vec<_> = (0..16)
+        .map(|_| File::open(&path).expect("the file opens"))
+        .collect();
     open_text(&mut events);
     let epoll = watch(&events);
     drop(others);
@@ -255,14 +266,20 @@ fn program_executed_during_restart_keeps_its_settings() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 1 << 20);
-    let mut before = File::open(dir.path().join("memory.limit")).expect("opens");
-    kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
+    let mut before = File::open(dir.path().join("memory.limit")).expect("the file opens");
+    kill(daemon(&mount).expect("the daemon runs"), Signal::SIGKILL).expect("the daemon runs");
     shell.exec();
-    wait_until("it is back", || governed_pids(&mount) == [shell.pid()]);
-    wait_until("the new one is found by path", || {
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
+    wait_until("the new program's files are found by path", || {
         dir.path().join("memory.limit").exists()
     });
-    assert_eq!(dir.number("memory.limit"), 1 << 20, "with its settings");
+    assert_eq!(
+        dir.number("memory.limit"),
+        1 << 20,
+        "the new program lost its settings"
+    );
     // The result depends on whether the process already had the new program when the daemon looked.
     let mut text = [0; 32];
     if let Err(error) = before.read(&mut text) {
@@ -274,25 +291,26 @@ fn program_executed_during_restart_keeps_its_settings() {
 fn supervisor_ends_on_request_and_leaves_nothing() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
-    let held = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
-    let last = daemon(&mount).expect("it runs");
+    let held =
+        File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("the file opens");
+    let last = daemon(&mount).expect("the daemon runs");
     let (path, socket) = (mount.path(), mount.socket());
     mount.stop();
     assert!(
         !fs::read_to_string("/proc/self/mountinfo")
-            .expect("reads")
+            .expect("the file is readable")
             .contains(path.to_str().expect("text"))
     );
     assert!(!socket.exists());
-    wait_until("the daemon too", || kill(last, None).is_err());
+    wait_until("the daemon has ended", || kill(last, None).is_err());
     drop(held);
     // If another process unmounts the mount, the daemon exits by itself.
     let mount = supervised();
-    wait_until("it is unmounted", || {
+    wait_until("the mount point is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
-    let supervisor = mount.daemon().expect("it ran");
-    wait_until("it ends", || {
+    let supervisor = mount.daemon().expect("the supervisor was started");
+    wait_until("the supervisor has ended", || {
         let status = fs::read_to_string(format!("/proc/{supervisor}/status")).unwrap_or_default();
         !status.contains("State:") || status.contains("State:\tZ")
     });
@@ -302,18 +320,20 @@ fn supervisor_ends_on_request_and_leaves_nothing() {
 fn killed_supervisor_ends_its_daemon_and_is_followed() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
-    let last = daemon(&mount).expect("it runs");
+    let last = daemon(&mount).expect("the daemon runs");
     mount.kill9();
-    wait_until("the daemon ends", || {
+    wait_until("the daemon has ended", || {
         let status = fs::read_to_string(format!("/proc/{last}/status")).unwrap_or_default();
         !status.contains("State:") || status.contains("State:\tZ")
     });
     mount.restart();
-    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
     let status = mount
         .gcgroupfs(&["get", "devices"])
         .output()
-        .expect("runs")
+        .expect("the command runs")
         .status;
     assert!(status.success());
 }
@@ -322,40 +342,42 @@ fn killed_supervisor_ends_its_daemon_and_is_followed() {
 fn read_continued_after_a_kill_mixes_no_texts() {
     let mount = supervised();
     let mut shell = DriverShell::start(&mount);
-    let mut file = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
+    let mut file =
+        File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("the file opens");
     let mut start = [0; 64];
     assert_eq!(
-        file.read(&mut start).expect("reads"),
+        file.read(&mut start).expect("the file is readable"),
         2,
-        "0 and a newline: all of it"
+        "the first read did not return the whole value"
     );
     kill9(&mount);
     assert_eq!(shell.ask("alloc linear 1234567"), "ok 0");
     let mut rest = String::new();
-    file.read_to_string(&mut rest).expect("reads on");
-    assert_eq!(rest, "", "the end of what was read");
+    file.read_to_string(&mut rest)
+        .expect("the file is readable after the restart");
+    assert_eq!(rest, "", "the read after the end returned a later value");
 }
 
 #[test]
 fn invalid_configuration_does_not_end_a_successor() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
-    let write = |text: &str| fs::write(settings.path(), text).expect("it is ours");
+    let write = |text: &str| fs::write(settings.path(), text).expect("the file is writable");
     write("[compute]\npolicy = \"strict\"\n");
     let config = Config::default().arg("--supervise").arg("--config");
-    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("the path is UTF-8")));
     let policy = || mount.read("", "compute.policy");
     assert_eq!(policy(), "strict");
     write("[compute\n");
     for _ in 0..2 {
         kill9(&mount);
-        assert_eq!(policy(), "strict", "as it was");
+        assert_eq!(policy(), "strict", "an invalid configuration changed the policy");
     }
-    wait_until("it says so", || {
+    wait_until("the log reports the invalid configuration", || {
         mount.log().contains("the configuration stays as it was")
     });
     write("");
-    kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
-    wait_until("it is read again", || policy() == "weighted");
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs");
+    wait_until("the configuration is read again", || policy() == "weighted");
     write("[compute\n");
     kill9(&mount);
     assert_eq!(policy(), "weighted");
@@ -370,9 +392,11 @@ fn older_kernel_runs_the_daemon_without_supervision() {
     let shell = DriverShell::start(&mount);
     let pid = shell.pid();
     mount.write(pid, "memory.limit", "4096");
-    assert_eq!(daemon(&mount), None, "there is one process, which answers");
+    assert_eq!(daemon(&mount), None, "a daemon without supervision has a child");
     mount.kill9();
     mount.restart();
-    wait_until("it is back", || governed_pids(&mount) == [pid]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [pid]
+    });
     assert_eq!(mount.read(pid, "memory.limit"), "4096");
 }

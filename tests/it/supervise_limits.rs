@@ -30,7 +30,7 @@ struct Team {
 
 impl Team {
     fn new(mount: &Mount, name: &'static str, gpu: usize, most: u64) -> Self {
-        fs::create_dir(mount.path().join(name)).expect("makes");
+        fs::create_dir(mount.path().join(name)).expect("the directory can be made");
         mount.write(name, "memory.limit", &LIMIT.to_string());
         let shells = (0..3).map(|_| {
             let mut shell = DriverShell::start(mount);
@@ -63,7 +63,10 @@ fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answ
             .split(' ')
             .skip(1)
             .map(|word| word.parse::<u64>().expect("a count"));
-        let (given, refused) = (words.next().expect("given"), words.next().expect("refused"));
+        let (given, refused) = (
+            words.next().expect("the bytes given"),
+            words.next().expect("the refused requests"),
+        );
         assert!(given + refused > 0, "{answer}");
         answers.nr_refused.fetch_add(refused, Relaxed);
         answers.nr_rounds.fetch_add(1, Relaxed);
@@ -73,8 +76,8 @@ fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answ
 /// Returns `memory.current` from a single read(2): a second read after a kill would continue in the new text.
 fn at_once(mount: &Mount, directory: &str) -> u64 {
     let mut text = [0; 32];
-    let mut file = File::open(mount.file(directory, "memory.current")).expect("opens");
-    let length = file.read(&mut text).expect("reads");
+    let mut file = File::open(mount.file(directory, "memory.current")).expect("the file opens");
+    let length = file.read(&mut text).expect("the file is readable");
     let text = std::str::from_utf8(&text[..length]).expect("text");
     text.trim_end()
         .parse()
@@ -127,7 +130,10 @@ fn group_limits_hold_over_kills_without_false_refusals() {
             scope.spawn(move || {
                 let highest = watch(mount, (name, gpu, &pids), over, nr_reads);
                 eprintln!("{name}: {highest} bytes of {LIMIT} were in use at most");
-                assert!(highest > LIMIT / 4, "{name}: it is seen at work: {highest}");
+                assert!(
+                    highest > LIMIT / 4,
+                    "{name}: only {highest} bytes were seen in use"
+                );
             });
             for shell in &mut team.shells {
                 let most = team.most;
@@ -141,7 +147,7 @@ fn group_limits_hold_over_kills_without_false_refusals() {
         for number in 0..KILLS {
             let ([roomy, crowded], reads) = counts();
             // Every third kill follows at once, while processes are registering again.
-            wait_until("everybody gets on", || {
+            wait_until("the members and the reader have made progress", || {
                 let ([roomy_now, crowded_now], reads_now) = counts();
                 number % 3 == 2
                     || roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
@@ -152,19 +158,19 @@ fn group_limits_hold_over_kills_without_false_refusals() {
             longest = longest.max(begun.elapsed());
         }
         let ([roomy, crowded], reads) = counts();
-        wait_until("everybody still gets on", || {
+        wait_until("the members and the reader progress after the last kill", || {
             let ([roomy_now, crowded_now], reads_now) = counts();
             roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
         });
     });
     let [roomy, crowded] = answers.map(|answers| answers.nr_refused.into_inner());
     eprintln!("refused {roomy} and {crowded}; the longest restart {longest:?}");
-    assert!(crowded > 0, "it was crowded");
+    assert!(crowded > 0, "no request was refused in the crowded group");
     // Two consecutive kills count as one interruption.
     if 2 * longest < SOON {
         assert_eq!(
             roomy, 0,
-            "refused where there was room; the longest restart took {longest:?}"
+            "requests were refused below the limit; the longest restart took {longest:?}"
         );
         assert_eq!(mount.number("roomy", "memory.events", "oom"), 0);
     }
@@ -179,7 +185,7 @@ fn group_limits_hold_over_kills_without_false_refusals() {
         assert_eq!(
             last.ask(&format!("alloc linear {LIMIT}")),
             "ok 0",
-            "{name}: all of it is there"
+            "{name}: the freed memory cannot be allocated"
         );
         assert_eq!(last.ask("alloc linear 1"), "error 2", "{name}");
     }

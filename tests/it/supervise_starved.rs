@@ -24,7 +24,7 @@ fn pauses(log: &str) -> Vec<f64> {
         None => Some(pause.strip_suffix('s')?.parse::<f64>().ok()? * 1000.0),
     };
     pauses
-        .map(|pause| millis(pause).unwrap_or_else(|| panic!("a duration: {pause}")))
+        .map(|pause| millis(pause).unwrap_or_else(|| panic!("not a duration: {pause}")))
         .collect()
 }
 
@@ -39,22 +39,22 @@ fn starve(how: &str, told: &str) {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 7 << 20);
-    fs::write(file.path(), how).expect("it is ours");
-    kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
-    wait_until("they are a second apart", || {
+    fs::write(file.path(), how).expect("the file is writable");
+    kill(daemon(&mount).expect("the daemon runs"), Signal::SIGKILL).expect("the daemon runs");
+    wait_until("the attempts are a second apart", || {
         pauses(&mount.log()).last() >= Some(&1000.0)
     });
-    let (log, supervisor) = (mount.log(), mount.daemon().expect("it runs"));
+    let (log, supervisor) = (mount.log(), mount.daemon().expect("the daemon runs"));
     let pauses = pauses(&log);
     assert!(pauses.windows(2).all(|pair| pair[1] >= pair[0]), "{pauses:?}");
     assert!(pauses.len() < 16, "{pauses:?}");
     assert!(log.contains(told), "{log}");
     assert!(!log.contains("given up"), "{log}");
     // With enough memory and a SIGHUP, the next daemon starts at once.
-    fs::write(file.path(), "").expect("it is ours");
-    kill(supervisor, Signal::SIGHUP).expect("it runs");
+    fs::write(file.path(), "").expect("the file is writable");
+    kill(supervisor, Signal::SIGHUP).expect("the supervisor runs");
     assert_eq!(dir.number("memory.limit"), 7 << 20);
-    wait_until("it is told", || {
+    wait_until("the log reports that the daemon serves again", || {
         mount.log().contains("the daemon serves again after")
     });
 }
@@ -112,13 +112,13 @@ fn supervisor_that_can_start_no_process_tries_again() {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 7 << 20);
-    let supervisor = mount.daemon().expect("it runs");
-    fs::write(alone.0.join("cgroup.procs"), supervisor.to_string()).expect("it may be moved");
-    kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
-    wait_until("it has tried several times", || {
+    let supervisor = mount.daemon().expect("the supervisor runs");
+    fs::write(alone.0.join("cgroup.procs"), supervisor.to_string()).expect("root may move the process");
+    kill(daemon(&mount).expect("the daemon runs"), Signal::SIGKILL).expect("the daemon runs");
+    wait_until("the supervisor has tried several times", || {
         mount.log().matches("cannot start the daemon").count() > 3
     });
-    fs::write(alone.0.join("pids.max"), "max").expect("it is ours");
+    fs::write(alone.0.join("pids.max"), "max").expect("the file is writable");
     assert_eq!(dir.number("memory.limit"), 7 << 20);
 }
 

@@ -31,7 +31,7 @@ impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         // The cgroup can be removed only after all its processes have ended.
-        wait_until("the freezer is empty", || {
+        wait_until("the freezer cgroup is empty", || {
             fs::read_to_string(self.0.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
         });
         let _ = fs::remove_dir(&self.0);
@@ -51,19 +51,22 @@ fn stuck_daemon_is_followed() {
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     dir.write("memory.limit", 7 << 20);
-    let stuck = daemon(&mount).expect("it runs");
-    freezer.freeze(stuck).expect("it is frozen");
+    let stuck = daemon(&mount).expect("the daemon runs");
+    freezer.freeze(stuck).expect("the daemon can be frozen");
     // This read sleeps until the next daemon answers.
     assert_eq!(dir.number("memory.limit"), 7 << 20);
     let log = mount.log();
     assert!(log.contains("the daemon does not answer"), "{log}");
     assert!(log.contains("the daemon cannot end"), "{log}");
-    assert!(Path::new(&format!("/proc/{stuck}")).exists(), "it is still there");
+    assert!(
+        Path::new(&format!("/proc/{stuck}")).exists(),
+        "the stuck daemon has ended"
+    );
     dir.write("memory.limit", 8 << 20);
     assert_eq!(dir.number("memory.limit"), 8 << 20);
     drop(freezer);
     // The stuck daemon finally dies, and its successor continues.
-    wait_until("the first one has ended", || {
+    wait_until("the stuck daemon has ended", || {
         let status = fs::read_to_string(format!("/proc/{stuck}/status")).unwrap_or_default();
         status.is_empty() || status.lines().any(|line| line.starts_with("State:\tZ"))
     });

@@ -37,12 +37,16 @@ fn lowered_limit_moves_out_and_raised_limit_moves_back() {
     }
     assert_eq!(dir.number("memory.current"), 128 * MIB);
     dir.write("memory.limit", 70 * MIB);
-    wait_until("half of it is out", || dir.number("memory.current") == 64 * MIB);
+    wait_until("half of the memory is swapped out", || {
+        dir.number("memory.current") == 64 * MIB
+    });
     assert_eq!(dir.number("memory.swap.current"), 64 * MIB);
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(dir.key("memory.events", "swap_out"), 2);
     dir.write("memory.limit", "max");
-    wait_until("all of it is back", || dir.number("memory.swap.current") == 0);
+    wait_until("the memory is swapped in", || {
+        dir.number("memory.swap.current") == 0
+    });
     assert_eq!(dir.number("memory.current"), 128 * MIB);
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(dir.key("memory.events", "swap_in"), 2);
@@ -65,17 +69,21 @@ fn reclaim_is_not_undone_by_blocks_that_a_limit_moved_out() {
         alloc(&mut program, 16 * MIB);
     }
     dir.write("memory.limit", 32 * MIB);
-    wait_until("one is out", || dir.number("memory.current") == 32 * MIB);
+    wait_until("one block is swapped out", || {
+        dir.number("memory.current") == 32 * MIB
+    });
     dir.write("memory.reclaim", "max");
-    wait_until("all are out", || dir.number("memory.current") == 0);
+    wait_until("every block is swapped out", || dir.number("memory.current") == 0);
     // A second reclaim does not bring the block back.
     dir.write("memory.reclaim", "1");
-    wait_until("it was looked", || dir.key("memory.events", "reclaim") == 2);
+    wait_until("the second reclaim request is counted", || {
+        dir.key("memory.events", "reclaim") == 2
+    });
     dir.freeze();
     assert_eq!(dir.number("memory.swap.current"), 48 * MIB);
     assert_eq!(dir.key("memory.events", "swap_in"), 0);
     dir.write("compute.freeze", 0);
-    wait_until("it is in as before", || {
+    wait_until("only the block over the limit is swapped out", || {
         dir.number("memory.swap.current") == 16 * MIB
     });
     assert_eq!(dir.number("memory.current"), 32 * MIB);
@@ -91,9 +99,9 @@ fn frozen_process_moves_out_and_back_before_it_resumes() {
         alloc(&mut program, 16 * MIB);
     }
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("memory.reclaim", "max");
-    wait_until("it is out", || dir.number("memory.current") == 0);
+    wait_until("the memory is swapped out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), 48 * MIB);
     assert!(dir.is_frozen());
     program.say("verify");
@@ -172,7 +180,10 @@ fn set_with_wait_confirms_effect_or_reports_the_rest() {
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     assert!(words.contains("memory.current is "), "{words}");
-    assert!(!set("memory.swap.max", "max", "60").status.success(), "at once");
+    assert!(
+        !set("memory.swap.max", "max", "60").status.success(),
+        "--wait accepts a file without an effect to wait for"
+    );
 }
 
 #[test]
@@ -218,16 +229,16 @@ fn thaw_waits_for_room_depending_on_start_option() {
             alloc(&mut program, 16 * MIB);
         }
         dir.write("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("memory.reclaim", "max");
-        wait_until("it is out", || dir.number("memory.current") == 0);
+        wait_until("the memory is swapped out", || dir.number("memory.current") == 0);
         let mut other = swapping(&mount);
         alloc(&mut other, 32 * MIB);
         let copies = || dir.key("compute.stat", "nr_copies");
         let before = copies();
         program.say("verify");
         dir.write("compute.freeze", 0);
-        wait_until("as much as fits is back", || {
+        wait_until("the blocks that fit are swapped in", || {
             dir.number("memory.current") == 32 * MIB
         });
         if waits {

@@ -38,9 +38,9 @@ fn blocks(mount: &Mount, count: usize, faults: &str) -> Governed {
 #[track_caller]
 fn freeze_and_put_out(dir: &Dir<'_>, count: u64) {
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     dir.write("memory.reclaim", "max");
-    wait_until("it is out", || dir.number("memory.current") == 0);
+    wait_until("the memory is swapped out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), count * 16 * MIB);
 }
 
@@ -74,7 +74,7 @@ fn frozen_memory_moves_out_and_back_before_resuming() {
             let truth = mount.truth();
             assert_eq!(truth.used(program.pid(), 0), 0, "{driver} {faults}");
             let held = || mount.truth().held(program.pid(), 0, Held::HostPhysical);
-            wait_until("what was refused is let go", || held() == 0);
+            wait_until("the memory of the refused calls is released", || held() == 0);
             program.say("verify");
             dir.write("compute.freeze", 0);
             assert_eq!(program.line().as_deref(), Some("verified 2"), "{driver} {faults}");
@@ -93,18 +93,22 @@ fn running_process_stays_and_is_reported_once() {
     let mut program = blocks(&mount, 2, "");
     let dir = Dir::of(&mount, program.pid());
     dir.write("memory.limit", 16 * MIB);
-    wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+    wait_until("the failed move is counted", || {
+        dir.key("memory.events", "swap_fail") >= 1
+    });
     assert_eq!(program.ask("verify"), "verified 2");
     assert_eq!(dir.number("memory.current"), 32 * MIB);
     dir.write("memory.reclaim", "max");
-    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 2);
+    wait_until("the second failed move is counted", || {
+        dir.key("memory.events", "swap_fail") == 2
+    });
     assert_eq!(program.ask("verify"), "verified 2");
     assert_eq!(dir.number("memory.current"), 32 * MIB);
     assert_eq!(dir.number("memory.swap.current"), 0);
     assert_eq!(
         program.ask("alloc linear 16777216"),
         "refused CUDA_ERROR_OUT_OF_MEMORY",
-        "nothing is made on the host either"
+        "the allocation succeeded on the host"
     );
     assert_eq!(dir.key("memory.events", "swap_out"), 0);
     all_is_freed(&mount, &mut program, 2);
@@ -123,11 +127,15 @@ fn thaw_waits_for_room_regardless_of_limits() {
     program.say("verify");
     dir.write("compute.freeze", 0);
     let truth = mount.truth();
-    wait_until("as much as fits is back", || {
+    wait_until("the blocks that fit are swapped in", || {
         dir.number("memory.swap.current") == 16 * MIB
     });
     assert_eq!(truth.used(program.pid(), 0), 32 * MIB);
-    assert_eq!(submitted(), before, "nothing has gone on");
+    assert_eq!(
+        submitted(),
+        before,
+        "work was submitted before the memory was back"
+    );
     other.finish();
     assert_eq!(program.line().as_deref(), Some("verified 3"));
     assert_eq!(dir.number("memory.swap.current"), 0);
@@ -143,7 +151,7 @@ fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     freeze_and_put_out(&Dir::of(&mount, pid), 2);
     mount.kill9();
     mount.restart();
-    wait_until("it is governed", || mount.governs(pid));
+    wait_until("the process has registered again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
     assert_eq!(dir.number("memory.swap.current"), 32 * MIB);
     program.say("verify");
@@ -156,7 +164,7 @@ fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     let pid = killed.pid();
     freeze_and_put_out(&Dir::of(&mount, pid), 2);
     drop(killed);
-    wait_until("it is gone", || !mount.governs(pid));
+    wait_until("the killed process is no longer governed", || !mount.governs(pid));
     assert_eq!(mount.truth().used_by_all(0), 0);
 }
 
@@ -185,15 +193,17 @@ fn failed_call_in_a_move_costs_one_attempt() {
         let mut program = blocks(&mount, 2, fault);
         let dir = Dir::of(&mount, program.pid());
         dir.write("compute.freeze", 1);
-        wait_until("it is drained", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("memory.reclaim", "max");
-        wait_until(fault, || {
+        wait_until(&format!("the move has succeeded or failed: {fault}"), || {
             dir.number("memory.current") == 0 || dir.key("memory.events", "swap_fail") == 1
         });
         if dir.number("memory.current") != 0 {
             // A failed move is not repeated by itself, so another reclaim is requested.
             dir.write("memory.reclaim", "max");
-            wait_until(fault, || dir.number("memory.current") == 0);
+            wait_until(&format!("the memory is swapped out: {fault}"), || {
+                dir.number("memory.current") == 0
+            });
         }
         assert_eq!(mount.truth().used(program.pid(), 0), 0, "{fault}");
         program.say("verify");

@@ -63,7 +63,7 @@ fn is_managed_attribute_writes_as_many_bytes_as_the_driver() {
 }
 
 #[test]
-fn peers_use_it_wherever_it_is() {
+fn peers_use_block_on_device_or_host() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -87,7 +87,7 @@ fn peers_use_it_wherever_it_is() {
                 bytes => (bytes.to_string(), SIZE),
             };
             one.write("memory.limit", limit);
-            wait_until("it is where it should be", || {
+            wait_until("the block is on the expected side", || {
                 one.number("memory.swap.current") == out && one.number("memory.current") == SIZE - out
             });
         }
@@ -123,12 +123,16 @@ fn copy_from_swapped_block_waits_for_its_frozen_device() {
     calls.ok(&format!("cuMemAlloc_v2 &there {SIZE}"));
     let first = dir.gpu(0);
     first.write("memory.limit", MIB);
-    wait_until("it is out", || first.number("memory.swap.current") == SIZE);
+    wait_until("the block is swapped out", || {
+        first.number("memory.swap.current") == SIZE
+    });
     first.write("compute.freeze", 1);
-    wait_until("it is drained", || first.is_frozen());
+    wait_until("the device is frozen and drained", || first.is_frozen());
     let waited = first.key("compute.stat", "nr_frozen");
     calls.tell(&format!("call cuMemcpyDtoD_v2 $there $here {SIZE}"));
-    wait_until("it waits", || first.key("compute.stat", "nr_frozen") > waited);
+    wait_until("the copy waits at the gate", || {
+        first.key("compute.stat", "nr_frozen") > waited
+    });
     first.write("compute.freeze", 0);
     assert_eq!(calls.line(), "ok");
     assert_eq!(ends(&mut calls, "there"), [7; 2]);
@@ -144,7 +148,9 @@ fn stream_frees_movable_memory_after_its_queued_work() {
         calls.ok(&format!("cuMemAlloc_v2 &block {SIZE}"));
         if is_out {
             dir.write("memory.reclaim", "max");
-            wait_until("it is out", || dir.number("memory.swap.current") == SIZE);
+            wait_until("the block is swapped out", || {
+                dir.number("memory.swap.current") == SIZE
+            });
         }
         calls.ok(&format!("cuMemsetD32Async $block 9 {} $stream", SIZE / 4));
         calls.ok("cuMemcpyDtoHAsync_v2 &word $block 8 $stream");
@@ -154,7 +160,10 @@ fn stream_frees_movable_memory_after_its_queued_work() {
         assert_eq!(dir.number("memory.current"), 0);
         assert_eq!(dir.number("memory.swap.current"), 0);
         assert_eq!(mount.truth().used(calls.pid(), 0), 0);
-        assert!(calls.call("cuMemFree_v2 $block").is_err(), "it is gone");
+        assert!(
+            calls.call("cuMemFree_v2 $block").is_err(),
+            "the block was freed twice"
+        );
     }
 }
 
@@ -178,13 +187,21 @@ fn graph_captured_before_a_move_works_after_any_move() {
             0 => dir.write("memory.limit", "max"),
             out => dir.write("memory.limit", 2 * SIZE - out),
         }
-        wait_until("it is where it should be", || {
+        wait_until("each block is on the expected side", || {
             dir.number("memory.swap.current") == out && dir.number("memory.current") == 2 * SIZE - out
         });
         fill(&mut calls, "from", value);
         calls.ok("cuGraphLaunch $exec $stream");
         calls.ok("cuStreamSynchronize $stream");
-        assert_eq!(ends(&mut calls, "to"), [value, value], "{out} bytes are out");
-        assert_eq!(ends(&mut calls, "from"), [7, 7], "{out} bytes are out");
+        assert_eq!(
+            ends(&mut calls, "to"),
+            [value, value],
+            "the copy is wrong with {out} bytes swapped out"
+        );
+        assert_eq!(
+            ends(&mut calls, "from"),
+            [7, 7],
+            "the set is wrong with {out} bytes swapped out"
+        );
     }
 }

@@ -79,8 +79,10 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &str) {
     assert_eq!(truth.used(program.pid(), 0), 0, "{fault}");
     // Host memory left over from moves is kept for a moment.
     let held = || mount.truth().held(program.pid(), 0, Held::HostPhysical);
-    wait_until(fault, || held() == 0);
-    wait_until(fault, || dir.key("memory.stat", "swap_supply") == 0);
+    wait_until(&format!("the host memory is released: {fault}"), || held() == 0);
+    wait_until(&format!("the swap pool is empty: {fault}"), || {
+        dir.key("memory.stat", "swap_supply") == 0
+    });
 }
 
 /// Returns whether the host memory of a program equals the values in its files.
@@ -147,25 +149,34 @@ fn any_call_failing_once_costs_one_attempt() {
         mount.write(&group, "memory.swap.max", "8M");
         mount.write(&group, "gcgroup.procs", &program.pid().to_string());
         dir.write("memory.limit", 8 * MIB);
-        wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+        wait_until(&format!("one block is swapped out: {fault}"), || {
+            dir.number("memory.current") == 8 * MIB
+        });
         assert_eq!(dir.number("memory.swap.current"), 8 * MIB, "{fault}");
         let truth = mount.truth();
         assert_eq!(truth.used(program.pid(), 0), 8 * MIB, "{fault}");
-        wait_until(fault, || is_host_counted(&mount, program.pid()));
+        wait_until(
+            &format!("the host memory equals what is charged: {fault}"),
+            || is_host_counted(&mount, program.pid()),
+        );
         dir.write("memory.limit", "max");
-        wait_until(fault, || dir.number("memory.swap.current") == 0);
+        wait_until(&format!("the block is swapped in: {fault}"), || {
+            dir.number("memory.swap.current") == 0
+        });
         assert_eq!(dir.number("memory.current"), 16 * MIB, "{fault}");
         assert_eq!(truth.used(program.pid(), 0), 16 * MIB, "{fault}");
         assert!(dir.key("memory.events", "swap_fail") <= 1, "{fault}");
         dir.write("memory.limit", 8 * MIB);
-        wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+        wait_until(&format!("one block is swapped out: {fault}"), || {
+            dir.number("memory.current") == 8 * MIB
+        });
         all_is_freed(&mount, &mut program, fault);
     });
 }
 
 /// Tests that failing moves under a lowered limit are repeated until the limit is raised again.
 #[test]
-fn where_every_try_fails_all_stays_where_it_is() {
+fn moves_out_that_always_fail_leave_memory_on_device() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let faults = [
@@ -182,7 +193,9 @@ fn where_every_try_fails_all_stays_where_it_is() {
         let mut program = two_blocks(&mount, fault);
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
-        wait_until(fault, || dir.key("memory.events", "swap_fail") >= 2);
+        wait_until(&format!("the repeated failure is counted: {fault}"), || {
+            dir.key("memory.events", "swap_fail") >= 2
+        });
         assert_eq!(dir.number("memory.current"), 16 * MIB, "{fault}");
         assert_eq!(dir.number("memory.swap.current"), 0, "{fault}");
         assert_eq!(program.ask("verify"), "verified 2", "{fault}");
@@ -192,7 +205,7 @@ fn where_every_try_fails_all_stays_where_it_is() {
 }
 
 #[test]
-fn where_nothing_comes_back_it_is_used_where_it_is() {
+fn moves_in_that_always_fail_leave_memory_usable_on_host() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let faults = [
@@ -209,7 +222,9 @@ fn where_nothing_comes_back_it_is_used_where_it_is() {
         let mut program = two_blocks(&mount, fault);
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
-        wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+        wait_until(&format!("one block is swapped out: {fault}"), || {
+            dir.number("memory.current") == 8 * MIB
+        });
         dir.write("memory.limit", "max");
         // A failed move leaves the charges unchanged.
         for _ in 0..3 {
@@ -232,10 +247,14 @@ fn driver_that_cannot_unmap_keeps_memory_used_and_charged() {
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         if is_out {
-            wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+            wait_until(&format!("one block is swapped out: {fault}"), || {
+                dir.number("memory.current") == 8 * MIB
+            });
             dir.write("memory.limit", "max");
         }
-        wait_until(fault, || dir.key("memory.events", "swap_fail") >= 1);
+        wait_until(&format!("the failed move is counted: {fault}"), || {
+            dir.key("memory.events", "swap_fail") >= 1
+        });
         assert_eq!(program.ask("verify"), "verified 2", "{fault}");
         let answer = program.ask("free all");
         assert!(answer.starts_with("error "), "{fault}: {answer}");
@@ -267,7 +286,9 @@ fn moves_never_request_more_host_memory_than_available() {
         assert!(answer.starts_with("allocated "), "{answer}");
     }
     dir.write("memory.reclaim", "max");
-    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 1);
+    wait_until("the failed move is counted", || {
+        dir.key("memory.events", "swap_fail") == 1
+    });
     dir.write("memory.limit", 16 * MIB);
     assert_eq!(
         program.ask("alloc linear 8388608"),
@@ -278,11 +299,15 @@ fn moves_never_request_more_host_memory_than_available() {
     assert_eq!(dir.number("memory.current"), 16 * MIB);
     assert_eq!(dir.number("memory.swap.current"), 0);
     available(reserve + 8 * MIB);
-    wait_until("there is room", || dir.number("memory.current") == 8 * MIB);
+    wait_until("one block is swapped out", || {
+        dir.number("memory.current") == 8 * MIB
+    });
     dir.write("memory.swap.max", 12 * MIB);
     dir.write("memory.limit", 1);
     dir.write("memory.reclaim", "max");
-    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 2);
+    wait_until("the second failed move is counted", || {
+        dir.key("memory.events", "swap_fail") == 2
+    });
     assert_eq!(dir.number("memory.swap.current"), 8 * MIB);
     dir.write("memory.limit", "max");
     all_is_freed(&mount, &mut program, "");
@@ -296,7 +321,7 @@ fn process_killed_in_a_move_leaves_nothing() {
         let pid = program.pid();
         Dir::of(&mount, pid).write("memory.limit", MIB);
         drop(program);
-        wait_until("it is gone", || !mount.governs(pid));
+        wait_until("the killed process is no longer governed", || !mount.governs(pid));
         assert_eq!(mount.truth().used_by_all(0), 0);
     }
 }
@@ -309,12 +334,14 @@ fn daemon_killed_in_a_move_learns_where_memory_is() {
     Dir::of(&mount, pid).write("memory.limit", 8 * MIB);
     mount.kill9();
     mount.restart();
-    wait_until("it is back", || mount.governs(pid));
+    wait_until("the process has registered again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
-    wait_until("the excess is out", || {
+    wait_until("the block over the limit is swapped out", || {
         dir.number("memory.swap.current") == 8 * MIB
     });
-    wait_until("and nowhere else", || dir.number("memory.current") == 8 * MIB);
+    wait_until("only the other block is charged to the device", || {
+        dir.number("memory.current") == 8 * MIB
+    });
     all_is_freed(&mount, &mut program, "");
 }
 
@@ -356,7 +383,7 @@ fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<Strin
         answers
     });
     mount.write(pid, "compute.freeze", "0");
-    assert!(has_moved(), "something moved");
+    assert!(has_moved(), "no block moved");
     for file in ["memory.current", "memory.swap.current"] {
         assert_eq!(dir.number(file), 0, "{file}");
     }
@@ -367,7 +394,7 @@ fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<Strin
 }
 
 #[test]
-fn whoever_frees_what_moves_the_accounts_come_out_even() {
+fn frees_during_moves_keep_charges_exact() {
     let mount = swapping_calls();
     let mut calls = Calls::start(&mount);
     for answer in with_many_hands(&mount, &mut calls, "churn 3 4 8388608 4") {
@@ -376,7 +403,7 @@ fn whoever_frees_what_moves_the_accounts_come_out_even() {
 }
 
 #[test]
-fn whoever_copies_what_moves_finds_every_byte() {
+fn copies_during_moves_find_every_byte() {
     let mount = swapping_calls();
     let mut calls = Calls::start(&mount);
     for answer in with_many_hands(&mount, &mut calls, "carry 3 4 4194304") {

@@ -47,7 +47,7 @@ fn leaving_the_reserve<T>(mount: &Mount, body: impl FnOnce() -> T) -> T {
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         is_over.store(true, Ordering::Relaxed);
-        let most = watcher.join().expect("it watches");
+        let most = watcher.join().expect("the watcher ends without a panic");
         let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert!(most <= ROOM, "{most} bytes were in use of {ROOM}");
         result
@@ -98,13 +98,15 @@ fn concurrent_moves_out_fill_room_and_leave_reserve() {
         for dir in &dirs {
             dir.write("memory.limit", 1);
         }
-        wait_until("there is no more", || swapped() == 60 * MIB);
+        wait_until("the swapped memory leaves only the reserve", || {
+            swapped() == 60 * MIB
+        });
         // No process gets more host memory now.
         for dir in &dirs {
             dir.write("memory.reclaim", "max");
         }
         for (dir, program) in dirs.iter().zip(&mut programs) {
-            wait_until("it is said", || {
+            wait_until("the process has moved out or counted a failed move", || {
                 dir.number("memory.current") == 0 || dir.key("memory.events", "swap_fail") > 0
             });
             assert_eq!(program.ask("verify"), "verified 8");
@@ -117,7 +119,9 @@ fn concurrent_moves_out_fill_room_and_leave_reserve() {
     assert_eq!(gone.ask("free all"), "freed 8");
     let out = || -> u64 { others.iter().map(|dir| dir.number("memory.swap.current")).sum() };
     leaving_the_reserve(&mount, || {
-        wait_until("it is taken", || out() == 60 * MIB);
+        wait_until("the other processes use the released host memory", || {
+            out() == 60 * MIB
+        });
     });
     for program in &mut programs {
         assert_eq!(program.ask("verify"), "verified 8");
@@ -153,8 +157,10 @@ fn meminfo_lock_of_another_user_delays_no_move() {
     let mut program = with_blocks(mount.command(artifacts().load()), &[4 * MIB; 8]);
     let dir = Dir::of(&mount, program.pid());
     dir.write("memory.limit", 1);
-    wait_until("all is out", || dir.number("memory.swap.current") == 32 * MIB);
-    assert!(holder.is_running(), "it holds the lock");
+    wait_until("the memory is swapped out", || {
+        dir.number("memory.swap.current") == 32 * MIB
+    });
+    assert!(holder.is_running(), "the lock was released too early");
     assert_eq!(program.ask("verify"), "verified 8");
 }
 
@@ -169,15 +175,19 @@ fn process_stopped_in_a_move_delays_no_other() {
     let mut other = with_blocks(told(&mount, mount.command(artifacts().load())), &[4 * MIB; 8]);
     let (dir, stopped_dir) = (Dir::of(&mount, other.pid()), Dir::of(&mount, stopped.pid()));
     stopped_dir.write("memory.limit", 1);
-    wait_until("it is stopped", || is_stopped(stopped.pid()));
+    wait_until("the process is stopped in its move", || is_stopped(stopped.pid()));
     // There is room for this beside the other process's claim, and later for what that process has not used.
     dir.write("memory.limit", 1);
-    wait_until("all is out", || dir.number("memory.swap.current") == 32 * MIB);
-    assert!(is_stopped(stopped.pid()), "all the time");
+    wait_until("the other process's memory is swapped out", || {
+        dir.number("memory.swap.current") == 32 * MIB
+    });
+    assert!(is_stopped(stopped.pid()), "the process was continued too early");
     assert_eq!(other.ask("verify"), "verified 8");
     assert_eq!(other.ask("free all"), "freed 8");
     stopped.signal(Signal::SIGCONT);
-    wait_until("it goes on", || stopped_dir.number("memory.current") == 0);
+    wait_until("the continued process is swapped out", || {
+        stopped_dir.number("memory.current") == 0
+    });
     assert_eq!(stopped.ask("verify"), "verified 1");
 }
 

@@ -33,19 +33,29 @@ fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
     let mut program = start(&mount, ahead, &["--bytes", "6M", "--blocks", "12", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
     for round in 0..4 {
-        wait_until("it has memory", || dir.number("memory.current") >= 16 * MIB);
+        wait_until("the program has allocated 16 MiB", || {
+            dir.number("memory.current") >= 16 * MIB
+        });
         dir.write("memory.limit", 8 * MIB);
-        wait_until("its excess is out", || dir.number("memory.current") <= 8 * MIB);
+        wait_until("the memory over the limit is swapped out", || {
+            dir.number("memory.current") <= 8 * MIB
+        });
         dir.write("memory.limit", "max");
-        wait_until("all is back", || dir.number("memory.swap.current") == 0);
+        wait_until("the memory is swapped in", || {
+            dir.number("memory.swap.current") == 0
+        });
         if round % 2 == 0 {
             dir.write("compute.freeze", 1);
-            wait_until("it is drained", || dir.is_frozen());
+            wait_until("the process is frozen and drained", || dir.is_frozen());
             dir.write("memory.reclaim", "max");
             let is_out = || dir.number("memory.current") == dir.key("memory.stat", "pinned_unswappable");
-            wait_until("only what never moves is there", is_out);
+            wait_until("only unswappable memory is left on the device", is_out);
             let held = mount.truth().used(program.pid(), 0);
-            assert_eq!(held, dir.number("memory.current"), "what is charged is there");
+            assert_eq!(
+                held,
+                dir.number("memory.current"),
+                "the charge differs from what the device holds"
+            );
             dir.write("compute.freeze", 0);
         }
     }
@@ -60,9 +70,13 @@ fn moved_and_freed_memory_leaves_nothing() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     let mut program = start(&mount, "8M", &["--bytes", "4M", "--blocks", "8", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
-    wait_until("it has memory", || dir.number("memory.current") >= 8 * MIB);
+    wait_until("the program has allocated 8 MiB", || {
+        dir.number("memory.current") >= 8 * MIB
+    });
     dir.write("memory.limit", 4 * MIB);
-    wait_until("some is out", || dir.key("memory.events", "swap_out") >= 1);
+    wait_until("a move out is counted", || {
+        dir.key("memory.events", "swap_out") >= 1
+    });
     program.say("");
     program.expect("{\"command\":\"swap\"");
     assert_eq!(dir.number("memory.current"), 0);
@@ -71,7 +85,7 @@ fn moved_and_freed_memory_leaves_nothing() {
     assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
     assert_eq!(mount.truth().used(program.pid(), 0), 0);
     assert_eq!(mount.truth().used_by_all(0), 0);
-    wait_until("nothing is kept of the host's", || {
+    wait_until("the swap pool is empty", || {
         dir.key("memory.stat", "swap_supply") == 0
     });
     assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(0));

@@ -39,7 +39,7 @@ fn placed(dir: &Dir<'_>) -> ([u64; 3], [u64; 3]) {
 
 #[track_caller]
 fn wait_for(dir: &Dir<'_>, current: [u64; 3], swapped: [u64; 3]) {
-    wait_until("everything is where it should be", || {
+    wait_until("each device has the expected charges", || {
         placed(dir) == (current, swapped)
     });
     assert_eq!(dir.number("memory.current") / MIB, current.iter().sum::<u64>());
@@ -85,7 +85,7 @@ fn swapped_memory_follows_its_renumbered_device() {
     let mut whole = blocks(&mount, &uuids(&mount)[1], 3);
     // An instance created later is numbered after the others, but the next daemon numbers it among them.
     mount.truth().divide("0:1g.5gb,2g.10gb");
-    kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs");
     wait_until("the instance is listed", || uuids(&mount).len() == 3);
     let before = uuids(&mount);
     let mut part = blocks(&mount, &before[2], 3);
@@ -108,16 +108,16 @@ fn swapped_memory_follows_its_renumbered_device() {
     let now = uuids(&mount);
     assert_eq!([&now[1], &now[2]], [&before[2], &before[1]]);
     for pid in pids {
-        wait_until("it is governed again", || mount.governs(pid));
+        wait_until("the process has registered again", || mount.governs(pid));
     }
     let [of_whole, of_part] = dirs(&mount, pids);
     wait_for(&of_whole, [0, 0, 16], [0, 0, 32]);
     wait_for(&of_part, [0, 32, 0], [0, 16, 0]);
-    let of_team = |place: &str| mount.number(place, "memory.swap.current", "") / MIB;
+    let of_team = |group: &str| mount.number(group, "memory.swap.current", "") / MIB;
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [48, 16, 32]);
     assert_eq!(moved(&of_whole), ([0, 0, 2], [0; 3]));
     assert_eq!(moved(&of_part), ([0, 1, 0], [0; 3]));
-    let out_of_team = |place: &str| mount.number(place, "memory.events", "swap_out");
+    let out_of_team = |group: &str| mount.number(group, "memory.events", "swap_out");
     assert_eq!(["team", "team/1", "team/2"].map(out_of_team), [3, 1, 2]);
     assert_eq!(of_whole.gpu(2).key("memory.stat", "linear"), 16 * MIB);
     assert_eq!(of_part.gpu(1).key("memory.stat", "linear"), 32 * MIB);
@@ -141,7 +141,9 @@ fn swapped_memory_follows_its_renumbered_device() {
     }
     for dir in [of_whole, of_part] {
         wait_for(&dir, [0; 3], [0; 3]);
-        wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+        wait_until("the swap pool is empty", || {
+            dir.key("memory.stat", "swap_supply") == 0
+        });
     }
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [0; 3]);
 }
@@ -182,8 +184,8 @@ fn swapped_memory_follows_a_device_that_becomes_known() {
 /// Replaces the machine of the daemon by another one.
 fn exchange(mount: &mut Mount, divided: &str) -> Devices {
     mount.kill9();
-    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
-    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine can be removed");
+    std::fs::create_dir(mount.simgpu_dir()).expect("the directory can be created");
     // The first process to attach creates the machine.
     let mut command = mount.bare_command(several_gpus::program());
     command.env("SIMGPU_MIG", divided);
@@ -224,9 +226,9 @@ fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
 
     // The first device does not exist on this machine; the second is the third there.
     let first = exchange(&mut mount, "0:1g.5gb,2g.10gb");
-    wait_until("it is governed again", || mount.governs(pid));
+    wait_until("the process has registered again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
-    wait_until("nothing holds the first back", || {
+    wait_until("the blocks of the unknown device are swapped in", || {
         dir.number("memory.swap.current") == 16 * MIB
     });
     assert_eq!(dir.number("memory.current"), 80 * MIB);
@@ -234,14 +236,14 @@ fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
     assert_eq!(moved(&dir), ([0, 0, 1], [0; 3]));
     dir.freeze();
     dir.write("memory.reclaim", "max");
-    wait_until("all is out", || dir.number("memory.current") == 0);
+    wait_until("the memory is swapped out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), 96 * MIB);
     assert_eq!(placed(&dir), ([0; 3], [0, 0, 48]));
     assert_eq!(moved(&dir), ([0, 0, 3], [0; 3]));
 
     drop(first);
     let _first = exchange(&mut mount, "");
-    wait_until("it is governed again", || mount.governs(pid));
+    wait_until("the process has registered again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
     // Blocks that fit into the new limit return.
     wait_for(&dir, [16, 0, 0], [32, 48, 0]);
@@ -253,9 +255,11 @@ fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
     assert_eq!(
         moved(&dir),
         ([5, 3, 0], [5, 3, 0]),
-        "all of each, wherever it was counted"
+        "the counts do not follow the renumbered devices"
     );
-    wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+    wait_until("the swap pool is empty", || {
+        dir.key("memory.stat", "swap_supply") == 0
+    });
     for device in 0..2 {
         devices.ok(&format!("current {device}"));
         devices.ok("spin 0 null");
@@ -289,29 +293,33 @@ fn moves_during_renumbering_restart_stay_whole_and_counted() {
         for dir in dirs(&mount, pids) {
             let before = dir.number("memory.swap.current");
             dir.write("memory.limit", ["1", "max"][round % 2]);
-            wait_until("it is on its way", || dir.number("memory.swap.current") != before);
+            wait_until("the first block has moved", || {
+                dir.number("memory.swap.current") != before
+            });
         }
         drop(first.replace(exchange(&mut mount, divided)));
         for (dir, program) in dirs(&mount, pids).into_iter().zip(&mut programs) {
-            wait_until("it is governed again", || dir.exists());
+            wait_until("the process has registered again", || dir.exists());
             assert_eq!(program.ask("verify"), "verified 16");
         }
         let expected = [(0, ALL * MIB), (ALL * MIB, 0)][round % 2];
         for dir in dirs(&mount, pids) {
             let both = || (dir.number("memory.current"), dir.number("memory.swap.current"));
-            wait_until("all is where it should be", || both() == expected);
+            wait_until("the memory is on the expected side", || both() == expected);
         }
         let [zero, one] = dirs(&mount, pids).map(|dir| placed(&dir));
         let [zero_at, one_at] = [[3, 2], [0, 1]][round % 2];
         let at =
-            |place: usize, bytes: u64| [0, 1, 2].map(|index| if index == place { bytes / MIB } else { 0 });
+            |device: usize, bytes: u64| [0, 1, 2].map(|index| if index == device { bytes / MIB } else { 0 });
         assert_eq!(zero, (at(zero_at, expected.0), at(zero_at, expected.1)));
         assert_eq!(one, (at(one_at, expected.0), at(one_at, expected.1)));
         assert_eq!(mount.number("team", "memory.swap.current", ""), 2 * expected.1);
     }
     for (dir, program) in dirs(&mount, pids).into_iter().zip(&mut programs) {
         assert_eq!(program.ask("verify"), "verified 16");
-        wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+        wait_until("the swap pool is empty", || {
+            dir.key("memory.stat", "swap_supply") == 0
+        });
         assert_eq!(program.ask("free all"), "freed 16");
         wait_for(&dir, [0; 3], [0; 3]);
     }

@@ -47,28 +47,38 @@ fn move_creates_before_copying_and_releases_afterwards() {
     // First the program's own calls, then those of the moves.
     let before = calls(&trace).len();
     dir.write("memory.limit", 1);
-    wait_until("all is out", || dir.number("memory.current") == 0);
+    wait_until("both blocks are swapped out", || {
+        dir.number("memory.current") == 0
+    });
     let copied = ["cpyAsync", "cpyAsync"];
     let exchanged = ["Unmap", "SetAccess"].repeat(2);
     let settled = ["Unmap", "Release"].repeat(2);
     let of_out: Vec<_> = [&made[..], &copied, &exchanged, &settled].concat();
-    assert_eq!(calls(&trace)[before..], of_out, "out");
+    assert_eq!(calls(&trace)[before..], of_out, "calls of the move out");
     assert_eq!(dir.number("memory.swap.current"), 16 * MIB);
-    wait_until("no more is there", || is_host_counted(&mount, program.pid()));
+    wait_until("the host memory equals what is charged", || {
+        is_host_counted(&mount, program.pid())
+    });
 
     let before = before + of_out.len();
     dir.write("memory.limit", "max");
-    wait_until("all is in", || dir.number("memory.swap.current") == 0);
+    wait_until("both blocks are swapped in", || {
+        dir.number("memory.swap.current") == 0
+    });
     // The host memory is kept afterwards.
     let of_in: Vec<_> = [&made[..], &copied, &exchanged, &["Unmap", "Unmap"]].concat();
     let all = calls(&trace);
-    assert_eq!(all[before..][..of_in.len()], of_in, "in");
-    wait_until("it is counted", || is_host_counted(&mount, program.pid()));
-    wait_until("it is let go", || dir.key("memory.stat", "swap_supply") == 0);
+    assert_eq!(all[before..][..of_in.len()], of_in, "calls of the move in");
+    wait_until("the host memory equals what is charged", || {
+        is_host_counted(&mount, program.pid())
+    });
+    wait_until("the swap pool is empty", || {
+        dir.key("memory.stat", "swap_supply") == 0
+    });
     assert_eq!(
         calls(&trace)[before + of_in.len()..],
         ["Release", "Release"],
-        "after"
+        "calls after the move in"
     );
     assert_eq!(program.ask("verify"), "verified 2");
     program.finish();

@@ -21,7 +21,7 @@ fn mount() -> Mount {
 /// Moves the only block to the host.
 fn out(dir: &Dir<'_>) {
     dir.write("memory.reclaim", "max");
-    wait_until("it is out", || dir.number("memory.current") == 0);
+    wait_until("the block is swapped out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), SIZE);
 }
 
@@ -75,7 +75,9 @@ fn exported_block_moves_back_first_and_stays() {
         assert_eq!(dir.key("memory.stat", "pinned_unswappable"), SIZE, "{call}");
         dir.write("memory.limit", MIB);
         dir.write("memory.reclaim", "max");
-        wait_until("it was seen", || dir.key("memory.events", "reclaim") == 2);
+        wait_until("the second reclaim request is counted", || {
+            dir.key("memory.events", "reclaim") == 2
+        });
         calls.ok("cuCtxSynchronize");
         assert_eq!(dir.number("memory.current"), SIZE, "{call}");
     }
@@ -97,7 +99,9 @@ fn limit_on_one_device_moves_only_its_blocks() {
     let dir = Dir::of(&mount, calls.pid());
     let (first, second) = (dir.gpu(0), dir.gpu(1));
     second.write("memory.limit", MIB);
-    wait_until("it is out", || second.number("memory.current") == 0);
+    wait_until("the second device's block is swapped out", || {
+        second.number("memory.current") == 0
+    });
     assert_eq!(second.number("memory.swap.current"), SIZE);
     assert_eq!(first.number("memory.current"), SIZE);
     assert_eq!(first.number("memory.swap.current"), 0);
@@ -107,7 +111,9 @@ fn limit_on_one_device_moves_only_its_blocks() {
         (SIZE, 0)
     );
     second.write("memory.limit", "max");
-    wait_until("it is back", || second.number("memory.swap.current") == 0);
+    wait_until("the second device's block is swapped in", || {
+        second.number("memory.swap.current") == 0
+    });
     assert_eq!(
         (truth.used(calls.pid(), 0), truth.used(calls.pid(), 1)),
         (SIZE, SIZE)

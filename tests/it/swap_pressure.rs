@@ -50,7 +50,7 @@ fn lower_priorities_move_out_and_return_with_room() {
         assert_eq!(
             dir.number("memory.swap.current"),
             32 * MIB,
-            "{api}: as little as is needed"
+            "{api}: more moved out than needed"
         );
         assert_eq!(dir.number("memory.current"), 64 * MIB, "{api}");
         assert_eq!(truth.used(batch.pid(), 0), 64 * MIB, "{api}");
@@ -60,7 +60,9 @@ fn lower_priorities_move_out_and_return_with_room() {
         assert_eq!(own.number("memory.swap.current"), 0, "{api}");
         assert_eq!(own.key("memory.stat", "nr_alloc_fail"), 0, "{api}");
         interactive.finish();
-        wait_until("all is back", || dir.number("memory.swap.current") == 0);
+        wait_until("the batch job's memory is swapped in", || {
+            dir.number("memory.swap.current") == 0
+        });
         assert_eq!(batch.ask("verify"), "verified 3", "{api}");
     }
     assert_eq!(dir.key("memory.events", "swap_fail"), 0);
@@ -128,7 +130,9 @@ fn without_donors_the_allocation_goes_to_the_host() {
     assert_eq!(dir.number("memory.current"), 0);
     assert_eq!(asker.ask("verify"), "verified 1");
     fixed.finish();
-    wait_until("it is in", || dir.number("memory.swap.current") == 0);
+    wait_until("the memory is swapped in", || {
+        dir.number("memory.swap.current") == 0
+    });
     assert_eq!(dir.number("memory.current"), 32 * MIB);
     assert_eq!(asker.ask("verify"), "verified 1");
 }
@@ -140,21 +144,23 @@ fn frozen_donor_moves_out_and_silent_one_times_out() {
     alloc(&mut frozen, "linear", 96 * MIB);
     let dir = Dir::of(&mount, frozen.pid());
     dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    wait_until("the process is frozen and drained", || dir.is_frozen());
     let mut asker = program(&mount, 3, 0);
     alloc(&mut asker, "linear", 64 * MIB);
     assert_eq!(dir.number("memory.swap.current"), 96 * MIB);
     assert_eq!(asker.ask("free all"), "freed 1");
     dir.write("compute.freeze", 0);
     assert_eq!(frozen.ask("verify"), "verified 1");
-    wait_until("it is back", || dir.number("memory.swap.current") == 0);
+    wait_until("the memory is swapped in", || {
+        dir.number("memory.swap.current") == 0
+    });
     stop(Pid::from_raw(frozen.pid()));
     assert_eq!(
         asker.ask(&format!("alloc linear {}", 64 * MIB)),
         "refused CUDA_ERROR_OUT_OF_MEMORY"
     );
     frozen.signal(nix::sys::signal::Signal::SIGCONT);
-    wait_until("it has done as it was asked, or taken it back", || {
+    wait_until("the continued process is swapped in", || {
         dir.number("memory.swap.current") == 0
     });
     assert_eq!(frozen.ask("verify"), "verified 1");

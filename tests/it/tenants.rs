@@ -101,7 +101,7 @@ fn tenants_attempts_reach_no_limit_tenant_or_daemon() {
     let mut command = mount.command_of(TENANT, "/usr/bin/python3".as_ref());
     command.args(["-c", ATTEMPTS]);
     command.arg(other.pid().to_string());
-    command.arg(mount.daemon().expect("it runs").to_string());
+    command.arg(mount.daemon().expect("the daemon runs").to_string());
     command.arg(mount.state_dir());
     let mut tenant = Governed::spawn(command);
     let pid = tenant.pid();

@@ -37,8 +37,8 @@ fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
         format!("\"pid\":{},", shell.pid()),
         format!("\"nr_alloc\":{nr_alloc},"),
     );
-    wait_until("it is written down", || {
-        let text = fs::read_to_string(&file).expect("there is one");
+    wait_until("the journal contains the count of allocations", || {
+        let text = fs::read_to_string(&file).expect("the journal exists");
         let last = text.lines().rfind(|line| line.contains(&own));
         last.is_some_and(|line| line.contains(&count))
     });
@@ -51,7 +51,7 @@ fn stop(shell: &DriverShell) {
 }
 
 #[test]
-fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
+fn members_ending_without_daemon_keep_group_totals() {
     let mut mount = Mount::new();
     fs::create_dir_all(mount.path().join("team/a")).expect("groups");
     let shells = [1, 1].map(|count| counting(&mount, count));
@@ -61,7 +61,11 @@ fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
         shell
     });
     assert_eq!(nr_alloc(&mount, "team"), 6);
-    assert_eq!(nr_alloc(&mount, ""), 8, "the root has what they came with, too");
+    assert_eq!(
+        nr_alloc(&mount, ""),
+        8,
+        "the root lost the counts from before the group"
+    );
     wait_until_written(&mount, &early, 4);
     wait_until_written(&mount, &late, 4);
     stop(&late);
@@ -69,18 +73,24 @@ fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
     early.kill9();
     mount.restart();
     late.kill9();
-    wait_until("the other's end is noticed", || nr_alloc(&mount, "team") == 6);
+    wait_until("the end of the stopped process is noticed", || {
+        nr_alloc(&mount, "team") == 6
+    });
     for _ in 0..2 {
         mount.kill9();
         mount.restart();
-        assert_eq!(nr_alloc(&mount, "team"), 6, "once");
+        assert_eq!(
+            nr_alloc(&mount, "team"),
+            6,
+            "the ended processes are not counted exactly once"
+        );
         assert_eq!(nr_alloc(&mount, "team/a/0"), 6);
         assert_eq!(nr_alloc(&mount, ""), 8);
     }
 }
 
 #[test]
-fn those_in_no_group_leave_the_root_as_much() {
+fn processes_without_group_keep_root_totals() {
     let mut mount = Mount::new();
     let [mut gone, early, stays] = [1, 2, 4].map(|count| counting(&mount, count));
     assert_eq!(gone.ask("spin 5 3"), "ok");
@@ -88,24 +98,36 @@ fn those_in_no_group_leave_the_root_as_much() {
     let submitted = |mount: &Mount| mount.number("", "gcgroup.stat", "nr_submitted_kernels:");
     let is_there = |mount: &Mount, shell: &DriverShell| mount.path().join(shell.pid().to_string()).exists();
     gone.quit();
-    wait_until("it has left", || !mount.read("", "exited").is_empty());
+    wait_until("the ended process is listed in exited", || {
+        !mount.read("", "exited").is_empty()
+    });
     wait_until_written(&mount, &early, 2);
     mount.kill9();
     early.kill9();
     mount.restart();
-    wait_until("who lives is back", || is_there(&mount, &stays));
+    wait_until("the surviving process has registered again", || {
+        is_there(&mount, &stays)
+    });
     assert_eq!(nr_alloc(&mount, ""), 7);
     assert_eq!((launches(&mount), submitted(&mount)), (3, 3));
     wait_until_written(&mount, &stays, 4);
     mount.kill9();
     mount.restart();
-    wait_until("it is back again", || is_there(&mount, &stays));
-    assert_eq!(nr_alloc(&mount, ""), 7, "nobody counts twice");
+    wait_until("the process has registered with the third daemon", || {
+        is_there(&mount, &stays)
+    });
+    assert_eq!(
+        nr_alloc(&mount, ""),
+        7,
+        "the process that registered again is counted twice"
+    );
     stays.quit();
-    wait_until("it has left too", || mount.read("", "gcgroup.procs").is_empty());
+    wait_until("the last process is no longer governed", || {
+        mount.read("", "gcgroup.procs").is_empty()
+    });
     mount.kill9();
     mount.restart();
-    assert_eq!(nr_alloc(&mount, ""), 7, "nor who has ended");
+    assert_eq!(nr_alloc(&mount, ""), 7, "the ended process is counted twice");
     assert_eq!((launches(&mount), submitted(&mount)), (3, 3));
 }
 
@@ -126,11 +148,19 @@ fn exec_restarts_counts_and_totals_continue() {
     count(&mut shell, 1);
     mount.restart();
     let own = shell.pid().to_string();
-    wait_until("it is back", || mount.read("team", "gcgroup.procs") == own);
-    assert_eq!(totals(&mount), [6, 6], "what the program before had counted, too");
+    wait_until("the process has registered again", || {
+        mount.read("team", "gcgroup.procs") == own
+    });
+    assert_eq!(
+        totals(&mount),
+        [6, 6],
+        "the counts of the earlier program were lost"
+    );
     wait_until_written(&mount, &shell, 1);
     mount.kill9();
     mount.restart();
-    wait_until("it is back again", || mount.read("team", "gcgroup.procs") == own);
+    wait_until("the process has registered with the third daemon", || {
+        mount.read("team", "gcgroup.procs") == own
+    });
     assert_eq!(totals(&mount), [6, 6]);
 }

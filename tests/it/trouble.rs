@@ -34,12 +34,13 @@ impl Trouble {
 
     fn set(&self, word: u64, value: i64) {
         let file: &File = self.0.as_file();
-        file.write_all_at(&value.to_ne_bytes(), word * 8).expect("writes");
+        file.write_all_at(&value.to_ne_bytes(), word * 8)
+            .expect("the file is writable");
     }
 }
 
 #[test]
-fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
+fn clock_jumps_delay_no_file_freeze_or_quota() {
     let (trouble, mount) = Trouble::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -49,7 +50,7 @@ fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
         dir.write("memory.limit", n * MIB);
         assert_eq!(dir.number("memory.limit"), n * MIB);
         dir.write("compute.freeze", 1);
-        wait_until("it is frozen", || dir.is_frozen());
+        wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
         // More than a period allows.
         assert_eq!(shell.ask("spin 5000 10"), "ok");
@@ -57,12 +58,14 @@ fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
         let another = DriverShell::start(&mount);
         assert_eq!(Dir::of(&mount, another.pid()).number("memory.current"), 0);
         another.quit();
-        wait_until("it has gone", || governed_pids(&mount) == [shell.pid()]);
+        wait_until("the second process is no longer governed", || {
+            governed_pids(&mount) == [shell.pid()]
+        });
         // The usage is that of the kernels, without the jump.
         let usage = dir.key("compute.stat", "usage_usec");
         assert!(usage < 60_000_000, "{usage} after {seconds} s");
     }
-    wait_until("what it had is counted", || {
+    wait_until("the GPU time of all kernels is charged", || {
         dir.key("compute.stat", "usage_usec") >= 4 * 50_000
     });
     assert!(!mount.log().contains("panicked"), "{}", mount.log());
@@ -74,13 +77,19 @@ fn governed_processes_are_served_without_memory_for_blocks() {
     let inside = DriverShell::start(&mount);
     trouble.set(Trouble::MEMORY, libc::ENOMEM.into());
     let mut outside = DriverShell::start(&mount);
-    assert_eq!(outside.ask("alloc linear 4096"), "ok 0", "as without the library");
+    assert_eq!(
+        outside.ask("alloc linear 4096"),
+        "ok 0",
+        "the process that cannot register does not run ungoverned"
+    );
     assert_eq!(governed_pids(&mount), [inside.pid()]);
     let dir = Dir::of(&mount, inside.pid());
     dir.write("memory.limit", MIB);
     assert_eq!(dir.number("memory.limit"), MIB);
-    wait_until("it is told", || mount.log().contains("was refused: ENOMEM"));
+    wait_until("the log reports the refused registration", || {
+        mount.log().contains("was refused: ENOMEM")
+    });
     trouble.set(Trouble::MEMORY, 0);
-    wait_until("the other is governed", || mount.governs(outside.pid()));
+    wait_until("the refused process is governed", || mount.governs(outside.pid()));
     assert_eq!(Dir::of(&mount, outside.pid()).number("memory.current"), 4096);
 }

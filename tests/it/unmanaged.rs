@@ -17,7 +17,10 @@ fn line(mount: &Mount, pid: i32, gpu: u32) -> Option<BTreeMap<String, String>> {
     let begin = format!("{pid} gpu={gpu} ");
     let mut lines = text.lines().filter(|line| line.starts_with(&begin));
     let line = lines.next()?;
-    assert!(lines.next().is_none(), "one line each: {text}");
+    assert!(
+        lines.next().is_none(),
+        "the process has two lines for one GPU: {text}"
+    );
     let pairs = line
         .split(' ')
         .skip(1)
@@ -42,55 +45,67 @@ fn process_without_hook_is_listed_while_it_uses_a_gpu() {
     );
     let before = std::time::SystemTime::now();
     let mut bare = DriverShell::start_bare(&mount);
-    wait_until("it is seen", || line(&mount, bare.pid(), 0).is_some());
-    let first = line(&mount, bare.pid(), 0).expect("seen");
+    wait_until("the unmanaged process is listed", || {
+        line(&mount, bare.pid(), 0).is_some()
+    });
+    let first = line(&mount, bare.pid(), 0).expect("the process is listed");
     assert_eq!(
         (first["uid"].as_str(), first["reason"].as_str()),
         ("0", "no_hook")
     );
     assert!(first["comm"].starts_with("driver_shell"), "{first:?}");
-    assert_eq!(bytes(&first), 64 * MIB, "its context");
+    assert_eq!(bytes(&first), 64 * MIB, "the bytes are not the context's");
     let since: u64 = first["since"].parse().expect("a number");
     let began = before
         .duration_since(std::time::UNIX_EPOCH)
-        .expect("later")
+        .expect("the clock is past the epoch")
         .as_secs();
     assert!(since >= began, "{since} {began}");
-    assert_eq!(line(&mount, bare.pid(), 1), None, "it is not there");
+    assert_eq!(
+        line(&mount, bare.pid(), 1),
+        None,
+        "the process is listed for an unused GPU"
+    );
     bare.ask(&format!("alloc linear {MIB}"));
     bare.ask("gpu 1");
-    wait_until("what it takes is seen", || {
+    wait_until("the process is listed with its memory on both devices", || {
         line(&mount, bare.pid(), 0).is_some_and(|line| bytes(&line) == 65 * MIB)
             && line(&mount, bare.pid(), 1).is_some_and(|line| bytes(&line) == 64 * MIB)
     });
     assert_eq!(
-        line(&mount, bare.pid(), 0).expect("seen")["since"],
+        line(&mount, bare.pid(), 0).expect("the process is listed")["since"],
         first["since"]
     );
     let governed = DriverShell::start(&mount);
     assert_eq!(governed_pids(&mount), [governed.pid()]);
-    wait_until("both are looked at", || {
+    wait_until("the governed process's context is measured", || {
         mount.number(governed.pid(), "memory.stat", "context") == 64 * MIB
     });
     for gpu in [0, 1] {
-        assert_eq!(line(&mount, governed.pid(), gpu), None, "it has a hook");
+        assert_eq!(
+            line(&mount, governed.pid(), gpu),
+            None,
+            "a governed process is listed"
+        );
     }
     assert!(mount.log().contains("uses device 0 without a hook"));
     let pid = bare.pid();
     bare.kill9();
-    wait_until("it has gone", || line(&mount, pid, 0).is_none());
+    wait_until("the killed process is no longer listed", || {
+        line(&mount, pid, 0).is_none()
+    });
     assert_eq!(mount.read("", "unmanaged"), "");
     governed.quit();
 }
 
 #[test]
-fn another_users_process_is_listed_as_that_users() {
+fn other_users_process_is_listed_with_its_uid() {
     let mount = Mount::new();
     let mut command = mount.bare_command(artifacts().load());
     command.arg("obey").uid(1234).gid(1234);
     let mut bare = Governed::spawn(command);
     bare.expect("ready");
-    wait_until("it is seen", || {
+    wait_until("the other user's process is listed", || {
         line(&mount, bare.pid(), 0)
             .is_some_and(|line| line["uid"] == "1234" && line["comm"] == "gcgroup-load")
     });
@@ -103,8 +118,10 @@ fn governed_process_with_unexplained_memory_is_listed() {
         .env("SIMGPU_CONTEXT_MEMORY", 3 * GIB);
     let mount = Mount::with(config);
     let shell = DriverShell::start(&mount);
-    wait_until("it is seen", || line(&mount, shell.pid(), 0).is_some());
-    let line = line(&mount, shell.pid(), 0).expect("seen");
+    wait_until("the process is listed for unexplained memory", || {
+        line(&mount, shell.pid(), 0).is_some()
+    });
+    let line = line(&mount, shell.pid(), 0).expect("the process is listed");
     assert_eq!(line["reason"], "beyond_ledger");
     assert_eq!(bytes(&line), 3 * GIB);
     assert!(
@@ -123,7 +140,9 @@ fn restarted_daemon_lists_no_returning_process_as_unmanaged() {
         mount.restart();
         // The first scan's result.
         assert_eq!(line(&mount, shell.pid(), 0), None);
-        wait_until("the other is seen", || line(&mount, bare.pid(), 0).is_some());
+        wait_until("the unmanaged process is listed", || {
+            line(&mount, bare.pid(), 0).is_some()
+        });
         assert_eq!(line(&mount, shell.pid(), 0), None);
     }
     let own = format!(" {} (", shell.pid());
@@ -145,6 +164,6 @@ fn readers_of_other_files_do_not_wait_for_the_look() {
         for _ in 0..100 {
             assert_eq!(mount.number(shell.pid(), "memory.current", ""), 0);
         }
-        assert_eq!(waiting.join().expect("no panic"), "");
+        assert_eq!(waiting.join().expect("the thread ends without a panic"), "");
     });
 }

@@ -38,7 +38,7 @@ impl Daemon {
         let mut said = String::new();
         while !said.contains("gcgroupfs: ready") {
             let mut buffer = [0; 4096];
-            let length = log.read(&mut buffer).expect("it logs");
+            let length = log.read(&mut buffer).expect("the daemon logs");
             assert_ne!(length, 0, "{said}");
             said += &String::from_utf8_lossy(&buffer[..length]);
         }
@@ -48,7 +48,7 @@ impl Daemon {
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
-            .expect("it is ours");
+            .expect("the FIFO opens");
         let full = loop {
             if let Err(error) = filler.write(b"\n") {
                 break error;
@@ -89,7 +89,7 @@ fn daemon_with_unread_log_registers_and_answers() {
     // The registration is logged, so the request loop has tried to write.
     let output = Daemon::command(&daemon.root, "ls".as_ref())
         .output()
-        .expect("runs");
+        .expect("the command runs");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let pid = shell.pid().to_string();
@@ -102,16 +102,16 @@ fn daemon_with_unread_log_registers_and_answers() {
     );
     // When the log is read again, it reports the missing lines.
     let mut buffer = vec![0; 1 << 20];
-    let length = daemon.log.read(&mut buffer).expect("it is full");
+    let length = daemon.log.read(&mut buffer).expect("the log is readable");
     assert!(buffer[..length].iter().all(|byte| *byte == b'\n'));
     shell.quit();
     let mut said = String::new();
-    wait_until("the end of the program is logged", || {
+    wait_until("the log reports the lost lines", || {
         let _ = kill(
             Pid::from_raw(daemon.daemon.id().try_into().expect("a pid")),
             Signal::SIGHUP,
         );
-        let length = daemon.log.read(&mut buffer).expect("it logs");
+        let length = daemon.log.read(&mut buffer).expect("the daemon logs");
         said += &String::from_utf8_lossy(&buffer[..length]);
         said.contains("lines were lost: nobody read the log")
     });

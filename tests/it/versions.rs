@@ -37,7 +37,7 @@ fn old_libraries() -> TempDir {
             .output()
             .expect("gzip runs");
         assert!(output.status.success(), "{}", packed.display());
-        fs::write(directory.path().join(name), output.stdout).expect("writes");
+        fs::write(directory.path().join(name), output.stdout).expect("the file is writable");
     }
     directory
 }
@@ -60,7 +60,7 @@ fn assert_works(shell: &mut DriverShell) {
 
 #[test]
 fn old_hook_is_not_governed_and_its_program_works() {
-    const { assert!(VERSION > OLD, "they are the same") }
+    const { assert!(VERSION > OLD, "the old version is not older") }
     let mut mount = Mount::new();
     let libraries = old_libraries();
     let mut shell = DriverShell::spawn(with_old_libraries(&mount, &libraries));
@@ -68,18 +68,26 @@ fn old_hook_is_not_governed_and_its_program_works() {
     assert_works(&mut shell);
     let line =
         format!("of user 0 is not governed: its hook speaks version {OLD}, this daemon version {VERSION}");
-    wait_until("the daemon tells", || mount.log().contains(&line));
+    wait_until("the daemon reports the version mismatch", || {
+        mount.log().contains(&line)
+    });
     let complaint = format!("the daemon speaks version {VERSION}, this hook {OLD}: not governed");
-    wait_until("so does the hook", || shell.stderr().contains(&complaint));
+    wait_until("the hook reports the version mismatch", || {
+        shell.stderr().contains(&complaint)
+    });
     assert!(governed_pids(&mount).is_empty());
     mount.restart();
     // Hook and daemon have met by now; each logs the mismatch once more.
-    wait_until("the next daemon tells", || {
+    wait_until("the next daemon reports the version mismatch", || {
         mount.log().matches(&line).count() == 2
     });
     assert_works(&mut shell);
     let new = DriverShell::start(&mount);
-    assert_eq!(governed_pids(&mount), [new.pid()], "neighbours are governed");
+    assert_eq!(
+        governed_pids(&mount),
+        [new.pid()],
+        "the process with a new hook is not governed"
+    );
     assert_eq!(shell.stderr().matches("not governed").count(), 1);
     assert_works(&mut shell);
     assert_eq!(mount.log().matches(&line).count(), 2, "{}", mount.log());
@@ -92,7 +100,7 @@ fn old_hook_with_required_governance_is_refused() {
     let libraries = old_libraries();
     let mut command = with_old_libraries(&mount, &libraries);
     command.env("GCGROUP_REQUIRED", "1");
-    let output = command.output().expect("runs");
+    let output = command.output().expect("the command runs");
     // CUDA_ERROR_SYSTEM_NOT_READY, returned by cuInit.
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -109,7 +117,7 @@ fn mixed(preload_is_old: bool) -> TempDir {
         true => ("libgcgroup_hook.so", artifacts().hook()),
         false => ("libgcgroup.so", artifacts().preload()),
     };
-    fs::copy(new, directory.path().join(name)).expect("copies");
+    fs::copy(new, directory.path().join(name)).expect("the file can be copied");
     directory
 }
 
@@ -122,13 +130,15 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
         assert_works(&mut shell);
         assert!(governed_pids(&mount).is_empty());
         let neighbour = DriverShell::start(&mount);
-        wait_until("neighbours are governed", || {
+        wait_until("only the neighbour is governed", || {
             governed_pids(&mount) == [neighbour.pid()]
         });
         assert_works(&mut shell);
         shell.quit();
         drop(neighbour);
-        wait_until("it has gone", || governed_pids(&mount).is_empty());
+        wait_until("the neighbour is no longer governed", || {
+            governed_pids(&mount).is_empty()
+        });
     }
 }
 
@@ -140,7 +150,7 @@ fn hook_replaced_before_it_is_loaded_governs() {
     let libraries = TempDir::new().expect("a directory");
     for library in [artifacts().preload(), artifacts().hook()] {
         let name = library.file_name().expect("a name");
-        fs::copy(&library, libraries.path().join(name)).expect("copies");
+        fs::copy(&library, libraries.path().join(name)).expect("the file can be copied");
     }
     let program = c_program("late.c", &["-ldl"]);
     let mut command = mount.command(program);
@@ -150,12 +160,12 @@ fn hook_replaced_before_it_is_loaded_governs() {
     for name in ["libgcgroup.so", "libgcgroup_hook.so"] {
         let path = libraries.path().join(name);
         let fresh = path.with_extension("new");
-        fs::copy(&path, &fresh).expect("copies");
-        fs::rename(fresh, path).expect("another file of that name");
+        fs::copy(&path, &fresh).expect("the file can be copied");
+        fs::rename(fresh, path).expect("the file can be replaced");
     }
     program.say("go");
     assert_eq!(program.line().as_deref(), Some("0"));
-    wait_until("it is governed", || mount.governs(program.pid()));
+    wait_until("the process is governed", || mount.governs(program.pid()));
     program.say("end");
     assert!(program.wait().success());
 }
@@ -174,18 +184,19 @@ impl Answers {
             None,
         );
         let listener = listener.expect("a socket");
-        bind(listener.as_raw_fd(), &UnixAddr::new(path).expect("a path")).expect("binds");
-        listen(&listener, Backlog::new(16).expect("few")).expect("listens");
-        fs::set_permissions(path, Permissions::from_mode(0o666)).expect("ours");
+        bind(listener.as_raw_fd(), &UnixAddr::new(path).expect("a path")).expect("the path is free");
+        listen(&listener, Backlog::new(16).expect("the backlog is valid")).expect("the socket can listen");
+        fs::set_permissions(path, Permissions::from_mode(0o666)).expect("the owner may change the mode");
         Self { listener }
     }
 
     /// Answers the next hook and returns its connection.
     fn answer(&self, welcome: Welcome, control: Option<&OwnedFd>) -> OwnedFd {
-        let connection = accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("somebody comes");
+        let connection =
+            accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client connects");
         // SAFETY: accept4(2) has just returned it, and no other owner exists.
         let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
-        recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("it says hello");
+        recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("the client sends hello");
         let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
         let files = [ControlMessage::ScmRights(&files)];
         let files = if control.is_some() { &files[..] } else { &[] };
@@ -198,7 +209,7 @@ impl Answers {
             MsgFlags::MSG_NOSIGNAL,
             None,
         )
-        .expect("it listens");
+        .expect("the client receives");
         connection
     }
 }
@@ -227,7 +238,7 @@ fn old_control() -> OwnedFd {
         &file,
         FcntlArg::F_ADD_SEALS(seals | SealFlag::F_SEAL_FUTURE_WRITE),
     )
-    .expect("sealed");
+    .expect("the seals can be added");
     file
 }
 
@@ -241,19 +252,19 @@ fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let (connection, mut shell) = std::thread::scope(|scope| {
         let answers = scope.spawn(|| old.answer(Welcome { abi: OLD, status: 0 }, Some(&old_control())));
         let shell = DriverShell::spawn(command);
-        (answers.join().expect("no panic"), shell)
+        (answers.join().expect("the thread ends without a panic"), shell)
     });
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
     shell.tell("spin 1 1");
     drop((old, connection));
-    fs::remove_file(mount.socket()).expect("removes");
+    fs::remove_file(mount.socket()).expect("the file can be removed");
     mount.restart();
     assert_eq!(
         shell.answer(),
         "ok",
-        "it was frozen until the grace time was over"
+        "the process stayed frozen after the grace time"
     );
-    wait_until("the daemon tells", || {
+    wait_until("the daemon reports the version mismatch", || {
         mount.log().contains(&format!("its hook speaks version {OLD}"))
     });
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
@@ -281,7 +292,7 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
             let answers =
                 scope.spawn(|| old.answer(welcome, (welcome.status == 0).then(old_control).as_ref()));
             let shell = DriverShell::spawn(command);
-            drop(answers.join().expect("no panic"));
+            drop(answers.join().expect("the thread ends without a panic"));
             shell
         });
         assert_works(&mut shell);
@@ -293,7 +304,7 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
             shell.stderr()
         );
         shell.quit();
-        fs::remove_file(mount.socket()).expect("removes");
+        fs::remove_file(mount.socket()).expect("the file can be removed");
     }
 }
 
@@ -304,7 +315,7 @@ fn boot_id() -> String {
 
 /// Returns the process's start time in clock ticks since boot.
 fn start_time(pid: i32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
     // Field 22 of the file; the state is field 3.
     let field = fields.split_whitespace().nth(22 - 3).expect("a field");
@@ -326,9 +337,11 @@ fn settings_of_a_version_1_daemon_apply() {
         .replace("BOOT", boot_id().trim())
         .replace("PID", &shell.pid().to_string())
         .replace("START", &start_time(shell.pid()).to_string());
-    fs::write(state_file(&mount), written).expect("writes");
+    fs::write(state_file(&mount), written).expect("the file is writable");
     mount.restart();
-    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    wait_until("the process has registered again", || {
+        governed_pids(&mount) == [shell.pid()]
+    });
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.limit"), 64 * MIB);
     assert_eq!(dir.gpu(0).number("memory.limit"), 32 * MIB);
@@ -358,16 +371,21 @@ fn unknown_state_is_set_aside_once_and_startup_succeeds() {
             };
             let mut mount = Mount::with(config);
             mount.stop();
-            fs::write(state_file(&mount), text).expect("writes");
+            fs::write(state_file(&mount), text).expect("the file is writable");
             mount.restart();
             let shell = DriverShell::start(&mount);
-            wait_until("it is governed", || governed_pids(&mount) == [shell.pid()]);
+            wait_until("the process is governed", || {
+                governed_pids(&mount) == [shell.pid()]
+            });
             Dir::of(&mount, shell.pid()).write("memory.limit", MIB);
             mount.kill9();
             mount.restart();
-            wait_until("it still is", || governed_pids(&mount) == [shell.pid()]);
+            wait_until("the process has registered again", || {
+                governed_pids(&mount) == [shell.pid()]
+            });
             assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), MIB);
-            let aside = fs::read(mount.state_dir().join("settings.corrupt")).expect("is kept");
+            let aside =
+                fs::read(mount.state_dir().join("settings.corrupt")).expect("the damaged file is kept");
             assert_eq!(aside, text.as_bytes());
             assert_eq!(mount.log().matches(fault).count(), 1, "{}", mount.log());
             assert_eq!(

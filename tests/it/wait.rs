@@ -15,7 +15,7 @@ fn waiting(mount: &Mount, arguments: &[&str]) -> Governed {
 #[track_caller]
 fn status(mount: &Mount, arguments: &[&str]) -> i32 {
     let mut wait = waiting(mount, arguments);
-    wait.wait().code().expect("it exits")
+    wait.wait().code().expect("the process exits by itself")
 }
 
 /// Returns whether the process sleeps, in poll(2) or in a pause, after it has checked the condition.
@@ -54,17 +54,24 @@ fn wait_sleeps_until_all_expressions_hold() {
             0
         );
         let mut wait = waiting(mount, &[&events, "populated=1", "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
-        assert!(wait.is_running(), "one of two holds");
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
+        assert!(
+            wait.is_running(),
+            "the wait ended with one of two expressions true"
+        );
         assert!(
             mount
                 .gcgroupfs(&["set", &freeze, "1"])
                 .status()
-                .expect("runs")
+                .expect("the command runs")
                 .success()
         );
         assert_eq!(wait.wait().code(), Some(0));
-        assert_eq!(status(mount, &[&freeze, "=1"]), 0, "a single value");
+        assert_eq!(
+            status(mount, &[&freeze, "=1"]),
+            0,
+            "the comparison of a single value failed"
+        );
     });
 }
 
@@ -78,7 +85,7 @@ fn sizes_and_counts_are_compared_as_numbers() {
         );
         let limit = format!("{}/memory.limit", shell.pid());
         let mut wait = waiting(mount, &[&current, ">=2M", "<2G"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         assert_eq!(shell.ask("alloc linear 2097152"), "ok 0");
         assert_eq!(wait.wait().code(), Some(0));
         assert_eq!(status(mount, &[&limit, "=max"]), 0);
@@ -87,7 +94,7 @@ fn sizes_and_counts_are_compared_as_numbers() {
             mount
                 .gcgroupfs(&["set", &limit, "2M"])
                 .status()
-                .expect("runs")
+                .expect("the command runs")
                 .success()
         );
         assert_eq!(shell.ask("alloc linear 1"), "error 2");
@@ -125,7 +132,7 @@ fn wait_ends_with_the_process() {
         assert_eq!(status(mount, &["999999999/gcgroup.events", "frozen=1"]), 3);
         let shell = DriverShell::start(mount);
         let mut wait = waiting(mount, &[&format!("{}/gcgroup.events", shell.pid()), "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         shell.kill9();
         assert_eq!(wait.wait().code(), Some(3));
         assert!(!wait.stderr().is_empty());
@@ -156,10 +163,10 @@ fn wait_survives_a_daemon_restart() {
         let shell = DriverShell::start(&mount);
         let (pid, freeze) = (shell.pid(), format!("{}/compute.freeze", shell.pid()));
         let mut wait = waiting(&mount, &[&format!("{pid}/gcgroup.events"), "frozen=1"]);
-        wait_until("it waits", || is_asleep(&wait));
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&wait));
         mount.kill9();
         mount.restart();
-        wait_until("it is told", || {
+        wait_until("the restarted daemon accepts the freeze", || {
             mount
                 .gcgroupfs(&["set", &freeze, "1"])
                 .output()

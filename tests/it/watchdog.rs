@@ -10,10 +10,10 @@ use tempfile::TempDir;
 #[ignore = "hangs: what another test has hang"]
 fn hangs() {
     let mount = Mount::new();
-    stop(mount.daemon().expect("it runs"));
+    stop(mount.daemon().expect("the daemon runs"));
     // The stopped daemon never answers this read.
     let read = fs::read(mount.file("", "gcgroup.stat"));
-    panic!("it was answered: {read:?}");
+    panic!("the stopped daemon answered: {read:?}");
 }
 
 #[test]
@@ -21,13 +21,13 @@ fn test_hanging_in_the_kernel_is_ended_and_named() {
     // Builds the artifacts first, so that the build does not count towards the time limit.
     support::artifacts();
     let directory = TempDir::new().expect("a temporary directory");
-    let output = Command::new(std::env::current_exe().expect("it runs"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["--ignored", "--exact", "watchdog::hangs"])
         // Seconds; longer than a daemon takes to start.
         .env("GCGROUP_TEST_PATIENCE", "5")
         .env("TMPDIR", directory.path())
         .output()
-        .expect("starts");
+        .expect("the command starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(101), "{said}");
     assert!(said.contains("watchdog::hangs hangs"), "{said}");

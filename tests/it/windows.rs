@@ -48,7 +48,7 @@ fn work_behind_a_higher_priority_completes_in_order() {
     let _busy = batch(&mount, 0, 4);
     for (what, arguments) in WAYS {
         // A program that finishes before its turn does not test this, so it is repeated.
-        wait_until(&format!("{what} are held back"), || {
+        wait_until(&format!("the launches are throttled: {what}"), || {
             let mut program = ordered(&mount, 7, arguments);
             let pid = program.pid();
             let throttled = mount.number(pid, "compute.stat", "nr_throttled");
@@ -56,8 +56,8 @@ fn work_behind_a_higher_priority_completes_in_order() {
             let begun = mount.truth().nr_launches(pid, 0);
             // A captured launch runs nothing and is not counted.
             let kernels = end(&mut program);
-            assert_eq!(submitted, kernels, "{what}: submitted");
-            assert_eq!(begun, kernels, "{what}: begun");
+            assert_eq!(submitted, kernels, "{what}: submitted kernels");
+            assert_eq!(begun, kernels, "{what}: started kernels");
             throttled > 0
         });
     }
@@ -114,15 +114,15 @@ fn held_job_resumes_when_the_other_ends() {
     let (first, second) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
     let held = || mount.number(second.pid(), "compute.stat", "nr_throttled");
     let before = held();
-    wait_until("it is held back", || held() > before);
+    wait_until("the low-priority job is throttled", || held() > before);
     drop(first);
     let truth = mount.truth();
     let usage = || truth.usage_usec(second.pid(), 0);
     let goal = usage() + 500_000;
-    wait_until("it has the GPU", || usage() >= goal);
+    wait_until("the low-priority job has used the GPU", || usage() >= goal);
     // A process that is held now would be held by one that has exited.
     let before = held();
     let goal = usage() + 100_000;
-    wait_until("it still has it", || usage() >= goal);
+    wait_until("the low-priority job still uses the GPU", || usage() >= goal);
     assert_eq!(held(), before);
 }

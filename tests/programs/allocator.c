@@ -14,8 +14,8 @@ enum { ALIVE = 0x600dbeef, FREED = 0xdeadbeef, CLASSES = 48, SMALLEST = 6, CHUNK
 
 struct header {
     uint32_t state, class;
-    size_t size;       /* that was asked for */
-    void *base;        /* where its memory begins */
+    size_t size;       /* the requested size */
+    void *base;        /* the start of the block's memory */
     struct header *next;
 };
 
@@ -61,7 +61,7 @@ static unsigned class_of(size_t bytes)
     return class;
 }
 
-/* Memory of a class, as it comes. */
+/* Returns uninitialized memory of a size class. */
 static char *memory_of(unsigned class)
 {
     size_t bytes = (size_t)1 << class;

@@ -54,7 +54,7 @@ static word load(const unsigned char *from, size_t size)
     return value;
 }
 
-enum place { HERE, APART, BESIDE };
+enum thread { HERE, APART, BESIDE };
 struct call { function *function; word arguments[ARGUMENTS], context; int result; };
 
 static void *run(void *argument)
@@ -68,7 +68,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-static void call(char *text, enum place place)
+static void call(char *text, enum thread on)
 {
     struct call call = { 0 };
     char *name = strtok(text, " \n");
@@ -94,9 +94,9 @@ static void call(char *text, enum place place)
         printf("absent\n");
         return;
     }
-    if (place == BESIDE)
+    if (on == BESIDE)
         ((int (*)(word *))dlsym(driver, "cuCtxGetCurrent"))(&call.context);
-    if (place != HERE) {
+    if (on != HERE) {
         pthread_t thread;
         pthread_create(&thread, NULL, run, &call);
         pthread_join(thread, NULL);

@@ -6,7 +6,7 @@
  *   gpu DEVICE              the UUID of the GPU that it is or is an instance of
  *   create DEVICE           a context, current from then on          -> RESULT CONTEXT
  *   retain DEVICE           the primary context; not made current    -> RESULT CONTEXT
- *   reset DEVICE            the primary context's end
+ *   reset DEVICE            resets the primary context
  *   current CONTEXT|none | push CONTEXT | pop | destroy CONTEXT | sync
  *   stream FLAGS            in the current context                   -> RESULT STREAM
  *   query STREAM
@@ -33,8 +33,8 @@
  *   prefetch HOW STREAM BYTES MEMORY DEVICE     HOW is device or location, or a batch: batch; both, discarded before
  *   discard STREAM BYTES MEMORY
  *   copy3d TO CONTEXT FROM CONTEXT BYTES        by a CUDA_MEMCPY3D_PEER of one row
- *   nulls DEVICE            the results of asking for memory with no place for the free, the total, either; and for a
- *                           device's total
+ *   nulls DEVICE            the results of cuMemGetInfo with a null pointer for the free bytes, the total, both; and
+ *                           of cuDeviceTotalMem
  *   peer TO CONTEXT FROM CONTEXT BYTES STREAM|sync
  *   spin MICROSECONDS STREAM            a kernel in the current context
  *   graph HOW WHICH [STREAM MICROSECONDS]    with a node in each of the contexts WHICH, as in 01 -> RESULT GRAPH
@@ -44,9 +44,9 @@
  *   launch GRAPH STREAM
  *   together MICROSECONDS STREAM STREAM    by cuLaunchCooperativeKernelMultiDevice
  *   race BYTES              a thread for each context: each allocates until refused -> BLOCKS of each
- *   churn TO FROM STREAM    a thread in the current context that copies word upon word, to the end of the program
- *   progress                how many copies such threads have made
- *   thread COMMAND          the rest is done by a thread of its own, which has ended when it is answered
+ *   churn TO FROM STREAM    a thread in the current context that copies words until the program ends
+ *   progress                the number of copies that these threads have made
+ *   thread COMMAND          runs COMMAND in a separate thread, which ends before the answer
  */
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,9 +1,8 @@
-"""A program on a lead that calls any function of the driver: each line of stdin is a statement or an expression of
-Python, answered by one line: what the expression is, or the exception.
+"""Executes driver calls that a test sends on stdin: each line is a Python statement or expression, answered
+by one line with the expression's value or the exception.
 
-An argument of a call is a number, a string, bytes, None, or an object of ctypes, which is passed by its address. The
-answer of a call is the driver's.
-"""
+An argument of a call is a number, a string, bytes, None, or a ctypes object, which is passed by its address.
+The value of a call is the driver's result."""
 
 import ctypes
 import os
@@ -39,7 +38,7 @@ class PoolProperties(Structure):
 
 
 class Library:
-    """cu.NAME(...) calls the exported function of that name."""
+    """Calls exported functions: `cu.NAME(...)`."""
 
     def __init__(self, name):
         self.library = ctypes.CDLL(name)
@@ -69,35 +68,36 @@ class Failed(Exception):
 
 
 def ok(result):
-    """Of a call that must succeed."""
+    """Raises Failed unless the result of a call is 0."""
     if result:
         raise Failed(result)
 
 
 def got(kind, name, *arguments):
-    """What a call stores into its first argument, an object of that kind; `error N` where it fails."""
+    """Returns what a call stores through its first argument, an object of type `kind`, or `error N` if the
+    call fails."""
     out = kind()
     result = getattr(cu, name)(out, *arguments)
     return getattr(out, "value", out) if result == 0 else f"error {result}"
 
 
 def got_of(first, kind, name, *arguments):
-    """The same of a call that stores into its second argument."""
+    """Returns what a call stores through its second argument, or `error N` if the call fails."""
     out = kind()
     result = getattr(cu, name)(first, out, *arguments)
     return getattr(out, "value", out) if result == 0 else f"error {result}"
 
 
-def place(kind, id=0):
+def location(kind, id=0):
     return Location(kind, id)
 
 
 def properties(kind=DEVICE, id=0, handles=0):
-    return Properties(type=PINNED, handles=handles, location=place(kind, id))
+    return Properties(type=PINNED, handles=handles, location=location(kind, id))
 
 
 def pool_properties(kind=DEVICE, id=0, handles=0, most=0):
-    return PoolProperties(type=PINNED, handles=handles, location=place(kind, id), max=most)
+    return PoolProperties(type=PINNED, handles=handles, location=location(kind, id), max=most)
 
 
 def start(device=0):
@@ -144,7 +144,7 @@ def pool_attribute(pool, number):
 
 
 def map_new(size, kind=DEVICE, id=0, at=None, access=((DEVICE, 0),), handles=0):
-    """Memory mapped at an address, with access from some locations. Returns the address and the handle."""
+    """Maps new memory, with access from the given locations. Returns the address and the handle."""
     handle = got(c_uint64, "cuMemCreate", size, properties(kind, id, handles), 0)
     if at is None:
         at = got(c_uint64, "cuMemAddressReserve", size, 0, 0, 0)
@@ -154,7 +154,7 @@ def map_new(size, kind=DEVICE, id=0, at=None, access=((DEVICE, 0),), handles=0):
 
 
 def allow(at, size, access=((DEVICE, 0),), flags=3):
-    list = (Access * len(access))(*(Access(place(*one), flags) for one in access))
+    list = (Access * len(access))(*(Access(location(*one), flags) for one in access))
     ok(cu.cuMemSetAccess(at, size, list, len(access)))
 
 
@@ -168,14 +168,14 @@ def ipc_handle(hexadecimal):
 
 
 def exported(name, what):
-    """An interprocess handle, in hexadecimal."""
+    """Returns an interprocess handle in hexadecimal."""
     out = IpcHandle()
     result = getattr(cu, name)(out, what)
     return bytes(out.data).hex() if result == 0 else f"error {result}"
 
 
 def opened(name, hexadecimal, *arguments):
-    """What an interprocess handle stands for here."""
+    """Opens an interprocess handle. Returns the address or the event."""
     out = c_uint64()
     function = getattr(cu.library, name)
     result = function(byref(out), ipc_handle(hexadecimal), *map(passed, arguments))
@@ -187,7 +187,7 @@ def descriptor_of(handle):
 
 
 def borrow(pid, descriptor):
-    """A descriptor of another process's, with all that goes with it, as it is when passed over a socket."""
+    """Duplicates a descriptor of another process with pidfd_getfd(2), like passing it over a socket."""
     other = ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)
     own = ctypes.CDLL(None, use_errno=True).syscall(438, other, descriptor, 0)
     os.close(other)
@@ -195,7 +195,7 @@ def borrow(pid, descriptor):
 
 
 def bytes_at(address, length):
-    """What the host finds at an address."""
+    """Reads bytes at a host address."""
     return ctypes.string_at(address, length)
 
 
@@ -221,7 +221,7 @@ def launch(function, *arguments, stream=0):
 
 
 class KernelNode(Structure):
-    """CUDA_KERNEL_NODE_PARAMS of the first version; keeps its arguments."""
+    """CUDA_KERNEL_NODE_PARAMS of the first version; keeps its arguments alive."""
     _fields_ = [("function", c_uint64), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
                 ("params", c_void_p), ("extra", c_void_p)]
 
@@ -260,7 +260,7 @@ def graph_of():
 
 
 def run_graph(graph, stream=0):
-    """Makes it something that can be launched, launches that and waits."""
+    """Instantiates and launches a graph, and waits for it. Returns the executable graph."""
     executable = got(c_uint64, "cuGraphInstantiateWithFlags", graph, 0)
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuCtxSynchronize())
@@ -278,7 +278,7 @@ class AccountingStats(Structure):
 
 
 def nvml(device=0):
-    """NVML, initialised, and the handle of a device."""
+    """Initialises NVML. Returns the library and the handle of a device."""
     library, handle = Library("libnvidia-ml.so.1"), c_uint64()
     ok(library.nvmlInit_v2())
     ok(library.nvmlDeviceGetHandleByIndex_v2(device, handle))
@@ -317,7 +317,7 @@ class Resource(Structure):
 
 
 def green_of(count, device=0, flags=1):
-    """A green context of so many multiprocessors, and the context that it is for other calls."""
+    """Creates a green context with `count` multiprocessors. Returns it and its CUcontext."""
     whole, part, number = got_of(device, Resource, "cuDeviceGetDevResource", 1), Resource(), c_uint(1)
     ok(cu.cuDevSmResourceSplitByCount(part, number, whole, None, 0, count))
     description = got(c_uint64, "cuDevResourceGenerateDesc", part, 1)
@@ -334,13 +334,13 @@ class MapInfo(Structure):
 
 
 def map_info(resource, handle=0, at=(0, 0, 0), extent=(0, 0, 0), type=0, offset=0, mask=1, level=0, tail=0):
-    """Maps a part of an array (type 0) or mipmapped array (type 1) onto memory, or with no handle unmaps it."""
+    """Maps a part of an array (type 0) or mipmapped array (type 1) to memory; without a handle, unmaps it."""
     return MapInfo(resource_type=type, resource=resource, subresource_type=tail, level=level, at=(c_uint * 3)(*at),
                    extent=(c_uint * 3)(*extent), operation=1 if handle else 2, handle=handle, offset=offset, mask=mask)
 
 
 def array_of(width, height, depth=0, flags=0, channels=1):
-    """Of elements of four bytes for each channel."""
+    """Creates an array with elements of four bytes for each channel."""
     descriptor = (c_uint64 * 5)(width, height, depth, 3 | channels << 32, flags)
     return got(c_uint64, "cuArray3DCreate_v2", descriptor)
 
@@ -358,7 +358,7 @@ class CopyAttributes(Structure):
 
 def main():
     names = globals()
-    # What the driver says on stdout is not an answer.
+    # Output of the driver on stdout must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         try:

@@ -9,21 +9,21 @@
  *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
- *   query                has everything on the default stream ended?      -> ok | error 600
+ *   query                queries the default stream                        -> ok | error 600
  *   lookup NAME          cuGetProcAddress, for version 12.8               -> ok STATUS | error CODE
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
- *   gpu INDEX            use that device from now on                       -> ok | error CODE
+ *   gpu INDEX            uses that device from now on                      -> ok | error CODE
  *   fork                 the child answers the rest of the lines           -> parent PID / child
- *   vandal fork|clone [files]  a child, which is another user, does what vandal.h says -> FAULTS FILES STATUS
- *   closefrom FD         closes all descriptors from that on               -> ok | error ERRNO
- *   over FD FILE         has the number name that file, which it makes     -> ok | error ERRNO
- *   fill FREE            opens files until no more than that many can be   -> COUNT
- *   unfill COUNT         closes the last of those                          -> ok
+ *   vandal fork|clone [files]  runs the child of vandal.h as another user  -> FAULTS FILES STATUS
+ *   closefrom FD         closes all descriptors from FD on                 -> ok | error ERRNO
+ *   over FD FILE         creates FILE and opens it as descriptor FD         -> ok | error ERRNO
+ *   fill FREE            opens files until only FREE descriptors are left  -> COUNT
+ *   unfill COUNT         closes the last COUNT of these files              -> ok
  *   chroot DIRECTORY                                                       -> ok | error ERRNO
- *   exec                 replace this program by itself                    -> (a new banner)
- *   quit                 leave without freeing anything
+ *   exec                 executes this program again                       -> (a new banner)
+ *   quit                 exits without freeing anything
  *
- * With an argument, `fill` with that number comes before everything else.
+ * With an argument, runs `fill` with that number first.
  */
 #define _GNU_SOURCE
 #include <errno.h>

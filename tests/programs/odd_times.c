@@ -18,10 +18,9 @@
  *                           other threads                                  -> canceled CODE
  *   handler BYTES           a signal handler allocates, frees, launches    -> CODE CODE CODE
  *   callback BYTES          a host function on a stream allocates, queries -> CODE CODE
- *   callback BYTES          a host function on a stream allocates, asks    -> CODE CODE
- *   vfork PROGRAM WAY N     a child that shares our memory becomes that    -> STATUS
+ *   vfork PROGRAM WAY N     a vfork child executes PROGRAM                  -> STATUS
  *   spawn PROGRAM WAY N     posix_spawn                                    -> STATUS
- *   child                   a fork calls everything and leaves             -> CODE CODE CODE CODE
+ *   child                   a forked child makes all calls and exits       -> CODE CODE CODE CODE
  *   destroy                 the context, while it is current               -> CODE
  *   leave HOW               exit | return | _exit | quick | abort | exec: while threads submit
  */

@@ -11,7 +11,7 @@
  *   next              dlsym(RTLD_NEXT, ...), if linked with -lcuda
  *   default           dlsym(RTLD_DEFAULT, ...), if linked with -lcuda
  *   local:PATH:WAY    runs WAY in this program built as a library at PATH (-shared -fPIC -DLIBRARY), opened with RTLD_LOCAL
- *   quiet:PATH        opens the driver at PATH and looks symbols up, but calls nothing
+ *   lookup:PATH       opens the driver at PATH and looks symbols up, but calls nothing
  *
  * "fork" runs it in a child, which alone uses the driver; "exec" runs it, then executes "ways WAY N".
  * Prints "pid PID", then "launched N" when the device has completed all N launches, or "FUNCTION: CODE" and exits
@@ -120,7 +120,7 @@ static struct driver by_version(int arguments, uint64_t flags) {
 #define FROM_DRIVER(field, name, version, types) \
     { \
         void *found = NULL; \
-        int since = flags & 2 && version < 7000 ? 7000 : version; /* the twins came with CUDA 7.0 */ \
+        int since = flags & 2 && version < 7000 ? 7000 : version; /* per-thread variants exist since CUDA 7.0 */ \
         code = arguments == 4 ? four(name, &found, since, flags) : five(name, &found, since, flags, &status); \
         if (code || status || !found) \
             fail(name, code); \
@@ -168,8 +168,8 @@ int launches(const char *way, int n) {
         if (!library)
             fail(dlerror(), 0);
         return ((int (*)(const char *, int))looked_up(library, "launches"))(rest, n);
-    } else if (!strncmp(way, "quiet:", 6)) {
-        driver = by_name(opened(way + 6));
+    } else if (!strncmp(way, "lookup:", 7)) {
+        driver = by_name(opened(way + 7));
         return driver.launch != NULL;
     } else
         fail(way, 2);

@@ -116,7 +116,7 @@ pub(crate) fn target() -> PathBuf {
     program
         .ancestors()
         .nth(3)
-        .expect("it lies in target/debug/deps")
+        .expect("the test program lies in target/debug/deps")
         .to_owned()
 }
 

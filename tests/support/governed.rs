@@ -92,7 +92,7 @@ impl Governed {
                 Some(line)
             }
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing for {DEADLINE:?} after {}", self.story()),
+            Err(RecvTimeoutError::Timeout) => panic!("no line for {DEADLINE:?} after {}", self.story()),
         }
     }
 
@@ -123,7 +123,7 @@ impl Governed {
     pub fn say(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("stdin was not closed before");
         if let Err(error) = writeln!(stdin, "{line}").and_then(|()| stdin.flush()) {
-            panic!("cannot say {line:?}: {error}; {}", self.story());
+            panic!("cannot send {line:?}: {error}; {}", self.story());
         }
     }
 
@@ -153,13 +153,13 @@ impl Governed {
     pub fn wait(&mut self) -> ExitStatus {
         self.close_stdin();
         let status = wait_for("the process ends", || {
-            self.child.try_wait().expect("our own child")
+            self.child.try_wait().expect("the process is a child")
         });
         if let Some(reader) = self.reader.take()
             && status.signal().is_none()
         {
             // Other processes may have inherited its stderr and keep it open.
-            wait_until("its stderr ends", || reader.is_finished());
+            wait_until("the process's stderr is closed", || reader.is_finished());
         }
         status
     }

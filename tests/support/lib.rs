@@ -4,6 +4,7 @@
 //! Functions panic instead of returning errors: a test without its prerequisites has failed.
 
 mod artifacts;
+mod connections;
 mod counted;
 mod governed;
 mod hang;
@@ -13,11 +14,11 @@ mod others;
 mod program;
 mod stop;
 mod truth;
-mod visitors;
 mod wait;
 mod watchdog;
 
 pub use artifacts::{Artifacts, artifacts, python, repository};
+pub use connections::{ask_for_devices, idle_connections, open_connection, raise_descriptors};
 pub use counted::{instructions, system_calls};
 pub use governed::Governed;
 pub use hang::threads;
@@ -27,6 +28,5 @@ pub use others::{copy_program, program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};
 pub use stop::stop;
 pub use truth::Truth;
-pub use visitors::{ask_for_devices, raise_descriptors, visit, visitors};
 pub use wait::{DEADLINE, wait_for, wait_until, wait_until_none};
 pub use watchdog::allow;

@@ -90,9 +90,10 @@ impl Mount {
             fs::create_dir(root.path().join(directory)).expect("a directory in it");
         }
         // Some tests access it as other users.
-        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("our own directory");
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755))
+            .expect("the owner may change the mode");
         fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777))
-            .expect("our own directory");
+            .expect("the owner may change the mode");
         let mut mount = Self {
             root,
             config,
@@ -179,7 +180,7 @@ impl Mount {
             .open(self.file(directory, name))?;
         let text = format!("{value}\n");
         let written = file.write(text.as_bytes())?;
-        assert_eq!(written, text.len(), "a write is taken whole");
+        assert_eq!(written, text.len(), "the write was cut");
         Ok(())
     }
 
@@ -191,7 +192,7 @@ impl Mount {
     pub fn write(&self, directory: impl ToString, name: &str, value: &str) {
         let shown = format!("{}/{name}", directory.to_string());
         self.try_write(directory, name, value)
-            .unwrap_or_else(|error| panic!("{value} to {shown}: {error}"));
+            .unwrap_or_else(|error| panic!("cannot write {value} to {shown}: {error}"));
     }
 
     /// Returns whether a process has a directory in the mount.
@@ -263,7 +264,7 @@ impl Mount {
     #[track_caller]
     pub fn kill9(&mut self) {
         if let Err(threads) = self.try_kill9() {
-            panic!("a daemon that was killed does not end:\n{threads}");
+            panic!("the killed daemon does not end:\n{threads}");
         }
     }
 
@@ -308,8 +309,10 @@ impl Mount {
     /// If the daemon does not end.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
-        let mut daemon = self.daemon.take().expect("it was started");
-        wait_for("the daemon ends", || daemon.try_wait().expect("our own child"))
+        let mut daemon = self.daemon.take().expect("the daemon was started");
+        wait_for("the daemon ends", || {
+            daemon.try_wait().expect("the process is a child")
+        })
     }
 
     /// Restarts the daemon on the same mount point, socket and state directory; a running one is ended first.
@@ -378,7 +381,7 @@ impl Mount {
         });
         if let Some(status) = ended {
             self.daemon = None;
-            panic!("gcgroupfs mount: {status}\n{}", self.log());
+            panic!("gcgroupfs mount ended with {status}\n{}", self.log());
         }
     }
 }

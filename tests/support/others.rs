@@ -9,21 +9,21 @@ use std::process::Command;
 use crate::artifacts::artifacts;
 use crate::mount::Mount;
 
-/// Returns the built tree at a path that all users can read: in place, or copied to `place`, which all users
-/// must be able to read.
-pub fn tree_for_all(place: &Path) -> PathBuf {
+/// Returns the built tree at a path that all users can read: the original, or a copy in `directory`, which
+/// all users must be able to read.
+pub fn tree_for_all(directory: &Path) -> PathBuf {
     let dist = artifacts().dist();
     if is_open_to_all(dist) {
         return dist.to_owned();
     }
-    let copy = place.join("dist");
+    let copy = directory.join("dist");
     for name in ["bin", "lib", "simgpu"] {
         let (from, to) = (dist.join(name), copy.join(name));
         if to.exists() {
             continue;
         }
-        fs::create_dir_all(&to).expect("a directory of ours");
-        for entry in fs::read_dir(&from).expect("the tree lists") {
+        fs::create_dir_all(&to).expect("the directory can be created");
+        for entry in fs::read_dir(&from).expect("the tree is readable") {
             let entry = entry.expect("an entry");
             copy_program(&entry.path(), &to.join(entry.file_name()));
         }
@@ -31,12 +31,12 @@ pub fn tree_for_all(place: &Path) -> PathBuf {
     copy
 }
 
-/// Returns a path where all users can execute the program: in place, or copied to `place`.
-pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
+/// Returns a path where all users can execute the program: the original, or a copy in `directory`.
+pub fn program_for_all(program: &Path, directory: &Path) -> PathBuf {
     if is_open_to_all(program) {
         return program.to_owned();
     }
-    let copy = place.join(program.file_name().expect("a program has a name"));
+    let copy = directory.join(program.file_name().expect("a program has a name"));
     if !copy.exists() {
         copy_program(program, &copy);
     }
@@ -52,7 +52,7 @@ pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
 #[track_caller]
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status().expect("cp runs");
-    assert!(status.success(), "{} is copied", from.display());
+    assert!(status.success(), "cannot copy {}", from.display());
 }
 
 fn is_open_to_all(path: &Path) -> bool {

@@ -52,7 +52,7 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
 /// Returns the text of every header that a program may include, by path.
 fn headers() -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = fs::read_dir(repository().join("tests/programs")).expect("the programs are there");
-    let paths = entries.map(|entry| entry.expect("it can be listed").path());
+    let paths = entries.map(|entry| entry.expect("the entry can be read").path());
     let headers = paths.filter(|path| path.extension().is_some_and(|extension| extension == "h"));
     headers
         .map(|path| {

@@ -14,9 +14,9 @@ use crate::wait::wait_until;
 /// If there is no process with this pid.
 #[track_caller]
 pub fn stop(pid: Pid) {
-    kill(pid, Signal::SIGSTOP).expect("it runs");
-    wait_until("all its threads have stopped", || {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    kill(pid, Signal::SIGSTOP).expect("the process runs");
+    wait_until("every thread of the process has stopped", || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
         tasks.flatten().all(|task| {
             let Ok(text) = fs::read_to_string(task.path().join("stat")) else {
                 return true;

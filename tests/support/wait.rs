@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Longer than any operation takes on the most loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds. `what` says so in a clause, for the message: subject, verb, state.
 ///
 /// # Panics
 /// After [`DEADLINE`], with `what` in the message.
@@ -25,7 +25,10 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < DEADLINE, "waited {DEADLINE:?} in vain: {what}");
+        assert!(
+            start.elapsed() < DEADLINE,
+            "timed out after {DEADLINE:?}, waiting until {what}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -47,7 +50,7 @@ pub fn wait_until_none(what: &str, mut count: impl FnMut() -> usize) {
         }
         assert!(
             since.elapsed() < DEADLINE,
-            "waited {DEADLINE:?} in vain: {what}, {left} are left"
+            "timed out after {DEADLINE:?}, waiting until {what}; {left} are left"
         );
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -8,8 +8,9 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::config;
-use crate::rules::{Facts, Rules, Verdict};
-use crate::text::word;
+use gcgroupfs_model::rules::{Facts, Rules, Verdict};
+use gcgroupfs_model::text::word;
+use gcgroupfs_server::facts;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -33,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .unwrap_or_else(super::places::configuration);
     let (config, text) = config::read(&file)?;
     let Some(pid) = arguments.pid else { return Ok(()) };
-    let facts = Facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
+    let facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())
 }
 

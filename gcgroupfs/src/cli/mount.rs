@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -21,19 +23,21 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{self, Policy};
 use crate::config;
-use crate::devices;
-use crate::fuse;
-use crate::journal::Journal;
-use crate::keep::Inheritance;
-use crate::launch::Launcher;
 use crate::log::Log;
-use crate::mount::{self, Mount, Watch};
-use crate::overhead;
-use crate::server::{self, Listener, Server};
-use crate::sys;
-use crate::tree::{Owner, Tree};
+use gcgroupfs_fuse as fuse;
+use gcgroupfs_fuse::keep::Inheritance;
+use gcgroupfs_fuse::mount::{self, Mount, Watch};
+use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
+use gcgroupfs_model::tree::{Owner, Tree};
+use gcgroupfs_server::devices;
+use gcgroupfs_server::host;
+use gcgroupfs_server::journal::Journal;
+use gcgroupfs_server::overhead;
+use gcgroupfs_server::socket::{self, Listener, Server};
+use gcgroupfs_server::ticks;
+use gcgroupfs_sys as sys;
+use gcgroupfs_sys::launch::Launcher;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -50,9 +54,9 @@ pub struct Arguments {
     /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it exists]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Scheduling policy: weighted or strict. Overrides compute.policy and the configuration
-    #[arg(long, value_name = "POLICY")]
-    policy: Option<Policy>,
+    /// Scheduling policy. Overrides compute.policy and the configuration
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    policy: Option<&'static Policy>,
     /// Behaviour of frozen processes when no daemon runs for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
@@ -74,6 +78,13 @@ pub struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+}
+
+fn policies() -> impl TypedValueParser<Value = &'static Policy> {
+    let values = POLICIES
+        .iter()
+        .map(|policy| PossibleValue::new(policy.name).help(policy.doc));
+    PossibleValuesParser::new(values).map(|name| Policy::named(&name).unwrap_or_default())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -155,27 +166,27 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     let (holders, found) = devices::find();
-    let tree = Arc::new(Tree::new(owner(), found));
+    let tree = Arc::new(Tree::new(owner(), found, host::this()));
     let (journal, mut remembered) = if arguments.beside_killed {
-        Journal::open_beside_killed(state_dir, server::sift)?
+        Journal::open_beside_killed(state_dir, socket::sift)?
     } else {
-        Journal::open(state_dir, server::sift)?
+        Journal::open(state_dir, socket::sift)?
     };
-    server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
+    socket::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
-    let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
+    let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
-    let mut server = Server::new(
+    let mut server = Server::new(socket::Options {
         listener,
-        tree.clone(),
-        Arc::new(journal),
+        tree: tree.clone(),
+        journal: Arc::new(journal),
         remembered,
-        grace,
-        Box::new(receiver),
-    )?;
+        grace_msec: grace,
+        receiver: Box::new(receiver),
+    })?;
     if let Some(holders) = holders {
         overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
@@ -201,16 +212,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         };
         server.report_to(kept.line.try_clone()?)?;
         let ended = ended(stop.clone(), spot.clone());
-        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended)?;
+        let options = fuse::Options {
+            tree,
+            link: fuse::Link::Kept(kept),
+            spot,
+            launcher,
+        };
+        fuse::serve(options, ended)?;
         format!("{}, ", point.display())
     } else {
-        let mounted = show(
-            (&point, &socket),
-            arguments.allow_other,
-            tree,
-            launcher,
-            stop.clone(),
-        )?;
+        let cannot = || format!("cannot mount at {}", point.display());
+        let mount = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
+        let mounted = show(mount, tree, launcher, stop.clone()).with_context(cannot)?;
         format!("{}, ", shown.insert(mounted).mount.point().display())
     };
     tell_ready();
@@ -231,24 +244,26 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mounts the tree at `point`.
+/// Shows the tree at a mount, with its open /dev/fuse.
 fn show(
-    (point, socket): (&Path, &Path),
-    allow_other: bool,
+    (mount, device): (Mount, OwnedFd),
     tree: Arc<Tree>,
     launcher: Arc<Launcher>,
     stop: Stop,
 ) -> anyhow::Result<Shown> {
-    let cannot = || format!("cannot mount at {}", point.display());
-    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
         device: mount.device(),
     };
     let watch = Watch::new(mount.point(), mount.device())?;
     let ended = ended(stop, spot.clone());
-    let forgetter =
-        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended).with_context(cannot)?;
+    let options = fuse::Options {
+        tree,
+        link: fuse::Link::Fresh(device),
+        spot,
+        launcher,
+    };
+    let forgetter = fuse::serve(options, ended)?;
     Ok(Shown {
         forgetter,
         mount,

@@ -7,11 +7,12 @@ use std::thread;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-use crate::arbiter::{self, Policy};
 use crate::config::{Config, Source};
-use crate::keep::Note;
-use crate::server::CurrentRules;
-use crate::tree::Tree;
+use gcgroupfs_fuse::keep::Note;
+use gcgroupfs_model::arbiter::{Policy, Settings};
+use gcgroupfs_model::tree::Tree;
+use gcgroupfs_server::socket::CurrentRules;
+use gcgroupfs_server::ticks;
 
 /// Parts of the daemon that a configuration applies to.
 #[derive(Debug)]
@@ -20,9 +21,9 @@ pub(super) struct Parts {
     /// Where the next daemon finds the configuration in force.
     pub(super) note: Option<Arc<Note>>,
     /// Policy of the command line, which overrides the file's.
-    pub(super) policy: Option<Policy>,
+    pub(super) policy: Option<&'static Policy>,
     pub(super) tree: Arc<Tree>,
-    pub(super) arbiter: Arc<arbiter::Bell>,
+    pub(super) arbiter: Arc<ticks::Bell>,
     pub(super) rules: CurrentRules,
 }
 
@@ -36,7 +37,7 @@ impl Parts {
     fn set(&self, config: Config) {
         self.tree
             .set_default_policy(self.policy.unwrap_or(config.compute.policy));
-        self.arbiter.set(arbiter::Settings::new(&config.compute));
+        self.arbiter.set(Settings::new(&config.compute));
         self.rules.set(config.rules);
     }
 

@@ -15,8 +15,7 @@ use clap::Args;
 use gcgroup_abi::message::GroupName;
 
 use super::client::{Client, strerror};
-use crate::error::Error;
-use crate::text::{parse_bytes, parse_priority};
+use super::wishes::Wishes;
 
 /// The preload library, relative to the directory of this program.
 const PRELOAD: &str = "../lib/libgcgroup.so";
@@ -39,19 +38,8 @@ with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
 Exit status: the program's; 127 if it is not found, 126 if it cannot be run, 125 if a library, the daemon or the group is \
 missing or refused.")]
 pub struct Arguments {
-    /// Limit of device memory in bytes, as 8G, or max
-    #[arg(long, value_name = "SIZE", value_parser = |text: &str| parse(parse_bytes, text))]
-    memory_limit: Option<u64>,
-    /// Priority, 0 to 15; a lower number is a higher priority
-    #[arg(long, value_name = "N", value_parser = |text: &str| parse(parse_priority, text))]
-    priority: Option<u32>,
-    /// Start frozen
-    #[arg(long)]
-    freeze: bool,
-    /// Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "max",
-          value_parser = |text: &str| parse(parse_bytes, text))]
-    swap: Option<u64>,
+    #[command(flatten)]
+    wishes: Wishes,
     /// Start in this group, as team/batch; it is made if it does not exist and you may make it
     #[arg(long, value_name = "NAME", value_parser = group)]
     group: Option<String>,
@@ -67,10 +55,6 @@ pub struct Arguments {
         value_name = "CMD"
     )]
     command: Vec<OsString>,
-}
-
-fn parse<T>(parse: fn(&str) -> Result<T, Error>, text: &str) -> Result<T, String> {
-    parse(text).map_err(|error| error.to_string())
 }
 
 fn group(text: &str) -> Result<String, String> {
@@ -129,11 +113,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
 impl Arguments {
     /// Returns whether the program may use a GPU only under a daemon that applies these settings.
     fn is_required(&self) -> bool {
-        let is_any_given = self.memory_limit.is_some()
-            || self.priority.is_some()
-            || self.freeze
-            || self.swap.is_some()
-            || self.group.is_some();
+        let is_any_given = !self.wishes.is_empty() || self.group.is_some();
         is_any_given && !self.best_effort
     }
 
@@ -191,24 +171,17 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
         preload(env::var_os("LD_PRELOAD").as_deref(), &library()?)?,
     );
     command.env("GCGROUP_SOCKET", std::path::absolute(socket)?);
-    let wishes = [
-        (
-            "GCGROUP_MEMORY_LIMIT",
-            arguments.memory_limit.map(|bytes| bytes.to_string()),
-        ),
-        (
-            "GCGROUP_PRIORITY",
-            arguments.priority.map(|priority| priority.to_string()),
-        ),
+    // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
+    command.envs(arguments.wishes.variables());
+    let others = [
         ("GCGROUP_GROUP", arguments.group.clone()),
-        ("GCGROUP_FREEZE", arguments.freeze.then(|| "1".to_owned())),
-        ("GCGROUP_SWAP", arguments.swap.map(|bytes| bytes.to_string())),
         ("GCGROUP_REQUIRED", arguments.requirement()),
     ];
-    for (name, value) in wishes {
-        // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
-        value.map(|value| command.env(name, value));
-    }
+    command.envs(
+        others
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
     Ok(command)
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::client::Client;
 use super::wait::{deadline, seconds};
-use crate::text::{parse_bytes, parse_flag};
+use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
 /// Pause between two reads.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[command(after_help = "\
 Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 usage error.")]
 pub struct Set {
-    /// Return when the value has taken effect; for memory.limit, memory.reclaim and compute.freeze
+    /// Return when the value has taken effect; for files whose writes take time, as memory.limit
     #[arg(long)]
     wait: bool,
     /// Stop waiting after this time, as 0.5; the written value stays
@@ -89,7 +89,8 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
     }
     let (path, name) = arguments.path.rsplit_once('/').unwrap_or(("", &arguments.path));
     let Some(slow) = SLOW.iter().find(|slow| slow.name == name) else {
-        bail!("{name} takes effect at once; --wait is for memory.limit, memory.reclaim and compute.freeze");
+        let names: Vec<&str> = SLOW.iter().map(|slow| slow.name).collect();
+        bail!("{name} takes effect at once; --wait is for {}", names.join(", "));
     };
     let mut directory = Directory {
         client: &mut client,

@@ -24,11 +24,20 @@ pub type Resolve = unsafe extern "C" fn(name: *const c_char, real: *mut c_void) 
 #[derive(Debug)]
 pub struct Entrance {
     /// Gate that the thread's submissions load.
+    ///
+    /// Ordering: stored `Release` by the thread that binds the slot, or that sends all threads through the
+    /// slow path; the slot's thread loads it `Relaxed` behind its entry, ordered like
+    /// [`ControlDevice::gate`](crate::ControlDevice::gate).
     pub gate: AtomicPtr<AtomicU32>,
     /// Shared part of the slot, which counts exits.
+    ///
+    /// Ordering: `Relaxed`: stored once, before any thread has the slot.
     pub thread: AtomicPtr<Thread>,
     /// Entry counters by [`Submission`]. The thread is inside the driver while one differs from its
     /// [`Thread::exited`].
+    ///
+    /// Ordering: the slot's thread adds with `Relaxed` load and store, and a full barrier follows, its own or
+    /// the draining thread's; the draining thread loads `Acquire` (`freeze.rs`).
     pub entered: [AtomicU64; Submission::COUNT],
 }
 

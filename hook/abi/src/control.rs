@@ -50,66 +50,133 @@ pub const BELL_AT_END: u32 = 2;
 #[derive(Debug)]
 pub struct ControlDevice {
     /// A [`Gate`] word; threads wait on it with `FUTEX_WAIT`.
+    ///
+    /// Ordering: the daemon stores `Release`. The hook's helper loads `Acquire`, which orders
+    /// [`ControlDevice::freeze_state`]; a submitting thread loads `Relaxed` behind a full barrier, its own or
+    /// the draining thread's (`freeze.rs`).
     pub gate: AtomicU32,
     /// Counts the changes of `gate` to and from [`Gate::Frozen`].
+    ///
+    /// Ordering: the daemon adds `Release` after it has stored `gate`; the hook loads `Acquire`: a reader of
+    /// a freeze's generation sees its closed gate. Only the daemon adds, so it loads `Relaxed`.
     pub freeze_generation: AtomicU32,
     /// Effective `compute.priority` on this device.
+    ///
+    /// Ordering: the daemon stores and loads `Relaxed`; it is the only reader.
     pub priority: AtomicU32,
     /// Size of the in-flight window, microseconds, while the gate is [`Gate::Arbitrate`] or
     /// [`Gate::Throttled`].
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. A
+    /// submission may still use the size from before the last `gate`.
     pub window_usec: AtomicU32,
     /// Longest wait, microseconds, while the gate is [`Gate::Throttled`].
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. A
+    /// waiting thread may still use the time from before the last `gate`.
     pub patience_usec: AtomicU32,
     /// Events for which the daemon wants to be rung: [`BELL_AT_BEGIN`], [`BELL_AT_END`].
+    ///
+    /// Ordering: the daemon stores `Relaxed` and fences `SeqCst`, the hook fences `SeqCst` and loads
+    /// `Relaxed`: at least one side sees the other's store (`bell.rs`).
     pub wants_bell: AtomicU32,
     /// Counts the writes of `memory.reclaim` for this device.
+    ///
+    /// Ordering: the daemon adds `Release` after `reclaim_bytes` and `reclaim_is_lent`; the hook loads
+    /// `Acquire`: both are at least as new as the number.
     pub reclaim_generation: AtomicU32,
     /// Nonzero: all pending requests were made for processes of higher priority; the memory returns when
     /// there is room.
+    ///
+    /// Ordering: `Relaxed`, ordered by `reclaim_generation`.
     pub reclaim_is_lent: AtomicU32,
     /// Bytes to be swapped out, summed over all writes that the process has not handled; [`crate::NO_LIMIT`]:
     /// everything.
+    ///
+    /// Ordering: `Relaxed`, ordered by `reclaim_generation`.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
     /// The device's UUID in the driver's format (16 bytes, little-endian halves); 0: no device in this slot.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before it publishes the slot by `Release` of `magic` or
+    /// `nr_devices`; the hook loads `Relaxed` after `Acquire` of those.
     pub uuid: [AtomicU64; 2],
     /// Limit of the bytes charged by the process on this device.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. A
+    /// charge respects the limit that it has loaded (`charge.rs`).
     pub memory_limit: AtomicU64,
     /// Memory of the device, bytes; 0 if unknown.
+    ///
+    /// Ordering: as `uuid`.
     pub memory_total: AtomicU64,
     /// Bytes that the process holds beyond its ledger (contexts, modules), as measured by the daemon.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub memory_overhead: AtomicU64,
     /// Counts the resets of `memory.peak` on this device.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. The
+    /// hook compares it with its own again under a lock.
     pub peak_generation: AtomicU32,
     reserved_word: AtomicU32,
     /// GPU time charged to the process on this device, nanoseconds, computed by the daemon from the
     /// `busy_nsec` of all its processes.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub usage_nsec: AtomicU64,
     /// Limit of the process's bytes on this device that may be swapped out.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub memory_swap_max: AtomicU64,
     /// The last `grant_request` of the usage block that has been answered; its thread waits on it with
     /// `FUTEX_WAIT`.
+    ///
+    /// Ordering: the daemon stores `Release` after the grant and `grant_refused`; the hook loads `Acquire`:
+    /// both are at least as new as the answer (`charge.rs`).
     pub grant_answer: AtomicU32,
     /// The last `grant_request` that was refused.
+    ///
+    /// Ordering: `Relaxed`, ordered by `grant_answer`.
     pub grant_refused: AtomicU32,
     /// The last `pressure_request` that was answered because no process can make room.
+    ///
+    /// Ordering: the daemon stores `Release` after `pressure_refused`; the hook loads `Acquire`: it is at
+    /// least as new as the answer.
     pub pressure_answer: AtomicU32,
+    /// The last `pressure_request` that was refused.
+    ///
+    /// Ordering: `Relaxed`, ordered by `pressure_answer`.
     pub pressure_refused: AtomicU32,
     /// Smallest limit of the groups above, for this device and for all devices together, bytes;
     /// [`crate::NO_LIMIT`]: none.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub group_limit: AtomicU64,
     /// Bytes that those groups have left beyond what they have granted; [`crate::NO_LIMIT`]: they have no
     /// limit.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. It is
+    /// a hint only.
     pub group_room: AtomicU64,
     /// The last `swap_request` of the usage block that has been answered.
+    ///
+    /// Ordering: the daemon stores `Release` after the grant, `swap_refused` and `swap_recalled`; the hook
+    /// loads `Acquire`: all three are at least as new as the answer.
     pub swap_answer: AtomicU32,
     /// The last `swap_request` that was refused.
+    ///
+    /// Ordering: `Relaxed`, ordered by `swap_answer`.
     pub swap_refused: AtomicU32,
     /// The last `swap_request` that was refused while other processes have been asked to free pool memory:
     /// there may be room soon.
+    ///
+    /// Ordering: `Relaxed`, ordered by `swap_answer`.
     pub swap_recalled: AtomicU32,
     /// Counts the requests to free pool memory (`swap_supply`), because other processes have no room for
     /// theirs.
+    ///
+    /// Ordering: `Relaxed` (daemon adds, hook compares), a count that no other data depends on.
     pub swap_recall: AtomicU32,
     reserved_groups: [AtomicU64; 10],
 }
@@ -118,34 +185,74 @@ pub struct ControlDevice {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Control {
+    /// [`MAGIC`] once the block is published.
+    ///
+    /// Ordering: `Release` by [`Control::publish`], `Acquire` by [`Control::is_understood`]: a reader of the
+    /// number sees every first value.
     magic: AtomicU64,
+    /// [`VERSION`] of the block.
+    ///
+    /// Ordering: `Relaxed`, ordered by `magic`.
     version: AtomicU32,
     /// Number of devices that the daemon knows; they use the slots from 0. When it grows, the helper is rung.
+    ///
+    /// Ordering: the daemon stores `Release` after it has filled the slot; the hook loads `Acquire`: slots
+    /// below are filled. Loads that only compare it, or look at slots already known, are `Relaxed`.
     pub nr_devices: AtomicU32,
     /// Number of this registration, unique within one daemon.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
     pub generation: AtomicU64,
     /// Limit of the bytes charged by the process on all devices together.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. A
+    /// charge respects the limit that it has loaded (`charge.rs`).
     pub memory_limit: AtomicU64,
     /// Counts the resets of `memory.peak` of the process as a whole.
+    ///
+    /// Ordering: as [`ControlDevice::peak_generation`].
     pub peak_generation: AtomicU32,
     /// Incremented for each request to update the number of completed kernels.
+    ///
+    /// Ordering: the daemon adds `Relaxed`, the hook loads `Acquire`: no other data comes with the request.
     pub progress_generation: AtomicU32,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub grace_msec: AtomicU32,
     /// The process's pid as the daemon sees it.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
     pub pid: AtomicU32,
     /// Limit of the process's bytes on all devices together that may be swapped out.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub memory_swap_max: AtomicU64,
     /// Nonzero: the daemon writes `swap_granted` of the usage block.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
     pub grants_swap: AtomicU32,
     /// Always 0, or the threads of earlier hooks keep bytes in `memory_current` that they have uncharged.
+    ///
+    /// Ordering: `Relaxed`, never written.
     reserved_stocks: AtomicU32,
     /// Bytes of host memory that other processes had claimed when claim `host_answer` was answered;
     /// [`crate::NO_LIMIT`]: unknown.
+    ///
+    /// Ordering: `Relaxed`, ordered by `host_answer`.
     pub host_claimed: AtomicU64,
     /// The last `host_request` of the usage block that has been answered.
+    ///
+    /// Ordering: the daemon stores `Release` after `host_claimed`; the hook loads `Acquire`: it is at least
+    /// as new as the answer.
     pub host_answer: AtomicU32,
     /// Nonzero: the daemon answers claims of host memory.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
     reserved: [AtomicU64; 22],
     pub devices: [ControlDevice; MAX_DEVICES],

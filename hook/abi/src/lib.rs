@@ -10,10 +10,12 @@
 //! no `bool`s and no enums. Fields are grouped by their writer. A zero-filled block is not published: magic
 //! and version are stored last and checked first.
 //!
-//! A field that is read alone is accessed `Relaxed`. Stronger orderings are used where several fields must be
-//! read together: publication of a block, gate and freeze generation, entry and exit counters, busy times
-//! ([`UsageDevice::busy`]), charge and grant, requests for a grant, a thread's own counts, and the flags of
-//! the doorbell. `hook/abi/models` checks these protocols.
+//! The documentation of each atomic field says after "Ordering:" how both sides access it and what that
+//! guarantees; a file named there is a model in `hook/abi/models/src`. A field that is read alone is accessed
+//! `Relaxed`. Stronger orderings are used where several fields must be read together: publication of a block,
+//! gate and freeze generation, entry and exit counters, busy times ([`UsageDevice::busy`]), charge and grant,
+//! requests for a grant, a thread's own counts, and the flags of the doorbell. `hook/abi/models` checks these
+//! protocols.
 #![cfg_attr(not(loom), no_std)]
 
 mod bell;
@@ -24,6 +26,8 @@ mod control;
 mod freeze;
 pub mod map;
 pub mod message;
+#[cfg(test)]
+mod orderings;
 mod usage;
 
 /// Atomics of both blocks; a model checker's if built for a model.

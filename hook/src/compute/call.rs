@@ -2,9 +2,9 @@
 
 use gcgroup_abi::Submission;
 
-use super::context;
-use super::reach::DeviceSet;
-use crate::cuda::CUstream;
+use super::device_set::DeviceSet;
+use crate::driver::cuda::CUstream;
+use crate::driver::streams::default_stream;
 
 /// Packs a call's description into one word, which the fast path passes to the slow path.
 ///
@@ -21,8 +21,8 @@ pub(crate) const IN_CONFIG: u32 = 0xe;
 /// Offset of `hStream` in a `CUlaunchConfig`, bytes: after grid and block dimensions and shared memory size.
 const STREAM_IN_CONFIG: usize = 32;
 
-/// Arguments of a call, as `fast::closed` pushed them: six registers from the last to the first, two return
-/// addresses, then the words on the stack.
+/// Arguments of a call, as the fast path of a submission pushed them: six registers from the last to the
+/// first, two return addresses, then the words on the stack.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Arguments(*const usize);
@@ -60,19 +60,6 @@ impl Arguments {
         };
         default_stream(handle, call >> 8 & 1 != 0)
     }
-}
-
-fn default_stream(handle: usize, per_thread: bool) -> usize {
-    match (handle, per_thread) {
-        (0, false) => context::LEGACY,
-        (0, true) => context::PER_THREAD,
-        (handle, _) => handle,
-    }
-}
-
-/// Returns the stream's handle in a form that means the same stream in every function.
-pub(crate) fn by_name(stream: CUstream, per_thread: bool) -> CUstream {
-    context::stream(default_stream(stream.0.expose_provenance(), per_thread))
 }
 
 /// A submitting call, as the gate sees it.

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use gcgroup_abi::MAX_DEVICES;
 
-use super::Step;
+use super::Compute;
 use super::elsewhere;
 use super::hold::Scope;
 use super::quiet::{self, Quiet};
-use crate::cuda::CUerror;
-use crate::process::Process;
-use crate::{driver, helper, sys};
+use crate::driver;
+use crate::driver::cuda::CUerror;
+use crate::driver::exit::in_driver;
+use crate::helper::Step;
+use crate::sys;
 
 /// First interval between checks; it grows.
 const SOON: Duration = Duration::from_micros(20);
@@ -67,15 +69,15 @@ impl Drain {
     }
 
     /// Advances all drains as far as possible without waiting.
-    pub(crate) fn step(&mut self, process: &Process) -> Step {
+    pub(crate) fn step(&mut self, compute: &Compute) -> Step {
         let mut step = Step::default();
-        self.watch(process);
-        if self.follow(process) {
+        self.watch(compute);
+        if self.follow(compute) {
             sys::barrier();
             self.pause = SOON;
         }
         for (index, device) in self.devices.iter_mut().enumerate() {
-            if device.advance(process, index) {
+            if device.advance(compute, index) {
                 step.has_news = true;
             }
         }
@@ -91,31 +93,34 @@ impl Drain {
     }
 
     /// Sends submissions through the slow path while they may concern a frozen device that is not current.
-    fn watch(&mut self, process: &Process) {
-        let is_any_frozen = elsewhere::is_any_frozen(process);
+    fn watch(&mut self, compute: &Compute) {
+        let is_any_frozen = elsewhere::is_any_frozen(compute);
         if is_any_frozen && self.are_several.is_none() {
             let mut count = 0;
-            let asked = helper::in_driver(|| driver::cuDeviceGetCount(&mut count));
+            let asked = in_driver(|| driver::cuDeviceGetCount(&mut count));
             self.are_several = matches!(asked, Some(Ok(()))).then_some(count > 1);
         }
         let are_several = self.are_several == Some(true);
-        let is_wanted =
-            || is_any_frozen && are_several || process.holds.is_any() || process.contexts.captures.is_any();
-        process.slots.watch(process, is_wanted());
+        let is_wanted = || {
+            is_any_frozen && are_several
+                || compute.holds.is_any()
+                || compute.program.contexts.captures.is_any()
+        };
+        compute.program.slots.watch(compute.session, is_wanted());
         // A hold or capture may have begun in between.
         if is_wanted() {
-            process.slots.watch(process, true);
+            compute.program.slots.watch(compute.session, true);
         }
     }
 
     /// Starts drains for new freezes and drops those of thawed devices. Returns whether one was started.
-    fn follow(&mut self, process: &Process) -> bool {
+    fn follow(&mut self, compute: &Compute) -> bool {
         let mut has_begun = false;
         for ((device, control), usage) in self
             .devices
             .iter_mut()
-            .zip(&process.control().devices)
-            .zip(&process.usage().devices)
+            .zip(&compute.control().devices)
+            .zip(&compute.usage().devices)
         {
             let (generation, is_frozen) = control.freeze_state();
             let is_wanted = is_frozen && usage.drained_generation.load(Relaxed) != generation;
@@ -145,24 +150,24 @@ impl Device {
     }
 
     /// Advances one drain. Returns whether the device has become drained, or the reported error has changed.
-    fn advance(&mut self, process: &Process, index: usize) -> bool {
+    fn advance(&mut self, compute: &Compute, index: usize) -> bool {
         let Phase::Draining(quiet) = &mut self.phase else {
             return false;
         };
         let scope = Scope::Device(index);
-        if !quiet.step(process, scope) {
+        if !quiet.step(compute, scope) {
             self.looks = self.looks.saturating_add(1);
-            return self.looks >= STUCK && report_error(process, index, quiet::fault(process, scope));
+            return self.looks >= STUCK && report_error(compute, index, quiet::fault(compute, scope));
         }
         self.phase = Phase::Rest;
-        self.publish(process, index)
+        self.publish(compute, index)
     }
 
     /// Publishes that the device is drained, unless it was thawed meanwhile.
-    fn publish(&self, process: &Process, index: usize) -> bool {
+    fn publish(&self, compute: &Compute, index: usize) -> bool {
         let (Some(control), Some(usage)) = (
-            process.control().devices.get(index),
-            process.usage().devices.get(index),
+            compute.control().devices.get(index),
+            compute.usage().devices.get(index),
         ) else {
             return false;
         };
@@ -173,8 +178,8 @@ impl Device {
 
 /// Publishes the driver's error that prevents the drain, or that there is none any more. Returns whether it
 /// has changed.
-fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool {
-    let Some(usage) = process.usage().devices.get(index) else {
+fn report_error(compute: &Compute, index: usize, error: Option<CUerror>) -> bool {
+    let Some(usage) = compute.usage().devices.get(index) else {
         return false;
     };
     let error = error.map_or(0, |error| error.0.get());
@@ -184,16 +189,16 @@ fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Submission};
 
-    fn governed() -> (&'static Process, &'static Control) {
-        let process = Process::of_test(NO_LIMIT);
+    fn governed() -> (&'static Compute, &'static Control) {
+        let compute = Compute::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
-        process.adopt(&file);
-        (process, control)
+        compute.adopt(&file);
+        (compute, control)
     }
 
     fn set(control: &Control, gate: Gate) {
@@ -202,63 +207,65 @@ mod tests {
         device.gate.store(gate as u32, Relaxed);
     }
 
-    fn drained(process: &Process) -> u32 {
-        process.usage().devices[OTHER_DEVICE]
+    fn drained(compute: &Compute) -> u32 {
+        compute.usage().devices[OTHER_DEVICE]
             .drained_generation
             .load(Relaxed)
     }
 
     #[test]
     fn process_without_submissions_is_drained_at_once() {
-        let (process, control) = governed();
+        let (compute, control) = governed();
         let mut drain = Drain::new();
-        assert_eq!(drain.step(process), Step::default());
+        assert_eq!(drain.step(compute), Step::default());
         set(control, Gate::Frozen);
         assert_eq!(
-            drain.step(process),
+            drain.step(compute),
             Step {
                 wake: None,
                 has_news: true
             }
         );
-        assert_eq!(drained(process), 1);
-        assert_eq!(drain.step(process), Step::default());
+        assert_eq!(drained(compute), 1);
+        assert_eq!(drain.step(compute), Step::default());
     }
 
     #[test]
     fn drain_waits_for_thread_inside_submission() {
-        let (process, control) = governed();
-        let slot = process
+        let (compute, control) = governed();
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);
         set(control, Gate::Frozen);
         let mut drain = Drain::new();
-        let step = drain.step(process);
+        let step = drain.step(compute);
         assert!(step.wake.is_some() && !step.has_news);
-        assert_eq!(drained(process), 0);
+        assert_eq!(drained(compute), 0);
         slot.uncount(Submission::Kernel);
-        assert!(drain.step(process).has_news);
-        assert_eq!(drained(process), 1);
+        assert!(drain.step(compute).has_news);
+        assert_eq!(drained(compute), 1);
     }
 
     #[test]
     fn thaw_ends_drain_and_next_freeze_starts_again() {
-        let (process, control) = governed();
-        let slot = process
+        let (compute, control) = governed();
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);
         let mut drain = Drain::new();
         set(control, Gate::Frozen);
-        drain.step(process);
+        drain.step(compute);
         set(control, Gate::Run);
-        assert_eq!(drain.step(process), Step::default());
+        assert_eq!(drain.step(compute), Step::default());
         slot.uncount(Submission::Kernel);
-        assert_eq!(drain.step(process), Step::default());
-        assert_eq!(drained(process), 0, "never said of a freeze that is over");
+        assert_eq!(drain.step(compute), Step::default());
+        assert_eq!(drained(compute), 0, "never said of a freeze that is over");
         set(control, Gate::Frozen);
-        assert!(drain.step(process).has_news);
-        assert_eq!(drained(process), 3);
+        assert!(drain.step(compute).has_news);
+        assert_eq!(drained(compute), 3);
     }
 }

@@ -16,46 +16,49 @@ use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Entrance, Gate, Submission, UsageDevice};
 
+use super::Compute;
 use super::call::{Arguments, Call};
+use super::device_set::DeviceSet;
+use super::elsewhere::{self, KnownMemory};
 use super::meter::ring_if_wanted;
-use super::reach::DeviceSet;
-use super::slot::{Bound, unaccounted};
-use super::wait::{RECHECK, Waiting, doze, is_frozen, nap, wait_closed, wait_frozen};
-use super::{capture, context, elsewhere};
-use crate::cuda::{CUresult, CUstream};
-use crate::interpose::Next;
-use crate::process::{self, Process};
-use crate::{interpose, sys, thread};
+use super::wait::{Waiting, doze, is_frozen, nap, wait_frozen};
+use crate::driver::cuda::{CUresult, CUstream};
+use crate::driver::exit;
+use crate::driver::interpose::Next;
+use crate::driver::streams::{is_capturing, stream};
+use crate::program::slot::Bound;
+use crate::shared::RECHECK;
+use crate::sys;
 use admission::{told, window};
 
 /// Limit for doublings of the patience: it grows by a factor of at most 2^4 after waits that timed out.
 const MOST_TIMEOUTS: u32 = 4;
 
-/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted.
-pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
-    let is_nested = thread::is_inside();
+/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. `None`
+/// without a current context. `call` is the word of [`describe`](super::call::describe).
+pub(crate) fn admit(
+    compute: &Compute,
+    known: KnownMemory<'_>,
+    call: u32,
+    arguments: Arguments,
+    mut is_nested: bool,
+) -> Option<*const Entrance> {
     let what = match call & 0xf {
         0 => Submission::Kernel,
         1 => Submission::Graph,
         _ => Submission::Copy,
     };
-    interpose::guarded(|| admitted(what, Call::Passed(call, arguments), is_nested))
-        .flatten()
-        .unwrap_or_else(unaccounted)
-}
-
-/// Admits a submission; `None` if nothing governs the process: then the unaccounted slot is used.
-fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*const Entrance> {
-    let process = process::get()?;
-    if let Some(bound) = process.slots.current(process) {
+    let call = Call::Passed(call, arguments);
+    if let Some(bound) = compute.program.current() {
         bound.uncount(what);
         bound.discount();
-        bound.fold(process);
+        bound.fold(compute.usage());
         is_nested |= bound.is_inside();
     }
-    let bound = process.slots.bind_on(process, call.stream())?;
+    let bound = compute.program.bind_on(call.stream())?;
     let mut passing = Passing {
-        process,
+        compute,
+        known,
         bound,
         what,
         is_nested,
@@ -68,28 +71,30 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*const 
 }
 
 /// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls
-/// `next` if nothing governs the process. `devices` are used in addition to the stream's.
+/// `next` if no slot can be bound. `devices` are used in addition to the stream's.
 pub(crate) fn submit(
+    compute: &Compute,
+    known: KnownMemory<'_>,
     what: Submission,
     stream: CUstream,
     devices: DeviceSet,
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    if process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true) {
-        if let Some(bound) = process.slots.bind(process) {
-            process.reach.capture(process, stream, bound.local());
+    if compute.program.contexts.captures.is_any() && is_capturing(stream) == Some(true) {
+        if let Some(bound) = compute.program.bind() {
+            compute
+                .reach
+                .capture(&compute.program.contexts, stream, bound.local());
         }
         return next();
     }
-    let Some(bound) = process.slots.bind_on(process, stream.0.addr()) else {
+    let Some(bound) = compute.program.bind_on(stream.0.addr()) else {
         return next();
     };
     let mut passing = Passing {
-        process,
+        compute,
+        known,
         bound,
         what,
         is_nested: bound.is_inside(),
@@ -98,21 +103,22 @@ pub(crate) fn submit(
         waited: 0,
     };
     passing.enter(Call::Handled(stream, devices));
-    process
-        .reach
-        .launch(devices, || process.contexts.device_of(stream).or(bound.local()));
-    let result = match blocks(process, bound) {
+    compute.reach.launch(devices, || {
+        compute.program.contexts.device_of(stream).or(bound.local())
+    });
+    let result = match blocks(compute, bound) {
         Some((_, usage)) => body(usage),
         None => next(),
     };
     bound.exit(what);
-    bound.fold(process);
+    bound.fold(compute.usage());
     result
 }
 
 /// A submission that is passing the gate.
 struct Passing<'a> {
-    process: &'a Process,
+    compute: &'a Compute,
+    known: KnownMemory<'a>,
     bound: Bound<'a>,
     what: Submission,
     is_nested: bool,
@@ -132,27 +138,26 @@ impl Passing<'_> {
             // Pairs with the drain's barrier: either the drain sees the entry or this thread sees the closed
             // gate.
             fence(SeqCst);
-            let Some((control, usage)) = blocks(self.process, self.bound) else {
+            let Some((control, usage)) = blocks(self.compute, self.bound) else {
                 return;
             };
-            if self.process.contexts.captures.is_any()
-                && capture::is_capturing(context::stream(call.stream())) == Some(true)
+            if self.compute.program.contexts.captures.is_any()
+                && is_capturing(stream(call.stream())) == Some(true)
             {
-                let stream = context::stream(call.stream());
-                self.process
-                    .reach
-                    .capture(self.process, stream, self.bound.local());
+                let stream = stream(call.stream());
+                let contexts = &self.compute.program.contexts;
+                self.compute.reach.capture(contexts, stream, self.bound.local());
                 return self.bound.count_captured(self.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
-            let is_watched = self.process.slots.are_watched();
+            let is_watched = self.compute.program.slots.are_watched();
             if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
                 return;
             }
             let stream = call.stream();
             if is_watched && let Some(index) = self.closed_device(call, stream) {
                 self.bound.uncount(self.what);
-                wait_closed(self.process, index);
+                wait_closed(self.compute, index);
                 continue;
             }
             match gate {
@@ -182,25 +187,25 @@ impl Passing<'_> {
     /// or frozen.
     fn closed_device(&self, call: Call, stream: usize) -> Option<usize> {
         let current = self.bound.index();
-        if self.process.holds.word(current).is_some() {
+        if self.compute.holds.word(current).is_some() {
             return Some(current);
         }
-        elsewhere::closed(self.process, call, stream, current)
+        elsewhere::closed(self.compute, self.known, call, stream, current)
     }
 
     fn may_not_wait(&self) -> bool {
-        self.is_nested || process::is_exiting() || self.is_capturing()
+        self.is_nested || exit::is_exiting() || self.is_capturing()
     }
 
     /// Returns whether this thread captures a stream. `gettid` is a system call, so `is_any` is asked first.
     fn is_capturing(&self) -> bool {
-        let captures = &self.process.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         captures.is_any() && captures.is_by(sys::gettid())
     }
 
     fn note(&self, stream: usize) {
-        if let Some(meter) = self.process.meters.get(self.bound.index()) {
-            meter.note(self.process, self.bound, stream);
+        if let Some(meter) = self.compute.meters.get(self.bound.index()) {
+            meter.note(self.compute.session, self.bound, stream);
         }
     }
 
@@ -218,10 +223,10 @@ impl Passing<'_> {
     fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice, stream: usize) {
         let began = sys::now();
         let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
-        ring_if_wanted(self.process, self.bound.index());
+        ring_if_wanted(self.compute.session, self.bound.index());
         loop {
             let word = control.gate.load(Relaxed);
-            if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
+            if Gate::from_word(word) != Gate::Throttled || exit::is_exiting() {
                 self.timeouts = 0;
                 self.with_window(|queue| queue.disturb(window(control), sys::now()));
                 return;
@@ -249,25 +254,38 @@ impl Passing<'_> {
     }
 }
 
-fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
-    let control = process.control().devices.get(bound.index())?;
-    Some((control, process.usage().devices.get(bound.index())?))
+/// Waits while a device is held; if it is not, until its gate is not frozen.
+fn wait_closed(compute: &Compute, index: usize) {
+    if compute.holds.word(index).is_some() {
+        return compute.holds.wait(index);
+    }
+    if let (Some(control), Some(usage)) = (
+        compute.control().devices.get(index),
+        compute.usage().devices.get(index),
+    ) {
+        wait_frozen(control, usage);
+    }
+}
+
+fn blocks<'a>(compute: &'a Compute, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
+    let control = compute.control().devices.get(bound.index())?;
+    Some((control, compute.usage().devices.get(bound.index())?))
 }
 
 /// Waits while the calling thread's gate is frozen, for calls that begin submissions without being one.
-pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: impl FnMut()) {
+pub(crate) fn hold(compute: &Compute, mut begin: impl FnMut(), mut take_back: impl FnMut()) {
     loop {
         begin();
         fence(SeqCst);
-        let Some(bound) = process.slots.bind(process) else {
+        let Some(bound) = compute.program.bind() else {
             return;
         };
         let index = bound.index();
-        let is_frozen = blocks(process, bound).is_some_and(|(control, _)| is_frozen(&control.gate));
-        if !(is_frozen || process.holds.word(index).is_some()) || process::is_exiting() {
+        let is_frozen = blocks(compute, bound).is_some_and(|(control, _)| is_frozen(&control.gate));
+        if !(is_frozen || compute.holds.word(index).is_some()) || exit::is_exiting() {
             return;
         }
         take_back();
-        wait_closed(process, index);
+        wait_closed(compute, index);
     }
 }

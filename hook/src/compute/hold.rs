@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use gcgroup_abi::MAX_DEVICES;
 
-use crate::process::{self, Process};
-use crate::{sys, thread};
-
-use super::wait::RECHECK;
+use crate::driver::{exit, thread};
+use crate::shared::RECHECK;
+use crate::sys;
 
 #[derive(Debug)]
 struct Hold {
@@ -57,7 +56,7 @@ impl Holds {
         hold.waiting.fetch_add(1, SeqCst);
         let word = &hold.word;
         while let holders @ 1.. = word.load(SeqCst)
-            && !process::is_exiting()
+            && !exit::is_exiting()
         {
             thread::outside(|| sys::futex_wait(word, holders, RECHECK));
         }
@@ -99,19 +98,17 @@ impl Holds {
     }
 }
 
-impl Process {
-    /// Blocks new submissions to the devices. The caller must wait for threads already inside a submission.
-    pub(crate) fn hold(&self, scope: Scope) {
-        for hold in self.holds.of(scope) {
+impl Holds {
+    /// Begins a hold; see [`Compute::hold`](super::Compute::hold).
+    pub(super) fn close(&self, scope: Scope) {
+        for hold in self.of(scope) {
             hold.word.fetch_add(1, SeqCst);
         }
-        self.slots.watch(self, true);
-        sys::barrier();
     }
 
     /// Ends a hold. The helper makes slots use their own gates again when it next drains.
     pub(crate) fn release(&self, scope: Scope) {
-        for hold in self.holds.of(scope) {
+        for hold in self.of(scope) {
             hold.word.fetch_sub(1, SeqCst);
             if hold.waiting.load(SeqCst) != 0 {
                 sys::futex_wake(&hold.word);
@@ -120,8 +117,8 @@ impl Process {
     }
 
     /// Resets holds after their holder died: everything is held once, or nothing.
-    pub(crate) fn reset_holds(&self, is_all_held: bool) {
-        for hold in self.holds.of(Scope::All) {
+    pub(crate) fn reset(&self, is_all_held: bool) {
+        for hold in self.of(Scope::All) {
             if hold.word.swap(is_all_held.into(), SeqCst) != 0 {
                 sys::futex_wake(&hold.word);
             }
@@ -130,21 +127,21 @@ impl Process {
 
     /// Returns whether no call uses the memory of held devices; queued work may.
     pub(crate) fn is_untouched(&self) -> bool {
-        (0..MAX_DEVICES).all(|index| !self.holds.is_touched(index))
+        (0..MAX_DEVICES).all(|index| !self.is_touched(index))
     }
 
     /// Waits until the device is not held, and prevents holds until the result is dropped. Not for
     /// submissions, which the gate stops. `None` if there is no such device.
     pub(crate) fn touch(&self, index: usize) -> Option<Touch<'_>> {
-        let count = &self.holds.0.get(index)?.touching;
+        let count = &self.0.get(index)?.touching;
         loop {
             count.fetch_add(1, SeqCst);
             fence(SeqCst);
-            if self.holds.word(index).is_none() || process::is_exiting() {
+            if self.word(index).is_none() || exit::is_exiting() {
                 return Some(Touch(count));
             }
             count.fetch_sub(1, SeqCst);
-            self.holds.wait(index);
+            self.wait(index);
         }
     }
 }
@@ -162,31 +159,32 @@ impl Drop for Touch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::Compute;
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
     fn device_held_twice_is_held_until_both_release() {
-        let process = Process::of_test(NO_LIMIT);
-        process.hold(Scope::Device(3));
-        process.hold(Scope::All);
-        assert!(process.holds.word(0).is_some() && process.holds.word(3).is_some());
-        process.release(Scope::All);
-        assert!(process.holds.word(0).is_none() && process.holds.word(3).is_some());
-        process.release(Scope::Device(3));
-        assert!(!process.holds.is_any());
+        let compute = Compute::of_test(NO_LIMIT);
+        compute.hold(Scope::Device(3));
+        compute.hold(Scope::All);
+        assert!(compute.holds.word(0).is_some() && compute.holds.word(3).is_some());
+        compute.holds.release(Scope::All);
+        assert!(compute.holds.word(0).is_none() && compute.holds.word(3).is_some());
+        compute.holds.release(Scope::Device(3));
+        assert!(!compute.holds.is_any());
     }
 
     #[test]
     fn reset_holds_wakes_waiting_threads() {
-        let process = Process::of_test(NO_LIMIT);
-        process.hold(Scope::All);
-        process.hold(Scope::Device(0));
+        let compute = Compute::of_test(NO_LIMIT);
+        compute.hold(Scope::All);
+        compute.hold(Scope::Device(0));
         let waiter = std::thread::spawn(|| {
-            process.holds.wait(0);
-            process.touch(0).is_some()
+            compute.holds.wait(0);
+            compute.holds.touch(0).is_some()
         });
-        process.reset_holds(false);
+        compute.holds.reset(false);
         assert!(waiter.join().unwrap());
-        assert!(!process.holds.is_any());
+        assert!(!compute.holds.is_any());
     }
 }

@@ -5,13 +5,13 @@
 //! marks these, detects the end and closes the period. Time in which only other processes' work ran counts
 //! too: the daemon, which sees all processes, divides it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
 use gcgroup_abi::{ControlDevice, UsageDevice};
 use parking_lot::Mutex;
 
-use super::slot::Bound;
-use crate::process::Process;
+use crate::program::slot::Bound;
+use crate::shared::session::Session;
 use crate::sys;
 
 /// A stream: its context's number and its handle.
@@ -26,27 +26,6 @@ pub(crate) struct Meter {
     used: Mutex<Vec<Used>>,
 }
 
-/// A thread's last note, so that its next submission to the same stream needs none.
-#[derive(Debug, Default)]
-pub(super) struct Noted {
-    /// Device index plus one: a slot may be bound to another device later.
-    device: AtomicU32,
-    round: AtomicU32,
-    context: AtomicU32,
-    stream: AtomicU64,
-}
-
-impl Noted {
-    pub(super) const fn new() -> Self {
-        Self {
-            device: AtomicU32::new(0),
-            round: AtomicU32::new(0),
-            context: AtomicU32::new(0),
-            stream: AtomicU64::new(0),
-        }
-    }
-}
-
 impl Meter {
     pub(crate) const fn new() -> Self {
         Self {
@@ -57,18 +36,14 @@ impl Meter {
 
     /// Records that the calling thread is about to submit to a stream. Its entry is counted and a barrier has
     /// passed.
-    pub(super) fn note(&self, process: &Process, bound: Bound<'_>, stream: usize) {
+    pub(super) fn note(&self, session: &Session, bound: Bound<'_>, stream: usize) {
         let (round, context) = (self.round.load(SeqCst), bound.context());
         let noted = &bound.side.noted;
         let device = u32::try_from(bound.index() + 1).unwrap_or(0);
-        if noted.device.load(Relaxed) == device
-            && noted.round.load(Relaxed) == round
-            && noted.context.load(Relaxed) == context
-            && noted.stream.load(Relaxed) == stream as u64
-        {
+        if noted.is(device, round, context, stream) {
             return;
         }
-        let Some(usage) = process.usage().devices.get(bound.index()) else {
+        let Some(usage) = session.usage().devices.get(bound.index()) else {
             return;
         };
         let (round, has_begun) = {
@@ -80,14 +55,11 @@ impl Meter {
             }
             (round, usage.begin_busy(sys::now()))
         };
-        noted.device.store(device, Relaxed);
-        noted.round.store(round, Relaxed);
-        noted.context.store(context, Relaxed);
-        noted.stream.store(stream as u64, Relaxed);
+        noted.set(device, round, context, stream);
         if has_begun {
             // Rung first: another process may have to make room.
-            ring_if_wanted(process, bound.index());
-            process.line.wake();
+            ring_if_wanted(session, bound.index());
+            session.line.wake();
         }
     }
 
@@ -134,55 +106,58 @@ impl Meter {
 }
 
 /// Wakes a sleeping daemon because work has begun or waits. The caller has stored what the daemon is to see.
-pub(super) fn ring_if_wanted(process: &Process, index: usize) {
-    let control = process.control().devices.get(index);
+pub(super) fn ring_if_wanted(session: &Session, index: usize) {
+    let control = session.control().devices.get(index);
     if control.is_some_and(ControlDevice::wants_bell_now) {
-        process.ring();
+        session.ring();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::LocalDevice;
+    use crate::compute::Compute;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
     #[test]
     fn meter_end_only_if_nothing_submitted_since() {
-        let process = Process::of_test(NO_LIMIT);
-        let usage = &process.usage().devices[OTHER_DEVICE];
-        let meter = &process.meters[OTHER_DEVICE];
-        let slot = process
+        let compute = Compute::of_test(NO_LIMIT);
+        let usage = &compute.usage().devices[OTHER_DEVICE];
+        let meter = &compute.meters[OTHER_DEVICE];
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         assert_eq!(usage.busy(100), (0, false));
-        meter.note(process, slot, 7);
+        meter.note(compute.session, slot, 7);
         let since = usage.busy_since.load(Relaxed);
         assert_eq!(usage.busy(since + 5), (5, true));
         assert_eq!(meter.take(), [(slot.context(), 7)]);
-        meter.note(process, slot, 7);
+        meter.note(compute.session, slot, 7);
         assert!(!meter.end(usage, since + 10), "the same stream was used again");
         assert_eq!(meter.take().len(), 1);
         assert!(meter.end(usage, since + 10));
         assert_eq!(usage.busy(since + 100), (10, false));
-        meter.note(process, slot, 7);
+        meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
     }
 
     #[test]
     fn stopped_meter_begins_again_with_same_stream() {
-        let process = Process::of_test(NO_LIMIT);
-        let usage = &process.usage().devices[OTHER_DEVICE];
-        let meter = &process.meters[OTHER_DEVICE];
-        let slot = process
+        let compute = Compute::of_test(NO_LIMIT);
+        let usage = &compute.usage().devices[OTHER_DEVICE];
+        let meter = &compute.meters[OTHER_DEVICE];
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
-        meter.note(process, slot, 7);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        meter.note(compute.session, slot, 7);
         meter.stop(usage, sys::now());
         assert!(!usage.busy(u64::MAX).1);
-        meter.note(process, slot, 7);
+        meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
     }
 
@@ -190,9 +165,9 @@ mod tests {
     #[test]
     fn note_while_round_ends_is_repeated_in_next_round() {
         const ROUNDS: usize = 20_000;
-        let process = Process::of_test(NO_LIMIT);
-        let usage = &process.usage().devices[OTHER_DEVICE];
-        let meter = &process.meters[OTHER_DEVICE];
+        let compute = Compute::of_test(NO_LIMIT);
+        let usage = &compute.usage().devices[OTHER_DEVICE];
+        let meter = &compute.meters[OTHER_DEVICE];
         let (barrier, is_over) = (Barrier::new(2), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -209,15 +184,17 @@ mod tests {
                     barrier.wait();
                 }
             });
-            let slot = process
-                .slots
-                .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            let slot =
+                compute
+                    .program
+                    .slots
+                    .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
             let mut missed = 0;
             for _ in 0..ROUNDS {
                 barrier.wait();
-                meter.note(process, slot, 7);
+                meter.note(compute.session, slot, 7);
                 barrier.wait();
-                meter.note(process, slot, 7);
+                meter.note(compute.session, slot, 7);
                 missed += u32::from(!usage.busy(u64::MAX).1);
             }
             is_over.store(true, Relaxed);
@@ -227,17 +204,18 @@ mod tests {
 
     #[test]
     fn used_stream_is_listed_once_and_put_back_stays() {
-        let process = Process::of_test(NO_LIMIT);
-        let meter = &process.meters[OTHER_DEVICE];
-        let slot = process
+        let compute = Compute::of_test(NO_LIMIT);
+        let meter = &compute.meters[OTHER_DEVICE];
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         for stream in [7, 8, 7, 8] {
-            meter.note(process, slot, stream);
+            meter.note(compute.session, slot, stream);
         }
         let taken = meter.take();
         assert_eq!(taken.len(), 2);
-        meter.note(process, slot, 8);
+        meter.note(compute.session, slot, 8);
         meter.put_back(&taken);
         assert_eq!(meter.take().len(), 2);
     }

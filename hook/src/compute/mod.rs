@@ -1,44 +1,89 @@
 //! Work for the device: let through, counted, held back.
 //!
-//! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a
-//! thread counts, `gate` what it does at a gate that is not open, `window` how much of it may be queued,
-//! `meter` for how long there was some, `graphs` what a graph has in it and `reach` where, `contexts` what
-//! there is to wait for (`streams` and `capture` keep it true, `mark` asks the GPU); `drain`, `progress` and
-//! `watch` wait for it in the helper thread.
+//! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
+//! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
+//! which devices that is. `meter` measures for how long there was work, `graphs` knows what a graph has in it
+//! and `reach` where; `drain`, `progress` and `watch` wait for work in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 
-use std::time::Duration;
-
 pub mod call;
-pub mod capture;
-pub mod context;
-pub mod contexts;
+pub(crate) mod device_set;
 pub mod drain;
 pub mod elsewhere;
-pub mod fast;
 pub mod gate;
 pub mod graphs;
-pub mod green;
 pub mod hold;
-mod mark;
 pub mod meter;
 pub mod named;
 pub mod progress;
 pub mod quiet;
 pub mod reach;
-pub mod slot;
-pub mod slots;
-pub mod streams;
 pub mod wait;
 pub mod watch;
-mod window;
 
-/// Result of a step of the helper's work.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Step {
-    /// When it wants the next one; `None`: when the daemon rings.
-    pub(crate) wake: Option<Duration>,
-    /// Whether the daemon should look at the usage block.
-    pub(crate) has_news: bool,
+use gcgroup_abi::{Control, MAX_DEVICES, Usage};
+
+use crate::program::Program;
+use crate::shared::session::Session;
+use crate::sys;
+use graphs::Graphs;
+use hold::{Holds, Scope};
+use meter::Meter;
+use reach::Reach;
+
+/// The process's submissions and what they depend on.
+#[derive(Debug)]
+pub(crate) struct Compute {
+    pub(crate) session: &'static Session,
+    pub(crate) program: &'static Program,
+    pub(crate) graphs: Graphs,
+    pub(crate) reach: Reach,
+    pub(crate) holds: Holds,
+    /// Indexed by device.
+    meters: [Meter; MAX_DEVICES],
+}
+
+impl Compute {
+    pub(crate) fn new(program: &'static Program) -> Self {
+        Self {
+            session: program.session,
+            program,
+            graphs: Graphs::default(),
+            reach: Reach::default(),
+            holds: Holds::new(),
+            meters: [const { Meter::new() }; MAX_DEVICES],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn usage(&self) -> &Usage {
+        self.session.usage()
+    }
+
+    #[inline]
+    pub(crate) fn control(&self) -> &Control {
+        self.session.control()
+    }
+
+    /// Blocks new submissions to the devices. The caller must wait for threads already inside a submission.
+    pub(crate) fn hold(&self, scope: Scope) {
+        self.holds.close(scope);
+        self.program.slots.watch(self.session, true);
+        sys::barrier();
+    }
+}
+
+#[cfg(test)]
+impl Compute {
+    /// Returns the compute engine of a process without a daemon, a helper or a driver; `limit` is the memory
+    /// limit for all devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        Box::leak(Box::new(Self::new(Program::of_test(limit))))
+    }
+
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
+        self.program.adopt(control);
+    }
 }

@@ -4,8 +4,8 @@
 //! Knows only layouts, and neither which device an object is on nor the purpose of the question.
 
 use super::call::Arguments;
-use crate::cuda::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CUmemLocation};
-use crate::device::LocalDevice;
+use crate::driver::cuda::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CUmemLocation};
+use crate::shared::device::LocalDevice;
 
 /// Number of arguments that can be described: those in registers.
 const REGISTERS: usize = 6;

@@ -9,14 +9,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::MAX_DEVICES;
+use gcgroup_abi::{MAX_DEVICES, Usage};
 
-use super::Step;
-use super::context::{Mark, Passed, ask_all};
-use crate::cuda::CUresult;
-use crate::helper;
-use crate::interpose::Next;
-use crate::process::{self, Process};
+use super::Compute;
+use crate::driver::exit::in_driver;
+use crate::helper::Step;
+use crate::program::context::{Mark, Passed, ask_all, ask_each};
 
 /// Interval between two rounds of markers, and the longest interval between two polls.
 const INTERVAL: Duration = Duration::from_millis(4);
@@ -58,8 +56,8 @@ impl Progress {
     }
 
     /// Advances all rounds as far as possible without waiting.
-    pub(crate) fn step(&mut self, process: &Process) -> Step {
-        let generation = process.control().progress_generation.load(Acquire);
+    pub(crate) fn step(&mut self, compute: &Compute) -> Step {
+        let generation = compute.control().progress_generation.load(Acquire);
         let is_new = generation != self.generation;
         if is_new {
             self.generation = generation;
@@ -69,15 +67,15 @@ impl Progress {
         let Some(asked) = self.asked else {
             return Step::default();
         };
-        let is_answered = process.usage().progress_generation.load(Relaxed) == generation;
+        let is_answered = compute.usage().progress_generation.load(Relaxed) == generation;
         if is_answered && asked.elapsed() > LINGER {
             self.asked = None;
             self.rounds.drain(..).for_each(Round::abandon);
             return Step::default();
         }
-        self.begin(process, is_new);
-        let has_news = self.look(process);
-        if self.rounds.is_empty() && has_news && self.generation == generation && !is_any_pending(process) {
+        self.begin(compute, is_new);
+        let has_news = self.look(compute);
+        if self.rounds.is_empty() && has_news && self.generation == generation && !is_any_pending(compute) {
             // Idle: the next request starts a new round.
             self.asked = None;
             return Step { wake: None, has_news };
@@ -90,22 +88,22 @@ impl Progress {
     }
 
     /// Starts a round if there is a new request or the last round is old, and there is anything to mark.
-    fn begin(&mut self, process: &Process, is_new: bool) {
+    fn begin(&mut self, compute: &Compute, is_new: bool) {
         let is_due = is_new || self.begun.is_none_or(|begun| begun.elapsed() >= INTERVAL);
         if !is_due || self.rounds.len() >= MOST_ROUNDS {
             return;
         }
-        if let Some(round) = Round::begin(process, self.generation) {
+        if let Some(round) = Round::begin(compute, self.generation) {
             self.begun = Some(Instant::now());
             self.rounds.push_back(round);
         }
     }
 
     /// Polls the rounds. Returns whether any has completed.
-    fn look(&mut self, process: &Process) -> bool {
+    fn look(&mut self, compute: &Compute) -> bool {
         let mut has_news = false;
         while let Some(round) = self.rounds.front_mut() {
-            match round.ask(process) {
+            match round.ask(compute) {
                 Passed::Yes => {}
                 Passed::NotYet => break,
                 Passed::Lost => {
@@ -115,7 +113,7 @@ impl Progress {
                 }
             }
             let generation = round.generation;
-            process.usage().progress_generation.store(generation, Release);
+            compute.usage().progress_generation.store(generation, Release);
             has_news = true;
             self.rounds.pop_front();
         }
@@ -125,16 +123,17 @@ impl Progress {
 
 impl Round {
     /// Sets markers on every device with pending work; `None` if that is not possible now.
-    fn begin(process: &Process, generation: u32) -> Option<Self> {
-        process.slots.fold(process);
+    fn begin(compute: &Compute, generation: u32) -> Option<Self> {
+        compute.program.slots.fold(compute.session);
         let mut round = Self {
             generation,
             waits: Vec::new(),
         };
-        let set = process
+        let set = compute
+            .program
             .contexts
             .captures
-            .unless_any(|| helper::in_driver(|| round.set_marks(process)));
+            .unless_any(|| in_driver(|| round.set_marks(compute)));
         if set.flatten() == Some(true) {
             return Some(round);
         }
@@ -142,13 +141,16 @@ impl Round {
         None
     }
 
-    fn set_marks(&mut self, process: &Process) -> bool {
+    fn set_marks(&mut self, compute: &Compute) -> bool {
         for index in 0..MAX_DEVICES {
-            let Some(submitted) = pending(process, index) else {
+            let Some(submitted) = pending(compute, index) else {
                 continue;
             };
             let mut marks = Vec::new();
-            let contexts = process.contexts.on(|local| process.devices.index(local) == index);
+            let contexts = compute
+                .program
+                .contexts
+                .on(|local| compute.session.devices.index(local) == index);
             let all = contexts
                 .iter()
                 .all(|context| context.mark(&mut marks) == Passed::Yes);
@@ -162,23 +164,17 @@ impl Round {
 
     /// Polls every marker and publishes a device's count when its markers have passed. `Lost` if any marker
     /// is lost.
-    fn ask(&mut self, process: &Process) -> Passed {
-        let mut is_lost = false;
-        helper::in_driver(|| {
-            self.waits.retain_mut(|(index, submitted, marks)| {
+    fn ask(&mut self, compute: &Compute) -> Passed {
+        let asked = in_driver(|| {
+            ask_each(&mut self.waits, |(index, submitted, marks)| {
                 let passed = ask_all(marks);
-                is_lost |= passed == Passed::Lost;
                 if passed == Passed::Yes {
-                    ended(process, *index, *submitted);
+                    ended(compute.usage(), *index, *submitted);
                 }
-                passed != Passed::Yes
-            });
+                passed
+            })
         });
-        match self.waits.is_empty() {
-            _ if is_lost => Passed::Lost,
-            true => Passed::Yes,
-            false => Passed::NotYet,
-        }
+        asked.unwrap_or(Passed::NotYet)
     }
 
     fn abandon(self) {
@@ -190,73 +186,45 @@ impl Round {
 }
 
 /// Returns the number of kernels submitted to a device, if any is not known to have completed.
-fn pending(process: &Process, index: usize) -> Option<u64> {
-    let submitted = process.usage().kernels(index);
-    let ended = process.usage().devices.get(index)?.nr_ended.load(Relaxed);
+fn pending(compute: &Compute, index: usize) -> Option<u64> {
+    let submitted = compute.usage().kernels(index);
+    let ended = compute.usage().devices.get(index)?.nr_ended.load(Relaxed);
     (submitted != ended).then_some(submitted)
 }
 
-fn is_any_pending(process: &Process) -> bool {
-    (0..MAX_DEVICES).any(|index| pending(process, index).is_some())
+fn is_any_pending(compute: &Compute) -> bool {
+    (0..MAX_DEVICES).any(|index| pending(compute, index).is_some())
 }
 
-fn ended(process: &Process, index: usize, count: u64) {
-    if let Some(usage) = process.usage().devices.get(index) {
+/// Publishes that `count` kernels on a device have completed.
+pub(crate) fn ended(usage: &Usage, index: usize, count: u64) {
+    if let Some(usage) = usage.devices.get(index) {
         usage.nr_ended.fetch_max(count, Relaxed);
     }
-}
-
-/// Handles `cuCtxSynchronize`: if the process has no other context on the device, except green contexts that
-/// are parts of this one, all submitted work has completed.
-pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    let before = process.slots.current(process).map(|bound| {
-        process.slots.fold(process);
-        // A wait for a green context waits for nothing else.
-        let waits_for = if bound.owner() == bound.context() {
-            bound.owner()
-        } else {
-            0
-        };
-        (bound.index(), process.usage().kernels(bound.index()), waits_for)
-    });
-    next()?;
-    if let Some((index, submitted, owner)) = before
-        && process
-            .contexts
-            .on(|local| process.devices.index(local) == index)
-            .iter()
-            .all(|context| context.base().id() == owner)
-    {
-        ended(process, index, submitted);
-    }
-    process.memory.context_synchronized(process);
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
     fn request_is_answered_once() {
-        let process = Process::of_test(NO_LIMIT);
+        let compute = Compute::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
-        process.adopt(&file);
+        compute.adopt(&file);
         let mut progress = Progress::new();
-        assert_eq!(progress.step(process), Step::default(), "no request");
-        let slot = process
+        assert_eq!(progress.step(compute), Step::default(), "no request");
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.submit(Submission::Kernel, 3);
         control.progress_generation.store(1, Relaxed);
-        let step = progress.step(process);
+        let step = progress.step(compute);
         assert_eq!(
             step,
             Step {
@@ -264,13 +232,13 @@ mod tests {
                 has_news: true
             }
         );
-        let usage = process.usage();
+        let usage = compute.usage();
         assert_eq!(
             usage.devices[OTHER_DEVICE].nr_ended.load(Relaxed),
             3,
             "no context is left that runs them"
         );
         assert_eq!(usage.progress_generation.load(Relaxed), 1);
-        assert_eq!(progress.step(process), Step::default());
+        assert_eq!(progress.step(compute), Step::default());
     }
 }

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use super::context::{Context, Mark, Passed, ask_all};
-use super::elsewhere::Inside;
+use super::Compute;
 use super::hold::Scope;
-use crate::cuda::CUerror;
-use crate::helper;
-use crate::process::Process;
+use crate::driver::cuda::CUerror;
+use crate::driver::exit::in_driver;
+use crate::program::context::{Context, Mark, Passed, ask_all};
+use crate::program::inside::Inside;
 
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
@@ -22,14 +22,14 @@ pub(crate) struct Quiet {
 
 impl Quiet {
     /// Advances the wait. Returns whether all work has completed.
-    pub(crate) fn step(&mut self, process: &Process, scope: Scope) -> bool {
-        if self.marks.is_none() && self.are_outside(process, scope) {
-            self.marks = set_marks(process, scope);
+    pub(crate) fn step(&mut self, compute: &Compute, scope: Scope) -> bool {
+        if self.marks.is_none() && self.are_outside(compute, scope) {
+            self.marks = set_marks(compute, scope);
         }
         let Some(marks) = &mut self.marks else {
             return false;
         };
-        let passed = helper::in_driver(|| ask_all(marks));
+        let passed = in_driver(|| ask_all(marks));
         if passed == Some(Passed::Lost) {
             // Lost markers are set again.
             self.marks.take().into_iter().flatten().for_each(Mark::abandon);
@@ -37,16 +37,22 @@ impl Quiet {
         passed == Some(Passed::Yes)
     }
 
-    fn are_outside(&mut self, process: &Process, scope: Scope) -> bool {
+    fn are_outside(&mut self, compute: &Compute, scope: Scope) -> bool {
         // The order matters: a thread that passed the gate because it captures is inside until it has
         // submitted.
-        if process.contexts.captures.is_any() {
+        if compute.program.contexts.captures.is_any() {
             self.inside = None;
             return false;
         }
-        let inside = self.inside.get_or_insert_with(|| process.slots.inside(process));
-        process.slots.retain_inside(process, inside);
-        inside.is_empty() && !process.slots.is_any_inside(process, scope)
+        let inside = self
+            .inside
+            .get_or_insert_with(|| compute.program.slots.inside(compute.session));
+        compute.program.slots.retain_inside(compute.session, inside);
+        inside.is_empty()
+            && !compute
+                .program
+                .slots
+                .is_any_inside(compute.session, |index| scope.has(index))
     }
 
     /// Releases all markers.
@@ -56,25 +62,26 @@ impl Quiet {
 }
 
 /// Returns the driver's error that prevents a needed marker from being set or polled.
-pub(super) fn fault(process: &Process, scope: Scope) -> Option<CUerror> {
-    contexts(process, scope)
+pub(super) fn fault(compute: &Compute, scope: Scope) -> Option<CUerror> {
+    contexts(compute, scope)
         .iter()
         .find_map(|context| context.fault())
 }
 
 /// Returns the contexts in which work for the scope may have been submitted.
-fn contexts(process: &Process, scope: Scope) -> Vec<Arc<Context>> {
-    let is_meant = |local| scope.has(process.devices.index(local));
-    process
+fn contexts(compute: &Compute, scope: Scope) -> Vec<Arc<Context>> {
+    let is_meant = |local| scope.has(compute.session.devices.index(local));
+    compute
+        .program
         .contexts
-        .on(|local| is_meant(local) || process.reach.is_feeder(local, is_meant))
+        .on(|local| is_meant(local) || compute.reach.is_feeder(local, is_meant))
 }
 
 /// Sets markers for the scope; `None` if that is not possible now.
-fn set_marks(process: &Process, scope: Scope) -> Option<Vec<Mark>> {
-    let contexts = contexts(process, scope);
+fn set_marks(compute: &Compute, scope: Scope) -> Option<Vec<Mark>> {
+    let contexts = contexts(compute, scope);
     let mut marks = Vec::new();
-    let set = helper::in_driver(|| {
+    let set = in_driver(|| {
         contexts
             .iter()
             .map(|context| context.mark(&mut marks))

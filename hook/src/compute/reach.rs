@@ -12,48 +12,20 @@ use gcgroup_abi::MAX_DEVICES;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use super::elsewhere;
-use crate::cuda::{
+use super::device_set::DeviceSet;
+use super::elsewhere::{self, KnownMemory};
+use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH,
     CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEMCPY,
-    CU_GRAPH_NODE_TYPE_MEMSET, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUcontext,
-    CUfunction, CUgraph, CUgraphNode, CUgraphNodeParams, CUmodule, CUresult, CUstream,
+    CU_GRAPH_NODE_TYPE_MEMSET, CUDA_MEM_ALLOC_NODE_PARAMS, CUcontext, CUfunction, CUgraph, CUgraphNode,
+    CUmodule, CUstream, NODE_WORDS,
 };
-use crate::device::LocalDevice;
-use crate::driver;
-use crate::interpose::Next;
-use crate::place::{given, given_list, written};
-use crate::process::{self, Process};
+use crate::driver::{self, graphs};
+use crate::program::contexts::Contexts;
+use crate::shared::device::LocalDevice;
 
 /// Graphs nested deeper than this are not examined.
 const DEEPEST: u32 = 16;
-
-/// Set of the program's devices.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct DeviceSet(u64);
-
-const _: () = assert!(MAX_DEVICES <= 64);
-
-impl DeviceSet {
-    fn one(local: LocalDevice) -> Self {
-        Self(1 << local.number())
-    }
-
-    fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Returns the set without one device.
-    fn without(self, local: LocalDevice) -> Self {
-        Self(self.0 & !Self::one(local).0)
-    }
-
-    pub(super) fn iter(self) -> impl Iterator<Item = LocalDevice> {
-        (0..i32::try_from(MAX_DEVICES).unwrap_or(0))
-            .filter_map(LocalDevice::of)
-            .filter(move |local| self.0 & Self::one(*local).0 != 0)
-    }
-}
 
 /// Facts about graphs and modules that the driver does not return.
 #[derive(Debug)]
@@ -75,6 +47,10 @@ struct Noted {
     bodies: HashMap<usize, Vec<usize>>,
 }
 
+/// Facts that were removed with a graph.
+#[derive(Debug)]
+pub(crate) struct Forgotten(Vec<(usize, Noted)>);
+
 impl Default for Reach {
     fn default() -> Self {
         Self {
@@ -87,12 +63,12 @@ impl Default for Reach {
 
 impl Reach {
     /// Records that a submission to `stream` becomes part of a graph.
-    pub(super) fn capture(&self, process: &Process, stream: CUstream, current: Option<LocalDevice>) {
-        if !process.contexts.are_on_several() {
+    pub(crate) fn capture(&self, contexts: &Contexts, stream: CUstream, current: Option<LocalDevice>) {
+        if !contexts.are_on_several() {
             return;
         }
         let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
-        let local = process.contexts.device_of(stream).or(current);
+        let local = contexts.device_of(stream).or(current);
         if driver::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, 0, 0).is_ok()
             && !graph.is_null()
             && let Some(local) = local
@@ -104,7 +80,7 @@ impl Reach {
     }
 
     /// Records the launch of a graph that uses `devices` on a stream of the device `from`.
-    pub(super) fn launch(&self, devices: DeviceSet, from: impl FnOnce() -> Option<LocalDevice>) {
+    pub(crate) fn launch(&self, devices: DeviceSet, from: impl FnOnce() -> Option<LocalDevice>) {
         let Some(from) = (devices != DeviceSet::default()).then(from).flatten() else {
             return;
         };
@@ -127,15 +103,15 @@ impl Reach {
     }
 
     /// Returns the known devices of the graph's nodes; empty if the process uses only one device.
-    pub(super) fn devices(&self, process: &Process, graph: CUgraph) -> DeviceSet {
-        if process.contexts.are_on_several() {
-            self.of_graph(process, graph, 0)
+    pub(crate) fn devices(&self, contexts: &Contexts, known: KnownMemory<'_>, graph: CUgraph) -> DeviceSet {
+        if contexts.are_on_several() {
+            self.of_graph(contexts, known, graph, 0)
         } else {
             DeviceSet::default()
         }
     }
 
-    fn of_graph(&self, process: &Process, graph: CUgraph, depth: u32) -> DeviceSet {
+    fn of_graph(&self, contexts: &Contexts, known: KnownMemory<'_>, graph: CUgraph, depth: u32) -> DeviceSet {
         if depth == DEEPEST {
             return DeviceSet::default();
         }
@@ -144,32 +120,39 @@ impl Reach {
             .read()
             .get(&graph.0.addr())
             .map(|noted| noted.captured);
-        super::graphs::nodes(graph)
+        graphs::nodes(graph)
             .into_iter()
-            .map(|node| self.of_node(process, graph, node, depth))
+            .map(|node| self.of_node(contexts, known, graph, node, depth))
             .fold(captured.unwrap_or_default(), DeviceSet::and)
     }
 
-    fn of_node(&self, process: &Process, graph: CUgraph, node: CUgraphNode, depth: u32) -> DeviceSet {
+    fn of_node(
+        &self,
+        contexts: &Contexts,
+        known: KnownMemory<'_>,
+        graph: CUgraph,
+        node: CUgraphNode,
+        depth: u32,
+    ) -> DeviceSet {
         let mut kind = u32::MAX;
         let mut words = [0; NODE_WORDS];
         let asked = driver::cuGraphNodeGetType(node, &mut kind);
         let one = |local: Option<LocalDevice>| local.map_or(DeviceSet::default(), DeviceSet::one);
         match asked.map_or(u32::MAX, |()| kind) {
-            CU_GRAPH_NODE_TYPE_KERNEL => one(self.of_kernel(process, node)),
+            CU_GRAPH_NODE_TYPE_KERNEL => one(self.of_kernel(contexts, node)),
             CU_GRAPH_NODE_TYPE_MEMCPY => match driver::cuGraphMemcpyNodeGetParams(node, &mut words) {
-                Ok(()) => elsewhere::devices_of_copy(process, |offset| words.get(offset / 8).copied())
+                Ok(()) => elsewhere::devices_of_copy(known, |offset| words.get(offset / 8).copied())
                     .map(DeviceSet::one)
                     .fold(DeviceSet::default(), DeviceSet::and),
                 Err(_) => DeviceSet::default(),
             },
             CU_GRAPH_NODE_TYPE_MEMSET => match driver::cuGraphMemsetNodeGetParams(node, &mut words) {
-                Ok(()) => one(elsewhere::device_of(process, words[0])),
+                Ok(()) => one(elsewhere::device_of(known, words[0])),
                 Err(_) => DeviceSet::default(),
             },
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
                 match driver::cuGraphBatchMemOpNodeGetParams(node, &mut words) {
-                    Ok(()) => one(of_context(process, words[0])),
+                    Ok(()) => one(of_context(contexts, words[0])),
                     Err(_) => DeviceSet::default(),
                 }
             }
@@ -183,14 +166,14 @@ impl Reach {
                 let mut child = CUgraph::NULL;
                 let asked = driver::cuGraphChildGraphNodeGetGraph(node, &mut child);
                 asked.map_or(DeviceSet::default(), |()| {
-                    self.of_graph(process, child, depth + 1)
+                    self.of_graph(contexts, known, child, depth + 1)
                 })
             }
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let bodies = self.bodies(graph, node).into_iter();
                 bodies
                     .map(|body| CUgraph(std::ptr::with_exposed_provenance_mut(body)))
-                    .map(|body| self.of_graph(process, body, depth + 1))
+                    .map(|body| self.of_graph(contexts, known, body, depth + 1))
                     .fold(DeviceSet::default(), DeviceSet::and)
             }
             _ => DeviceSet::default(),
@@ -221,29 +204,69 @@ impl Reach {
         forgotten
     }
 
-    fn of_kernel(&self, process: &Process, node: CUgraphNode) -> Option<LocalDevice> {
+    /// Records that a graph is gone; `put_back` undoes it.
+    pub(crate) fn graph_gone(&self, graph: CUgraph) -> Forgotten {
+        Forgotten(self.forget(graph))
+    }
+
+    /// Records again what [`Self::graph_gone`] removed.
+    pub(crate) fn put_back(&self, forgotten: Forgotten) {
+        self.graphs.write().extend(forgotten.0);
+    }
+
+    /// Records the graphs in a conditional node that was added to `graph`.
+    pub(crate) fn add_bodies(&self, graph: CUgraph, node: CUgraphNode, bodies: &[CUgraph]) {
+        let bodies = bodies.iter().map(|body| body.0.expose_provenance()).collect();
+        let mut graphs = self.graphs.write();
+        let noted = graphs.entry(graph.0.addr()).or_default();
+        noted.bodies.insert(node.0.addr(), bodies);
+    }
+
+    /// Records that a module belongs to the current context.
+    pub(crate) fn load(&self, module: CUmodule) {
+        if let Some(local) = current_device() {
+            self.modules.write().insert(module.0.addr(), local);
+        }
+    }
+
+    /// Records that a function's module belongs to the current context.
+    pub(crate) fn load_module_of(&self, function: CUfunction) {
+        if let Some(module) = module_of(function) {
+            self.load(module);
+        }
+    }
+
+    /// Removes a module and returns its device.
+    pub(crate) fn unload(&self, module: CUmodule) -> Option<LocalDevice> {
+        self.modules.write().remove(&module.0.addr())
+    }
+
+    /// Records a module's device.
+    pub(crate) fn reload(&self, module: CUmodule, local: LocalDevice) {
+        self.modules.write().insert(module.0.addr(), local);
+    }
+
+    fn of_kernel(&self, contexts: &Contexts, node: CUgraphNode) -> Option<LocalDevice> {
         // The older call is that of drivers before CUDA 12, which have no kernels without a context.
         let mut words = [0; NODE_WORDS];
         driver::cuGraphKernelNodeGetParams_v2(node, &mut words)
             .or_else(|_| driver::cuGraphKernelNodeGetParams(node, &mut words))
             .ok()?;
         if words[FUNCTION] == 0 {
-            return of_context(process, words[CONTEXT]);
+            return of_context(contexts, words[CONTEXT]);
         }
         let module = module_of(CUfunction(std::ptr::with_exposed_provenance_mut(words[FUNCTION])))?;
         self.modules.read().get(&module.0.addr()).copied()
     }
 }
 
-/// Room for the parameters of any node type that is queried, words.
-pub(crate) const NODE_WORDS: usize = 32;
 /// Offsets in `CUDA_KERNEL_NODE_PARAMS`, words.
 const FUNCTION: usize = 0;
 const CONTEXT: usize = 8;
 
-fn of_context(process: &Process, number: usize) -> Option<LocalDevice> {
+fn of_context(contexts: &Contexts, number: usize) -> Option<LocalDevice> {
     let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
-    Some(process.contexts.find(handle)?.local)
+    Some(contexts.find(handle)?.local)
 }
 
 fn module_of(function: CUfunction) -> Option<CUmodule> {
@@ -256,81 +279,6 @@ fn current_device() -> Option<LocalDevice> {
     let mut device = 0;
     driver::cuCtxGetDevice(&mut device).ok()?;
     LocalDevice::of(device)
-}
-
-fn note(process: &Process, module: CUmodule) {
-    if let Some(local) = current_device() {
-        process.reach.modules.write().insert(module.0.addr(), local);
-    }
-}
-
-/// Handles `cuModuleLoad`, its variants and `cuLibraryGetModule`: the module belongs to the current context.
-pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
-    next()?;
-    if let (Some(process), Some(module)) = (process::get(), written(module)) {
-        note(process, module);
-    }
-    Ok(())
-}
-
-/// Handles `cuKernelGetFunction`: the function's module belongs to the current context.
-pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
-    next()?;
-    if let (Some(process), Some(function)) = (process::get(), written(function))
-        && let Some(module) = module_of(function)
-    {
-        note(process, module);
-    }
-    Ok(())
-}
-
-/// Handles `cuModuleUnload`.
-pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    // Removed before the driver's call, after which the handle may be reused at once.
-    let known = process.reach.modules.write().remove(&module.0.addr());
-    let result = next();
-    if let (Err(_), Some(known)) = (result, known) {
-        process.reach.modules.write().insert(module.0.addr(), known);
-    }
-    result
-}
-
-/// Handles `cuGraphAddNode`: records the graphs of a conditional node.
-pub(crate) fn add(
-    graph: CUgraph,
-    node: *const CUgraphNode,
-    params: *const CUgraphNodeParams,
-    next: Next<'_>,
-) -> CUresult {
-    next()?;
-    let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
-    if let (true, Some(process), Some(node)) = (is_conditional, process::get(), written(node))
-        && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
-    {
-        let bodies = given_list(params.graphs, params.size);
-        let bodies = bodies.iter().map(|body| body.0.expose_provenance()).collect();
-        let mut graphs = process.reach.graphs.write();
-        let noted = graphs.entry(graph.0.addr()).or_default();
-        noted.bodies.insert(node.0.addr(), bodies);
-    }
-    Ok(())
-}
-
-/// Handles `cuGraphDestroy`.
-pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    // Removed before the driver's call, after which the handle may be reused at once.
-    let forgotten = process.reach.forget(graph);
-    let result = next();
-    if result.is_err() {
-        process.reach.graphs.write().extend(forgotten);
-    }
-    result
 }
 
 #[cfg(test)]
@@ -367,6 +315,5 @@ mod tests {
         assert!(reach.is_feeder(one, |local| local == zero));
         assert!(!reach.is_feeder(one, |local| local == one || local == two));
         assert!(!reach.is_feeder(zero, |_| true));
-        assert_eq!(DeviceSet(0b101).iter().collect::<Vec<_>>(), [zero, two]);
     }
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
-use crate::process::{self, Process};
-use crate::{sys, thread};
+use crate::driver::{exit, thread};
+use crate::shared::RECHECK;
+use crate::sys;
 
-/// Interval at which a waiting thread checks the gate even if not woken: its block may have been replaced.
-pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 /// Minimum patience, nanoseconds.
 pub(super) const PATIENCE: u64 = 5_000_000;
 /// A wait for room ends twice this before room is expected; from then on it is polled at this interval,
@@ -17,7 +16,7 @@ pub(super) const PATIENCE: u64 = 5_000_000;
 const NAP: u64 = 30_000;
 
 /// Returns how long to sleep, nanoseconds, if room is expected in `nanoseconds`.
-pub(super) fn nap(nanoseconds: u64) -> u64 {
+pub(crate) fn nap(nanoseconds: u64) -> u64 {
     nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
 }
 
@@ -60,23 +59,10 @@ pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
     thread::outside(|| sys::futex_wait(gate, word, longest));
 }
 
-/// Waits while a device is held; if it is not, until its gate is not frozen.
-pub(super) fn wait_closed(process: &Process, index: usize) {
-    if process.holds.word(index).is_some() {
-        return process.holds.wait(index);
-    }
-    if let (Some(control), Some(usage)) = (
-        process.control().devices.get(index),
-        process.usage().devices.get(index),
-    ) {
-        wait_frozen(control, usage);
-    }
-}
-
 /// Waits until the gate is not frozen, or the program exits.
 pub(super) fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
-    while is_frozen(&control.gate) && !process::is_exiting() {
+    while is_frozen(&control.gate) && !exit::is_exiting() {
         doze(&control.gate, Gate::Frozen as u32, RECHECK);
         waiting.tell();
     }

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
 
-use super::Step;
-use super::context::{Mark, PER_THREAD, Passed, ask_all};
-use super::hold::Scope;
+use super::Compute;
 use super::meter::{Meter, Used, ring_if_wanted};
-use crate::cuda::CUstream;
-use crate::process::Process;
-use crate::{helper, sys};
+use crate::driver::cuda::CUstream;
+use crate::driver::exit::in_driver;
+use crate::driver::streams::PER_THREAD;
+use crate::helper::Step;
+use crate::program::context::{Mark, Passed, ask_all};
+use crate::sys;
 
 /// First and longest interval between polls.
 const SOON: Duration = Duration::from_micros(50);
@@ -51,12 +52,12 @@ impl Watch {
     }
 
     /// Advances as far as possible without waiting.
-    pub(crate) fn step(&mut self, process: &Process) -> Step {
+    pub(crate) fn step(&mut self, compute: &Compute) -> Step {
         let mut is_busy = false;
         let (mut has_ended, mut has_news) = (false, false);
-        let blocks = process.control().devices.iter().zip(&process.usage().devices);
+        let blocks = compute.control().devices.iter().zip(&compute.usage().devices);
         for (((control, usage), meter), (index, device)) in blocks
-            .zip(&process.meters)
+            .zip(&compute.meters)
             .zip(self.devices.iter_mut().enumerate())
         {
             let is_tracked = Gate::from_word(control.gate.load(Acquire)) != Gate::Run;
@@ -68,7 +69,7 @@ impl Watch {
                 continue;
             }
             let was_busy = usage.busy_since.load(Relaxed) != 0;
-            is_busy |= device.advance(process, index, meter, usage);
+            is_busy |= device.advance(compute, index, meter, usage);
             if was_busy && usage.busy_since.load(Relaxed) == 0 {
                 has_ended = true;
                 has_news |= control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
@@ -101,19 +102,19 @@ impl Device {
     }
 
     /// Advances one device; returns whether it has work, and so must be polled again.
-    fn advance(&mut self, process: &Process, index: usize, meter: &Meter, usage: &UsageDevice) -> bool {
+    fn advance(&mut self, compute: &Compute, index: usize, meter: &Meter, usage: &UsageDevice) -> bool {
         if !self.is_tracked {
             // Earlier submissions were not recorded.
             self.is_tracked = true;
             let now = sys::now();
-            let Some(round) = Round::of_everything(process, index, now) else {
+            let Some(round) = Round::of_everything(compute, index, now) else {
                 self.is_tracked = false;
                 return true;
             };
             if !round.marks.is_empty() {
                 if meter.begin(usage, now) {
                     // The next submission finds work already begun, and so does not ring.
-                    ring_if_wanted(process, index);
+                    ring_if_wanted(compute.session, index);
                 }
                 self.round = Some(round);
             }
@@ -122,10 +123,10 @@ impl Device {
             if usage.busy_since.load(Relaxed) == 0 {
                 return false;
             }
-            self.round = Round::begin(process, index, meter);
+            self.round = Round::begin(compute, index, meter);
         }
         let Some(round) = &mut self.round else { return true };
-        let passed = helper::in_driver(|| ask_all(&mut round.marks));
+        let passed = in_driver(|| ask_all(&mut round.marks));
         let now = sys::now();
         match passed {
             None => return false,
@@ -154,14 +155,17 @@ impl Device {
 
 impl Round {
     /// Marks everything in flight; no markers remain if all has ended. `None` if it cannot be done now.
-    fn of_everything(process: &Process, index: usize, now: u64) -> Option<Self> {
+    fn of_everything(compute: &Compute, index: usize, now: u64) -> Option<Self> {
         let mut round = Self {
             last_look: now,
             ..Self::default()
         };
-        let contexts = process.contexts.on(|local| process.devices.index(local) == index);
-        let is_set = process.contexts.captures.unless_any(|| {
-            helper::in_driver(|| {
+        let contexts = compute
+            .program
+            .contexts
+            .on(|local| compute.session.devices.index(local) == index);
+        let is_set = compute.program.contexts.captures.unless_any(|| {
+            in_driver(|| {
                 contexts
                     .iter()
                     .all(|context| context.mark(&mut round.marks) == Passed::Yes)
@@ -171,27 +175,30 @@ impl Round {
             round.marks.into_iter().for_each(Mark::abandon);
             return None;
         }
-        helper::in_driver(|| ask_all(&mut round.marks));
+        in_driver(|| ask_all(&mut round.marks));
         Some(round)
     }
 
     /// Sets markers on the streams used since the last round.
-    fn begin(process: &Process, index: usize, meter: &Meter) -> Option<Self> {
+    fn begin(compute: &Compute, index: usize, meter: &Meter) -> Option<Self> {
         let used: Vec<Used> = meter
             .take()
             .into_iter()
-            .map(|used| holder(process, used))
+            .map(|used| holder(compute, used))
             .collect();
         // After the barrier, a thread that recorded its stream in the round before is seen to be inside.
         sys::barrier();
-        let is_any_inside = process.slots.is_any_inside(process, Scope::Device(index));
+        let is_any_inside = compute
+            .program
+            .slots
+            .is_any_inside(compute.session, |device| device == index);
         let mut round = Self {
             last_look: sys::now(),
             ..Self::default()
         };
-        let is_set = process.contexts.captures.unless_any(|| {
-            helper::in_driver(|| {
-                by_context(&used).all(|(id, streams)| match process.contexts.numbered(id) {
+        let is_set = compute.program.contexts.captures.unless_any(|| {
+            in_driver(|| {
+                by_context(&used).all(|(id, streams)| match compute.program.contexts.numbered(id) {
                     Some(context) => context.mark_streams(&streams, &mut round.marks) == Passed::Yes,
                     None => true,
                 })
@@ -217,12 +224,12 @@ impl Round {
 
 /// Replaces the context of a use by the stream's own, if both are on one device: it differs for green
 /// contexts.
-fn holder(process: &Process, (id, stream): Used) -> Used {
+fn holder(compute: &Compute, (id, stream): Used) -> Used {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
     let holder = (stream > PER_THREAD)
-        .then(|| process.contexts.holder(handle))
+        .then(|| compute.program.contexts.holder(handle))
         .flatten();
-    let current = process.contexts.numbered(id);
+    let current = compute.program.contexts.numbered(id);
     match holder.zip(current) {
         Some((holder, current)) if holder.local == current.local => (holder.id(), stream),
         _ => (id, stream),
@@ -242,59 +249,62 @@ fn by_context(used: &[Used]) -> impl Iterator<Item = (u32, Vec<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
     fn busy_without_context_ends_unless_thread_is_inside() {
-        let process = Process::of_test(NO_LIMIT);
+        let compute = Compute::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
-        process.adopt(&file);
+        compute.adopt(&file);
         let (usage, meter) = (
-            &process.usage().devices[OTHER_DEVICE],
-            &process.meters[OTHER_DEVICE],
+            &compute.usage().devices[OTHER_DEVICE],
+            &compute.meters[OTHER_DEVICE],
         );
-        let slot = process
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         let mut watch = Watch::new();
-        assert_eq!(watch.step(process), Step::default(), "the gate is open");
+        assert_eq!(watch.step(compute), Step::default(), "the gate is open");
         control.devices[OTHER_DEVICE]
             .gate
             .store(Gate::Track as u32, Relaxed);
-        assert_eq!(watch.step(process), Step::default());
+        assert_eq!(watch.step(compute), Step::default());
         slot.enter(Submission::Kernel);
-        meter.note(process, slot, 1);
+        meter.note(compute.session, slot, 1);
         for _ in 0..3 {
-            assert!(watch.step(process).wake.is_some());
+            assert!(watch.step(compute).wake.is_some());
             assert!(usage.busy(u64::MAX).1);
         }
         slot.uncount(Submission::Kernel);
-        while watch.step(process).wake.is_some() {}
+        while watch.step(compute).wake.is_some() {}
         assert!(!usage.busy(u64::MAX).1);
     }
 
     #[test]
     fn end_of_work_is_news_only_if_wanted() {
         for (wants, told) in [(0, false), (BELL_AT_BEGIN, false), (BELL_AT_END, true)] {
-            let process = Process::of_test(NO_LIMIT);
+            let compute = Compute::of_test(NO_LIMIT);
             let (control, file) = block::of_daemon();
             control.publish();
-            process.adopt(&file);
+            compute.adopt(&file);
             let device = &control.devices[OTHER_DEVICE];
             device.gate.store(Gate::Track as u32, Relaxed);
             device.wants_bell.store(wants, Relaxed);
             let mut watch = Watch::new();
-            watch.step(process);
-            let slot = process
-                .slots
-                .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
-            process.meters[OTHER_DEVICE].note(process, slot, 1);
+            watch.step(compute);
+            let slot =
+                compute
+                    .program
+                    .slots
+                    .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
             let mut has_news = false;
             loop {
-                let step = watch.step(process);
+                let step = watch.step(compute);
                 has_news |= step.has_news;
                 if step.wake.is_none() {
                     break;
@@ -306,21 +316,22 @@ mod tests {
 
     #[test]
     fn open_gate_stops_meter() {
-        let process = Process::of_test(NO_LIMIT);
+        let compute = Compute::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
-        process.adopt(&file);
+        compute.adopt(&file);
         let gate = &control.devices[OTHER_DEVICE].gate;
         gate.store(Gate::Arbitrate as u32, Relaxed);
         let mut watch = Watch::new();
-        watch.step(process);
-        let slot = process
+        watch.step(compute);
+        let slot = compute
+            .program
             .slots
-            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         slot.enter(Submission::Kernel);
-        process.meters[OTHER_DEVICE].note(process, slot, 1);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
         gate.store(Gate::Run as u32, Relaxed);
-        assert_eq!(watch.step(process), Step::default());
-        assert!(!process.usage().devices[OTHER_DEVICE].busy(u64::MAX).1);
+        assert_eq!(watch.step(compute), Step::default());
+        assert!(!compute.usage().devices[OTHER_DEVICE].busy(u64::MAX).1);
     }
 }

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::{Family, How, cuda, has, nvml};
-use crate::table::ROWS;
+use crate::table::{GROUPS, ROWS};
 
-const TABLE: &str = include_str!("../table.rs");
 const CUDA_12: &str = include_str!("../../../tests/data/libcuda-12.8.symbols");
 const CUDA_13: &str = include_str!("../../../tests/data/libcuda-13.5.symbols");
 const NVML_12: &str = include_str!("../../../tests/data/libnvidia-ml-12.9.symbols");
@@ -20,83 +19,34 @@ const LOOKUPS: [&str; 3] = [
     include_str!("../../../tests/data/numba-cuda-0.30.lookups.tsv"),
 ];
 
-/// Descriptions of the handlers of a module, by the module's name in the table: module, section, description.
-const HANDLERS: &[(&str, &str, &str)] = &[
-    ("linear", "charged", "linear memory"),
+/// Sections of the report: class, heading, description.
+const SECTIONS: [(How, &str, &str); 6] = [
     (
-        "pool",
+        How::Charged,
         "charged",
-        "memory pools, by their reserved size, and waits, in which they shrink",
+        "hooked: memory is charged, and refused beyond the limit",
     ),
-    ("graph", "charged", "memory of graphs, by its reserved size"),
     (
-        "ipc",
-        "tracked",
-        "memory of other processes and drivers: shown, not charged",
-    ),
-    ("sparse", "charged", "physical memory held by sparse arrays"),
-    ("vmm", "charged", "physical memory by handle"),
-    ("array", "charged", "arrays"),
-    ("Kernel", "gated", "kernel launches"),
-    (
-        "graphs",
+        How::Gated,
         "gated",
-        "graph launches, and the number of kernels in each",
+        "hooked: submissions are counted, and held by a freeze",
     ),
     (
-        "Copy",
-        "gated",
-        "copies and sets; prefetch, discard, decompression",
-    ),
-    (
-        "report",
+        How::Query,
         "query",
-        "memory sizes: the program's limit instead of the device's memory",
+        "hooked: the answer is specific to the process",
     ),
     (
-        "nvml",
-        "query",
-        "NVML's memory sizes and process lists: the limit, and the process itself",
-    ),
-    ("query", "query", "attributes of memory that swap can move"),
-    (
-        "swap",
+        How::Tracked,
         "tracked",
-        "uses of memory that swap can move, or that keep it in place",
+        "hooked: observed for what it tells about memory and submissions",
     ),
     (
-        "symbols",
-        "query",
-        "function lookups: the hook's wrappers for the driver's functions",
+        How::Escapes,
+        "escapes",
+        "not hooked: not counted, or not held by a freeze",
     ),
-    ("host", "tracked", "page-locked host memory: counted, not charged"),
-    (
-        "process",
-        "tracked",
-        "first use of the driver, when the process registers",
-    ),
-    ("slots", "tracked", "the thread's current device"),
-    (
-        "streams",
-        "tracked",
-        "contexts and streams: what is freed with them, and what a drain waits for",
-    ),
-    (
-        "green",
-        "tracked",
-        "green contexts: parts of a primary context, with streams of their own",
-    ),
-    (
-        "capture",
-        "tracked",
-        "stream captures: captured submissions do not run",
-    ),
-    ("reach", "tracked", "the devices that a graph works on"),
-    (
-        "progress",
-        "tracked",
-        "waits, after which submitted work has completed",
-    ),
+    (How::Passed, "passed", "not hooked: needs no hook"),
 ];
 
 fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
@@ -106,31 +56,6 @@ fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
 
 fn rows() -> BTreeSet<&'static str> {
     ROWS.iter().map(|row| row.name.to_str().unwrap()).collect()
-}
-
-/// Returns the handler of each symbol as written right of the arrow in the table: a module, or a kind of
-/// submission.
-fn handlers() -> BTreeMap<&'static str, &'static str> {
-    let (_, table) = TABLE.split_once("hooks! {").unwrap();
-    let mut handlers = BTreeMap::new();
-    for row in table.split("\n    fn ").skip(1) {
-        let (head, rest) = row.split_once('(').unwrap();
-        let (_, around) = rest.split_once("=> ").unwrap();
-        let handler = match around.strip_prefix("|next| ") {
-            Some(body) => body.split("::").next().unwrap(),
-            None => around
-                .strip_prefix("submit ")
-                .unwrap()
-                .split([';', ' '])
-                .next()
-                .unwrap(),
-        };
-        for name in head.split([' ', '[', ']']).filter(|name| !name.is_empty()) {
-            handlers.insert(name, handler);
-        }
-    }
-    assert_eq!(handlers.keys().copied().collect::<BTreeSet<_>>(), rows());
-    handlers
 }
 
 /// Returns every name that must be accounted for.
@@ -149,36 +74,25 @@ fn names() -> BTreeSet<&'static str> {
         .collect()
 }
 
+/// Returns the family of a function that is not hooked.
 fn family(name: &str) -> Option<&'static Family> {
     has(cuda::FAMILIES, name.as_bytes()).or_else(|| has(nvml::FAMILIES, name.as_bytes()))
 }
 
-/// Groups names by section and reason; panics if a name is unknown.
-fn sorted() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
-    let handlers = handlers();
+/// Returns the group in the table of a hooked function.
+fn group(name: &str) -> Option<&'static Family> {
+    GROUPS.iter().find(|group| group.names.contains(&name))
+}
+
+/// Sorts all names by class and description; panics if a name is unknown.
+fn sorted() -> BTreeMap<(How, &'static str), Vec<&'static str>> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let mut unknown = Vec::new();
     for name in names() {
-        let group = if let Some(handler) = handlers.get(name) {
-            let (_, how, what) = HANDLERS
-                .iter()
-                .find(|(module, ..)| module == handler)
-                .unwrap_or_else(|| panic!("{handler}, which handles {name}, is not in HANDLERS"));
-            (*how, *what)
-        } else if let Some(family) = family(name) {
-            (
-                if family.how == How::Escapes {
-                    "escapes"
-                } else {
-                    "passed"
-                },
-                family.why,
-            )
-        } else {
-            unknown.push(name);
-            continue;
-        };
-        all.entry(group).or_default().push(name);
+        match group(name).or_else(|| family(name)) {
+            Some(family) => all.entry((family.how, family.why)).or_default().push(name),
+            None => unknown.push(name),
+        }
     }
     assert!(
         unknown.is_empty(),
@@ -188,39 +102,25 @@ fn sorted() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
 }
 
 fn report() -> String {
-    const SECTIONS: [(&str, &str); 6] = [
-        (
-            "charged",
-            "hooked: memory is charged, and refused beyond the limit",
-        ),
-        ("gated", "hooked: submissions are counted, and held by a freeze"),
-        ("query", "hooked: the answer is specific to the process"),
-        (
-            "tracked",
-            "hooked: observed for what it tells about memory and submissions",
-        ),
-        ("escapes", "not hooked: not counted, or not held by a freeze"),
-        ("passed", "not hooked: needs no hook"),
-    ];
     let all = sorted();
-    let of = |section: &'static str| all.iter().filter(move |((how, _), _)| *how == section);
+    let of = |section: How| all.iter().filter(move |((how, _), _)| *how == section);
     let mut text = String::from(
         "# Coverage\n\nCoverage of every function of libcuda 12.8 and 13.5, of functions that programs request from \
          cuGetProcAddress beyond these, and of NVML 12.9 (with hooked functions of newer versions).\nGenerated by a test from `src/table.rs` and `src/coverage`: \
          `UPDATE=1 cargo test -p gcgroup-hook coverage`.\n\n| | libcuda | NVML | |\n| --- | ---: | ---: | --- |\n",
     );
-    for (section, what) in SECTIONS {
+    for (section, heading, what) in SECTIONS {
         let is_nvml = |name: &&&str| name.starts_with("nvml");
         let here = || of(section).flat_map(|(_, names)| names);
         let nvml = here().filter(is_nvml).count();
         let _ = writeln!(
             text,
-            "| {section} | {} | {nvml} | {what} |",
+            "| {heading} | {} | {nvml} | {what} |",
             here().count() - nvml
         );
     }
-    for (section, _) in SECTIONS {
-        let _ = writeln!(text, "\n## {section}");
+    for (section, heading, _) in SECTIONS {
+        let _ = writeln!(text, "\n## {heading}");
         for ((_, why), names) in of(section) {
             let _ = writeln!(text, "\n{why}:\n");
             for name in names {

@@ -7,28 +7,24 @@
 
 use std::hash::{Hash, Hasher};
 
-use gcgroup_abi::Kind;
 use hashbrown::HashMap;
 
 use super::charge::Charge;
-use super::ledger::Entry;
 use super::levels::Sums;
 use super::lock::Lock;
 use super::recent::Recent;
-use super::{Place, sparse};
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUerror, CUmipmappedArray, CUresult,
 };
-use crate::device::LocalDevice;
-use crate::interpose::Next;
-use crate::place::{given, written};
-use crate::{driver, process};
+use crate::shared::device::LocalDevice;
+use crate::shared::place::Place;
 
-const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
-const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
+pub(crate) const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
+pub(crate) const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 
 /// A type of array: how to make, query and destroy one.
-trait Array: Copy {
+pub(crate) trait Array: Copy {
     fn key(self) -> u64;
     /// Makes an array of that description.
     fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, CUerror>;
@@ -91,7 +87,7 @@ impl Describe for CUDA_ARRAY3D_DESCRIPTOR {
     }
 }
 
-impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR {
+impl Describe for crate::driver::cuda::CUDA_ARRAY_DESCRIPTOR {
     fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             width: self.width,
@@ -104,7 +100,7 @@ impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR {
     }
 }
 
-impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR_v1 {
+impl Describe for crate::driver::cuda::CUDA_ARRAY_DESCRIPTOR_v1 {
     fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             width: self.width as usize,
@@ -117,7 +113,7 @@ impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR_v1 {
     }
 }
 
-impl Describe for crate::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
+impl Describe for crate::driver::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
     fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             width: self.width as usize,
@@ -130,68 +126,10 @@ impl Describe for crate::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
     }
 }
 
-/// `cuArrayCreate`, `cuArray3DCreate`.
-pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
-    charge(made, wanted, 0, next)
-}
-
-/// `cuMipmappedArrayCreate`.
-pub(crate) fn create_mipmapped(
-    made: *mut CUmipmappedArray,
-    wanted: *const CUDA_ARRAY3D_DESCRIPTOR,
-    levels: u32,
-    next: Next<'_>,
-) -> CUresult {
-    charge(made, wanted, levels, next)
-}
-
-fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, next: Next<'_>) -> CUresult {
-    match given(wanted) {
-        Some(wanted) => charge_for(made, wanted.full(), levels, next),
-        None => next(),
-    }
-}
-
-#[inline(never)]
-fn charge_for<A: Array>(
-    made: *mut A,
-    wanted: CUDA_ARRAY3D_DESCRIPTOR,
-    levels: u32,
-    next: Next<'_>,
-) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    let Some(place) = process.place() else {
-        return next();
-    };
-    // Mapped to memory of `cuMemCreate`, which is charged there.
-    if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
-        return next();
-    }
-    let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
-    let (charge, sums) = process.try_charge(place.index, expected.unwrap_or(0))?;
-    let made_it = process.pressing(place.index, expected.unwrap_or(0), next);
-    made_it.inspect_err(|_| process.count_failure(place.index))?;
-    let Some(array) = written(made) else { return Ok(()) };
-    let bytes = match expected {
-        Some(bytes) => {
-            charge.keep(sums);
-            Some(bytes)
-        }
-        None => fit(array, charge, sums, place.local)?,
-    };
-    if let Some(bytes) = bytes {
-        let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
-        process.remember(&process.memory.arrays, array.key(), entry);
-    }
-    Ok(())
-}
-
 /// Charges an array by its actual size; `None` if the driver does not tell.
 #[cold]
 #[inline(never)]
-fn fit<A: Array>(
+pub(crate) fn fit<A: Array>(
     array: A,
     mut charge: Charge<'_>,
     sums: Sums,
@@ -260,7 +198,12 @@ const ODD: [u64; Description::WORDS] = [
 impl Sizes {
     /// Returns the bytes that such an array takes; `None` if the driver does not tell beforehand.
     #[inline]
-    fn expected<A: Array>(&self, wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
+    pub(crate) fn expected<A: Array>(
+        &self,
+        wanted: CUDA_ARRAY3D_DESCRIPTOR,
+        levels: u32,
+        place: Place,
+    ) -> Option<u64> {
         let description = Description::of(wanted, levels, place.local);
         let recent = self.recent.get(description.sum(), &description.0);
         recent.or_else(|| self.found::<A>(description, wanted, levels, place))
@@ -303,25 +246,4 @@ fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> 
     let bytes = probe.bytes(place.local);
     probe.destroy().ok()?;
     bytes
-}
-
-fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    let result = process.free(&process.memory.arrays, array.key(), next).result;
-    if result.is_ok() {
-        sparse::array_gone(process, array.key());
-    }
-    result
-}
-
-/// `cuArrayDestroy`.
-pub(crate) fn destroy(array: CUarray, next: Next<'_>) -> CUresult {
-    destroy_any(array, next)
-}
-
-/// `cuMipmappedArrayDestroy`.
-pub(crate) fn destroy_mipmapped(array: CUmipmappedArray, next: Next<'_>) -> CUresult {
-    destroy_any(array, next)
 }

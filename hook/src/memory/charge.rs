@@ -1,16 +1,16 @@
 //! Charging an allocation before it is made, and making room for it.
 
 use super::ABSURD;
+use super::Memory;
 use super::levels::{self, Full, Sums, Unsettled};
-use crate::cuda::CUerror;
-use crate::process::Process;
+use crate::driver::cuda::CUerror;
 
 /// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
 /// the charge ([`Sums`]) are passed separately, so that they can stay in registers: a type with `Drop` is
 /// kept in memory.
 #[derive(Debug)]
 pub(crate) struct Charge<'a> {
-    pub(super) process: &'a Process,
+    pub(super) memory: &'a Memory,
     pub(super) index: usize,
     pub(super) bytes: u64,
 }
@@ -18,16 +18,16 @@ pub(crate) struct Charge<'a> {
 impl Charge<'_> {
     /// Keeps the charge for the ledger: the allocation was made.
     #[inline(always)]
-    pub(super) fn keep(self, sums: Sums) {
-        let (process, index) = (self.process, self.index);
+    pub(crate) fn keep(self, sums: Sums) {
+        let (memory, index) = (self.memory, self.index);
         std::mem::forget(self);
-        let (usage, control) = (process.usage(), process.control());
-        process.memory.levels.raise_peaks(usage, control, index, sums);
+        let (usage, control) = (memory.usage(), memory.control());
+        memory.levels.raise_peaks(usage, control, index, sums);
     }
 
     /// Changes the charge to `bytes`, the size that the allocation turned out to take; returns the new sums.
     #[inline]
-    pub(super) fn fit(&mut self, sums: Sums, bytes: u64) -> Result<Sums, CUerror> {
+    pub(crate) fn fit(&mut self, sums: Sums, bytes: u64) -> Result<Sums, CUerror> {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}
             Some(more) => self.grow(bytes, more)?,
@@ -39,7 +39,7 @@ impl Charge<'_> {
     #[cold]
     #[inline(never)]
     fn grow(&mut self, bytes: u64, more: u64) -> Result<(), CUerror> {
-        let (charge, sums) = self.process.try_charge(self.index, more)?;
+        let (charge, sums) = self.memory.try_charge(self.index, more)?;
         charge.keep(sums);
         self.bytes = bytes;
         Ok(())
@@ -48,11 +48,11 @@ impl Charge<'_> {
     #[cold]
     #[inline(never)]
     fn lessen(&mut self, sums: Sums, bytes: u64) -> Sums {
-        let usage = self.process.usage();
+        let usage = self.memory.usage();
         // Must precede the uncharge.
         let _unsettled = Unsettled::on(usage, self.index);
         let excess = self.bytes - bytes;
-        self.process.memory.levels.uncharge(usage, self.index, excess);
+        self.memory.levels.uncharge(usage, self.index, excess);
         self.bytes = bytes;
         sums.less(excess)
     }
@@ -60,17 +60,16 @@ impl Charge<'_> {
 
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
-        self.process
-            .memory
+        self.memory
             .levels
-            .uncharge(self.process.usage(), self.index, self.bytes);
+            .uncharge(self.memory.usage(), self.index, self.bytes);
     }
 }
 
-impl Process {
+impl Memory {
     /// Charges `bytes` before the driver is called. At a limit, pools are trimmed first.
     #[inline(always)]
-    pub(super) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
+    pub(crate) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
         let sums = match self.charge_freely(index, bytes) {
             Some(sum) => Sums::of_one(sum),
             None => Sums::unpacked(self.charge_in_time(index, bytes))?,
@@ -80,7 +79,7 @@ impl Process {
 
     /// Charges `likely` (at least `bytes`) if it fits, `bytes` otherwise.
     #[inline(always)]
-    pub(super) fn try_charge_likely(
+    pub(crate) fn try_charge_likely(
         &self,
         index: usize,
         likely: u64,
@@ -93,9 +92,9 @@ impl Process {
         self.try_charge_likely_in_time(index, likely, bytes)
     }
 
-    pub(super) fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
+    pub(crate) fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
         Charge {
-            process: self,
+            memory: self,
             index,
             bytes: if bytes < ABSURD { bytes } else { 0 },
         }
@@ -103,11 +102,11 @@ impl Process {
 
     /// Charges without a lock where no limit and no grant applies; returns the sum. `None`: not charged.
     #[inline(always)]
-    pub(super) fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
+    pub(crate) fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
         if bytes >= ABSURD {
             return None;
         }
-        let (levels, usage) = (&self.memory.levels, self.usage());
+        let (levels, usage) = (&self.levels, self.usage());
         levels.reserve_freely(usage, self.control(), index, bytes)
     }
 
@@ -161,12 +160,12 @@ impl Process {
             CUerror::OUT_OF_MEMORY
         })?;
         let (usage, control) = (self.usage(), self.control());
-        self.memory.levels.raise_peaks(usage, control, index, sums);
+        self.levels.raise_peaks(usage, control, index, sums);
         Ok(())
     }
 
     /// Charges `bytes` if they fit, waiting for a larger grant if that is what is missing.
-    pub(super) fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
+    pub(crate) fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let charge = || self.reserve(index, bytes);
         match charge() {
             Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
@@ -175,13 +174,12 @@ impl Process {
     }
 
     /// Charges `bytes` if they fit.
-    pub(super) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        self.memory
-            .levels
+    pub(crate) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
+        self.levels
             .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
-    pub(super) fn refused_by(&self, index: usize, full: Full) -> CUerror {
+    pub(crate) fn refused_by(&self, index: usize, full: Full) -> CUerror {
         full.count_refusal(self.usage());
         self.count_failure(index);
         CUerror::OUT_OF_MEMORY
@@ -190,10 +188,10 @@ impl Process {
     /// Trims every pool after a limit was hit and charges again.
     #[cold]
     #[inline(never)]
-    pub(super) fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
+    pub(crate) fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
         full.count_hit(self.usage());
-        let has_freed = self.memory.freeing.settle(self, None);
-        let charged = if self.memory.reserves.trim(self) || has_freed {
+        let has_freed = self.freeing.settle(self, None);
+        let charged = if self.reserves.trim(self) || has_freed {
             self.charge(index, bytes)
         } else {
             Err(full)
@@ -207,7 +205,7 @@ impl Process {
     #[inline(never)]
     pub(crate) fn count_failure(&self, index: usize) {
         levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
-        self.memory.reserves.settle_all(self);
-        self.ring();
+        self.reserves.settle_all(self);
+        self.session.ring();
     }
 }

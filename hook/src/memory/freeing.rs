@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Memory;
 use super::ledger::Entry;
 use super::stream::Stream;
-use crate::compute::Step;
-use crate::process::Process;
+use crate::helper::Step;
 
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
@@ -24,8 +24,8 @@ const MANY: usize = 256;
 
 impl Freeing {
     /// Records that the stream has been told to free the entry.
-    pub(super) fn add(&self, process: &Process, stream: usize, entry: Entry) {
-        let stream = Stream::of(process, stream);
+    pub(super) fn add(&self, memory: &Memory, stream: usize, entry: Entry) {
+        let stream = Stream::of(memory.program, stream);
         let count = {
             let mut list = self.list.lock();
             list.push((stream, entry));
@@ -33,37 +33,38 @@ impl Freeing {
             list.len()
         };
         if count.is_multiple_of(MANY) {
-            self.settle(process, None);
+            self.settle(memory, None);
         }
-        process.line.wake();
+        memory.session.line.wake();
     }
 
     /// Uncharges what is freed by now: the frees of `passed`, which has been waited for, and of other streams
     /// that have reached theirs. Returns whether there were any.
-    pub(super) fn settle(&self, process: &Process, passed: Option<usize>) -> bool {
+    pub(super) fn settle(&self, memory: &Memory, passed: Option<usize>) -> bool {
         if self.count.load(Relaxed) == 0 {
             return false;
         }
         let mut streams: Vec<Stream> = self.list.lock().iter().map(|(stream, _)| *stream).collect();
         streams.sort_unstable();
         streams.dedup();
-        let passed = passed.map(|stream| Stream::of(process, stream));
+        let passed = passed.map(|stream| Stream::of(memory.program, stream));
         // Streams are queried without the lock.
-        streams.retain(|stream| passed == Some(*stream) || stream.has_passed(process));
-        self.take(process, |stream, _| streams.contains(stream))
+        streams.retain(|stream| passed == Some(*stream) || stream.has_passed(memory.program));
+        self.take(memory, |stream, _| streams.contains(stream))
     }
 
     /// Settles the frees on default streams of the calling thread's context and of its green contexts, after
     /// a wait for the context.
-    pub(super) fn context_passed(&self, process: &Process) {
+    pub(super) fn context_passed(&self, memory: &Memory) {
         if self.count.load(Relaxed) == 0 {
             return;
         }
-        let Some(bound) = process.slots.bind(process) else {
+        let Some(bound) = memory.program.bind() else {
             return;
         };
-        let passed: Vec<u32> = match process.contexts.numbered(bound.context()) {
-            Some(current) => process
+        let passed: Vec<u32> = match memory.program.contexts.numbered(bound.context()) {
+            Some(current) => memory
+                .program
                 .contexts
                 .family(&current)
                 .iter()
@@ -71,15 +72,15 @@ impl Freeing {
                 .collect(),
             None => vec![bound.context()],
         };
-        self.take(process, |stream, _| stream.is_default_of(&passed));
+        self.take(memory, |stream, _| stream.is_default_of(&passed));
     }
 
     /// Uncharges the pending frees of a destroyed context.
-    pub(super) fn context_gone(&self, process: &Process, context: u32) {
-        self.take(process, |_, entry| entry.owner == context);
+    pub(super) fn context_gone(&self, memory: &Memory, context: u32) {
+        self.take(memory, |_, entry| entry.owner == context);
     }
 
-    fn take(&self, process: &Process, is_over: impl Fn(&Stream, &Entry) -> bool) -> bool {
+    fn take(&self, memory: &Memory, is_over: impl Fn(&Stream, &Entry) -> bool) -> bool {
         let over: Vec<_> = {
             let mut list = self.list.lock();
             let over = list
@@ -88,13 +89,13 @@ impl Freeing {
             self.count.store(list.len(), Relaxed);
             over
         };
-        over.iter().for_each(|(_, entry)| process.discharge(entry));
+        over.iter().for_each(|(_, entry)| memory.discharge(entry));
         !over.is_empty()
     }
 
-    pub(super) fn renumber(&self, process: &Process) {
+    pub(super) fn renumber(&self, memory: &Memory) {
         for (_, entry) in self.list.lock().iter_mut() {
-            process.follow(entry);
+            memory.follow(entry);
         }
     }
 }
@@ -114,15 +115,15 @@ impl Settling {
         Self { pause: LEAST_PAUSE }
     }
 
-    pub(crate) fn step(&mut self, process: &Process) -> Step {
-        let (freeing, reserves) = (&process.memory.freeing, &process.memory.reserves);
+    pub(crate) fn step(&mut self, memory: &Memory) -> Step {
+        let (freeing, reserves) = (&memory.freeing, &memory.reserves);
         let is_any = || freeing.count.load(Relaxed) != 0 || reserves.is_any_over();
         if !is_any() {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
-        let is_freed = freeing.settle(process, None);
-        self.pause = if reserves.settle_over(process) || is_freed {
+        let is_freed = freeing.settle(memory, None);
+        self.pause = if reserves.settle_over(memory) || is_freed {
             LEAST_PAUSE
         } else {
             (2 * self.pause).min(LONGEST_PAUSE)

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{ControlDevice, MAX_DEVICES, UsageDevice};
 use parking_lot::Mutex;
 
+use super::Memory;
 use super::levels::Full;
-use crate::process::{self, Process};
+use crate::driver::exit;
 use crate::{helper, sys};
 
 /// Longest wait for an answer, for a daemon that is stopped or being restarted.
@@ -56,23 +57,21 @@ impl Grants {
     }
 }
 
-impl Process {
+impl Memory {
     /// Charges `bytes` on a device by `charge`, which has returned [`Full::Group`], after requesting a larger
     /// grant.
     ///
     /// The caller must hold no lock that the helper takes.
     #[cold]
-    pub(super) fn charge_granted<T>(
+    pub(crate) fn charge_granted<T>(
         &self,
         index: usize,
         bytes: u64,
         charge: impl Fn() -> Result<T, Full>,
     ) -> Result<T, Full> {
         let full = Full::Group(index);
-        let (Some(lock), Some(device)) = (
-            self.memory.grants.asking.get(index),
-            self.usage().devices.get(index),
-        ) else {
+        let (Some(lock), Some(device)) = (self.grants.asking.get(index), self.usage().devices.get(index))
+        else {
             return Err(full);
         };
         let _asking = match lock.try_lock() {
@@ -102,7 +101,7 @@ impl Process {
     /// Requests a grant for memory that has been charged without one because it exists already; returns
     /// whether it is granted and no other limit is exceeded.
     #[cold]
-    pub(super) fn cover(&self, index: usize) -> bool {
+    pub(crate) fn cover(&self, index: usize) -> bool {
         self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
     }
 
@@ -113,15 +112,15 @@ impl Process {
         else {
             return Answer::Missing;
         };
-        let silent = &self.memory.grants.is_silent;
+        let silent = &self.grants.is_silent;
         if is_answered(control, usage.grant_request.load(Relaxed)) {
             silent.store(false, Relaxed);
         }
         let number = put(usage, bytes);
         let begun = Instant::now();
         loop {
-            self.ring();
-            let may_wait = !silent.load(Relaxed) && !process::is_exiting() && !helper::is_caller();
+            self.session.ring();
+            let may_wait = !silent.load(Relaxed) && !exit::is_exiting() && !helper::is_caller();
             let seen = control.grant_answer.load(Acquire);
             if reaches(seen, number) {
                 return outcome(control, number);
@@ -167,29 +166,29 @@ pub(crate) fn reaches(count: u32, number: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
+    use crate::shared::block;
     use gcgroup_abi::{Control, NO_LIMIT, Usage};
     use std::sync::atomic::AtomicU32;
     use std::thread;
 
     /// Returns a process in a group and the daemon's view of its control block.
-    fn member(granted: u64) -> (&'static Process, &'static Control) {
-        let process = Process::of_test(NO_LIMIT);
-        process.usage().devices[0].memory_granted.store(granted, Relaxed);
-        (process, adopt(process))
+    fn member(granted: u64) -> (&'static Memory, &'static Control) {
+        let memory = Memory::of_test(NO_LIMIT);
+        memory.usage().devices[0].memory_granted.store(granted, Relaxed);
+        (memory, adopt(memory))
     }
 
     /// Connects another daemon, which has seen the earlier requests.
-    fn adopt(process: &Process) -> &'static Control {
+    fn adopt(memory: &Memory) -> &'static Control {
         let (control, file) = block::of_daemon();
-        for (device, usage) in control.devices.iter().zip(&process.usage().devices) {
+        for (device, usage) in control.devices.iter().zip(&memory.usage().devices) {
             device.memory_limit.store(NO_LIMIT, Relaxed);
             let asked = usage.grant_request.load(Relaxed);
             device.grant_answer.store(asked, Relaxed);
         }
         control.memory_limit.store(NO_LIMIT, Relaxed);
         control.publish();
-        process.adopt(&file);
+        memory.adopt(&file);
         control
     }
 
@@ -210,18 +209,18 @@ mod tests {
 
     #[test]
     fn daemon_is_asked_only_beyond_the_grant() {
-        let (process, control) = member(100);
-        let device = &process.usage().devices[0];
-        assert!(process.charge(0, 100).is_ok());
-        assert_eq!(request(process.usage()).load(Relaxed), 0);
+        let (memory, control) = member(100);
+        let device = &memory.usage().devices[0];
+        assert!(memory.charge(0, 100).is_ok());
+        assert_eq!(request(memory.usage()).load(Relaxed), 0);
         thread::scope(|scope| {
-            let charging = scope.spawn(|| process.charge(0, 50).is_ok());
-            wait_for(request(process.usage()), 1);
+            let charging = scope.spawn(|| memory.charge(0, 50).is_ok());
+            wait_for(request(memory.usage()), 1);
             assert_eq!(device.grant_wanted.load(Relaxed), 50);
             // Answered, but not enough: another process was faster.
             device.memory_granted.store(120, Relaxed);
             answer(control, 1);
-            wait_for(request(process.usage()), 2);
+            wait_for(request(memory.usage()), 2);
             device.memory_granted.store(150, Relaxed);
             answer(control, 2);
             assert!(charging.join().unwrap());
@@ -231,35 +230,35 @@ mod tests {
 
     #[test]
     fn refused_request_refuses_charge_unless_bytes_were_freed() {
-        let (process, control) = member(100);
-        assert!(process.charge(0, 100).is_ok());
+        let (memory, control) = member(100);
+        assert!(memory.charge(0, 100).is_ok());
         let refuse = |number| {
-            wait_for(request(process.usage()), number);
+            wait_for(request(memory.usage()), number);
             control.devices[0].grant_refused.store(number, Relaxed);
             answer(control, number);
         };
         thread::scope(|scope| {
-            let charging = scope.spawn(|| process.charge(0, 10).map(drop));
+            let charging = scope.spawn(|| memory.charge(0, 10).map(drop));
             refuse(1);
             assert_eq!(charging.join().unwrap(), Err(Full::Group(0)));
-            let charging = scope.spawn(|| process.charge(0, 10).map(drop));
-            wait_for(request(process.usage()), 2);
-            process.memory.levels.uncharge(process.usage(), 0, 20);
+            let charging = scope.spawn(|| memory.charge(0, 10).map(drop));
+            wait_for(request(memory.usage()), 2);
+            memory.levels.uncharge(memory.usage(), 0, 20);
             refuse(2);
             assert_eq!(charging.join().unwrap(), Ok(()));
         });
-        assert_eq!(process.usage().devices[0].memory_current.load(Relaxed), 90);
+        assert_eq!(memory.usage().devices[0].memory_current.load(Relaxed), 90);
     }
 
     #[test]
     fn waiting_request_is_repeated_to_the_next_daemon() {
-        let (process, _lost) = member(0);
+        let (memory, _lost) = member(0);
         thread::scope(|scope| {
-            let charging = scope.spawn(|| process.charge(0, 10).is_ok());
-            wait_for(request(process.usage()), 1);
-            let next = adopt(process);
-            wait_for(request(process.usage()), 2);
-            process.usage().devices[0].memory_granted.store(10, Relaxed);
+            let charging = scope.spawn(|| memory.charge(0, 10).is_ok());
+            wait_for(request(memory.usage()), 1);
+            let next = adopt(memory);
+            wait_for(request(memory.usage()), 2);
+            memory.usage().devices[0].memory_granted.store(10, Relaxed);
             answer(next, 2);
             assert!(charging.join().unwrap());
         });
@@ -267,21 +266,21 @@ mod tests {
 
     #[test]
     fn silent_daemon_is_waited_for_once() {
-        let (process, control) = member(0);
-        assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
-        let silent = &process.memory.grants.is_silent;
+        let (memory, control) = member(0);
+        assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
+        let silent = &memory.grants.is_silent;
         assert!(silent.load(Relaxed));
-        assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
-        let asked = request(process.usage()).load(Relaxed);
+        assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
+        let asked = request(memory.usage()).load(Relaxed);
         assert_eq!(asked, 2, "it is asked without waiting");
         // The daemon was only slow.
-        process.usage().devices[0].memory_granted.store(10, Relaxed);
+        memory.usage().devices[0].memory_granted.store(10, Relaxed);
         answer(control, asked);
-        assert!(process.charge(0, 10).is_ok());
+        assert!(memory.charge(0, 10).is_ok());
         thread::scope(|scope| {
-            let charging = scope.spawn(|| process.charge(0, 10).is_ok());
-            wait_for(request(process.usage()), 3);
-            process.usage().devices[0].memory_granted.store(20, Relaxed);
+            let charging = scope.spawn(|| memory.charge(0, 10).is_ok());
+            wait_for(request(memory.usage()), 3);
+            memory.usage().devices[0].memory_granted.store(20, Relaxed);
             answer(control, 3);
             assert!(charging.join().unwrap());
         });
@@ -290,19 +289,19 @@ mod tests {
 
     #[test]
     fn existing_memory_is_covered_if_groups_have_room() {
-        let (process, control) = member(0);
-        let levels = &process.memory.levels;
-        levels.charge(process.usage(), process.control(), 0, 30);
+        let (memory, control) = member(0);
+        let levels = &memory.levels;
+        levels.charge(memory.usage(), memory.control(), 0, 30);
         thread::scope(|scope| {
-            let covering = scope.spawn(|| process.cover(0));
-            wait_for(request(process.usage()), 1);
-            assert_eq!(process.usage().devices[0].grant_wanted.load(Relaxed), 0);
-            process.usage().devices[0].memory_granted.store(30, Relaxed);
+            let covering = scope.spawn(|| memory.cover(0));
+            wait_for(request(memory.usage()), 1);
+            assert_eq!(memory.usage().devices[0].grant_wanted.load(Relaxed), 0);
+            memory.usage().devices[0].memory_granted.store(30, Relaxed);
             answer(control, 1);
             assert!(covering.join().unwrap());
         });
         control.devices[0].memory_limit.store(29, Relaxed);
-        assert!(!process.cover(0), "the process's own limit is exceeded");
+        assert!(!memory.cover(0), "the process's own limit is exceeded");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use gcgroup_abi::{Kind, OTHER_DEVICE};
 
 use super::fresh::{Fresh, Row};
 use super::lock::{Guard, Lock};
-use crate::device::LocalDevice;
+use crate::shared::device::LocalDevice;
 
 /// One allocation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

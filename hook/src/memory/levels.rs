@@ -19,7 +19,7 @@ use gcgroup_abi::{
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
-use crate::compute::slot::Counts;
+use crate::shared::counters::Counts;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
 pub(crate) use sums::Sums;

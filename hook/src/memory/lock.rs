@@ -27,7 +27,7 @@ const YIELDS: u32 = 16;
 const NAP: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Default)]
-pub(super) struct Lock<T> {
+pub(crate) struct Lock<T> {
     word: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    pub(super) const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         Self {
             word: AtomicU32::new(FREE),
             value: UnsafeCell::new(value),
@@ -44,7 +44,7 @@ impl<T> Lock<T> {
     }
 
     #[inline]
-    pub(super) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         if self.try_take().is_none() {
             self.wait();
         }
@@ -78,7 +78,7 @@ impl<T> Lock<T> {
 /// Guard of a [`Lock`]. Threads that share a reference to it share one to the value, so it is `Sync` only
 /// where `T` is, as `&mut T` is.
 #[derive(Debug)]
-pub(super) struct Guard<'a, T>(&'a Lock<T>, PhantomData<&'a mut T>);
+pub(crate) struct Guard<'a, T>(&'a Lock<T>, PhantomData<&'a mut T>);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;

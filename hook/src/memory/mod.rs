@@ -10,17 +10,14 @@
 
 use std::sync::atomic::AtomicBool;
 
-use gcgroup_abi::{Kind, MAX_DEVICES};
+use gcgroup_abi::{Control, Kind, Usage};
 
-use crate::compute::slot::Bound;
-use crate::cuda::CUresult;
-use crate::device::LocalDevice;
-use crate::interpose::Next;
-use crate::process::Process;
-use crate::swap;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
+use crate::program::Program;
+use crate::shared::session::Session;
 
-mod account;
-mod address;
+pub(crate) mod account;
 pub mod array;
 mod charge;
 mod few;
@@ -28,61 +25,61 @@ pub(crate) mod freeing;
 mod fresh;
 pub(crate) mod grant;
 pub mod graph;
-pub mod host;
-pub mod ipc;
 pub mod ledger;
 pub mod levels;
-pub mod linear;
 mod lock;
-mod physical;
-pub mod pool;
+mod opened;
+pub(crate) mod physical;
+mod pitch;
 mod pressure;
 mod recent;
-pub mod report;
-mod reserve;
-pub mod sparse;
-mod stream;
+pub(crate) mod reserve;
+pub(crate) mod room;
+pub(crate) mod stream;
 pub mod vmm;
 
-pub(crate) use address::{Address, Out};
 use array::Sizes;
 use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
-use ipc::Opened;
 use ledger::{Entry, Ledger};
 use levels::Levels;
-use linear::Pitch;
+use opened::Opened;
+use pitch::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
 
 /// All charges and ledgers of the process.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    pub(crate) session: &'static Session,
+    pub(crate) program: &'static Program,
     pub(crate) levels: Levels,
     /// Keyed by device address: linear, pitched, managed and imported memory, and allocations from pools.
-    blocks: Ledger,
+    pub(crate) blocks: Ledger,
     /// Keyed by host address.
-    host: Ledger,
+    pub(crate) host: Ledger,
     /// Keyed by the handle of the array or mipmapped array.
     pub(crate) arrays: Ledger,
-    sizes: Sizes,
-    pitch: Pitch,
+    pub(crate) sizes: Sizes,
+    pub(crate) pitch: Pitch,
     pub(crate) reserves: Reserves,
     /// Keyed by the handle of external memory.
-    external: Ledger,
-    freeing: Freeing,
-    opened: Opened,
-    physical: Vmm,
-    graphs: Graphs,
+    pub(crate) external: Ledger,
+    pub(crate) freeing: Freeing,
+    pub(crate) opened: Opened,
+    pub(crate) physical: Vmm,
+    pub(crate) graphs: Graphs,
     /// Set while a request for room on the device is unanswered; no thread waits for another one meanwhile.
     is_pressed_in_vain: AtomicBool,
     pub(crate) grants: Grants,
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(program: &'static Program) -> Self {
         Self {
+            session: program.session,
+            program,
             levels: Levels::default(),
             blocks: Ledger::new(64),
             host: Ledger::new(32),
@@ -100,114 +97,78 @@ impl Memory {
         }
     }
 
-    /// Uncharges what a destroyed context owned.
-    pub(crate) fn context_gone(&self, process: &Process, context: u32) {
+    #[inline]
+    pub(crate) fn usage(&self) -> &Usage {
+        self.session.usage()
+    }
+
+    #[inline]
+    pub(crate) fn control(&self) -> &Control {
+        self.session.control()
+    }
+
+    /// Uncharges what a destroyed context owned. Freed memory is a reason for the daemon to measure.
+    pub(crate) fn context_gone(&self, context: u32) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
             for entry in ledger.take_all(owned) {
-                process.discharge(&entry);
+                self.discharge(&entry);
             }
         }
-        self.freeing.context_gone(process, context);
+        self.freeing.context_gone(self, context);
         for entry in self.opened.context_gone(context) {
-            process.discharge(&entry);
+            self.discharge(&entry);
         }
-        self.synchronized(process, None);
-        swap::context_gone(process, context);
-        // Freed memory is a reason for the daemon to measure.
-        process.ring();
+        self.synchronized(None);
     }
 
     /// Settles frees after the program waited for `stream`, or for an unknown set of streams (`None`): the
     /// driver may have returned memory to the device by then.
-    pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
-        self.reserves.synchronized(process, stream);
-        self.freeing.settle(process, stream);
-        process.passed_physical(stream);
+    pub(crate) fn synchronized(&self, stream: Option<usize>) {
+        self.reserves.synchronized(self, stream);
+        self.freeing.settle(self, stream);
+        self.passed_physical(stream);
     }
 
     /// Settles frees after the program waited for its whole current context.
-    pub(crate) fn context_synchronized(&self, process: &Process) {
-        self.freeing.context_passed(process);
-        self.synchronized(process, None);
+    pub(crate) fn context_synchronized(&self) {
+        self.freeing.context_passed(self);
+        self.synchronized(None);
     }
 
     /// Moves every charge to the current slot of its device.
-    pub(crate) fn renumber(&self, process: &Process) {
+    pub(crate) fn renumber(&self) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
-            ledger.each(|entry| process.follow(entry));
+            ledger.each(|entry| self.follow(entry));
         }
-        self.reserves.renumber(process);
-        self.freeing.renumber(process);
-        self.opened.renumber(process);
-        self.physical.renumber(process);
+        self.reserves.renumber(self);
+        self.freeing.renumber(self);
+        self.opened.renumber(self);
+        self.physical.renumber(self);
     }
 }
-
-/// The device of an allocation and the context that owns it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) local: LocalDevice,
-    /// The device's slot in the control and usage blocks.
-    pub(crate) index: usize,
-    pub(crate) context: u32,
-}
-
-impl Place {
-    #[inline]
-    pub(crate) fn of(bound: Bound<'_>) -> Option<Self> {
-        Some(Self {
-            local: bound.local()?,
-            index: bound.index(),
-            context: bound.owner(),
-        })
-    }
-
-    pub(crate) fn packed(self) -> u64 {
-        u64::from(self.context) << 32 | (self.index as u64) << 8 | u64::from(self.local.number())
-    }
-
-    #[inline]
-    pub(crate) fn unpacked(word: u64) -> Self {
-        let [local, index, _, _, context @ ..] = word.to_le_bytes();
-        Self {
-            local: LocalDevice::from_number(local),
-            index: index.into(),
-            context: u32::from_le_bytes(context),
-        }
-    }
-}
-
-const _: () = assert!(MAX_DEVICES <= 1 << 8);
 
 /// A size in bytes larger than any device, small enough that sums of a few do not overflow.
-const ABSURD: u64 = 1 << 56;
+pub(crate) const ABSURD: u64 = 1 << 56;
 
-impl Process {
-    /// Returns where the calling thread allocates; `None` without a current context, which the driver refuses
-    /// itself.
-    #[inline]
-    fn place(&self) -> Option<Place> {
-        self.slots.place(self)
-    }
-
+impl Memory {
     /// Counts an allocation.
     #[inline]
     pub(crate) fn count_in(&self, entry: &Entry) {
-        let own = self.slots.counts(self.usage(), entry.index());
-        self.memory.levels.enter(self.usage(), own, entry);
+        let own = self.program.slots.counts(self.usage(), entry.index());
+        self.levels.enter(self.usage(), own, entry);
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_out(&self, entry: &Entry) {
-        let own = self.slots.counts(self.usage(), entry.index());
-        self.memory.levels.leave(self.usage(), own, entry);
+        let own = self.program.slots.counts(self.usage(), entry.index());
+        self.levels.leave(self.usage(), own, entry);
     }
 
     /// Records an allocation that is charged already or needs no charge.
     #[inline]
-    fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
+    pub(crate) fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
         self.count_in(&entry);
         let displaced = ledger.insert(key, || {
             self.follow(&mut entry);
@@ -222,8 +183,8 @@ impl Process {
 
     /// Moves an entry's charge to the current slot of its device if that has changed.
     #[inline]
-    fn follow(&self, entry: &mut Entry) {
-        let index = self.devices.index(entry.local);
+    pub(crate) fn follow(&self, entry: &mut Entry) {
+        let index = self.session.devices.index(entry.local);
         if index != entry.index() {
             self.follow_to(entry, index);
         }
@@ -232,29 +193,29 @@ impl Process {
     #[cold]
     #[inline(never)]
     fn follow_to(&self, entry: &mut Entry, index: usize) {
-        let levels = &self.memory.levels;
+        let levels = &self.levels;
         levels.transfer(self.usage(), self.control(), entry, index);
         entry.set_index(index);
     }
 
     /// Counts the free of an entry and uncharges it.
     #[inline(never)]
-    fn discharge(&self, entry: &Entry) {
+    pub(crate) fn discharge(&self, entry: &Entry) {
         self.discharge_on(entry, 0, None);
     }
 
     /// Counts the free of an entry and uncharges it; `address` and `stream` tell a pool where it was and
     /// which stream it waits for. Address 0: unknown.
     #[inline(always)]
-    fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
-        let (levels, usage, index) = (&self.memory.levels, self.usage(), entry.index());
-        let own = self.slots.counts(usage, index);
+    pub(crate) fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
+        let (levels, usage, index) = (&self.levels, self.usage(), entry.index());
+        let own = self.program.slots.counts(usage, index);
         levels.leave(usage, own, entry);
         if entry.is_charged() {
             levels.uncharge(usage, index, entry.size);
         }
         if entry.is(Kind::Pool) {
-            self.memory.reserves.freed(self, entry, address, stream);
+            self.reserves.freed(self, entry, address, stream);
         }
     }
 
@@ -263,13 +224,13 @@ impl Process {
     /// The entry is removed before the call, since another thread may get the address as soon as the driver
     /// has it.
     #[inline]
-    fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> Freed {
+    pub(crate) fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> Freed {
         self.free_on(ledger, key, None, next)
     }
 
     /// Runs a call that frees when `stream` reaches it, as [`free`](Self::free) otherwise.
     #[inline(never)]
-    fn free_on(&self, ledger: &Ledger, key: u64, stream: Option<usize>, next: Next<'_>) -> Freed {
+    pub(crate) fn free_on(&self, ledger: &Ledger, key: u64, stream: Option<usize>, next: Next<'_>) -> Freed {
         let Some(entry) = ledger.remove(key) else {
             return Freed {
                 result: next(),
@@ -280,7 +241,7 @@ impl Process {
         if result.is_err() {
             self.put_back(ledger, key, entry);
         } else if let Some(stream) = stream.filter(|_| entry.is_charged()) {
-            self.memory.freeing.add(self, stream, entry);
+            self.freeing.add(self, stream, entry);
         } else {
             self.discharge_on(&entry, key, stream);
         }
@@ -302,8 +263,24 @@ impl Process {
 
 /// The result of a freeing call.
 #[derive(Debug, Clone, Copy)]
-struct Freed {
-    result: CUresult,
+pub(crate) struct Freed {
+    pub(crate) result: CUresult,
     /// True if the entry was known and belonged to a pool.
-    is_pools: bool,
+    pub(crate) is_pools: bool,
+}
+
+#[cfg(test)]
+impl Memory {
+    /// Returns the memory engine of a process without a daemon, a helper or a driver; `limit` is the limit
+    /// for all devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        Box::leak(Box::new(Self::new(Program::of_test(limit))))
+    }
+
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
+        self.program.adopt(control);
+        self.grants.begin_again();
+        self.renumber();
+    }
 }

@@ -6,10 +6,11 @@
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use crate::compute::wait::RECHECK;
-use crate::cuda::{CUerror, CUresult};
-use crate::process::{self, Process};
-use crate::{driver, sys, thread};
+use super::Memory;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::{self, exit, thread};
+use crate::shared::RECHECK;
+use crate::sys;
 
 /// Longest delay of an allocation, and most requests for it: another process may take the room that was made.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,7 +18,7 @@ const ROUNDS: u32 = 3;
 /// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
 
-impl Process {
+impl Memory {
     /// Calls the driver for `bytes`, and again when it was out of memory and others have made room.
     #[inline]
     pub(crate) fn pressing<T>(
@@ -63,11 +64,11 @@ impl Process {
             self.control().devices.get(index)?,
         );
         let total = control.memory_total.load(Relaxed);
-        if bytes > total || self.connection.lock().is_none() {
+        if bytes > total || self.session.connection.lock().is_none() {
             return None;
         }
         let is_behind = || control.pressure_answer.load(Acquire) != usage.pressure_request.load(Relaxed);
-        let silent = &self.memory.is_pressed_in_vain;
+        let silent = &self.is_pressed_in_vain;
         if silent.load(Relaxed) && is_behind() {
             return None;
         }
@@ -75,7 +76,7 @@ impl Process {
         usage.pressure_wanted.fetch_add(wanted, Relaxed);
         usage.pressure_size.fetch_add(bytes, Relaxed);
         let number = usage.pressure_request.fetch_add(1, Release).wrapping_add(1);
-        self.ring();
+        self.session.ring();
         // Wrapping comparison: the answer has reached the request.
         let has_come = |answer: u32| answer.wrapping_sub(number) < 1 << 31;
         let is_answered = loop {
@@ -84,7 +85,7 @@ impl Process {
                 break true;
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || process::is_exiting() || self.connection.lock().is_none() {
+            if left.is_zero() || exit::is_exiting() || self.session.connection.lock().is_none() {
                 break false;
             }
             thread::outside(|| sys::futex_wait(&control.pressure_answer, answer, left.min(RECHECK)));
@@ -101,7 +102,7 @@ impl Process {
     fn missing(&self, index: usize, bytes: u64) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE);
         let (mut free, mut total) = (0, 0);
-        let is_here = self.slots.bind(self).is_some_and(|bound| bound.index() == index);
+        let is_here = self.program.bind().is_some_and(|bound| bound.index() == index);
         let known: CUresult = driver::cuMemGetInfo_v2(&mut free, &mut total);
         match (is_here, known) {
             (true, Ok(())) if (free as u64) < bytes => bytes - free as u64,

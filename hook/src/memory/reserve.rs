@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
+use super::Memory;
 use super::account::{Account, Over};
 use super::levels::{Full, Unsettled};
 use super::lock::Lock;
 use super::stream::Stream;
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUmemoryPool,
 };
-use crate::device::LocalDevice;
-use crate::driver;
-use crate::process::Process;
+use crate::shared::device::LocalDevice;
 pub(crate) use list::Reserves;
 
 /// Purpose of reserved memory.
@@ -45,7 +45,7 @@ pub(crate) struct Reserve {
     trims: AtomicUsize,
     /// The device slot in which it is charged; written with the account locked.
     index: AtomicUsize,
-    pub(super) account: Lock<Account>,
+    pub(crate) account: Lock<Account>,
 }
 
 impl Reserve {
@@ -78,20 +78,20 @@ impl Reserve {
     }
 
     /// Has the driver release what is unused, except for `keep` bytes of a pool.
-    pub(crate) fn trim(&self, process: &Process, keep: u64) {
-        let _unsettled = Unsettled::on(process.usage(), self.index());
+    pub(crate) fn trim(&self, memory: &Memory, keep: u64) {
+        let _unsettled = Unsettled::on(memory.usage(), self.index());
         let _ = match self.source {
             Source::Pool(handle) => driver::cuMemPoolTrimTo(pool(handle), usize::try_from(keep).unwrap_or(0)),
             Source::Graphs => driver::cuDeviceGraphMemTrim(self.local.device()),
         };
-        self.trimmed(process);
+        self.trimmed(memory);
     }
 
     /// Counts a trim and settles what it released.
-    pub(crate) fn trimmed(&self, process: &Process) {
+    pub(crate) fn trimmed(&self, memory: &Memory) {
         self.trims.fetch_add(1, Relaxed);
         // If it exceeds the limit now, it did so before.
-        let _ = self.settle(process, 0);
+        let _ = self.settle(memory, 0);
     }
 
     pub(crate) fn trims(&self) -> usize {
@@ -120,22 +120,22 @@ impl Reserve {
     }
 
     /// Charges growth in advance, waiting for a larger grant if that is what is missing.
-    pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
-        match self.try_hold(process, bytes) {
+    pub(crate) fn hold(&self, memory: &Memory, bytes: u64) -> Result<(), Full> {
+        match self.try_hold(memory, bytes) {
             // Without the account's lock, which the helper takes too.
-            Err(Full::Group(index)) => process.charge_granted(index, bytes, || self.try_hold(process, bytes)),
+            Err(Full::Group(index)) => memory.charge_granted(index, bytes, || self.try_hold(memory, bytes)),
             held => held,
         }
     }
 
-    fn try_hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
+    fn try_hold(&self, memory: &Memory, bytes: u64) -> Result<(), Full> {
         let mut account = self.account.lock();
-        let (usage, control) = (process.usage(), process.control());
+        let (usage, control) = (memory.usage(), memory.control());
         // Peaks are raised after the call, by the actual growth.
         let index = self.index();
-        process.memory.levels.try_reserve(usage, control, index, bytes)?;
+        memory.levels.try_reserve(usage, control, index, bytes)?;
         account.hold(bytes);
-        self.add_kind(process, index, bytes);
+        self.add_kind(memory, index, bytes);
         Ok(())
     }
 
@@ -146,27 +146,27 @@ impl Reserve {
     ///
     /// # Errors
     /// [`Over`] if the growth exceeds a limit and no larger grant was given; it is charged.
-    pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
-        self.settle_after(process, held, After::Any)
+    pub(crate) fn settle(&self, memory: &Memory, held: u64) -> Result<(), Over> {
+        self.settle_after(memory, held, After::Any)
     }
 
     /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
-    pub(crate) fn settle_within(&self, process: &Process, held: u64) -> Result<(), Over> {
-        self.settle_after(process, held, After::Marked)
+    pub(crate) fn settle_within(&self, memory: &Memory, held: u64) -> Result<(), Over> {
+        self.settle_after(memory, held, After::Marked)
     }
 
-    fn settle_after(&self, process: &Process, held: u64, after: After) -> Result<(), Over> {
+    fn settle_after(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
         if self.is_elsewhere {
             return Ok(());
         }
-        let settled = self.settle_by_ledger(process, held, after);
-        if settled.is_err() && process.cover(self.index()) {
+        let settled = self.settle_by_ledger(memory, held, after);
+        if settled.is_err() && memory.cover(self.index()) {
             return Ok(());
         }
         settled
     }
 
-    fn settle_by_ledger(&self, process: &Process, held: u64, after: After) -> Result<(), Over> {
+    fn settle_by_ledger(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
         loop {
             let has_waited = matches!(after, After::Waiting(_));
             let number = self.account.lock().measure(has_waited);
@@ -180,8 +180,8 @@ impl Reserve {
             if account.is_void(number) {
                 continue;
             }
-            let levels = &process.memory.levels;
-            let (usage, control) = (process.usage(), process.control());
+            let levels = &memory.levels;
+            let (usage, control) = (memory.usage(), memory.control());
             let (index, before) = (self.index(), account.paid());
             if held == 0 && account.is_as_measured(reserved) {
                 after.passed(&mut account);
@@ -197,7 +197,7 @@ impl Reserve {
                 |bytes| levels.charge(usage, control, index, bytes),
                 |bytes| levels.uncharge(usage, index, bytes),
             );
-            self.add_kind(process, index, account.paid().wrapping_sub(before));
+            self.add_kind(memory, index, account.paid().wrapping_sub(before));
             levels.raise_to_current(usage, control, index);
             after.passed(&mut account);
             return settled;
@@ -217,21 +217,21 @@ impl Reserve {
     }
 
     /// Measures after such a wait, in which the driver may have shrunk a pool, or removes the pool.
-    fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
+    fn synchronized(self: &Arc<Self>, memory: &Memory, stream: Option<Stream>) {
         let after = After::Waiting(stream);
         let is_over = self.account.lock().is_over();
         if is_over {
-            process.memory.reserves.end_if_over(process, self);
+            memory.reserves.end_if_over(memory, self);
             after.passed(&mut self.account.lock());
         } else {
             // Measured before the stream's frees are settled: what the driver has just released is not spare.
             // A pool that exceeds the limit stays so until its memory is freed.
-            let _ = self.settle_after(process, 0, after);
+            let _ = self.settle_after(memory, 0, after);
         }
     }
 
-    fn add_kind(&self, process: &Process, index: usize, bytes: u64) {
-        let device = process.usage().devices.get(index);
+    fn add_kind(&self, memory: &Memory, index: usize, bytes: u64) {
+        let device = memory.usage().devices.get(index);
         if let Some(kind) = device.and_then(|device| device.kinds.get(self.kind() as usize)) {
             kind.fetch_add(bytes, Relaxed);
         }

@@ -5,11 +5,11 @@
 
 use std::num::NonZero;
 
-use crate::compute::capture;
-use crate::compute::context::{LEGACY, PER_THREAD};
-use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
 use crate::driver;
-use crate::process::Process;
+use crate::driver::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
+use crate::driver::streams::is_capturing;
+use crate::driver::streams::{LEGACY, PER_THREAD};
+use crate::program::Program;
 use crate::sys;
 
 /// Stream identity, passed in two registers; `Option<Stream>` has the same size.
@@ -24,12 +24,12 @@ pub(crate) struct Stream {
 impl Stream {
     /// Returns the stream of a handle, as used by the calling thread.
     #[inline]
-    pub(super) fn of(process: &Process, handle: usize) -> Self {
+    pub(crate) fn of(program: &Program, handle: usize) -> Self {
         Self {
             // Handle 0 is the legacy stream, whose other handle is 1.
             handle: NonZero::new(handle).unwrap_or(NonZero::<usize>::MIN),
             of: if handle <= PER_THREAD {
-                Self::default_of(process, handle)
+                Self::default_of(program, handle)
             } else {
                 0
             },
@@ -37,8 +37,8 @@ impl Stream {
     }
 
     #[inline(never)]
-    fn default_of(process: &Process, handle: usize) -> u64 {
-        let bound = process.slots.bind(process);
+    fn default_of(program: &Program, handle: usize) -> u64 {
+        let bound = program.bind();
         let context = bound.map_or(0, |bound| bound.context());
         let tid = || bound.map_or_else(sys::gettid, |bound| bound.tid());
         let tid = if handle == PER_THREAD { tid() } else { 0 };
@@ -54,49 +54,49 @@ impl Stream {
     }
 
     /// Returns whether it is a default stream of one of these contexts.
-    pub(super) fn is_default_of(self, contexts: &[u32]) -> bool {
+    pub(crate) fn is_default_of(self, contexts: &[u32]) -> bool {
         self.handle() <= PER_THREAD && contexts.contains(&self.context())
     }
 
     /// Returns whether all its work is known to have completed, as far as the calling thread can ask the
     /// driver.
-    pub(super) fn has_passed(self, process: &Process) -> bool {
-        if self == Self::of(process, self.handle()) {
-            return has_passed(process, self.handle());
+    pub(crate) fn has_passed(self, program: &Program) -> bool {
+        if self == Self::of(program, self.handle()) {
+            return has_passed(program, self.handle());
         }
         if self.handle() != LEGACY {
             return false;
         }
-        let Some(context) = process.contexts.numbered(self.context()) else {
+        let Some(context) = program.contexts.numbered(self.context()) else {
             return true;
         };
         if context.is_part() {
             // Its default stream can be queried only by threads to which it is current.
             return false;
         }
-        let passed = context.with_current(|| has_passed(process, LEGACY));
+        let passed = context.with_current(|| has_passed(program, LEGACY));
         passed == Some(true)
     }
 }
 
 /// Returns whether a stream's work has completed, which includes streams that no longer exist.
-pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
+pub(super) fn has_passed(program: &Program, stream: usize) -> bool {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
-    if stream > PER_THREAD && process.contexts.holder(handle).is_none() {
+    if stream > PER_THREAD && program.contexts.holder(handle).is_none() {
         return true;
     }
     // A capture by the program must not be affected by the query.
     let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    let passed = capture::is_capturing(handle) == Some(false)
-        && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
+    let passed =
+        is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
     passed
 }
 
 #[cfg(test)]
 impl Stream {
-    pub(super) fn of_test(handle: usize) -> Self {
+    pub(crate) fn of_test(handle: usize) -> Self {
         let handle = NonZero::new(handle).unwrap();
         Self { handle, of: 0 }
     }

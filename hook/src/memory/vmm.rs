@@ -5,50 +5,42 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use gcgroup_abi::Kind;
-
+use super::Memory;
 use super::ledger::Entry;
-use super::physical::{All, Binder, Gone, Number, Physical, Rare, Region, Released};
+use super::physical::{All, Gone, Number, Physical, Rare, Released};
 use super::stream::has_passed;
-use crate::cuda::{
-    CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,
-    CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
-};
-use crate::device::LocalDevice;
-use crate::driver;
-use crate::interpose::Next;
-use crate::place::{given, written};
-use crate::process::{self, Process};
+use crate::driver::cuda::CUmemGenericAllocationHandle;
+use crate::shared::device::LocalDevice;
 
 /// The physical memory of the process. Its locks are never held while the driver is called.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
-    objects: Physical,
+    pub(crate) objects: Physical,
     /// Set once tiles of a sparse array were mapped; if not, arrays and streams need not be looked up.
     is_sparse: AtomicBool,
 }
 
-impl Process {
+impl Memory {
     /// Runs `body` with all shards locked, and uncharges what it has freed.
-    pub(super) fn physical<T>(&self, body: impl FnOnce(&mut All<'_>, &mut Gone) -> T) -> T {
+    pub(crate) fn physical<T>(&self, body: impl FnOnce(&mut All<'_>, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
-        let result = body(&mut self.memory.physical.objects.all(), &mut gone);
+        let result = body(&mut self.physical.objects.all(), &mut gone);
         self.bury(&gone);
         result
     }
 
-    fn bury(&self, gone: &Gone) {
+    pub(crate) fn bury(&self, gone: &Gone) {
         gone.freed.for_each(|entry| self.discharge(entry));
         gone.hidden
-            .for_each(|entry| self.memory.levels.hide(self.usage(), entry));
+            .for_each(|entry| self.levels.hide(self.usage(), entry));
     }
 
     /// Inserts memory that was just created or imported. Its device may have been renumbered since it was
     /// charged.
     #[inline]
-    fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
+    pub(crate) fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
         self.count_in(&entry);
-        let before = self.memory.physical.objects.add(handle.0, || {
+        let before = self.physical.objects.add(handle.0, || {
             self.follow(&mut entry);
             entry
         });
@@ -60,14 +52,14 @@ impl Process {
     /// Adds a hold for a mapping; returns the number, and whether the memory was imported. `None`: unknown
     /// handle.
     #[inline]
-    fn hold_physical(&self, handle: CUmemGenericAllocationHandle) -> Option<(Number, bool)> {
-        let held = self.memory.physical.objects.hold(handle.0);
+    pub(crate) fn hold_physical(&self, handle: CUmemGenericAllocationHandle) -> Option<(Number, bool)> {
+        let held = self.physical.objects.hold(handle.0);
         held.unwrap_or_else(|Rare| self.physical(|all, _| all.hold(handle.0)))
     }
 
     #[inline]
-    fn let_go_physical(&self, number: Number) {
-        match self.memory.physical.objects.let_go(number) {
+    pub(crate) fn let_go_physical(&self, number: Number) {
+        match self.physical.objects.let_go(number) {
             Ok(None) => {}
             Ok(Some(entry)) => self.discharge(&entry),
             Err(Rare) => self.physical(|all, gone| all.let_go(number, gone)),
@@ -77,7 +69,7 @@ impl Process {
     /// Undoes a release. The device may have been renumbered since.
     #[cold]
     #[inline(never)]
-    fn undo_release(&self, handle: CUmemGenericAllocationHandle, mut released: Released) {
+    pub(crate) fn undo_release(&self, handle: CUmemGenericAllocationHandle, mut released: Released) {
         self.physical(|all, _| {
             if let (_, Some(freed)) = &mut released {
                 self.follow(freed);
@@ -87,23 +79,23 @@ impl Process {
     }
 
     /// Returns the device on which memory outside devices is shown: the current one, or the first.
-    fn somewhere(&self) -> Option<(LocalDevice, usize)> {
-        if let Some(place) = self.place() {
+    pub(crate) fn somewhere(&self) -> Option<(LocalDevice, usize)> {
+        if let Some(place) = self.program.place() {
             return Some((place.local, place.index));
         }
         let first = LocalDevice::of(0)?;
-        Some((first, self.devices.learn(self.control(), first)))
+        Some((first, self.session.devices.learn(self.control(), first)))
     }
 
     /// Ends bindings whose stream has reached the call that ends them: those of `passed`, which has been
     /// waited for, and others.
-    pub(super) fn passed_physical(&self, passed: Option<usize>) {
-        if !self.memory.physical.is_sparse() {
+    pub(crate) fn passed_physical(&self, passed: Option<usize>) {
+        if !self.physical.is_sparse() {
             return;
         }
-        let waiting = self.memory.physical.objects.all().waits_for();
+        let waiting = self.physical.objects.all().waits_for();
         for stream in waiting {
-            if passed == Some(stream) || has_passed(self, stream) {
+            if passed == Some(stream) || has_passed(self.program, stream) {
                 self.physical(|physical, gone| physical.passed(stream, gone));
             }
         }
@@ -111,241 +103,15 @@ impl Process {
 }
 
 impl Vmm {
-    pub(super) fn is_sparse(&self) -> bool {
+    pub(crate) fn is_sparse(&self) -> bool {
         self.is_sparse.load(Relaxed)
     }
 
-    pub(super) fn begin_sparse(&self) {
+    pub(crate) fn begin_sparse(&self) {
         self.is_sparse.store(true, Relaxed);
     }
 
-    pub(crate) fn renumber(&self, process: &Process) {
-        self.objects.all().each(|entry| process.follow(entry));
+    pub(crate) fn renumber(&self, memory: &Memory) {
+        self.objects.all().each(|entry| memory.follow(entry));
     }
-}
-
-/// `cuMemCreate`. Memory outside devices is shown, not charged: of the host, and of locations newer than this
-/// library.
-pub(crate) fn create(
-    handle: *mut CUmemGenericAllocationHandle,
-    bytes: usize,
-    properties: *const CUmemAllocationProp,
-    next: Next<'_>,
-) -> CUresult {
-    let Some((process, properties)) = process::get().zip(given(properties)) else {
-        return next();
-    };
-    let bytes = bytes as u64;
-    let Some(local) = properties.location.device().and_then(LocalDevice::of) else {
-        next()?;
-        let kind = match properties.location.kind {
-            CU_MEM_LOCATION_TYPE_HOST
-            | CU_MEM_LOCATION_TYPE_HOST_NUMA
-            | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Kind::Host,
-            _ => Kind::Unknown,
-        };
-        if let (Some(handle), Some((local, index))) = (written(handle), process.somewhere()) {
-            process.add_physical(handle, Entry::new(kind, bytes, local, index, 0));
-        }
-        return Ok(());
-    };
-    let index = process.devices.learn(process.control(), local);
-    let (charge, sums) = process.try_charge(index, bytes)?;
-    let made = process.pressing(index, bytes, next);
-    made.inspect_err(|_| process.count_failure(index))?;
-    if let Some(handle) = written(handle) {
-        charge.keep(sums);
-        process.add_physical(handle, Entry::new(Kind::Vmm, bytes, local, index, 0));
-    }
-    Ok(())
-}
-
-/// `cuMemImportFromShareableHandle`: charged to the process that created it.
-pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    next()?;
-    let (Some(process), Some(handle)) = (process::get(), written(handle)) else {
-        return Ok(());
-    };
-    if process.physical(|all, _| all.hold_handle(handle.0)) {
-        return Ok(());
-    }
-    let mut properties = CUmemAllocationProp::NONE;
-    let is_memory = driver::cuMemGetAllocationPropertiesFromHandle(&mut properties, handle).is_ok();
-    let place = match properties.location.device().and_then(LocalDevice::of) {
-        Some(local) => Some((local, process.devices.learn(process.control(), local))),
-        None => process.somewhere(),
-    };
-    if let Some((local, index)) = place {
-        // The size is known only once it is mapped, so it is counted with 0 bytes.
-        let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
-        process.add_physical(handle, Entry::new(kind, 0, local, index, 0));
-    }
-    Ok(())
-}
-
-/// `cuMemRelease`.
-pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    // Before the call, after which the driver may reuse the number for another thread's memory.
-    let released = match process.memory.physical.objects.release(handle.0) {
-        Ok(None) => return next(),
-        Ok(Some(released)) => released,
-        Err(Rare) => return release_of_several(process, handle, next),
-    };
-    let result = next();
-    match result {
-        Ok(()) => drop(released.1.inspect(|freed| process.discharge(freed))),
-        Err(_) => process.undo_release(handle, released),
-    }
-    result
-}
-
-/// Releases a handle where other handles or other memory may be concerned.
-#[cold]
-#[inline(never)]
-fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    let mut gone = Gone::default();
-    let released = process.memory.physical.objects.all().release(handle.0, &mut gone);
-    let Some(released) = released else {
-        return next();
-    };
-    let result = next();
-    match result {
-        Ok(()) => process.bury(&gone),
-        // If it was a multicast object, its bindings are not restored.
-        Err(_) => process.undo_release(handle, released),
-    }
-    result
-}
-
-/// `cuMemMap`.
-pub(crate) fn map(
-    address: CUdeviceptr,
-    bytes: usize,
-    handle: CUmemGenericAllocationHandle,
-    next: Next<'_>,
-) -> CUresult {
-    // Before the call: another thread may release the handle as soon as it is mapped.
-    let held = process::get().and_then(|process| Some((process, process.hold_physical(handle)?)));
-    let Some((process, (number, is_imported))) = held else {
-        return next();
-    };
-    next().inspect_err(|_| process.let_go_physical(number))?;
-    let bytes = bytes as u64;
-    let objects = &process.memory.physical.objects;
-    if is_imported && let Some(more) = objects.grow(number, bytes) {
-        process.memory.levels.show(process.usage(), &more);
-    }
-    if let Some(before) = objects.map(address.0, bytes, number) {
-        process.let_go_physical(before);
-    }
-    Ok(())
-}
-
-/// `cuMemUnmap`.
-pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUresult {
-    let Some(process) = process::get() else {
-        return next();
-    };
-    // Before the call, after which another thread may map something there.
-    let objects = &process.memory.physical.objects;
-    let taken = objects.take_mappings(address.0, bytes as u64);
-    let result = next();
-    match result {
-        Ok(()) => taken.for_each(|(.., number)| process.let_go_physical(*number)),
-        Err(_) => objects.put_back(&taken),
-    }
-    result
-}
-
-/// `cuMemRetainAllocationHandle`.
-pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
-    next()?;
-    if let (Some(process), Some(handle)) = (process::get(), written(handle)) {
-        process.physical(|all, _| all.retain(address, handle.0));
-    }
-    Ok(())
-}
-
-/// `cuMulticastCreate`: has no memory of its own.
-pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    next()?;
-    if let Some(process) = process::get()
-        && let (Some(handle), Some((local, index))) = (written(handle), process.somewhere())
-    {
-        process.add_physical(handle, Entry::new(Kind::Multicast, 0, local, index, 0));
-    }
-    Ok(())
-}
-
-/// Memory to bind to a multicast object.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Bound {
-    Memory(CUmemGenericAllocationHandle),
-    Mapped(CUdeviceptr),
-}
-
-/// Returns a range of bytes of a multicast object for one device.
-fn bytes_of(device: CUdevice, offset: usize, bytes: usize) -> Region {
-    Region {
-        group: [device.cast_unsigned(), 0, 0],
-        start: [offset as u64, 0, 0],
-        extent: [bytes as u64, 1, 1],
-    }
-}
-
-/// `cuMulticastBindMem`, `cuMulticastBindAddr`: binding holds the memory, which stays charged to its creator.
-/// Without `device`, the memory's device is used.
-pub(crate) fn bind(
-    to: CUmemGenericAllocationHandle,
-    device: Option<CUdevice>,
-    offset: usize,
-    what: Bound,
-    bytes: usize,
-    next: Next<'_>,
-) -> CUresult {
-    next()?;
-    let Some(process) = process::get() else {
-        return Ok(());
-    };
-    let shown = process.physical(|physical, gone| {
-        let object = match what {
-            Bound::Memory(handle) => physical.of_handle(handle.0),
-            Bound::Mapped(address) => physical.at(address.0),
-        }?;
-        let multicast = physical.of_handle(to.0)?;
-        let memory = physical.entry(object)?;
-        let (local, index) = (memory.local, memory.index());
-        let region = bytes_of(device.unwrap_or(local.device()), offset, bytes);
-        let shown = Entry::new(Kind::Multicast, bytes as u64, local, index, 0);
-        physical.bind(Binder::Multicast(multicast), region, object, Some(shown), gone);
-        Some(shown)
-    });
-    shown.inspect(|shown| process.memory.levels.show(process.usage(), shown));
-    Ok(())
-}
-
-/// `cuMulticastUnbind`.
-pub(crate) fn unbind(
-    from: CUmemGenericAllocationHandle,
-    device: CUdevice,
-    offset: usize,
-    bytes: usize,
-    next: Next<'_>,
-) -> CUresult {
-    next()?;
-    if let Some(process) = process::get() {
-        process.physical(|physical, gone| {
-            if let Some(multicast) = physical.of_handle(from.0) {
-                physical.unbind(
-                    Binder::Multicast(multicast),
-                    &bytes_of(device, offset, bytes),
-                    gone,
-                );
-            }
-        });
-    }
-    Ok(())
 }

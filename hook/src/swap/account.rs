@@ -6,17 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
 
+use super::Swap;
 use super::block::{Block, Placed, Where};
 use super::counts::Outcome;
-use crate::cuda::CUerror;
-use crate::memory::Place;
+use crate::driver::cuda::CUerror;
 use crate::memory::ledger::Entry;
-use crate::process::Process;
+use crate::shared::place::Place;
 
-impl Process {
+impl Swap {
     /// Charges device memory for a block that is about to be made.
     pub(super) fn charge_block(&self, place: Place, size: u64) -> Result<(), CUerror> {
-        self.charge_bytes(place.index, size)
+        self.memory
+            .charge_bytes(place.index, size)
             .map_err(|_| CUerror::OUT_OF_MEMORY)
     }
 
@@ -32,7 +33,7 @@ impl Process {
         else {
             return false;
         };
-        let _both = self.swap.both.lock();
+        let _both = self.both.lock();
         let of_process = self.control().memory_swap_max.load(Relaxed);
         let total = swapped(self.usage()).checked_add(size);
         if total.is_none_or(|total| total > of_process) {
@@ -64,7 +65,7 @@ impl Process {
 
     /// Counts a new block, charged in slot `index`.
     pub(super) fn enter_block(&self, block: &Block, index: usize) {
-        self.count_in(&entry(block, index));
+        self.memory.count_in(&entry(block, index));
         match block.place() {
             Where::Device => self.add_swappable(block, index),
             Where::Host => self.take_kind(block, index),
@@ -85,7 +86,7 @@ impl Process {
                 self.add_kind(block, index);
             }
         }
-        self.count_out(&entry(block, index));
+        self.memory.count_out(&entry(block, index));
     }
 
     /// Counts a settled move and drops the charge of the old place. The bytes of a block count as linear
@@ -133,7 +134,7 @@ impl Process {
         let devices = &self.usage().devices;
         if let (Some(from), Some(to)) = (devices.get(from), devices.get(to)) {
             // A thread that sums up swapped bytes under this lock sees these bytes once.
-            let _both = self.swap.both.lock();
+            let _both = self.both.lock();
             let counted = match is_supply {
                 true => (&from.swap_supply, &to.swap_supply),
                 false => (&from.swap_current, &to.swap_current),
@@ -176,7 +177,7 @@ impl Process {
 
     /// Counts an allocation that neither limit had room for.
     pub(super) fn refuse(&self, index: usize) -> CUerror {
-        self.count_failure(index);
+        self.memory.count_failure(index);
         CUerror::OUT_OF_MEMORY
     }
 }

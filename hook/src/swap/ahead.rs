@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::{NO_LIMIT, try_charge_granted};
 
+use super::Swap;
 use super::block::{Failed, Goal, Where, location};
 use super::physical::Memory;
 use super::policy::{Candidate, choose};
 use super::supply::{NotMade, Wanted};
-use crate::helper;
-use crate::process::Process;
+use crate::driver::exit::in_driver;
 
 /// Interval between checks, because nothing reports that blocks come and go.
 const LOOK: Duration = Duration::from_secs(1);
@@ -35,14 +35,14 @@ impl Ahead {
     }
 
     /// Stops making memory for [`LEFT`] and unmarks the pool, because other processes need it.
-    pub(super) fn give_way(&mut self, process: &Process) {
+    pub(super) fn give_way(&mut self, swap: &Swap) {
         self.next = Instant::now() + LEFT;
-        process.swap.supply.want(&[]);
+        swap.supply.want(&[]);
     }
 
     /// Makes one missing piece if it is time to check. Returns how long until the next check. Called while
     /// nothing moves.
-    pub(super) fn step(&mut self, process: &Process, order: Option<&str>) -> Option<Duration> {
+    pub(super) fn step(&mut self, swap: &Swap, order: Option<&str>) -> Option<Duration> {
         if self.bytes == 0 {
             return None;
         }
@@ -50,27 +50,26 @@ impl Ahead {
         if !left.is_zero() {
             return Some(left);
         }
-        let pause = self.look(process, order);
+        let pause = self.look(swap, order);
         self.next = Instant::now() + pause;
         Some(pause)
     }
 
-    fn look(&mut self, process: &Process, order: Option<&str>) -> Duration {
-        let wanted = match process.swap.is_host_no_use() {
+    fn look(&mut self, swap: &Swap, order: Option<&str>) -> Duration {
+        let wanted = match swap.is_host_no_use() {
             true => Vec::new(),
-            false => helper::in_driver(|| wanted(process, order, self.bytes)).unwrap_or_default(),
+            false => in_driver(|| wanted(swap, order, self.bytes)).unwrap_or_default(),
         };
-        let is_too_much = |one: &Wanted| {
-            !process.is_host_granted(one.index) || process.swap_room(one.index) < process.supplied()
-        };
-        if process.swap.host.is_short() || wanted.iter().any(is_too_much) {
-            let is_gone = helper::in_driver(|| process.let_go(true)).unwrap_or(false);
+        let is_too_much =
+            |one: &Wanted| !swap.is_host_granted(one.index) || swap.swap_room(one.index) < swap.supplied();
+        if swap.host.is_short() || wanted.iter().any(is_too_much) {
+            let is_gone = in_driver(|| swap.let_go(true)).unwrap_or(false);
             return if is_gone { Duration::ZERO } else { LOOK };
         }
-        let Some(lacking) = process.swap.supply.want(&wanted) else {
+        let Some(lacking) = swap.supply.want(&wanted) else {
             return LOOK;
         };
-        match helper::in_driver(|| process.make_ahead(lacking)) {
+        match in_driver(|| swap.make_ahead(lacking)) {
             Some(Ok(())) => Duration::ZERO,
             Some(Err(NotMade::NotYet)) => A_MOMENT,
             // The driver cannot map host memory at all and is not asked again.
@@ -84,8 +83,8 @@ impl Ahead {
 }
 
 /// Returns the memory that the next blocks to move out need. Called inside `in_driver`.
-fn wanted(process: &Process, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
-    let mut blocks = process.swap.all();
+fn wanted(swap: &Swap, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
+    let mut blocks = swap.all();
     blocks.retain(|block| block.place() == Where::Device && !block.is_pinned());
     let candidates: Vec<_> = blocks
         .iter()
@@ -100,14 +99,14 @@ fn wanted(process: &Process, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
     let each = chosen.into_iter().filter_map(|at| blocks.get(at));
     each.map(|block| Wanted {
         local: block.local,
-        index: process.devices.index(block.local),
+        index: swap.session.devices.index(block.local),
         location: location(block.local.device(), Goal::Host),
         size: block.size,
     })
     .collect()
 }
 
-impl Process {
+impl Swap {
     /// Makes one piece from spare host memory within the existing grant. Called inside `in_driver`.
     fn make_ahead(&self, wanted: Wanted) -> Result<(), NotMade> {
         let Wanted {

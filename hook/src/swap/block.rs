@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::made::Piece;
+use super::Swap;
 use super::physical::{Copied, Memory, NotCopied, Range};
-use crate::cuda::{CUdevice, CUerror, CUmemLocation};
-use crate::device::LocalDevice;
+use super::piece::Piece;
 use crate::driver;
-use crate::memory::Place;
-use crate::process::Process;
+use crate::driver::cuda::{CUdevice, CUerror, CUmemLocation};
+use crate::shared::device::LocalDevice;
+use crate::shared::place::Place;
 
 /// Where the bytes of a block are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,14 +122,14 @@ pub(super) enum Way {
 
 #[derive(Debug)]
 pub(crate) struct Block {
-    pub(super) base: u64,
+    pub(crate) base: u64,
     /// Unique number, ascending in order of creation. The program sees it as part of the buffer's id.
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// Bytes requested (`asked`) and bytes allocated (`size`).
-    pub(super) asked: u64,
+    pub(crate) asked: u64,
     pub(super) size: u64,
     pub(crate) local: LocalDevice,
-    pub(super) context: u32,
+    pub(crate) context: u32,
     pub(super) range: Range,
     is_pinned: AtomicBool,
     /// Held while the block is moved or freed, and so over driver calls: a thread that frees a moving block
@@ -255,11 +255,11 @@ impl Block {
     }
 
     /// Pins the block to the device. Returns whether it must be brought back for that.
-    pub(super) fn pin(&self, process: &Process) -> bool {
+    pub(super) fn pin(&self, swap: &Swap) -> bool {
         let mut placed = self.placed.lock();
-        let _ = self.settle_locked(process, &mut placed);
+        let _ = self.settle_locked(swap, &mut placed);
         if !self.is_pinned() && placed.place == Where::Device {
-            process.take_swappable(self, placed.index);
+            swap.take_swappable(self, placed.index);
         }
         self.is_pinned.store(true, Relaxed);
         !matches!(placed.body, Body::Gone) && placed.place == Where::Host
@@ -267,35 +267,33 @@ impl Block {
 
     /// Unmaps the block for good and releases its memory. Returns where it was last and the slot that is
     /// charged. An error leaves it as it was.
-    pub(super) fn end(&self, process: &Process) -> Result<(Where, usize), CUerror> {
+    pub(super) fn end(&self, swap: &Swap) -> Result<(Where, usize), CUerror> {
         let mut placed = self.placed.lock();
-        let _ = self.settle_locked(process, &mut placed);
+        let _ = self.settle_locked(swap, &mut placed);
         if let Some(stray) = &placed.stray {
             stray.unmap()?;
         }
         placed.stray = None;
         self.range.unmap()?;
-        self.put(process, &mut placed, Body::Gone);
+        self.put(swap, &mut placed, Body::Gone);
         self.range.give_back();
         Ok((placed.place, placed.index))
     }
 
     /// Moves the block's charges to its device's current slot.
-    pub(super) fn follow(&self, process: &Process) {
+    pub(super) fn follow(&self, swap: &Swap) {
         let mut placed = self.placed.lock();
-        let (from, to) = (placed.index, process.devices.index(self.local));
+        let (from, to) = (placed.index, swap.session.devices.index(self.local));
         // The thread that frees a block uncharges it in the old slot.
         if from != to && !matches!(placed.body, Body::Gone) {
-            process.transfer_block(self, &placed, to);
+            swap.transfer_block(self, &placed, to);
             placed.index = to;
         }
     }
 
     /// Replaces the body and returns the old one.
-    pub(super) fn put(&self, process: &Process, placed: &mut Placed, body: Body) -> Body {
-        process
-            .swap
-            .count_absent(placed.body.is_absent(), body.is_absent());
+    pub(super) fn put(&self, swap: &Swap, placed: &mut Placed, body: Body) -> Body {
+        swap.count_absent(placed.body.is_absent(), body.is_absent());
         std::mem::replace(&mut placed.body, body)
     }
 
@@ -328,7 +326,7 @@ impl Block {
     /// mapped, or intact and unmapped ([`Body::Loose`]).
     pub(super) fn exchange(
         &self,
-        process: &Process,
+        swap: &Swap,
         placed: &mut Placed,
         piece: Piece,
         to: Goal,
@@ -338,7 +336,7 @@ impl Block {
             return Err((Failed::Driver, piece));
         }
         let mapped = self.range.map_for(&piece.memory, device);
-        let Body::Mapped(old) = self.put(process, placed, Body::Gone) else {
+        let Body::Mapped(old) = self.put(swap, placed, Body::Gone) else {
             return Err((Failed::Driver, piece));
         };
         if let Err(error) = mapped {
@@ -347,30 +345,30 @@ impl Block {
                 Ok(()) => Body::Mapped(old),
                 Err(_) => Body::Loose(old),
             };
-            self.put(process, placed, old);
+            self.put(swap, placed, old);
             return Err((Failed::of(error, to), piece));
         }
         let Piece { memory, aside, .. } = piece;
-        self.put(process, placed, Body::Mapped(memory));
+        self.put(swap, placed, Body::Mapped(memory));
         placed.left = Some(Left { memory: old, aside });
-        self.arrive(process, placed, to);
+        self.arrive(swap, placed, to);
         Ok(())
     }
 
-    pub(super) fn arrive(&self, process: &Process, placed: &mut Placed, to: Goal) {
+    pub(super) fn arrive(&self, swap: &Swap, placed: &mut Placed, to: Goal) {
         placed.place = to.place();
         if to != Goal::Device {
-            placed.departure = process.swap.departures.fetch_add(1, Relaxed);
+            placed.departure = swap.departures.fetch_add(1, Relaxed);
         }
     }
 
     /// Releases the old memory of the last move and counts the move.
-    pub(super) fn settle(&self, process: &Process) -> Result<(), Failed> {
-        self.settle_locked(process, &mut self.placed.lock())
+    pub(super) fn settle(&self, swap: &Swap) -> Result<(), Failed> {
+        self.settle_locked(swap, &mut self.placed.lock())
     }
 
     /// Releases the old memory before uncharging it.
-    fn settle_locked(&self, process: &Process, placed: &mut Placed) -> Result<(), Failed> {
+    fn settle_locked(&self, swap: &Swap, placed: &mut Placed) -> Result<(), Failed> {
         let Some(Left { memory, aside }) = placed.left.take() else {
             return Ok(());
         };
@@ -380,9 +378,9 @@ impl Block {
         }
         match placed.place {
             Where::Host => drop(memory),
-            Where::Device => process.enter_supply(self.local, placed.index, memory),
+            Where::Device => swap.enter_supply(self.local, placed.index, memory),
         }
-        process.moved_block(self, placed.index, placed.place);
+        swap.moved_block(self, placed.index, placed.place);
         unmapped.map_err(|_| Failed::Stuck)
     }
 }
@@ -390,18 +388,18 @@ impl Block {
 pub(super) fn location(device: CUdevice, to: Goal) -> CUmemLocation {
     match to {
         Goal::Device => CUmemLocation {
-            kind: crate::cuda::CU_MEM_LOCATION_TYPE_DEVICE,
+            kind: crate::driver::cuda::CU_MEM_LOCATION_TYPE_DEVICE,
             id: device,
         },
         Goal::Host | Goal::Aside => {
             let mut node = 0;
             let known = driver::cuDeviceGetAttribute(
                 &mut node,
-                crate::cuda::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+                crate::driver::cuda::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
                 device,
             );
             CUmemLocation {
-                kind: crate::cuda::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+                kind: crate::driver::cuda::CU_MEM_LOCATION_TYPE_HOST_NUMA,
                 id: known.map_or(0, |()| node.max(0)),
             }
         }

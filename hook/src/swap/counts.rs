@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{MAX_DEVICES, OTHER_DEVICE, UsageDevice};
 use parking_lot::Mutex;
 
+use super::Swap;
 use super::block::Where;
 use super::task::blocks;
-use crate::device::LocalDevice;
-use crate::process::Process;
+use crate::shared::device::LocalDevice;
 
 /// Result of a move.
 #[derive(Debug, Clone, Copy)]
@@ -73,15 +73,15 @@ impl Counted {
     }
 }
 
-impl Process {
+impl Swap {
     /// Counts the outcome of a move of a device.
     pub(super) fn count_swap(&self, local: LocalDevice, outcome: Outcome) {
-        let mut all = self.swap.counts.0.lock();
+        let mut all = self.counts.0.lock();
         let Some(counted) = all.get_mut(usize::from(local.number())) else {
             return;
         };
         let devices = &self.usage().devices;
-        counted.follow(devices, self.devices.index(local));
+        counted.follow(devices, self.session.devices.index(local));
         if let Some(usage) = devices.get(counted.index) {
             let each = words(usage).into_iter().zip(&mut counted.numbers);
             for ((word, mine), number) in each.zip(outcome.numbers()) {
@@ -95,7 +95,12 @@ impl Process {
     pub(super) fn count_swap_fail(&self, index: usize) {
         let of_block = || blocks(self, index).first().map(|block| block.local);
         let of_slot = || {
-            let number = self.devices.all().iter().position(|slot| *slot == index)?;
+            let number = self
+                .session
+                .devices
+                .all()
+                .iter()
+                .position(|slot| *slot == index)?;
             Some(LocalDevice::from_number(u8::try_from(number).ok()?))
         };
         // Devices unknown to the daemon share one slot.
@@ -110,8 +115,8 @@ impl Process {
 
     /// Moves all counters to the current slots of their devices.
     pub(super) fn renumber_swap_counts(&self) {
-        for (number, counted) in (0..).zip(self.swap.counts.0.lock().iter_mut()) {
-            let to = self.devices.index(LocalDevice::from_number(number));
+        for (number, counted) in (0..).zip(self.counts.0.lock().iter_mut()) {
+            let to = self.session.devices.index(LocalDevice::from_number(number));
             counted.follow(&self.usage().devices, to);
         }
     }

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Gate, NO_LIMIT, UsageDevice};
 
+use super::Swap;
 use super::account::limits;
 use super::block::Stays;
-use super::mover::Manner;
+use super::manner::Manner;
 use super::task::{Found, Look, Task, blocks, excess};
-use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
-use crate::process::Process;
+use crate::helper::Step;
 
 /// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -93,17 +93,17 @@ impl Device {
     }
 
     /// Takes over the state of the device that now has this slot.
-    pub(super) fn inherit(&mut self, process: &Process, index: usize, known: &Known) {
+    pub(super) fn inherit(&mut self, swap: &Swap, index: usize, known: &Known) {
         self.limits = known.limits;
         self.was_frozen = known.was_frozen;
         if known.is_kept {
-            self.keep(process, index);
+            self.keep(swap, index);
         }
     }
 
     /// Ends the current move, because another device gets the slot. A hold with `is_kept` stays.
     #[cold]
-    pub(super) fn leave(&mut self, process: &Process, index: usize) -> Known {
+    pub(super) fn leave(&mut self, swap: &Swap, index: usize) -> Known {
         let (task, is_held) = match std::mem::replace(&mut self.phase, Phase::Rest) {
             Phase::Rest => (None, false),
             Phase::Preparing(task) => (Some(task), false),
@@ -113,16 +113,16 @@ impl Device {
             }
             Phase::Moving(task) => {
                 if task.is_from_frozen() {
-                    self.keep(process, index);
+                    self.keep(swap, index);
                 }
                 (Some(task), true)
             }
         };
         if is_held {
-            process.release(Scope::All);
+            swap.compute.holds.release(Scope::All);
         }
-        if let (Some(task), Some(usage)) = (task, process.usage().devices.get(index)) {
-            self.end(process, index, usage, task);
+        if let (Some(task), Some(usage)) = (task, swap.usage().devices.get(index)) {
+            self.end(swap, index, usage, task);
         }
         (self.asked, self.gone) = (0, 0);
         self.forgive();
@@ -133,26 +133,20 @@ impl Device {
         }
     }
 
-    fn keep(&mut self, process: &Process, index: usize) {
+    fn keep(&mut self, swap: &Swap, index: usize) {
         if !std::mem::replace(&mut self.is_kept, true) {
-            process.hold(Scope::Device(index));
+            swap.compute.hold(Scope::Device(index));
         }
     }
 
-    pub(super) fn step(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        manner: &Manner,
-    ) -> Step {
+    pub(super) fn step(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
         match std::mem::replace(&mut self.phase, Phase::Rest) {
-            Phase::Rest => self.begin(process, index, usage, manner),
-            Phase::Preparing(task) => self.prepare(process, index, usage, task),
+            Phase::Rest => self.begin(swap, index, usage, manner),
+            Phase::Preparing(task) => self.prepare(swap, index, usage, task),
             Phase::Quieting(quiet, task, since) => {
-                self.quieten(process, index, usage, manner, (quiet, task, since))
+                self.quieten(swap, index, usage, manner, (quiet, task, since))
             }
-            Phase::Moving(task) => self.advance(process, index, usage, task),
+            Phase::Moving(task) => self.advance(swap, index, usage, task),
         }
     }
 
@@ -167,24 +161,24 @@ impl Device {
     }
 
     /// Returns whether there is nothing to move, as far as counters show without a look at the blocks.
-    pub(super) fn is_at_ease(&self, process: &Process, index: usize, usage: &UsageDevice) -> bool {
-        let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
+    pub(super) fn is_at_ease(&self, swap: &Swap, index: usize, usage: &UsageDevice) -> bool {
+        let is_all_in = usage.swap_current.load(Relaxed) == 0 && !swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
         let is_at_rest = self.is_at_rest() && !self.is_kept;
-        is_at_rest && is_all_in && is_heard && excess(process, index) == 0
+        is_at_rest && is_all_in && is_heard && excess(swap, index) == 0
     }
 
     /// Reads requests and changed limits from the control block.
-    pub(super) fn hear(&mut self, process: &Process, index: usize) {
-        let Some(control) = process.control().devices.get(index) else {
+    pub(super) fn hear(&mut self, swap: &Swap, index: usize) {
+        let Some(control) = swap.control().devices.get(index) else {
             return;
         };
         let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
-        let now = limits(process.control(), index);
+        let now = limits(swap.control(), index);
         if now != self.limits || self.was_frozen && !is_frozen {
             self.limits = now;
             self.forgive();
-            for block in blocks(process, index) {
+            for block in blocks(swap, index) {
                 block.set_stays(Stays::No);
             }
         }
@@ -200,7 +194,7 @@ impl Device {
             self.is_lent = control.reclaim_is_lent.load(Relaxed) != 0;
             self.forgive();
             if self.asked != 0 && !self.is_lent {
-                blocks(process, index).iter().for_each(|block| block.stay());
+                blocks(swap, index).iter().for_each(|block| block.stay());
             }
         }
     }
@@ -213,20 +207,20 @@ impl Device {
     }
 
     /// Selects the next move and starts it.
-    fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
+    fn begin(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
         // Until all blocks are settled the counters include old memory.
-        if !process.swap.unsettled.lock().is_empty() {
+        if !swap.unsettled.lock().is_empty() {
             return GO_ON;
         }
         let left = self
             .not_before
             .map(|when| when.saturating_duration_since(Instant::now()));
         if let Some(left) = left.filter(|left| !left.is_zero()) {
-            return self.rest(process, index, manner, Some(left));
+            return self.rest(swap, index, manner, Some(left));
         }
         self.not_before = None;
         let look = Look {
-            process,
+            swap,
             index,
             asked: self.asked,
             is_frozen: self.was_frozen,
@@ -242,27 +236,27 @@ impl Device {
             Found::NotYet => Some(AGAIN),
             Found::Refused => {
                 if !std::mem::replace(&mut self.is_refused, true) {
-                    process.count_swap_fail(index);
+                    swap.count_swap_fail(index);
                 }
                 // The request is answered; a move caused by a limit may find room later.
-                let is_hopeful = !process.swap.is_host_refused.load(Relaxed);
-                (is_hopeful && excess(process, index) != 0).then_some(AGAIN)
+                let is_hopeful = !swap.is_host_refused.load(Relaxed);
+                (is_hopeful && excess(swap, index) != 0).then_some(AGAIN)
             }
         };
         // There may be room at the next attempt.
         self.not_granted = None;
         self.not_before = again.map(|again| Instant::now() + again);
-        let mut step = self.rest(process, index, manner, again);
+        let mut step = self.rest(swap, index, manner, again);
         step.has_news = self.deal(usage);
         step
     }
 
     /// Sleeps until the next request, or for at most `wake`.
-    fn rest(&mut self, process: &Process, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
+    fn rest(&mut self, swap: &Swap, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
         let is_waited_for = manner.waits && wake.is_some();
         if self.is_kept && !self.was_frozen && !is_waited_for {
             self.is_kept = false;
-            process.release(Scope::Device(index));
+            swap.compute.holds.release(Scope::Device(index));
         }
         Step {
             wake,

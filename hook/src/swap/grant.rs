@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{ControlDevice, MAX_DEVICES, NO_LIMIT, Short, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
+use super::Swap;
 use super::block::Failed;
 use super::supply::NotMade;
 use crate::helper;
 use crate::memory::grant::reaches;
-use crate::process::Process;
 
 /// How long a daemon may take to answer that is restarting or stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ impl Requests {
     }
 }
 
-impl Process {
+impl Swap {
     /// Charges host memory that is about to be made for a device.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Process {
         let (Some(usage), Some(control), Some(request)) = (
             self.usage().devices.get(index),
             self.control().devices.get(index),
-            self.swap.requests.0.get(index),
+            self.requests.0.get(index),
         ) else {
             return Err(Failed::Driver.into());
         };
@@ -96,7 +96,7 @@ impl Process {
             if !reaches(control.swap_answer.load(Acquire), request.number) {
                 if now - request.rung >= RECHECK {
                     request.rung = now;
-                    self.ring();
+                    self.session.ring();
                 }
                 return match now - request.since < PATIENCE {
                     true => NotMade::NotYet,
@@ -127,7 +127,7 @@ impl Process {
             rung: now,
             begun: begun.unwrap_or(now),
         });
-        self.ring();
+        self.session.ring();
         NotMade::NotYet
     }
 }
@@ -135,32 +135,32 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
+    use crate::shared::block;
     use gcgroup_abi::Control;
 
     const NOT_YET: Result<(), NotMade> = Err(NotMade::NotYet);
     const NOT_GRANTED: Result<(), NotMade> = Err(NotMade::NotGranted);
 
     /// A process in a group, and the daemon's view of its control block.
-    fn member(granted: u64) -> (&'static Process, &'static Control) {
-        let process = Process::of_test(NO_LIMIT);
-        process.usage().devices[0].swap_granted.store(granted, Relaxed);
-        (process, adopt(process))
+    fn member(granted: u64) -> (&'static Swap, &'static Control) {
+        let swap = Swap::of_test(NO_LIMIT);
+        swap.usage().devices[0].swap_granted.store(granted, Relaxed);
+        (swap, adopt(swap))
     }
 
     /// Adopts another daemon, which knows earlier requests.
-    fn adopt(process: &Process) -> &'static Control {
+    fn adopt(swap: &Swap) -> &'static Control {
         let (control, file) = block::of_daemon();
-        let asked = process.usage().devices[0].swap_request.load(Relaxed);
+        let asked = swap.usage().devices[0].swap_request.load(Relaxed);
         control.devices[0].swap_answer.store(asked, Relaxed);
         control.grants_swap.store(1, Relaxed);
         control.publish();
-        process.adopt(&file);
+        swap.adopt(&file);
         control
     }
 
-    fn answer(process: &Process, control: &Control, granted: Option<u64>) {
-        let usage = &process.usage().devices[0];
+    fn answer(swap: &Swap, control: &Control, granted: Option<u64>) {
+        let usage = &swap.usage().devices[0];
         let number = usage.swap_request.load(Relaxed);
         match granted {
             Some(bytes) => usage.swap_granted.store(bytes, Relaxed),
@@ -171,95 +171,91 @@ mod tests {
 
     #[test]
     fn charge_beyond_grant_sends_one_request() {
-        let (process, control) = member(100);
-        let usage = &process.usage().devices[0];
-        assert_eq!(process.charge_host(0, 100), Ok(()));
+        let (swap, control) = member(100);
+        let usage = &swap.usage().devices[0];
+        assert_eq!(swap.charge_host(0, 100), Ok(()));
         assert_eq!(usage.swap_request.load(Relaxed), 0);
         for _ in 0..3 {
-            assert_eq!(process.charge_host(0, 50), NOT_YET);
+            assert_eq!(swap.charge_host(0, 50), NOT_YET);
             assert_eq!(usage.swap_request.load(Relaxed), 1);
         }
         assert_eq!(usage.swap_wanted.load(Relaxed), 50);
-        answer(process, control, Some(150));
-        assert_eq!(process.charge_host(0, 50), Ok(()));
+        answer(swap, control, Some(150));
+        assert_eq!(swap.charge_host(0, 50), Ok(()));
         assert_eq!(usage.swap_charged.load(Relaxed), 150);
-        process.uncharge_host(0, 150);
+        swap.uncharge_host(0, 150);
         assert_eq!(usage.swap_charged.load(Relaxed), 0);
     }
 
     #[test]
     fn insufficient_answer_is_requested_again() {
-        let (process, control) = member(0);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        answer(process, control, Some(20));
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        assert_eq!(process.usage().devices[0].swap_request.load(Relaxed), 2);
+        let (swap, control) = member(0);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        answer(swap, control, Some(20));
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        assert_eq!(swap.usage().devices[0].swap_request.load(Relaxed), 2);
     }
 
     #[test]
     fn refusal_applies_once_and_to_its_size_only() {
-        let (process, control) = member(0);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        answer(process, control, None);
-        assert_eq!(
-            process.charge_host(0, 40),
-            NOT_YET,
-            "smaller than the refused size"
-        );
-        answer(process, control, None);
-        assert_eq!(process.charge_host(0, 40), NOT_GRANTED);
-        assert_eq!(process.charge_host(0, 40), NOT_YET, "a refusal is used once");
+        let (swap, control) = member(0);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        answer(swap, control, None);
+        assert_eq!(swap.charge_host(0, 40), NOT_YET, "smaller than the refused size");
+        answer(swap, control, None);
+        assert_eq!(swap.charge_host(0, 40), NOT_GRANTED);
+        assert_eq!(swap.charge_host(0, 40), NOT_YET, "a refusal is used once");
     }
 
     #[test]
     fn recalled_request_is_repeated_for_limited_time() {
-        let (process, control) = member(0);
-        let last = &process.swap.requests.0[0];
-        let requests = || process.usage().devices[0].swap_request.load(Relaxed);
+        let (swap, control) = member(0);
+        let last = &swap.requests.0[0];
+        let requests = || swap.usage().devices[0].swap_request.load(Relaxed);
         let recall = |control: &Control| {
             control.devices[0].swap_recalled.store(requests(), Relaxed);
-            answer(process, control, None);
+            answer(swap, control, None);
         };
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
         recall(control);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
         assert_eq!(requests(), 1, "not at once");
         last.lock().as_mut().unwrap().since -= RECHECK;
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
         assert_eq!(requests(), 2);
         recall(control);
         last.lock().as_mut().unwrap().begun -= LETTING_GO;
-        assert_eq!(process.charge_host(0, 50), NOT_GRANTED);
+        assert_eq!(swap.charge_host(0, 50), NOT_GRANTED);
     }
 
     #[test]
     fn new_daemon_is_asked_again() {
-        let (process, _lost) = member(0);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        let next = adopt(process);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        answer(process, next, Some(50));
-        assert_eq!(process.charge_host(0, 50), Ok(()));
+        let (swap, _lost) = member(0);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        let next = adopt(swap);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        answer(swap, next, Some(50));
+        assert_eq!(swap.charge_host(0, 50), Ok(()));
     }
 
     #[test]
     fn silent_daemon_refuses_after_patience() {
-        let (process, control) = member(0);
-        assert_eq!(process.charge_host(0, 50), NOT_YET);
-        let last = &process.swap.requests.0[0];
+        let (swap, control) = member(0);
+        assert_eq!(swap.charge_host(0, 50), NOT_YET);
+        let last = &swap.requests.0[0];
         last.lock().as_mut().unwrap().since -= PATIENCE;
-        assert_eq!(process.charge_host(0, 50), NOT_GRANTED);
-        assert_eq!(process.charge_host(0, 10), NOT_GRANTED);
-        answer(process, control, Some(50));
-        assert_eq!(process.charge_host(0, 50), Ok(()));
+        assert_eq!(swap.charge_host(0, 50), NOT_GRANTED);
+        assert_eq!(swap.charge_host(0, 10), NOT_GRANTED);
+        answer(swap, control, Some(50));
+        assert_eq!(swap.charge_host(0, 50), Ok(()));
     }
 
     #[test]
     fn daemon_without_grants_sets_no_bound() {
-        let (process, _control) = member(10);
+        let (swap, _control) = member(10);
         let (older, file) = block::of_daemon();
         older.publish();
-        process.adopt(&file);
-        assert_eq!(process.charge_host(0, 1 << 40), Ok(()));
+        swap.adopt(&file);
+        assert_eq!(swap.charge_host(0, 1 << 40), Ok(()));
     }
 }

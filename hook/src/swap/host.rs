@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::process::Process;
+use super::Swap;
 use crate::sys;
 
 /// Reserve that is always left: the larger of these bytes and this fraction (1/16) of all memory.
@@ -85,12 +85,12 @@ struct Looked {
 
 /// A claim on host memory, withdrawn on drop. Until then other processes do not count on that memory.
 #[derive(Debug)]
-pub(super) struct Claim<'a>(Option<&'a Process>);
+pub(super) struct Claim<'a>(Option<&'a Swap>);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if let Self(Some(process)) = self {
-            process.withdraw(&mut process.swap.host.claimed.lock());
+        if let Self(Some(swap)) = self {
+            swap.withdraw(&mut swap.host.claimed.lock());
         }
     }
 }
@@ -103,7 +103,7 @@ pub(super) enum Unclaimed {
     NoRoom,
 }
 
-impl Process {
+impl Swap {
     /// Claims `size` bytes of host memory, to be taken before the result is dropped. Small sizes need no
     /// claim and no answer of the daemon. With `is_late` other processes' claims are ignored.
     ///
@@ -111,7 +111,7 @@ impl Process {
     /// * [`Unclaimed::NotYet`]: call again.
     /// * [`Unclaimed::NoRoom`]: the host has too little memory.
     pub(super) fn claim_host(&self, size: u64, is_late: bool) -> Result<Claim<'_>, Unclaimed> {
-        let (host, control) = (&self.swap.host, self.control());
+        let (host, control) = (&self.host, self.control());
         if size <= host.room() / SMALL_SHARE {
             return Ok(Claim(None));
         }
@@ -157,7 +157,7 @@ impl Process {
 
     /// Claims memory that is not needed yet, which requires a second reserve to be left.
     pub(super) fn claim_spare(&self, size: u64) -> Result<Claim<'_>, Unclaimed> {
-        self.claim_host(size.saturating_add(self.swap.host.look().reserve), false)
+        self.claim_host(size.saturating_add(self.host.look().reserve), false)
     }
 
     /// Publishes a claim in place of the last one and rings the daemon.
@@ -170,7 +170,7 @@ impl Process {
             size,
             since: Instant::now(),
         };
-        self.ring();
+        self.session.ring();
     }
 
     fn withdraw(&self, claimed: &mut Claimed) {
@@ -188,7 +188,7 @@ fn bytes_of(meminfo: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block;
+    use crate::shared::block;
     use gcgroup_abi::{Control, NO_LIMIT};
 
     const GIB: u64 = 1 << 30;
@@ -235,117 +235,117 @@ mod tests {
     }
 
     /// Returns a process and the daemon's view of its control block. It reads the memory of the real host.
-    fn claimant() -> (&'static Process, &'static Control) {
-        let process = Process::of_test(NO_LIMIT);
-        (process, adopt(process))
+    fn claimant() -> (&'static Swap, &'static Control) {
+        let swap = Swap::of_test(NO_LIMIT);
+        (swap, adopt(swap))
     }
 
     /// Returns a size that needs a claim. Other processes of the host may take memory meanwhile.
-    fn large(process: &Process) -> u64 {
-        process.swap.host.room() / 2
+    fn large(swap: &Swap) -> u64 {
+        swap.host.room() / 2
     }
 
     /// Registers the process with a new daemon.
-    fn adopt(process: &Process) -> &'static Control {
+    fn adopt(swap: &Swap) -> &'static Control {
         let (control, file) = block::of_daemon();
         control.answers_claims.store(1, Relaxed);
-        answer(process, control, NO_LIMIT);
+        answer(swap, control, NO_LIMIT);
         control.publish();
-        process.adopt(&file);
+        swap.adopt(&file);
         control
     }
 
-    fn answer(process: &Process, control: &Control, others: u64) {
+    fn answer(swap: &Swap, control: &Control, others: u64) {
         control.host_claimed.store(others, Relaxed);
-        let number = process.usage().host_request.load(Relaxed);
+        let number = swap.usage().host_request.load(Relaxed);
         control.host_answer.store(number, Release);
     }
 
     #[track_caller]
-    fn refusal(process: &Process, size: u64, is_late: bool) -> Unclaimed {
-        process.claim_host(size, is_late).unwrap_err()
+    fn refusal(swap: &Swap, size: u64, is_late: bool) -> Unclaimed {
+        swap.claim_host(size, is_late).unwrap_err()
     }
 
-    fn published(process: &Process) -> (u64, u32) {
-        let usage = process.usage();
+    fn published(swap: &Swap) -> (u64, u32) {
+        let usage = swap.usage();
         (usage.host_claim.load(Relaxed), usage.host_request.load(Relaxed))
     }
 
     #[test]
     fn claim_is_published_until_dropped() {
-        let (process, control) = claimant();
-        let size = large(process);
+        let (swap, control) = claimant();
+        let size = large(swap);
         for _ in 0..3 {
-            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
-            assert_eq!(published(process), (size, 1));
+            assert_eq!(refusal(swap, size, false), Unclaimed::NotYet);
+            assert_eq!(published(swap), (size, 1));
         }
-        answer(process, control, 0);
-        let claim = process.claim_host(size, false).unwrap();
-        assert_eq!(published(process), (size, 1));
-        assert_eq!(refusal(process, size, false), Unclaimed::NotYet, "one at a time");
-        drop(process.claim_host(size, true).unwrap());
-        assert_eq!(published(process), (size, 1), "the claim of the first call");
+        answer(swap, control, 0);
+        let claim = swap.claim_host(size, false).unwrap();
+        assert_eq!(published(swap), (size, 1));
+        assert_eq!(refusal(swap, size, false), Unclaimed::NotYet, "one at a time");
+        drop(swap.claim_host(size, true).unwrap());
+        assert_eq!(published(swap), (size, 1), "the claim of the first call");
         drop(claim);
-        assert_eq!(published(process), (0, 1));
+        assert_eq!(published(swap), (0, 1));
     }
 
     #[test]
     fn claim_waits_for_others_unless_late() {
-        let (process, control) = claimant();
-        let size = large(process);
+        let (swap, control) = claimant();
+        let size = large(swap);
         for number in 1..4 {
-            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
-            assert_eq!(published(process), (size, number));
-            answer(process, control, NO_LIMIT);
-            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
-            assert_eq!(published(process), (0, number), "withdrawn");
+            assert_eq!(refusal(swap, size, false), Unclaimed::NotYet);
+            assert_eq!(published(swap), (size, number));
+            answer(swap, control, NO_LIMIT);
+            assert_eq!(refusal(swap, size, false), Unclaimed::NotYet);
+            assert_eq!(published(swap), (0, number), "withdrawn");
         }
-        assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
-        drop(process.claim_host(size, true).unwrap());
-        assert_eq!(published(process), (0, 4));
+        assert_eq!(refusal(swap, size, false), Unclaimed::NotYet);
+        drop(swap.claim_host(size, true).unwrap());
+        assert_eq!(published(swap), (0, 4));
     }
 
     #[test]
     fn claim_beyond_room_fails() {
-        let (process, control) = claimant();
-        assert_eq!(refusal(process, NO_LIMIT, true), Unclaimed::NoRoom);
-        assert_eq!(refusal(process, NO_LIMIT, false), Unclaimed::NotYet);
-        answer(process, control, 0);
-        assert_eq!(refusal(process, NO_LIMIT, false), Unclaimed::NoRoom);
-        assert_eq!(published(process), (0, 1));
+        let (swap, control) = claimant();
+        assert_eq!(refusal(swap, NO_LIMIT, true), Unclaimed::NoRoom);
+        assert_eq!(refusal(swap, NO_LIMIT, false), Unclaimed::NotYet);
+        answer(swap, control, 0);
+        assert_eq!(refusal(swap, NO_LIMIT, false), Unclaimed::NoRoom);
+        assert_eq!(published(swap), (0, 1));
     }
 
     #[test]
     fn stale_or_foreign_answer_is_ignored() {
-        let (process, control) = claimant();
-        let (size, other) = (large(process), large(process) / 2);
-        assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
-        answer(process, control, 0);
-        assert_eq!(refusal(process, other, false), Unclaimed::NotYet, "another size");
-        answer(process, control, 0);
-        if let Claimed::Asked { since, .. } = &mut *process.swap.host.claimed.lock() {
+        let (swap, control) = claimant();
+        let (size, other) = (large(swap), large(swap) / 2);
+        assert_eq!(refusal(swap, size, false), Unclaimed::NotYet);
+        answer(swap, control, 0);
+        assert_eq!(refusal(swap, other, false), Unclaimed::NotYet, "another size");
+        answer(swap, control, 0);
+        if let Claimed::Asked { since, .. } = &mut *swap.host.claimed.lock() {
             *since -= FRESH;
         }
-        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
-        assert_eq!(published(process), (other, 3), "asked again");
-        let next = adopt(process);
-        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
-        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
-        answer(process, next, 0);
-        drop(process.claim_host(other, false).unwrap());
+        assert_eq!(refusal(swap, other, false), Unclaimed::NotYet);
+        assert_eq!(published(swap), (other, 3), "asked again");
+        let next = adopt(swap);
+        assert_eq!(refusal(swap, other, false), Unclaimed::NotYet);
+        assert_eq!(refusal(swap, other, false), Unclaimed::NotYet);
+        answer(swap, next, 0);
+        drop(swap.claim_host(other, false).unwrap());
     }
 
     #[test]
     fn daemon_without_claims_is_not_asked() {
-        let process = Process::of_test(NO_LIMIT);
-        drop(process.claim_host(large(process), false).unwrap());
-        assert_eq!(published(process), (0, 0));
+        let swap = Swap::of_test(NO_LIMIT);
+        drop(swap.claim_host(large(swap), false).unwrap());
+        assert_eq!(published(swap), (0, 0));
     }
 
     #[test]
     fn small_size_needs_no_claim() {
-        let (process, _) = claimant();
-        drop(process.claim_host(4096, false).unwrap());
-        assert_eq!(published(process), (0, 0));
+        let (swap, _) = claimant();
+        drop(swap.claim_host(4096, false).unwrap());
+        assert_eq!(published(swap), (0, 0));
     }
 }

@@ -3,22 +3,14 @@
 
 use std::sync::Arc;
 
+use super::Swap;
 use super::block::{Block, Failed, Goal, Where, location};
 use super::physical::{Memory, Range};
+use super::piece::Piece;
 use super::supply::NotMade;
-use crate::cuda::CUdevice;
-use crate::device::LocalDevice;
-use crate::helper;
-use crate::process::Process;
-
-/// New memory and its temporary mapping.
-#[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) memory: Memory,
-    pub(super) aside: Range,
-    /// The device whose block it is for.
-    local: LocalDevice,
-}
+use crate::driver::cuda::CUdevice;
+use crate::driver::exit::in_driver;
+use crate::shared::device::LocalDevice;
 
 /// A block and the memory prepared for it. Device memory is charged already; host memory is counted in the
 /// swap pool.
@@ -31,20 +23,24 @@ pub(super) struct Move {
 /// Makes the memory that a block's move needs, in the helper. `is_late` means that other processes have been
 /// waited for long enough.
 pub(super) fn make(
-    process: &Process,
+    swap: &Swap,
     index: usize,
     block: &Arc<Block>,
     to: Goal,
     is_late: bool,
 ) -> Result<Move, NotMade> {
-    let context = process.contexts.numbered(block.context).ok_or(Failed::Driver)?;
+    let context = swap
+        .program
+        .contexts
+        .numbered(block.context)
+        .ok_or(Failed::Driver)?;
     let device = block.local.device();
-    let made = helper::in_driver(|| match to.place() {
-        Where::Host => process.host_memory(index, location(device, to), block.size, is_late),
-        Where::Device => device_memory(process, index, block),
+    let made = in_driver(|| match to.place() {
+        Where::Host => swap.host_memory(index, location(device, to), block.size, is_late),
+        Where::Device => device_memory(swap, index, block),
     });
     let memory = made.unwrap_or(Err(Failed::Driver.into()))?;
-    let mapped = helper::in_driver(|| context.with_current(|| map_aside(&memory, device, to)));
+    let mapped = in_driver(|| context.with_current(|| map_aside(&memory, device, to)));
     match mapped.flatten().unwrap_or(Err(Failed::Driver)) {
         Ok(aside) => {
             let (block, local) = (Arc::clone(block), block.local);
@@ -54,23 +50,23 @@ pub(super) fn make(
         // Memory that cannot be unmapped stays charged and belongs to no block.
         Err(Failed::Stuck) => Err(Failed::Stuck.into()),
         Err(failed) => {
-            put_back(process, (block.local, index), memory, to);
+            put_back(swap, (block.local, index), memory, to);
             Err(failed.into())
         }
     }
 }
 
-fn device_memory(process: &Process, index: usize, block: &Block) -> Result<Memory, NotMade> {
+fn device_memory(swap: &Swap, index: usize, block: &Block) -> Result<Memory, NotMade> {
     if block.is_pinned() {
-        let levels = &process.memory.levels;
-        levels.charge(process.usage(), process.control(), index, block.size);
+        let levels = &swap.memory.levels;
+        levels.charge(swap.usage(), swap.control(), index, block.size);
     } else {
-        let charged = process.charge_bytes(index, block.size);
+        let charged = swap.memory.charge_bytes(index, block.size);
         charged.map_err(|_| Failed::NoRoom)?;
     }
     let device = block.local.device();
     Memory::new(location(device, Goal::Device), block.size).map_err(|error| {
-        process.uncharge_block(index, block.size);
+        swap.uncharge_block(index, block.size);
         Failed::of(error, Goal::Device).into()
     })
 }
@@ -85,22 +81,22 @@ fn map_aside(memory: &Memory, device: CUdevice, to: Goal) -> Result<Range, Faile
     Ok(aside)
 }
 
-fn put_back(process: &Process, (local, index): (LocalDevice, usize), memory: Memory, to: Goal) {
+fn put_back(swap: &Swap, (local, index): (LocalDevice, usize), memory: Memory, to: Goal) {
     match to.place() {
-        Where::Host => process.keep(local, index, memory),
+        Where::Host => swap.keep(local, index, memory),
         Where::Device => {
             let size = memory.size();
             drop(memory);
-            process.uncharge_block(index, size);
+            swap.uncharge_block(index, size);
         }
     }
 }
 
 impl Piece {
     /// Releases unused prepared memory, in the helper.
-    pub(super) fn cancel(self, process: &Process, index: usize, to: Goal) -> Result<(), Failed> {
+    pub(super) fn cancel(self, swap: &Swap, index: usize, to: Goal) -> Result<(), Failed> {
         let mut left = Some(self);
-        let unmapped = helper::in_driver(|| {
+        let unmapped = in_driver(|| {
             let Some(Self { memory, aside, local }) = left.take() else {
                 return Ok(());
             };
@@ -108,7 +104,7 @@ impl Piece {
                 return Err(Failed::Stuck);
             }
             drop(aside);
-            put_back(process, (local, index), memory, to);
+            put_back(swap, (local, index), memory, to);
             Ok(())
         });
         // `in_driver` did not run because the program exits: no driver object is touched any more.

@@ -22,10 +22,11 @@ mod device;
 mod grant;
 mod host;
 mod made;
+mod manner;
 pub mod mover;
 mod physical;
+mod piece;
 mod policy;
-pub mod query;
 mod relocate;
 mod run;
 mod supply;
@@ -38,18 +39,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::cuda::{CUdeviceptr, CUerror, CUresult, CUstream};
+use crate::compute::Compute;
 use crate::driver;
-use crate::interpose::Next;
-use crate::memory::Place;
-use crate::place::answer;
-use crate::process::{self, Process};
-use crate::thread;
+use crate::driver::cuda::{CUdeviceptr, CUerror, CUresult, CUstream};
+use crate::driver::out_pointer::answer;
+use crate::driver::thread;
+use crate::memory::Memory;
+use crate::program::Program;
+use crate::shared::place::Place;
+use crate::shared::session::Session;
 use block::{Block, Goal, Where, location};
 use counts::Counts;
+use gcgroup_abi::{Control, Usage};
 use grant::Requests;
 use host::Host;
-use physical::Memory;
 use supply::{NotMade, Supply};
 
 /// Smallest allocation that is made movable, bytes: one page of device memory.
@@ -62,6 +65,10 @@ const NAP: Duration = Duration::from_micros(200);
 /// The movable allocations of the process and the state of their moves.
 #[derive(Debug)]
 pub(crate) struct Swap {
+    pub(crate) session: &'static Session,
+    program: &'static Program,
+    memory: &'static Memory,
+    compute: &'static Compute,
     /// Whether the process opted in.
     is_on: AtomicBool,
     /// Live blocks by base address.
@@ -87,8 +94,14 @@ pub(crate) struct Swap {
 }
 
 impl Swap {
-    pub(crate) fn new(is_on: bool) -> Self {
+    /// Makes the engine; it does nothing if the process did not opt in.
+    pub(crate) fn new(memory: &'static Memory, compute: &'static Compute) -> Self {
+        let is_on = memory.usage().can_swap.load(Relaxed) != 0;
         Self {
+            session: memory.session,
+            program: memory.program,
+            memory,
+            compute,
             is_on: AtomicBool::new(is_on),
             blocks: RwLock::default(),
             next: AtomicU64::new(1),
@@ -103,6 +116,14 @@ impl Swap {
             is_host_refused: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
         }
+    }
+
+    fn usage(&self) -> &Usage {
+        self.session.usage()
+    }
+
+    fn control(&self) -> &Control {
+        self.session.control()
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -139,25 +160,40 @@ impl Swap {
         };
     }
 
+    /// Brings a block back to the device and keeps it there. Waits for the move for at most 10 s.
+    pub(crate) fn pin(&self, address: u64) {
+        let Some(block) = self.find(address).filter(|block| block.pin(self)) else {
+            return;
+        };
+        self.session.line.wake();
+        thread::hold();
+        let began = Instant::now();
+        while block.place() == Where::Host && began.elapsed() < PATIENCE {
+            std::thread::sleep(NAP);
+        }
+        // The block is settled before it is exported; memory that cannot be released stays with the block.
+        let _ = block.settle(self);
+    }
+
     /// Returns whether some block has nothing mapped at its addresses. Then no submission may pass.
     fn is_any_absent(&self) -> bool {
         self.absent.load(Relaxed) != 0
     }
 
-    fn enter(&self, process: &Process, block: Arc<Block>) {
+    fn enter(&self, block: Arc<Block>) {
         self.blocks.write().insert(block.base, Arc::clone(&block));
         // The device may have been renumbered since the block was charged.
-        block.follow(process);
+        block.follow(self);
     }
 
     /// Moves every charge to the current slot of its device. Called in the helper, which steps the moves
     /// afterwards.
-    pub(crate) fn renumber(&self, process: &Process) {
+    pub(crate) fn renumber(&self) {
         for block in self.all() {
-            block.follow(process);
+            block.follow(self);
         }
-        self.supply.renumber(process);
-        process.renumber_swap_counts();
+        self.supply.renumber(self);
+        self.renumber_swap_counts();
     }
 
     fn take(&self, base: u64) -> Option<Arc<Block>> {
@@ -167,90 +203,85 @@ impl Swap {
 
 /// Handles `cuMemAlloc`: returns its result, or `None` if the ordinary path should serve it.
 #[inline]
-pub(crate) fn alloc(
-    process: &Process,
-    place: Place,
-    address: *mut CUdeviceptr,
-    bytes: u64,
-) -> Option<CUresult> {
-    if !process.swap.is_on() || bytes < LEAST || address.is_null() {
+pub(crate) fn alloc(swap: &Swap, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
+    if !swap.is_on() || bytes < LEAST || address.is_null() {
         return None;
     }
-    alloc_block(process, place, address, bytes)
+    alloc_block(swap, place, address, bytes)
 }
 
 /// Kept out of line, so that ordinary allocations stay short.
 #[cold]
 #[inline(never)]
-fn alloc_block(process: &Process, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
+fn alloc_block(swap: &Swap, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
     let size = bytes.checked_next_multiple_of(LEAST)?;
     thread::hold();
-    let number = process.swap.next.fetch_add(1, Relaxed);
-    let made = match process.charge_block(place, size) {
+    let number = swap.next.fetch_add(1, Relaxed);
+    let made = match swap.charge_block(place, size) {
         Ok(()) => {
             let make = || {
-                let memory = Memory::new(location(place.local.device(), Goal::Device), size)?;
+                let memory = physical::Memory::new(location(place.local.device(), Goal::Device), size)?;
                 Block::new(place, number, bytes, memory, Where::Device)
             };
-            let made = process.pressing(place.index, size, make);
-            made.inspect_err(|_| process.uncharge_block(place.index, size))
+            let made = swap.memory.pressing(place.index, size, make);
+            made.inspect_err(|_| swap.uncharge_block(place.index, size))
         }
         Err(refused) => Err(refused),
     };
     // Over the limit, or the device is full and no other process makes room: allocate in host memory, if
     // allowed.
     let made = match made {
-        Err(CUerror::OUT_OF_MEMORY) => alloc_out(process, place, number, bytes, size),
+        Err(CUerror::OUT_OF_MEMORY) => alloc_out(swap, place, number, bytes, size),
         made => made,
     };
     match made {
         Ok(block) => {
-            process.enter_block(&block, place.index);
+            swap.enter_block(&block, place.index);
             answer(address, CUdeviceptr(block.base));
-            process.swap.enter(process, Arc::new(block));
+            swap.enter(Arc::new(block));
             Some(Ok(()))
         }
-        Err(CUerror::OUT_OF_MEMORY) => Some(Err(process.refuse(place.index))),
+        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(place.index))),
         // Something else that virtual memory needs is missing.
         Err(_) => None,
     }
 }
 
-fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
+fn alloc_out(swap: &Swap, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
     let index = place.index;
-    if process.swap_room(index) < size {
+    if swap.swap_room(index) < size {
         return Err(CUerror::OUT_OF_MEMORY);
     }
     let began = Instant::now();
     let host = location(place.local.device(), Goal::Host);
     let memory = loop {
-        match process.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
+        match swap.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
             Ok(memory) => break memory,
             Err(NotMade::NotYet) if began.elapsed() < 2 * PATIENCE => std::thread::sleep(NAP),
             Err(_) => return Err(CUerror::OUT_OF_MEMORY),
         }
     };
-    if !process.charge_swap(index, size) {
-        process.keep(place.local, index, memory);
+    if !swap.charge_swap(index, size) {
+        swap.keep(place.local, index, memory);
         return Err(CUerror::OUT_OF_MEMORY);
     }
-    process.leave_supply(index, size);
+    swap.leave_supply(index, size);
     Block::new(place, number, bytes, memory, Where::Host).map_err(|_| {
-        process.uncharge_swap(index, size);
-        process.uncharge_host(index, size);
+        swap.uncharge_swap(index, size);
+        swap.uncharge_host(index, size);
         CUerror::OUT_OF_MEMORY
     })
 }
 
 /// Handles `cuMemFree`: returns its result if `address` is the base of a block.
 #[inline]
-pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
-    if !process.swap.is_on() {
+pub(crate) fn free(swap: &Swap, address: u64) -> Option<CUresult> {
+    if !swap.is_on() {
         return None;
     }
     // Queued work may use the memory; the driver waits in cuMemFree too.
-    free_after(process, address, |block| {
-        let context = process.contexts.numbered(block.context);
+    free_after(swap, address, |block| {
+        let context = swap.program.contexts.numbered(block.context);
         context.map_or(Ok(()), |context| context.synchronize())
     })
 }
@@ -258,74 +289,61 @@ pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
 /// Handles `cuMemFreeAsync`: returns its result if `address` is the base of a block. Unlike the driver it
 /// waits for the stream, because nothing else tells when the mapping may be removed.
 #[inline]
-pub(crate) fn free_on(process: &Process, address: u64, stream: CUstream) -> Option<CUresult> {
-    if !process.swap.is_on() {
+pub(crate) fn free_on(swap: &Swap, address: u64, stream: CUstream) -> Option<CUresult> {
+    if !swap.is_on() {
         return None;
     }
-    free_after(process, address, |_| driver::cuStreamSynchronize(stream))
+    free_after(swap, address, |_| driver::cuStreamSynchronize(stream))
 }
 
 #[cold]
-fn free_after(process: &Process, address: u64, wait: impl Fn(&Block) -> CUresult) -> Option<CUresult> {
-    let block = process.swap.take(address)?;
+fn free_after(swap: &Swap, address: u64, wait: impl Fn(&Block) -> CUresult) -> Option<CUresult> {
+    let block = swap.take(address)?;
     let waited = wait(&block);
-    let freed = waited.and_then(|()| forget(process, &block));
+    let freed = waited.and_then(|()| forget(swap, &block));
     if freed.is_err() {
-        process.swap.enter(process, block);
+        swap.enter(block);
     }
     Some(freed)
 }
 
 /// Frees the blocks that were allocated in `context`, which has been destroyed.
-pub(crate) fn context_gone(process: &Process, context: u32) {
-    if !process.swap.is_on() {
+pub(crate) fn context_gone(swap: &Swap, context: u32) {
+    if !swap.is_on() {
         return;
     }
-    let gone: Vec<_> = process
-        .swap
+    let gone: Vec<_> = swap
         .all()
         .into_iter()
         .filter(|block| block.context == context)
         .collect();
     for block in gone {
-        if process.swap.take(block.base).is_some() {
+        if swap.take(block.base).is_some() {
             // Where unmapping fails, the driver keeps the addresses until the program exits.
-            let _ = forget(process, &block);
+            let _ = forget(swap, &block);
         }
     }
 }
 
-fn forget(process: &Process, block: &Block) -> CUresult {
-    let last = block.end(process)?;
-    process.leave_block(block, last);
+fn forget(swap: &Swap, block: &Block) -> CUresult {
+    let last = block.end(swap)?;
+    swap.leave_block(block, last);
     Ok(())
 }
 
-/// Handles a call after which the memory must not move (such as an export): brings the block back to the
-/// device and keeps it there.
-pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
-    if let Some((process, block)) =
-        process::get().and_then(|process| Some((process, process.swap.find(address.0)?)))
-        && block.pin(process)
-    {
-        process.line.wake();
-        thread::hold();
-        let began = Instant::now();
-        while block.place() == Where::Host && began.elapsed() < PATIENCE {
-            std::thread::sleep(NAP);
-        }
-        // The block is settled before it is exported; memory that cannot be released stays with the block.
-        let _ = block.settle(process);
+#[cfg(test)]
+impl Swap {
+    /// Returns the engine of a process that did not opt in, without a daemon, a helper or a driver; `limit`
+    /// is the memory limit for all devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        let memory = Memory::of_test(limit);
+        let compute = Box::leak(Box::new(Compute::new(memory.program)));
+        Box::leak(Box::new(Self::new(memory, compute)))
     }
-    next()
-}
 
-/// Handles a call that uses memory and is not a submission: waits while memory moves.
-pub(crate) fn touch(next: Next<'_>) -> CUresult {
-    let Some(process) = process::get().filter(|process| process.swap.is_on()) else {
-        return next();
-    };
-    let index = process.slots.bind(process).map(|bound| bound.index());
-    let _touch = index.and_then(|index| process.touch(index));
-    next()
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
+        self.memory.adopt(control);
+        self.renumber();
+    }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::cuda::{
+use crate::driver;
+use crate::driver::cuda::{
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_STREAM_NON_BLOCKING, CUdevice, CUdeviceptr, CUerror, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream,
 };
-use crate::driver;
-use crate::mapping::Mapping;
+use crate::sys::mapping::Mapping;
 
 use super::LEAST;
 

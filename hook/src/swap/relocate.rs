@@ -3,53 +3,48 @@
 
 use std::sync::Arc;
 
+use super::Swap;
 use super::block::{Block, Body, Failed, Goal, Where, location};
 use super::physical::{Copied, Memory, NotCopied, copy};
-use crate::cuda::CUdevice;
-use crate::helper;
-use crate::process::Process;
+use crate::driver::cuda::CUdevice;
+use crate::driver::exit::in_driver;
 
 /// Moves one block and its charge. Returns whether there was anything to move. Submissions are held and
 /// drained.
-pub(super) fn relocate(
-    process: &Process,
-    block: &Arc<Block>,
-    index: usize,
-    to: Goal,
-) -> Result<bool, Failed> {
-    let Some(context) = process.contexts.numbered(block.context) else {
+pub(super) fn relocate(swap: &Swap, block: &Arc<Block>, index: usize, to: Goal) -> Result<bool, Failed> {
+    let Some(context) = swap.program.contexts.numbered(block.context) else {
         return Err(Failed::Driver);
     };
     // Other processes are not waited for, since this process may be held.
     let claim = match to.place() {
-        Where::Host => Some(process.claim_host(block.size, true)),
+        Where::Host => Some(swap.claim_host(block.size, true)),
         Where::Device => None,
     };
     // Charged at the destination first; the source is uncharged afterwards.
     let is_charged = match to.place() {
-        Where::Host => matches!(claim, Some(Ok(_))) && process.charge_swap(index, block.size),
+        Where::Host => matches!(claim, Some(Ok(_))) && swap.charge_swap(index, block.size),
         Where::Device if block.is_pinned() || block.is_absent() => {
-            let levels = &process.memory.levels;
-            levels.charge(process.usage(), process.control(), index, block.size);
+            let levels = &swap.memory.levels;
+            levels.charge(swap.usage(), swap.control(), index, block.size);
             true
         }
-        Where::Device => process.charge_bytes(index, block.size).is_ok(),
+        Where::Device => swap.memory.charge_bytes(index, block.size).is_ok(),
     };
     if !is_charged {
         return Err(Failed::NoRoom);
     }
-    let count = || process.moved_block(block, index, to.place());
-    let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, index, to, count)));
+    let count = || swap.moved_block(block, index, to.place());
+    let moved = in_driver(|| context.with_current(|| block.move_to(swap, index, to, count)));
     drop(claim);
     let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
     if !matches!(moved, Ok(true) | Err(Failed::Stuck)) {
         // Memory that cannot be released stays charged and belongs to no block.
         match to.place() {
-            Where::Host => process.uncharge_swap(index, block.size),
-            Where::Device => process.uncharge_block(index, block.size),
+            Where::Host => swap.uncharge_swap(index, block.size),
+            Where::Device => swap.uncharge_block(index, block.size),
         }
     } else if moved == Ok(true) && to.place() == Where::Device {
-        process.uncharge_host(index, block.size);
+        swap.uncharge_host(index, block.size);
     }
     moved
 }
@@ -62,21 +57,15 @@ impl Block {
     /// Returns false if there was nothing to move: the block is freed, is there already or must stay, or it
     /// was intact and has been mapped again. `count` is called when the block has arrived, before other
     /// threads can see that.
-    fn move_to(
-        &self,
-        process: &Process,
-        index: usize,
-        to: Goal,
-        count: impl FnOnce(),
-    ) -> Result<bool, Failed> {
+    fn move_to(&self, swap: &Swap, index: usize, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
         let mut placed = self.lock();
         let placed = &mut *placed;
         let device = self.local.device();
         if let Body::Loose(memory) = &placed.body {
             let mapped = self.range.map_for(memory, device);
             mapped.map_err(|_| Failed::Driver)?;
-            if let Body::Loose(memory) = self.put(process, placed, Body::Gone) {
-                self.put(process, placed, Body::Mapped(memory));
+            if let Body::Loose(memory) = self.put(swap, placed, Body::Gone) {
+                self.put(swap, placed, Body::Mapped(memory));
             }
         }
         let is_there = placed.place == to.place() || placed.index != index;
@@ -88,8 +77,8 @@ impl Block {
             (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
             (Body::Mapped(_) | Body::Loose(_) | Body::Gone, _) => return Ok(false),
         };
-        drop(self.put(process, placed, new));
-        self.arrive(process, placed, to);
+        drop(self.put(swap, placed, new));
+        self.arrive(swap, placed, to);
         count();
         Ok(true)
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
+use super::Swap;
 use super::block::{Block, Failed, Goal, Placed, Where};
-use super::made::{Move, Piece};
+use super::made::Move;
 use super::physical::{NotCopied, Stream};
-use crate::helper;
-use crate::process::Process;
+use super::piece::Piece;
+use crate::driver::exit::in_driver;
 
 /// Bytes of one batch of copies.
 const BATCH: u64 = 256 << 20;
@@ -54,11 +55,11 @@ pub(super) fn length(moves: &[Move]) -> usize {
 }
 
 /// Moves blocks of one context. All submissions are held and drained.
-pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -> Ran {
+pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran {
     let Some(first) = moves.first() else {
         return Ran::default();
     };
-    let context = process.contexts.numbered(first.block.context);
+    let context = swap.program.contexts.numbered(first.block.context);
     let (blocks, pieces): (Vec<_>, Vec<_>) = moves.into_iter().map(|one| (one.block, one.piece)).unzip();
     let mut going: Vec<Going<'_>> = blocks
         .iter()
@@ -74,14 +75,13 @@ pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -
     let mut ran = Ran::default();
     let is_charged = going
         .iter_mut()
-        .map(|one| one.charge(process, index, to))
+        .map(|one| one.charge(swap, index, to))
         .fold(true, |all, one| all & one);
     if !is_charged {
         ran.failed = Some(Failed::NoRoom);
     }
-    let done = context.and_then(|context| {
-        helper::in_driver(|| context.with_current(|| move_all(process, &mut going, to))).flatten()
-    });
+    let done = context
+        .and_then(|context| in_driver(|| context.with_current(|| move_all(swap, &mut going, to))).flatten());
     if let Err(failed) = done.unwrap_or(Err(Failed::Driver)) {
         ran.failed = Some(failed);
     }
@@ -93,8 +93,8 @@ pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -
                 ran.moved.push(Arc::clone(block));
                 Ok(())
             }
-            State::Ready(piece) => piece.cancel(process, index, to),
-            State::Charged(piece) => cancel_charged(process, index, piece, to),
+            State::Ready(piece) => piece.cancel(swap, index, to),
+            State::Charged(piece) => cancel_charged(swap, index, piece, to),
             State::Lost => Err(Failed::Stuck),
         };
         if let Err(failed) = ended {
@@ -106,16 +106,16 @@ pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -
 
 /// Releases prepared memory of a block that was charged but not moved. Memory that cannot be released stays
 /// charged.
-fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Result<(), Failed> {
+fn cancel_charged(swap: &Swap, index: usize, piece: Piece, to: Goal) -> Result<(), Failed> {
     let size = piece.memory.size();
     if to.place() == Where::Device {
-        return piece.cancel(process, index, to);
+        return piece.cancel(swap, index, to);
     }
-    process.return_supply(index, size);
-    match piece.cancel(process, index, to) {
-        Ok(()) => process.uncharge_swap(index, size),
+    swap.return_supply(index, size);
+    match piece.cancel(swap, index, to) {
+        Ok(()) => swap.uncharge_swap(index, size),
         Err(failed) => {
-            process.leave_supply(index, size);
+            swap.leave_supply(index, size);
             return Err(failed);
         }
     }
@@ -125,7 +125,7 @@ fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Re
 impl Going<'_> {
     /// Charges the block at the destination, unless it must not move any more. Returns false if it cannot be
     /// charged.
-    fn charge(&mut self, process: &Process, index: usize, to: Goal) -> bool {
+    fn charge(&mut self, swap: &Swap, index: usize, to: Goal) -> bool {
         if !self.block.may_go(&self.placed, index, to) {
             return true;
         }
@@ -133,9 +133,9 @@ impl Going<'_> {
             return true;
         };
         let size = self.block.size;
-        let is_charged = to.place() == Where::Device || process.charge_swap(index, size);
+        let is_charged = to.place() == Where::Device || swap.charge_swap(index, size);
         if is_charged && to.place() == Where::Host {
-            process.leave_supply(index, size);
+            swap.leave_supply(index, size);
         }
         self.state = match is_charged {
             true => State::Charged(piece),
@@ -152,9 +152,9 @@ impl Going<'_> {
         }
     }
 
-    fn exchange(&mut self, process: &Process, to: Goal) -> Result<(), Failed> {
+    fn exchange(&mut self, swap: &Swap, to: Goal) -> Result<(), Failed> {
         match std::mem::replace(&mut self.state, State::Lost) {
-            State::Charged(piece) => match self.block.exchange(process, &mut self.placed, piece, to) {
+            State::Charged(piece) => match self.block.exchange(swap, &mut self.placed, piece, to) {
                 Ok(()) => {
                     self.state = State::Moved;
                     Ok(())
@@ -193,7 +193,7 @@ fn batches(going: &[Going<'_>]) -> Vec<Range<usize>> {
     all
 }
 
-fn move_all(process: &Process, going: &mut [Going<'_>], to: Goal) -> Result<(), Failed> {
+fn move_all(swap: &Swap, going: &mut [Going<'_>], to: Goal) -> Result<(), Failed> {
     if !going.iter().any(|one| matches!(one.state, State::Charged(_))) {
         return Ok(());
     }
@@ -207,7 +207,7 @@ fn move_all(process: &Process, going: &mut [Going<'_>], to: Goal) -> Result<(), 
     loop {
         let next = batches.next();
         let begun = next.clone().map(|next| begin(&mut other, going.get_mut(next)));
-        let ended = end(process, stream.as_ref(), going.get_mut(batch), to);
+        let ended = end(swap, stream.as_ref(), going.get_mut(batch), to);
         match (next, begun, ended) {
             (Some(next), Some(Ok(())), Ok(())) => batch = next,
             (Some(next), Some(Ok(())), Err(failed)) => {
@@ -238,7 +238,7 @@ fn begin(stream: &mut Option<Stream>, batch: Option<&mut [Going<'_>]>) -> Result
 
 /// Waits for the copies of a batch and exchanges the memory of each block.
 fn end(
-    process: &Process,
+    swap: &Swap,
     stream: Option<&Stream>,
     batch: Option<&mut [Going<'_>]>,
     to: Goal,
@@ -252,7 +252,7 @@ fn end(
         }
         return Err(error.into());
     }
-    batch.iter_mut().try_for_each(|one| one.exchange(process, to))
+    batch.iter_mut().try_for_each(|one| one.exchange(swap, to))
 }
 
 /// Waits for the queued copies of a batch that is not to be moved any more.

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::UsageDevice;
 use parking_lot::Mutex;
 
+use super::Swap;
 use super::block::{Failed, Goal};
 use super::host::Unclaimed;
 use super::physical::Memory;
-use crate::cuda::CUmemLocation;
-use crate::device::LocalDevice;
-use crate::process::Process;
+use crate::driver::cuda::CUmemLocation;
+use crate::shared::device::LocalDevice;
 
 /// How long unused memory is kept.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -54,17 +54,17 @@ impl Supply {
         self.0.lock().iter().map(|spare| spare.memory.size()).sum()
     }
 
-    fn put(&self, process: &Process, spare: Spare) {
+    fn put(&self, swap: &Swap, spare: Spare) {
         self.0.lock().push(spare);
-        self.renumber(process);
+        self.renumber(swap);
     }
 
     /// Moves charges to the current slots of their devices.
-    pub(super) fn renumber(&self, process: &Process) {
+    pub(super) fn renumber(&self, swap: &Swap) {
         for spare in self.0.lock().iter_mut() {
-            let to = process.devices.index(spare.local);
+            let to = swap.session.devices.index(spare.local);
             if to != spare.index {
-                process.transfer_host(spare.index, to, spare.memory.size(), true);
+                swap.transfer_host(spare.index, to, spare.memory.size(), true);
                 spare.index = to;
             }
         }
@@ -139,7 +139,7 @@ impl From<Failed> for NotMade {
     }
 }
 
-impl Process {
+impl Swap {
     /// Returns host memory for a block of the device in slot `index`, from the pool or new. It is counted as
     /// part of the pool. `is_late` means that other processes have been waited for long enough.
     pub(super) fn host_memory(
@@ -150,7 +150,7 @@ impl Process {
         is_late: bool,
     ) -> Result<Memory, NotMade> {
         if self.is_host_granted(index)
-            && let Some(memory) = self.swap.supply.take(index, location, size)
+            && let Some(memory) = self.supply.take(index, location, size)
         {
             return Ok(memory);
         }
@@ -216,14 +216,14 @@ impl Process {
             since,
             is_wanted: false,
         };
-        self.swap.supply.put(self, spare);
+        self.supply.put(self, spare);
     }
 
     /// Frees one piece that has expired, or with `any` one piece at all. Returns whether there was one.
     /// Called inside `in_driver`.
     pub(super) fn let_go(&self, any: bool) -> bool {
         // The memory is freed without the lock.
-        let Some(spare) = self.swap.supply.drain(any) else {
+        let Some(spare) = self.supply.drain(any) else {
             return false;
         };
         let size = spare.memory.size();
@@ -235,7 +235,7 @@ impl Process {
 
     /// Returns the host memory available for blocks, bytes, including the pool.
     pub(super) fn room_on_host(&self) -> u64 {
-        self.swap.host.room().saturating_add(self.swap.supply.bytes())
+        self.host.room().saturating_add(self.supply.bytes())
     }
 
     /// Returns the published size of the pool over all devices, bytes.

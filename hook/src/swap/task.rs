@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use super::Swap;
 use super::block::{Block, Failed, Goal, Where};
 use super::made::Move;
 use super::policy::{Candidate, choose};
 use crate::compute::elsewhere;
+use crate::driver::{self, exit::in_driver};
 use crate::memory::levels::{device_limit, group_room, process_limit};
-use crate::process::Process;
-use crate::{driver, helper};
 
 /// Blocks to be moved and their destination.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ pub(super) enum Found {
 /// Input of a selection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look<'a> {
-    pub(super) process: &'a Process,
+    pub(super) swap: &'a Swap,
     pub(super) index: usize,
     /// Bytes requested to be moved out.
     pub(super) asked: u64,
@@ -94,7 +94,7 @@ pub(super) struct Look<'a> {
 
 impl Look<'_> {
     pub(super) fn task(&self) -> Found {
-        let all = blocks(self.process, self.index);
+        let all = blocks(self.swap, self.index);
         if all.is_empty() {
             return Found::Nothing;
         }
@@ -102,10 +102,10 @@ impl Look<'_> {
         if !due.is_empty() {
             return Found::Task(self.of(Goal::Device, due, false));
         }
-        if self.process.swap.is_stuck.load(Relaxed) {
+        if self.swap.is_stuck.load(Relaxed) {
             return Found::Nothing;
         }
-        let excess = excess(self.process, self.index);
+        let excess = excess(self.swap, self.index);
         if excess.max(self.asked) != 0 {
             self.out(all, excess)
         } else {
@@ -132,7 +132,7 @@ impl Look<'_> {
     /// Returns the blocks that must return regardless of limits: pinned blocks, and blocks whose addresses
     /// must be mapped.
     fn due(&self, all: &[Arc<Block>]) -> Vec<Arc<Block>> {
-        let may_be_absent = self.is_frozen && elsewhere::is_all_frozen(self.process);
+        let may_be_absent = self.is_frozen && elsewhere::is_all_frozen(self.swap.compute);
         let is_due = |block: &&Arc<Block>| {
             let is_given = block.is_pinned() && block.place() == Where::Host;
             is_given || block.is_absent() && (!may_be_absent || block.place() == Where::Device)
@@ -142,16 +142,16 @@ impl Look<'_> {
 
     /// Selects blocks to move out, because limits are exceeded or on request.
     fn out(&self, all: Vec<Arc<Block>>, excess: u64) -> Found {
-        let (process, wanted) = (self.process, excess.max(self.asked));
+        let (swap, wanted) = (self.swap, excess.max(self.asked));
         let is_asked = self.asked >= excess;
         let on_device = |block: &Arc<Block>| block.place() == Where::Device && !block.is_pinned();
         let movable: Vec<_> = all.into_iter().filter(on_device).collect();
         if movable.is_empty() {
             return Found::Nothing;
         }
-        let to = match process.swap.is_host_refused.load(Relaxed) {
+        let to = match swap.is_host_refused.load(Relaxed) {
             false => Goal::Host,
-            true if self.is_frozen && elsewhere::is_all_frozen(process) => Goal::Aside,
+            true if self.is_frozen && elsewhere::is_all_frozen(swap.compute) => Goal::Aside,
             true => return Found::Refused,
         };
         let candidates: Vec<_> = movable
@@ -164,7 +164,7 @@ impl Look<'_> {
                 size: block.size,
             })
             .collect();
-        let (by_limits, on_host) = (process.swap_room(self.index), process.room_on_host());
+        let (by_limits, on_host) = (swap.swap_room(self.index), swap.room_on_host());
         let chosen = choose(self.order, &candidates, wanted, by_limits.min(on_host));
         let blocks: Vec<_> = chosen
             .iter()
@@ -182,7 +182,7 @@ impl Look<'_> {
 
     /// Selects blocks to move in, as far as the device has room, in the order of their moves out.
     fn back(&self, mut all: Vec<Arc<Block>>) -> Found {
-        let by_limits = room(self.process, self.index);
+        let by_limits = room(self.swap, self.index);
         let mut room = by_limits;
         let on_host = |block: &Arc<Block>| block.place() == Where::Host;
         let is_due = |block: &Arc<Block>| on_host(block) && !block.stays().0;
@@ -197,11 +197,11 @@ impl Look<'_> {
         let mut is_full = false;
         if let Some(first) = all.iter().find(|block| is_due(block)) {
             if first.size <= by_limits {
-                room = room.min(free_memory(self.process, first));
+                room = room.min(free_memory(self.swap, first));
                 is_full = first.size > room;
             } else {
                 // Other processes of the group may free memory.
-                let of_groups = group_room(self.process.usage(), self.process.control(), self.index);
+                let of_groups = group_room(self.swap.usage(), self.swap.control(), self.index);
                 is_full = of_groups == by_limits;
             }
         }
@@ -223,9 +223,9 @@ impl Look<'_> {
     }
 }
 
-pub(super) fn blocks(process: &Process, index: usize) -> Vec<Arc<Block>> {
-    let mut blocks = process.swap.all();
-    blocks.retain(|block| process.devices.index(block.local) == index);
+pub(super) fn blocks(swap: &Swap, index: usize) -> Vec<Arc<Block>> {
+    let mut blocks = swap.all();
+    blocks.retain(|block| swap.session.devices.index(block.local) == index);
     blocks
 }
 
@@ -264,32 +264,32 @@ impl Task {
 }
 
 /// Returns by how many bytes the limits are exceeded.
-pub(super) fn excess(process: &Process, index: usize) -> u64 {
-    let control = process.control();
-    let on_device = process.usage().memory_current(index);
-    let on_process = process.memory.levels.sum(process.usage());
+pub(super) fn excess(swap: &Swap, index: usize) -> u64 {
+    let control = swap.control();
+    let on_device = swap.usage().memory_current(index);
+    let on_process = swap.memory.levels.sum(swap.usage());
     let over = |current: u64, limit: u64| current.saturating_sub(limit);
     over(on_device, device_limit(control, index)).max(over(on_process, process_limit(control)))
 }
 
 /// Returns how many bytes the limits leave.
-fn room(process: &Process, index: usize) -> u64 {
-    let control = process.control();
-    let on_device = process.usage().memory_current(index);
-    let on_process = process.memory.levels.sum(process.usage());
+fn room(swap: &Swap, index: usize) -> u64 {
+    let control = swap.control();
+    let on_device = swap.usage().memory_current(index);
+    let on_process = swap.memory.levels.sum(swap.usage());
     let under = |current: u64, limit: u64| limit.saturating_sub(current);
     under(on_device, device_limit(control, index))
         .min(under(on_process, process_limit(control)))
-        .min(group_room(process.usage(), control, index))
+        .min(group_room(swap.usage(), control, index))
 }
 
 /// Returns the free memory of the block's device, bytes; `u64::MAX` without an answer, since the driver will
 /// refuse by itself.
-fn free_memory(process: &Process, block: &Block) -> u64 {
+fn free_memory(swap: &Swap, block: &Block) -> u64 {
     let (mut free, mut total) = (0, 0);
-    let context = process.contexts.numbered(block.context);
+    let context = swap.program.contexts.numbered(block.context);
     let asked = context.and_then(|context| {
-        helper::in_driver(|| context.with_current(|| driver::cuMemGetInfo_v2(&mut free, &mut total)))
+        in_driver(|| context.with_current(|| driver::cuMemGetInfo_v2(&mut free, &mut total)))
     });
     match asked.flatten() {
         Some(Ok(())) => free as u64,

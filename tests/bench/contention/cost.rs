@@ -35,7 +35,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
-    let daemon = Daemon::start(&setting.place)?;
+    let daemon = Daemon::start(&setting.environment)?;
     let seconds = (3.0 * setting.scale).max(0.5).to_string();
     // An idle process is present in each case, so that the GPU is shared equally.
     let rule = |priority| match kind {
@@ -72,7 +72,7 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
 pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut arbiter, mut details) = (Vec::new(), Vec::new());
     for _ in 0..setting.repetitions {
-        let daemon = Daemon::start(&setting.place)?;
+        let daemon = Daemon::start(&setting.environment)?;
         let _jobs = [
             daemon.load(Rule::Ranked(2), &["obey"])?,
             daemon.load(Rule::Ranked(10), &["obey"])?,

@@ -16,7 +16,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for policy in ["weighted", "strict"] {
         let (mut cores, mut starved, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..setting.repetitions {
-            let daemon = Daemon::start(&setting.place)?;
+            let daemon = Daemon::start(&setting.environment)?;
             daemon.policy(policy)?;
             let jobs = (0..PROCESSES)
                 .map(|number| daemon.load(Rule::Ranked(number % 16), &arguments()))

@@ -15,7 +15,7 @@ use crate::job::{Job, pass};
 
 /// Paths of the built programs, and the GPU to use.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct Environment {
     pub dist: PathBuf,
     pub scripts: PathBuf,
     pub is_simulated: bool,
@@ -23,7 +23,7 @@ pub struct Place {
     pub rate: Option<u32>,
 }
 
-impl Place {
+impl Environment {
     /// Calibrates the rate.
     pub fn measure(&mut self) -> Result<()> {
         let daemon = Daemon::start(self)?;
@@ -59,7 +59,7 @@ pub enum Rule {
 /// A running daemon, with its mount where one can be made. Killed when dropped.
 #[derive(Debug)]
 pub struct Daemon<'p> {
-    place: &'p Place,
+    environment: &'p Environment,
     root: TempDir,
     child: Option<Child>,
     is_mounted: bool,
@@ -67,9 +67,9 @@ pub struct Daemon<'p> {
 
 impl<'p> Daemon<'p> {
     /// Starts a daemon and waits until it serves.
-    pub fn start(place: &'p Place) -> Result<Self> {
+    pub fn start(environment: &'p Environment) -> Result<Self> {
         let mut daemon = Self {
-            place,
+            environment,
             root: TempDir::new()?,
             child: None,
             is_mounted: false,
@@ -103,7 +103,7 @@ impl<'p> Daemon<'p> {
         let start = Instant::now();
         loop {
             let ended = child.try_wait()?;
-            let answers = Command::new(self.place.dist.join("bin/gcgroupfs"))
+            let answers = Command::new(self.environment.dist.join("bin/gcgroupfs"))
                 .arg("ls")
                 .env("GCGROUP_SOCKET", self.root.path().join("socket"))
                 .stdout(Stdio::null())
@@ -146,11 +146,11 @@ impl<'p> Daemon<'p> {
 
     /// Returns a command for a built program on this GPU, not governed.
     pub fn bare(&self, program: &str) -> Command {
-        let mut command = Command::new(self.place.dist.join("bin").join(program));
+        let mut command = Command::new(self.environment.dist.join("bin").join(program));
         command.env("GCGROUP_SOCKET", self.root.path().join("socket"));
-        if self.place.is_simulated {
+        if self.environment.is_simulated {
             command
-                .env("LD_LIBRARY_PATH", self.place.dist.join("simgpu"))
+                .env("LD_LIBRARY_PATH", self.environment.dist.join("simgpu"))
                 .env("SIMGPU_DIR", self.root.path().join("sim"));
         }
         command
@@ -159,13 +159,13 @@ impl<'p> Daemon<'p> {
     fn command(&self, rule: Rule, arguments: &[&str]) -> Command {
         let mut command = self.bare("gcgroup-load");
         if rule != Rule::Ungoverned {
-            command.env("LD_PRELOAD", self.place.dist.join("lib/libgcgroup.so"));
+            command.env("LD_PRELOAD", self.environment.dist.join("lib/libgcgroup.so"));
         }
         if let Rule::Ranked(priority) = rule {
             command.env("GCGROUP_PRIORITY", priority.to_string());
         }
         command.args(arguments);
-        if let (Some(rate), true) = (self.place.rate, arguments.contains(&"work")) {
+        if let (Some(rate), true) = (self.environment.rate, arguments.contains(&"work")) {
             command.args(["--rate", &rate.to_string()]);
         }
         command
@@ -180,7 +180,7 @@ impl<'p> Daemon<'p> {
 
     /// Starts a script of the repository on this mount.
     pub fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
-        let mut command = Command::new(self.place.scripts.join(name));
+        let mut command = Command::new(self.environment.scripts.join(name));
         command.env("GCGROUP", self.mount()).args(arguments);
         Job::spawn(command)
     }
@@ -241,14 +241,14 @@ mod tests {
 
     #[test]
     fn job_has_its_priority_from_its_start() -> Result<()> {
-        let place = Place {
+        let environment = Environment {
             dist: PathBuf::from("dist"),
             scripts: PathBuf::from("scripts"),
             is_simulated: true,
             rate: Some(100),
         };
         let daemon = Daemon {
-            place: &place,
+            environment: &environment,
             root: TempDir::new()?,
             child: None,
             is_mounted: false,

@@ -21,7 +21,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut drains, mut queued, mut thaws, mut middles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut samples = Vec::new();
     for _ in 0..setting.repetitions {
-        let daemon = Daemon::start(&setting.place)?;
+        let daemon = Daemon::start(&setting.environment)?;
         let count = setting.count(60);
         // A process of higher priority is present, so that the queue is limited to the in-flight window.
         let mut other = daemon.load(Rule::Ranked(2), &["obey"])?;
@@ -133,7 +133,7 @@ impl<'d> Events<'d> {
                 return Ok(());
             }
             if now() - begin > 20.0 {
-                bail!("in vain: {line}");
+                bail!("the events file did not show {line:?} within 20 s");
             }
             if let Some(file) = &self.file {
                 let mut fds = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];

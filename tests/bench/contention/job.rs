@@ -66,7 +66,7 @@ impl Job {
     pub fn line(&self) -> Result<String> {
         self.lines
             .recv_timeout(DEADLINE)
-            .map_err(|error| anyhow::anyhow!("pid {} says no more: {error}", self.pid()))
+            .map_err(|error| anyhow::anyhow!("pid {} prints no more lines: {error}", self.pid()))
     }
 
     /// Reads up to the line that begins with `prefix`.
@@ -92,7 +92,7 @@ impl Job {
         self.stdin = None;
         let status = self.child.wait()?;
         if !status.success() {
-            bail!("it ended with {status}");
+            bail!("the job ended with {status}");
         }
         Ok(report)
     }
@@ -144,8 +144,10 @@ pub fn share(from: Progress, to: Progress) -> f64 {
 /// Returns the first and the last report between two times.
 pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
     let mut inside = told.iter().filter(|progress| (from..=to).contains(&progress.at));
-    let first = inside.next().context("it told nothing in that time")?;
-    let last = inside.next_back().context("it told too little in that time")?;
+    let first = inside.next().context("no progress line within the interval")?;
+    let last = inside
+        .next_back()
+        .context("only one progress line within the interval")?;
     Ok((*first, *last))
 }
 

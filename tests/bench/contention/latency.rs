@@ -96,7 +96,7 @@ impl Case {
     fn run(&self, setting: &Setting, report: &mut Report) -> Result<()> {
         let mut runs: [Vec<Run>; ARMS.len()] = Default::default();
         let mut arms = ARMS.to_vec();
-        if !Daemon::start(&setting.place)?.is_mounted() {
+        if !Daemon::start(&setting.environment)?.is_mounted() {
             arms.pop();
             report.skip(
                 &format!("{}: freeze by script", self.name),
@@ -156,7 +156,7 @@ impl Case {
     }
 
     fn once(&self, arm: &str, setting: &Setting) -> Result<Run> {
-        let daemon = Daemon::start(&setting.place)?;
+        let daemon = Daemon::start(&setting.environment)?;
         let (policy, [first, second]) = rules(arm);
         if let Some(policy) = policy {
             daemon.policy(policy)?;

@@ -5,6 +5,8 @@
 //! clock. Cases that are compared run in turn in one run, so that the machine's speed cancels out. JSON on
 //! stdout, a table on stderr.
 
+#![allow(clippy::too_many_arguments, reason = "a report's row")]
+
 mod cost;
 mod crowd;
 mod daemon;
@@ -21,7 +23,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Parser;
 
-use daemon::Place;
+use daemon::Environment;
 use report::Report;
 
 /// Measures a contended GPU.
@@ -51,7 +53,7 @@ struct Arguments {
 /// Settings for all arms.
 #[derive(Debug)]
 pub struct Setting {
-    pub place: Place,
+    pub environment: Environment,
     pub repetitions: u32,
     pub scale: f64,
 }
@@ -96,18 +98,18 @@ fn run(arguments: Arguments) -> Result<bool> {
     for name in &arguments.arms {
         if !ARMS.iter().any(|(known, _)| known == name) {
             let known: Vec<&str> = ARMS.iter().map(|(known, _)| *known).collect();
-            bail!("no arm {name}; there are {}", known.join(", "));
+            bail!("no arm is called {name}; there are {}", known.join(", "));
         }
     }
-    let mut place = Place {
+    let mut environment = Environment {
         dist: arguments.dist.canonicalize()?,
         scripts: arguments.scripts.canonicalize()?,
         is_simulated: !arguments.gpu,
         rate: None,
     };
-    place.measure()?;
+    environment.measure()?;
     let setting = Setting {
-        place,
+        environment,
         repetitions: arguments.repetitions,
         scale: arguments.scale,
     };

@@ -17,7 +17,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for percent in [25_u32, 50, 75] {
         let mut shares = Vec::new();
         for _ in 0..setting.repetitions {
-            let daemon = Daemon::start(&setting.place)?;
+            let daemon = Daemon::start(&setting.environment)?;
             let job = daemon.load(Rule::Governed, &batch("1000"))?;
             pass(0.3);
             daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;

@@ -108,7 +108,7 @@ impl Report {
                 .collect()
         };
         let all = json!({
-            "gpu": if setting.place.is_simulated { "simulated" } else { "real" },
+            "gpu": if setting.environment.is_simulated { "simulated" } else { "real" },
             "repetitions": setting.repetitions,
             "scale": setting.scale,
             "rows": rows,

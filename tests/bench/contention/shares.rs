@@ -19,7 +19,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         let (mut ratios, mut throttled, mut sums) = (Vec::new(), Vec::new(), Vec::new());
         let mut off = Vec::new();
         for _ in 0..setting.repetitions {
-            let daemon = Daemon::start(&setting.place)?;
+            let daemon = Daemon::start(&setting.environment)?;
             daemon.policy("weighted")?;
             let jobs = [
                 daemon.load(Rule::Ranked(FIRST), &batch("1000"))?,
@@ -62,7 +62,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
     }
     report.add(
-        "usage_usec off what was done",
+        "usage_usec, deviation from the completed work",
         "%",
         Budget::Most(5.0),
         errors,

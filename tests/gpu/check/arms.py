@@ -1,5 +1,5 @@
-"""A job that waits for its work beside a batch job: as its equal, more important by either policy, and with the
-batch job frozen. How late the first is, and what is left to the second."""
+"""Measures the latency of a job that waits for its work beside a batch job: with the same priority, with a
+higher priority under each policy, and with the batch job frozen. Also measures what the batch job still gets."""
 import statistics
 import time
 
@@ -11,7 +11,7 @@ REPETITIONS = 5
 
 
 def medians(runs):
-    """The median of each number that all runs tell, and the least and the greatest of it."""
+    """Returns the median, the minimum and the maximum of each number that all runs report."""
     facts = {}
     for key, first in runs[0].items():
         seen = [run[key] for run in runs]
@@ -21,21 +21,21 @@ def medians(runs):
 
 
 def lateness(usec):
-    """What a list of microseconds says."""
+    """Returns percentiles of a list of microseconds."""
     ordered = sorted(usec)
     return {"p50_usec": ordered[len(ordered) // 2], "p99_usec": ordered[len(ordered) * 99 // 100], "max_usec": ordered[-1]}
 
 
 class Arms:
-    """`bursts(priority)` gets the job ready and yields; then it has it work for a while and yields how late it was, so
-    many times."""
+    """Measures all arms. `bursts(priority)` is a generator: it first yields when the job is ready, then
+    yields a list of latencies in microseconds for each repetition."""
 
     def __init__(self, facts, bursts):
         self.facts, self.bursts, self.batch, self.alone = facts, bursts, None, None
         self.arm("alone")
 
     def arm(self, name, priority=EQUAL):
-        """One arm, with what the batch job does meanwhile compared to what it does alone."""
+        """Measures one arm, including the batch job's speed relative to its speed alone."""
         bursts, runs = self.bursts(priority), []
         next(bursts)
         before, began = self.submitted(), time.monotonic()
@@ -49,16 +49,17 @@ class Arms:
         self.facts[name] = medians(runs)
 
     def submitted(self):
-        """Kernels of the batch job so far."""
+        """Returns the number of kernels that the batch job has submitted."""
         return control.launches(self.batch) if self.batch else 0
 
     def beside(self, batch, seconds):
-        """All arms beside the process with that pid, which is at work; first it is alone for so many seconds."""
+        """Measures all arms beside the running process `batch`, after measuring that process alone for
+        `seconds`."""
         self.batch = batch
         before, began = self.submitted(), time.monotonic()
         time.sleep(seconds)
         self.alone = (self.submitted() - before) / (time.monotonic() - began)
-        require(self.alone > 0, "the batch job does nothing")
+        require(self.alone > 0, "the batch job launches no kernels")
         self.arm("equal")
         control.put(batch, "compute.priority", LEAST)
         self.arm("weighted", MOST)
@@ -69,13 +70,13 @@ class Arms:
             self.facts["strict_refused"] = str(refused)
         control.freeze(batch)
         self.arm("frozen")
-        require(self.facts["frozen"]["batch_launches_spread"] == [0, 0], "frozen, it launched")
+        require(self.facts["frozen"]["batch_launches_spread"] == [0, 0], "the frozen batch job launched kernels")
         control.thaw(batch)
         thawed = self.submitted()
         control.until("the batch job goes on", lambda: self.submitted() > thawed)
 
     def verdict(self):
-        """All arms in a line."""
+        """Returns all arms in one line."""
         words = [f"{arm} {seen['p99_usec']:.0f}" + (f" at {seen['batch_of_alone']:.2f}" if "batch_of_alone" in seen else "")
                  for arm, seen in self.facts.items() if isinstance(seen, dict)]
-        return "p99 in usec, at what part of the batch job's own speed: " + ", ".join(words)
+        return "p99 in usec, and the batch job's speed relative to running alone: " + ", ".join(words)

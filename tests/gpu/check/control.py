@@ -1,4 +1,5 @@
-"""Control files, by the mount or by the daemon's socket: one way in, whichever this machine allows."""
+"""Reads and writes control files, through the mount or through the daemon's socket, whichever this machine
+permits."""
 import contextlib
 import os
 import subprocess
@@ -11,16 +12,16 @@ LOAD = os.path.join(os.environ["DIST"], "bin/gcgroup-load")
 
 
 class Refused(Exception):
-    """The daemon did not take or show a value; the text says why."""
+    """The daemon refused to read or write a file; the text says why."""
 
 
 def path(pid, name):
-    """A file of a process, or of the root where there is no pid."""
+    """Returns the path of a process's file, or of the root's file if `pid` is None."""
     return name if pid is None else f"{pid}/{name}"
 
 
 def get(pid, name):
-    """What a control file shows, without its last line end."""
+    """Returns the content of a control file without surrounding whitespace."""
     if MOUNT:
         try:
             with open(f"{MOUNT}/{path(pid, name)}", encoding="ascii") as file:
@@ -53,13 +54,13 @@ def socket_command(*arguments):
 
 
 def flat(pid, name):
-    """A file of `KEY VALUE` or `KEY: VALUE` lines as a dictionary of words."""
+    """Returns a file of `KEY VALUE` or `KEY: VALUE` lines as a dictionary of words."""
     lines = (line.replace(":", " ").split() for line in get(pid, name).splitlines())
     return {words[0]: words[1] for words in lines if len(words) > 1}
 
 
 def governed(pid):
-    """Whether the process has a directory."""
+    """Returns whether the process has a directory."""
     try:
         get(pid, "gcgroup.events")
     except Refused:
@@ -68,22 +69,22 @@ def governed(pid):
 
 
 def until(what, condition, seconds=20.0):
-    """Waits for a condition; raises if it does not come true."""
+    """Waits until the condition holds. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"in vain: {what}")
+            raise AssertionError(f"timed out after {seconds} s, waiting until {what}")
         time.sleep(0.01)
 
 
 def launches(pid):
-    """Kernels that a process has submitted."""
+    """Returns the number of kernels that a process has submitted."""
     return int(flat(pid, "compute.stat")["nr_launches"])
 
 
 @contextlib.contextmanager
 def policy(name):
-    """Another compute.policy for a while; Refused where it is not for us to choose."""
+    """Changes compute.policy within the `with` block. Raises Refused if this user may not change it."""
     before = get(None, "compute.policy").split()[0]
     put(None, "compute.policy", name)
     try:
@@ -93,13 +94,13 @@ def policy(name):
 
 
 def freeze(pid):
-    """Freezes and waits until it is so; seconds that took."""
+    """Freezes a process, waits until it is frozen and drained, and returns the seconds that took."""
     began = time.monotonic()
     put(pid, "compute.freeze", 1)
-    until("frozen 1", lambda: flat(pid, "gcgroup.events")["frozen"] == "1")
+    until("the process is frozen and drained", lambda: flat(pid, "gcgroup.events")["frozen"] == "1")
     return time.monotonic() - began
 
 
 def thaw(pid):
-    """Thaws."""
+    """Thaws a process."""
     put(pid, "compute.freeze", 0)

@@ -1,4 +1,4 @@
-"""The check's own daemon: on a mount where that is possible, on its socket alone otherwise."""
+"""Runs the check's own daemon: with a mount where that is possible, with only the socket otherwise."""
 import contextlib
 import os
 import signal
@@ -11,17 +11,17 @@ MOUNT, LOG, PID = f"{WORK}/gcgroup", f"{WORK}/daemon.log", f"{WORK}/daemon.pid"
 
 
 class Unwilling(Exception):
-    """It does not start; the text says why."""
+    """The daemon did not start; the text says why."""
 
 
 def pid():
-    """The one that was started last."""
+    """Returns the pid of the daemon started last."""
     with open(PID, encoding="ascii") as file:
         return int(file.read())
 
 
 def lives():
-    """Whether it is there, and not just its remains."""
+    """Returns whether the daemon runs; a zombie does not count."""
     try:
         with open(f"/proc/{pid()}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -30,13 +30,14 @@ def lives():
 
 
 def said(characters=300):
-    """The last of what it wrote."""
+    """Returns the end of the daemon's log."""
     with open(LOG, encoding="utf-8", errors="replace") as log:
-        return " | ".join(log.read()[-characters:].strip().splitlines()) or "not a word"
+        return " | ".join(log.read()[-characters:].strip().splitlines()) or "its log is empty"
 
 
 def answers(mount):
-    """Whether it does, in either way. A mount is asked by a process of its own: it may not answer at all."""
+    """Returns whether the daemon answers on the socket and on the mount. A separate process reads the mount,
+    because the read may hang."""
     def succeeds(*command):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
@@ -46,7 +47,8 @@ def answers(mount):
 
 
 def start(mount, seconds=30):
-    """Starts it, on a mount or with none, in a process group of its own, so that it outlives the part that does this."""
+    """Starts the daemon with or without a mount, in a process group of its own, so that it outlives the part
+    that starts it."""
     if mount:
         let_go()
     with open(LOG, "a", encoding="utf-8") as log:
@@ -64,7 +66,8 @@ def start(mount, seconds=30):
 
 
 def start_anyhow():
-    """Starts it as this machine allows; the mount or "", and why there is none."""
+    """Starts the daemon as this machine permits. Returns the mount point, or "" and the reason why there is
+    no mount."""
     if not os.path.exists("/dev/fuse"):
         why = "no /dev/fuse"
     else:
@@ -78,12 +81,12 @@ def start_anyhow():
 
 
 def kill():
-    """kill -9."""
+    """Kills the daemon with SIGKILL."""
     os.kill(pid(), signal.SIGKILL)
 
 
 def let_go():
-    """Takes a mount away whose daemon has gone."""
+    """Unmounts the mount of a dead daemon."""
     for command in (["umount", "-l", MOUNT], ["fusermount3", "-uz", MOUNT]):
         if not mounted():
             return
@@ -92,13 +95,13 @@ def let_go():
 
 
 def mounted():
-    """Whether there is a mount, asked of the kernel: nobody may answer for it."""
+    """Returns whether the mount exists, according to the kernel, because the daemon may not answer."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         return any(line.split()[4] == MOUNT for line in file)
 
 
 def stop(seconds=10):
-    """Ends it, by force if it must be, and its mount."""
+    """Ends the daemon, with SIGKILL after `seconds`, and unmounts its mount."""
     with contextlib.suppress(OSError, ValueError):
         number, until = pid(), time.monotonic() + seconds
         os.kill(number, signal.SIGTERM)

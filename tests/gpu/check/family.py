@@ -1,4 +1,4 @@
-"""Processes that a part leaves behind, wherever they put themselves: found, and ended."""
+"""Finds and ends the processes that a part leaves behind, whatever their session or process group."""
 import contextlib
 import ctypes
 import os
@@ -9,14 +9,14 @@ SET_CHILD_SUBREAPER, SET_PDEATHSIG = 36, 1
 
 
 def adopt():
-    """From now on those whose parent ends are ours; and we are told to end when ours does."""
+    """Adopts orphaned descendants from now on, and requests a SIGTERM for this process when its parent ends."""
     libc = ctypes.CDLL(None)
     libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def children():
-    """Pids of our children, ended ones too."""
+    """Returns the pids of the children, zombies included."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):
@@ -27,7 +27,8 @@ def children():
 
 
 def end(keep=(), seconds=10):
-    """Kills all children but those, and theirs that thereby become ours; the pids of those that do not die."""
+    """Kills all children except `keep`, and the descendants adopted meanwhile. Returns the pids of those that
+    do not die within `seconds`."""
     until = time.monotonic() + seconds
     while left := set(children()) - set(keep):
         for pid in left:

@@ -1,8 +1,8 @@
-"""A job in one framework, on a lead: `hash`, `info`, `alloc BYTES`, `steps` (until the next line), `time N`,
-`each N`.
+"""Runs a job in one framework and executes commands from stdin: `hash`, `info`, `alloc BYTES`, `steps` (until
+the next line), `time N`, `each N`.
 
-Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step and `stopped N`, `took SECONDS` for N
-steps, `each SECONDS...` for each of N steps, with a pause of 2 ms between them."""
+Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step and `stopped N`, `took
+SECONDS` for N steps, `each SECONDS...` for each of N steps, with a pause of 2 ms between them."""
 import ctypes
 import hashlib
 import os
@@ -16,7 +16,7 @@ from answer import tell_where_it_ends
 
 
 class Driver:
-    """The driver through ctypes, with the test kernel that fills memory."""
+    """Calls the driver through ctypes and launches the test kernel that fills memory."""
 
     SIZE = 1 << 20
 
@@ -47,8 +47,8 @@ class Driver:
 
     def launch(self, value):
         arguments = [self.block, ctypes.c_uint64(self.SIZE // 4), ctypes.c_uint32(value)]
-        places = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
-        self.check(self.cuda.cuLaunchKernel(self.fill, 8, 1, 1, 256, 1, 1, 0, None, places, None))
+        parameters = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
+        self.check(self.cuda.cuLaunchKernel(self.fill, 8, 1, 1, 256, 1, 1, 0, None, parameters, None))
 
     def compute(self):
         self.check(self.cuda.cuMemsetD8_v2(self.block, ctypes.c_ubyte(0x5A), ctypes.c_size_t(self.SIZE)))
@@ -64,7 +64,7 @@ class Driver:
 
 class Torch:
     def __init__(self):
-        # Without it cuBLAS may compute otherwise from run to run.
+        # Otherwise cuBLAS results may differ between runs.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         import torch
         self.t = torch
@@ -82,7 +82,7 @@ class Torch:
         return self.raw((self.a @ self.a).relu().cumsum(0))
 
     def raw(self, tensor):
-        """Its bytes, without numpy, which PyTorch does without."""
+        """Returns the tensor's bytes without numpy, which PyTorch does not require."""
         return bytes(tensor.cpu().contiguous().view(self.t.uint8).flatten().tolist())
 
     def step(self):
@@ -90,7 +90,7 @@ class Torch:
 
 
 class Graph(Torch):
-    """Steps are replays of a captured graph."""
+    """Replays a captured graph in each step."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ class Graph(Torch):
 
 
 class Streams(Torch):
-    """Steps run on four streams at once."""
+    """Runs each step on four streams at once."""
 
     def step(self):
         self.streams = getattr(self, "streams", None) or [self.t.cuda.Stream() for _ in range(4)]
@@ -126,7 +126,7 @@ class Streams(Torch):
 
 
 class Train(Torch):
-    """Steps are training steps of a small network."""
+    """Trains a small network; a step is a training step."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ class Train(Torch):
 
 
 class Decode(Torch):
-    """Steps are tokens of a small transformer with a cache of 256 keys."""
+    """Decodes with a small transformer; a step is one token with a cache of 256 keys."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ class Cupy:
 
 class Jax:
     def __init__(self):
-        # It would take three quarters of the device at once.
+        # Otherwise JAX allocates three quarters of the device at its start.
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         import jax
         import jax.numpy as jnp
@@ -258,7 +258,7 @@ KINDS = {"driver": Driver, "torch": Torch, "graph": Graph, "streams": Streams, "
 
 
 def paused(step):
-    """Seconds that a step takes, after a pause."""
+    """Returns the seconds that a step takes after a pause."""
     time.sleep(0.002)
     began = time.perf_counter()
     step()
@@ -271,17 +271,17 @@ def out_of_memory(error):
 
 
 class Lines:
-    """What is read from stdin, a line at a time."""
+    """Reads stdin line by line."""
 
     def __init__(self):
         self.read = b""
 
     def waiting(self):
-        """Whether there is something, or the end."""
+        """Returns whether a line or the end of stdin is available."""
         return b"\n" in self.read or bool(select.select([0], [], [], 0)[0])
 
     def next(self):
-        """The next line, or nothing at the end."""
+        """Returns the next line, or "" at the end."""
         while b"\n" not in self.read:
             more = os.read(0, 4096)
             if not more:
@@ -321,8 +321,8 @@ def main():
                 lines.next()
                 answer = f"stopped {count}"
             else:
-                answer = f"error what is {verb}?"
-        except Exception as error:  # each framework has errors of its own
+                answer = f"error unknown command {verb}"
+        except Exception as error:  # Each framework has its own exceptions.
             answer = "oom" if out_of_memory(error) else f"error {error!r}".replace("\n", " ")[:600]
         print(answer, flush=True)
 

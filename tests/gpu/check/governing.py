@@ -1,4 +1,5 @@
-"""What must hold for a job of any framework: governed, capped, frozen, thawed, counted, unchanged."""
+"""Checks a job of any framework: it is governed, limited, frozen, thawed and counted, and its results do not
+change."""
 import threading
 
 import control
@@ -9,7 +10,7 @@ GIB = 1 << 30
 
 
 class Counter:
-    """Reads the steps of a job as they come, so that it never waits for its reader."""
+    """Reads the steps of a job in a thread, so that the job never waits for its reader."""
 
     def __init__(self, program):
         self.program, self.count = program, 0
@@ -23,28 +24,28 @@ class Counter:
             try:
                 words = self.program.line(None).split() or [""]
             except (AssertionError, OSError, ValueError):
-                return  # it has ended, which is found where something is asked of it
+                return  # The job has ended; the next command to it fails.
             if words[0] in ("step", "stopped"):
                 self.count = int(words[1])
 
     def go_on(self, steps=3):
-        """Waits for so many more steps."""
+        """Waits until the job has completed so many more steps."""
         goal = self.count + steps
-        control.until(f"step {goal}", lambda: self.count >= goal)
+        control.until(f"the job reaches step {goal}", lambda: self.count >= goal)
 
     def stop(self):
-        """Lets the job listen again."""
+        """Stops the steps, so that the job accepts commands again."""
         self.program.tell("stop")
         self.reader.join(20)
         require(not self.reader.is_alive(), "the job does not stop")
 
 
 def stands_still(program, facts):
-    """Freezes a job at work, and lets it go on."""
+    """Freezes a working job, checks that it stands still, and thaws it."""
     counter = Counter(program)
     counter.go_on()
     facts["freeze_seconds"] = control.freeze(program.pid)
-    # What ended before the freeze may still be on its way to us: two equal readings, then a third.
+    # Lines of steps completed before the freeze may still arrive: two equal readings, then a third.
     seen = [None]
 
     def settled():
@@ -52,58 +53,59 @@ def stands_still(program, facts):
         threading.Event().wait(0.2)
         return last == seen[0]
 
-    control.until("the steps settle", settled)
+    control.until("the count of steps is stable", settled)
     threading.Event().wait(0.5)
-    require(counter.count == seen[0], f"frozen, it went from step {seen[0]} to {counter.count}")
+    require(counter.count == seen[0], f"the frozen job went from step {seen[0]} to {counter.count}")
     control.thaw(program.pid)
     counter.go_on()
     counter.stop()
 
 
 def expected(kind, env):
-    """What a job that nobody governs computes; skips where it does not run at all."""
+    """Returns the result of an ungoverned job. Skips if that job does not run."""
     with job(kind, bare=True, env=env) as bare:
         try:
             bare.until("ready", STARTS_WITHIN)
         except AssertionError as error:
-            raise Skip(f"no {kind} job runs here, hook or none: {str(error).splitlines()[-1]}") from error
+            raise Skip(f"no {kind} job runs here, even without the hook: {str(error).splitlines()[-1]}") from error
         return bare.ask("hash", "hash")
 
 
 def compared(pid, account, facts):
-    """Holds the ledger against NVML's number; what there is to say of it."""
+    """Compares the ledger with NVML's number. Returns a remark for the verdict, empty if the comparison was
+    possible."""
     has_overhead(pid)
     facts["memory_current"] = current = int(control.get(pid, "memory.current"))
     try:
         facts["nvml"] = held = account.bytes_of(pid)
     except Untold as reason:
         facts["nvml"] = {"not_possible": str(reason)}
-        return f"; not held against NVML: {reason}"
+        return f"; not compared with NVML: {reason}"
     facts["beyond_ledger"] = held - current
-    require(-(64 << 20) <= held - current <= 2 * GIB, f"the ledger has {current}, NVML {held}")
+    require(-(64 << 20) <= held - current <= 2 * GIB, f"{current} bytes are charged, NVML reports {held}")
     return ""
 
 
 def capped(program, facts):
-    """A limit is what it sees, and what holds."""
+    """Checks that the job sees the limit as its total memory and cannot allocate more."""
     limit = int(control.get(program.pid, "memory.current")) + 2 * GIB
     control.put(program.pid, "memory.limit", limit)
     info = program.ask("info", "info")
     facts["limit"], facts["info"] = limit, info
     if info != ["none"]:
-        require(int(info[1]) == limit, f"the limit is {limit}, the total it sees {info[1]}")
+        require(int(info[1]) == limit, f"the limit is {limit}, the job sees a total of {info[1]}")
     program.ask(f"alloc {256 << 20}", "allocated")
     program.ask(f"alloc {3 * GIB}", "oom")
 
 
 def check(kind, facts, env=None):
-    """All of it; the numbers go to `facts`, the first that does not hold is raised."""
+    """Runs all checks of a job. Stores numbers in `facts`, and raises at the first failure."""
     account = Account()
     with job(kind, env=env) as program:
         right = expected(kind, env)
         program.until("ready", STARTS_WITHIN)
         pid = program.pid
-        require(control.governed(pid), "no directory for it")
+        require(control.governed(pid), "the job has no directory")
         require(program.ask("hash", "hash") == right, "results differ under the hook")
         untold = compared(pid, account, facts)
         facts["compute_stat"], facts["memory_stat"] = (control.flat(pid, f"{name}.stat") for name in ("compute", "memory"))
@@ -111,5 +113,5 @@ def check(kind, facts, env=None):
         stands_still(program, facts)
         capped(program, facts)
         require(program.ask("hash", "hash") == right, "results differ after a refusal")
-    control.until("its directory goes", lambda: not control.governed(pid))
+    control.until("the job's directory is removed", lambda: not control.governed(pid))
     return f"governed, capped, frozen and thawed; results unchanged{untold}"

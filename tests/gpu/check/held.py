@@ -1,4 +1,4 @@
-"""What NVML says that a process holds on the devices, where it can be told which of NVML's processes it is."""
+"""Reads from NVML how much device memory a process holds, if its entry in NVML can be identified."""
 import os
 import sys
 import time
@@ -12,11 +12,11 @@ from machine import in_first_pid_namespace
 
 
 class Untold(Exception):
-    """NVML does not say; the text says why."""
+    """NVML does not say how much the process holds; the text says why."""
 
 
 def table():
-    """Bytes by NVML's pid, on all devices together; None where it only says that a process is there."""
+    """Returns the bytes on all devices by NVML's pid; None for a process without a number."""
     held = {}
     try:
         nvml = Nvml()
@@ -29,7 +29,7 @@ def table():
 
 
 def in_use():
-    """Bytes in use on all devices, whoever uses them."""
+    """Returns the bytes in use on all devices by all processes."""
     try:
         nvml = Nvml()
         return sum(nvml.memory().used for _ in nvml.each_device())
@@ -38,7 +38,7 @@ def in_use():
 
 
 def names(pid):
-    """The numbers that a process goes by: here, and above, where /proc is that of a namespace above."""
+    """Returns the process's pid in this namespace, and in the namespace above if /proc belongs to that."""
     found = {pid}
     if len(spids("self")) > 1:
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -49,7 +49,7 @@ def names(pid):
 
 
 def spids(name):
-    """A process's numbers in all namespaces that /proc shows, the uppermost first."""
+    """Returns a process's pids in all namespaces that /proc shows, the outermost first."""
     try:
         with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
             line = next((line for line in file if line.startswith("NSpid:")), "")
@@ -59,7 +59,8 @@ def spids(name):
 
 
 class Account:
-    """Made before a process begins, so that it can be told by being new where pids are not NVML's."""
+    """Identifies processes in NVML. Must be created before a process starts: where NVML uses other pids, a
+    process is recognised as a new entry."""
 
     def __init__(self, source=table, same_pids=None, patience=3):
         self.source, self.patience, self.known = source, patience, {}
@@ -67,46 +68,47 @@ class Account:
         self.before = self.now() or {}
 
     def now(self):
-        """The table, or None."""
+        """Returns the table, or None if NVML has none."""
         try:
             return self.source()
         except Untold:
             return None
 
     def candidates(self, pid, held):
-        """NVML's numbers that may be its."""
+        """Returns the NVML pids that may be the process's."""
         if self.same_pids:
             return {pid} & set(held)
         if pid in self.known:
             return {self.known[pid]} & set(held)
         fresh = set(held) - set(self.before) - set(self.known.values())
-        # One that is called the same and was not there before is surely it; one that alone is new is too.
+        # A new entry with the same pid is the process; otherwise a single new entry is.
         return fresh & names(pid) or fresh
 
     def bytes_of(self, pid):
-        """What it holds; Untold if nobody says."""
+        """Returns the bytes that the process holds. Raises Untold if NVML does not say."""
         until = time.monotonic() + self.patience
         while len(likely := self.candidates(pid, held := self.source())) > 1 and time.monotonic() < until:
-            time.sleep(0.1)  # for another that is about to go
+            time.sleep(0.1)  # Another new process may be about to end.
         if not likely:
-            raise Untold("NVML names no process that could be it")
+            raise Untold("NVML lists no process that can be this one")
         if len(likely) > 1:
-            raise Untold(f"which of {len(likely)} new processes in NVML is ours cannot be told in this pid namespace")
+            raise Untold(f"{len(likely)} new processes in NVML cannot be told apart in this pid namespace")
         (number,) = likely
         self.known[pid] = number
         if held[number] is None:
-            raise Untold("NVML has no number for the process")
+            raise Untold("NVML reports no memory for the process")
         return held[number]
 
     def number(self, pid):
-        """The same, or None."""
+        """Returns the bytes that the process holds, or None."""
         try:
             return self.bytes_of(pid)
         except Untold:
             return None
 
     def names(self, pid):
-        """Whether NVML still lists what was found to be that process; Untold if it was not found, or NVML is silent."""
+        """Returns whether NVML still lists the process. Raises Untold if the process was never identified, or
+        NVML does not answer."""
         if pid not in self.known:
             raise Untold("the process was not found in NVML")
         return self.known[pid] in self.source()

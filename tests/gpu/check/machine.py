@@ -1,4 +1,4 @@
-"""What machine this is."""
+"""Describes this machine."""
 import datetime
 import glob
 import json
@@ -8,14 +8,14 @@ import re
 import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# The number of the file that stands for the kernel's first pid namespace.
+# Inode number of the kernel's first pid namespace.
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
-# Seconds that a command may take.
+# Time limit of a command in seconds.
 PATIENCE = 15
 
 
 def first(*command):
-    """What a command prints, or nothing."""
+    """Returns the stdout of a command, or "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -24,7 +24,7 @@ def first(*command):
 
 
 def kernel_module(path, pattern):
-    """What the kernel module says of itself, for where nvidia-smi says nothing."""
+    """Returns what the kernel module reports in /proc, for machines without a working nvidia-smi."""
     for name in glob.glob(path):
         with open(name, encoding="utf-8", errors="replace") as file:
             if found := re.search(pattern, file.read()):
@@ -33,7 +33,7 @@ def kernel_module(path, pattern):
 
 
 def in_first_pid_namespace():
-    """Whether pids here are those that the kernel itself, and so NVML, goes by."""
+    """Returns whether pids here are those of the first pid namespace, which NVML uses."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
     except OSError:
@@ -41,7 +41,7 @@ def in_first_pid_namespace():
 
 
 def gpu():
-    """Name, driver, memory and CUDA version, as far as somebody says them."""
+    """Returns name, driver, memory and CUDA version, as far as they are known."""
     rows = first("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
     fields = rows[0].split(", ") if rows and rows[0].count(", ") == 2 else ["", "", ""]
     cuda = re.search(r"CUDA (?:\w+ )?Version:\s*([\d.]+)", first("nvidia-smi"))
@@ -53,7 +53,7 @@ def gpu():
 
 
 def describe(path, sim):
-    """A line, and JSON in a file."""
+    """Writes the description as JSON to `path`, and returns it as one line."""
     machine = {
         "simulated": sim,
         **({"gpu": "simulated", "driver": "", "memory": "", "cuda": "", "gpus": 1} if sim else gpu()),
@@ -67,12 +67,12 @@ def describe(path, sim):
 
 
 def add(path, **facts):
-    """What was found out later."""
+    """Adds facts to the description."""
     with open(path, encoding="utf-8") as file:
         write(path, {**json.load(file), **facts})
 
 
 def write(path, machine):
-    """As JSON."""
+    """Writes the description as JSON."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(machine, file, indent=1)

@@ -1,4 +1,4 @@
-"""What a part of the check has in common with the others: its programs, governed or not, and what it may skip for."""
+"""Provides what all parts of the check use: governed and ungoverned programs, and reasons to skip."""
 import importlib.util
 import json
 import os
@@ -9,19 +9,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../shared"))
 
 import control
-from answer import Skip, main, require  # the parts take these from here
+from answer import Skip, main, require  # Exported to the parts.
 from program import Program as Lead
 
-# What the part of that name found that does not work, by module.
+# Written by the part of that name: why a module does not work, by module.
 FRAMEWORKS = f"{control.WORK}/frameworks.json"
-# Modules that call the driver themselves, without the runtime library.
+# Modules that call the driver directly, without the runtime library.
 DRIVER_ALONE = {"numba"}
-# Seconds until a framework has begun.
+# Time limit for a framework's start in seconds.
 STARTS_WITHIN = 60
 
 
 def need(*modules, sim=False):
-    """Skips unless Python modules are there that work on this driver, hook or none."""
+    """Skips unless the Python modules are installed and work with this driver without the hook."""
     if sim and not DRIVER_ALONE.issuperset(modules):
         raise Skip("needs NVIDIA's runtime library")
     try:
@@ -37,40 +37,42 @@ def need(*modules, sim=False):
 
 
 class Program(Lead):
-    """A program on a lead; governed unless `bare`, with options of `gcgroupfs run`."""
+    """Runs a program, governed unless `bare`, with options of `gcgroupfs run`."""
 
     def __init__(self, command, bare=False, env=None, options=()):
         super().__init__(command if bare else [control.GCGROUPFS, "run", *options, "--", *command], env)
 
 
 def load(*arguments, bare=False, **wishes):
-    """gcgroup-load; wishes as `gcgroupfs run` has them, of which None is none and True has no value."""
+    """Runs gcgroup-load. `wishes` are options of `gcgroupfs run`: None omits the option, True gives it no
+    value."""
     options = [word for name, value in wishes.items() if value is not None
                for word in (f"--{name}", str(value))[:1 if value is True else 2]]
     return Program([control.LOAD, *map(str, arguments)], bare, options=options)
 
 
 def work():
-    """What gives gcgroup-load kernels of so much work, whose rate is measured here and now: by nobody beside others."""
+    """Returns the arguments for kernels with a fixed amount of work. Measures the rate here, so no other load
+    may run."""
     with load("throughput", "--kernel", "work", "--duration", 0) as program:
         rate = program.until("work ").split()[1]
     return ["--kernel", "work", "--rate", max(1, round(float(rate)))]
 
 
 def job(kind, bare=False, env=None):
-    """The framework job of that kind; it says `ready` when it is."""
+    """Runs the framework job of that kind; it prints `ready` when it can execute commands."""
     return Program([sys.executable, os.path.join(HERE, "framework.py"), kind], bare, env)
 
 
 def report(program):
-    """The JSON line that ends a gcgroup-load."""
+    """Returns the JSON line that gcgroup-load prints at its end."""
     return json.loads(program.until("{"))
 
 
 def has_overhead(pid, seconds=3):
-    """Waits until what a process's context takes has been measured; whether it has."""
+    """Waits until the memory of the process's context is measured. Returns whether it was within `seconds`."""
     try:
-        control.until("its context is measured", lambda: int(control.flat(pid, "memory.stat")["context"]) > 0, seconds)
+        control.until("the context is measured", lambda: int(control.flat(pid, "memory.stat")["context"]) > 0, seconds)
     except AssertionError:
         return False
     return True

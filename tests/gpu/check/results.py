@@ -1,4 +1,4 @@
-"""What came of each part: a line on stdout as it ends, and a file that is whole whenever it is read."""
+"""Reports the result of each part: prints a line when the part ends, and rewrites a results file atomically."""
 import json
 import os
 
@@ -6,7 +6,7 @@ TAIL = 3000
 
 
 def text(path):
-    """A file's text, or none."""
+    """Returns the content of a file, or "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -15,7 +15,7 @@ def text(path):
 
 
 class Results:
-    """`results.json` and `log.txt` in a directory, both begun anew."""
+    """Writes `results.json` and `log.txt` in a directory, both from scratch."""
 
     def __init__(self, directory):
         self.path, self.log = f"{directory}/results.json", f"{directory}/log.txt"
@@ -24,12 +24,13 @@ class Results:
         self.save()
 
     def begins(self, name, **facts):
-        """Whoever ends the check by force from now on leaves this behind."""
+        """Stores the entry that remains if the check is ended while the part runs."""
         self.entries[name] = {"state": "SKIP", "reason": "the check was ended while this ran", "seconds": 0, "facts": {}, **facts}
         self.save()
 
     def ends(self, name, state, reason, seconds, stem=None, **facts):
-        """Its end, with the numbers and the last of stderr of a program that kept both at `stem`."""
+        """Stores and prints the result of a part, with the numbers and the end of the stderr of a program
+        that wrote both to files named `stem`."""
         entry = {"state": state, "reason": reason, "seconds": round(seconds, 1), **facts}
         numbers, said = (text(f"{stem}.{kind}").strip() if stem else "" for kind in ("json", "err"))
         try:
@@ -43,32 +44,34 @@ class Results:
         self.say(f"{state} {name}: {reason} ({seconds:.1f} s)")
 
     def lacks_time(self, name, reason, **facts):
-        """It is left out, or cut off, for want of time: no result, and no success of the whole."""
+        """Records a part that was left out or cut off because the time was over: the part is skipped, and the
+        check does not succeed."""
         self.left_out += 1
         self.ends(name, "SKIP", reason, facts.pop("seconds", 0), **facts)
 
     def save(self):
-        """Replaces the file."""
+        """Replaces the results file."""
         with open(f"{self.path}.new", "w", encoding="utf-8") as file:
             json.dump(self.entries, file, indent=1)
         os.replace(f"{self.path}.new", self.path)
 
     def say(self, line):
-        """For who looks on, and for the log."""
+        """Prints a line and appends it to the log."""
         print(line, flush=True)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
     def quote(self, what, path):
-        """Ends the log with the last of a file."""
+        """Appends the end of a file to the log."""
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(f"--- {what}\n{text(path)[-20_000:]}")
 
     def status(self):
-        """Says what all comes to; 0 if all is well, 1 if something failed or nothing passed, 3 if time was wanting."""
+        """Prints the summary. Returns 0 if all is well, 1 if a part failed or none passed, 3 if the time did
+        not suffice."""
         states = [entry["state"] for entry in self.entries.values()]
         line = ", ".join(f"{states.count(state)} {state}" for state in ("PASS", "FAIL", "SKIP"))
-        self.say(line + (f"; {self.left_out} for want of time: --parts runs them by themselves" if self.left_out else ""))
+        self.say(line + (f"; {self.left_out} left out for lack of time: run them with --parts" if self.left_out else ""))
         if "FAIL" in states or "PASS" not in states:
             return 1
         return 3 if self.left_out else 0

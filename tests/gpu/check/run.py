@@ -1,4 +1,4 @@
-"""Runs the parts one after the other, each within its limit, and writes down what came of each as it ends."""
+"""Runs the parts one after the other, each within its time limit, and stores each result at once."""
 import argparse
 import contextlib
 import os
@@ -13,24 +13,28 @@ import machine
 import results
 import table
 
-# With what is needed to clean up, eight minutes.
+# With the time for cleaning up, eight minutes.
 ALL_SECONDS = 465
 STATES = {0: "PASS", 77: "SKIP"}
 
 
 class Ended(BaseException):
-    """Somebody wants the check to end."""
+    """A signal requests the end of the check."""
 
 
 def arguments():
-    """What the command line says."""
-    parser = argparse.ArgumentParser(prog="gpu-check.sh", description="Whether gcgroupfs works on this machine's GPU, and how well.",
-                                     epilog="Exits with 0 if all is well, 1 if a part failed or none passed, 3 if some had no time.")
-    parser.add_argument("--sim", action="store_true", help="on the simulated driver of the built tree")
-    parser.add_argument("--list", action="store_true", help="say what there is, and end")
-    parser.add_argument("--parts", metavar="NAME,...", default="", help="these alone")
-    parser.add_argument("--seconds", type=int, default=ALL_SECONDS, help="for all of them (%(default)s)")
-    parser.add_argument("outdir", metavar="OUTDIR", nargs="?", default="gpu-check", help="where results go (%(default)s)")
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(
+        prog="gpu-check.sh",
+        description="Checks whether gcgroupfs works on this machine's GPU, and measures its performance.",
+        epilog="Exits with 0 if all parts passed or were skipped, 1 if a part failed or none passed, "
+               "3 if parts were left out for lack of time.")
+    parser.add_argument("--sim", action="store_true", help="run on the simulated driver of the built tree")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
+    parser.add_argument("--parts", metavar="NAME,...", default="", help="run only these parts")
+    parser.add_argument("--seconds", type=int, default=ALL_SECONDS, help="time limit of the whole check (%(default)s)")
+    parser.add_argument("outdir", metavar="OUTDIR", nargs="?", default="gpu-check",
+                        help="directory for the results (%(default)s)")
     given = parser.parse_args()
     try:
         given.parts = table.chosen([name for name in given.parts.split(",") if name])
@@ -40,20 +44,20 @@ def arguments():
 
 
 class Check:
-    """One run."""
+    """Runs parts."""
 
     def __init__(self, results, sim, seconds):
         self.results, self.sim, self.until = results, sim, time.monotonic() + seconds
-        # Why nothing can be asked of the driver, why nothing governs, what must not be ended with a part.
+        # Why the driver cannot be used, why there is no daemon, and which processes outlive a part.
         self.no_driver = self.no_daemon = None
         self.keep = []
 
     def left(self):
-        """Seconds."""
+        """Returns the seconds left."""
         return self.until - time.monotonic()
 
     def part(self, part):
-        """Runs one, or says why not."""
+        """Runs a part, or records why it is skipped."""
         probe = part in table.PROBES
         if not probe and not self.no_daemon and not daemon.lives():
             self.daemon_died(part)
@@ -61,13 +65,13 @@ class Check:
         if why and part is not table.PARTS[0]:
             self.results.ends(part.name, "SKIP", why, 0, probe=probe)
         elif self.left() < part.usual:
-            self.results.lacks_time(part.name, f"left out: it takes {part.usual} s, {max(self.left(), 0):.0f} s are left",
+            self.results.lacks_time(part.name, f"left out: the part takes {part.usual} s, {max(self.left(), 0):.0f} s are left",
                                     probe=probe)
         else:
             self.run(part, min(part.limit, self.left()), probe)
 
     def run(self, part, limit, probe):
-        """Runs it in a process group of its own, and ends all that it leaves."""
+        """Runs a part in a process group of its own, and ends all processes that it leaves."""
         stem = f"{os.environ['GPU_CHECK_WORK']}/parts/{part.name}"
         self.results.begins(part.name, probe=probe)
         began = time.monotonic()
@@ -75,7 +79,7 @@ class Check:
             process = subprocess.Popen(
                 [sys.executable, table.path(part), "--json", f"{stem}.json", *(["--sim"] if self.sim else [])],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp)
-        # For the script, which ends what we cannot end any more.
+        # For the shell script, which ends the part if this process is killed.
         with open(f"{os.environ['GPU_CHECK_WORK']}/part.pid", "w", encoding="ascii") as file:
             file.write(str(process.pid))
         try:
@@ -92,7 +96,7 @@ class Check:
         if left:
             facts["left_behind"] = left
         if killed and limit < part.limit:
-            self.results.lacks_time(part.name, f"cut off after {seconds:.0f} s, for all of the time is over", **facts)
+            self.results.lacks_time(part.name, f"cut off after {seconds:.0f} s: the time limit of the check is reached", **facts)
         elif killed:
             self.results.ends(part.name, "FAIL", f"ran past its limit of {part.limit} s", **facts)
         else:
@@ -100,29 +104,29 @@ class Check:
         self.consequences(part, left)
 
     def daemon_died(self, part):
-        """Says so, and starts another."""
+        """Records the daemon's death and starts another."""
         self.results.ends(f"daemon before {part.name}", "FAIL", f"the daemon died: {daemon.said()}", 0, probe=False)
         govern(self)
 
     def wait(self, process, limit):
-        """Its status, and whether it had to be killed."""
+        """Waits for a part. Returns its status, and whether the time limit was exceeded."""
         try:
             return process.wait(limit), False
         except subprocess.TimeoutExpired:
-            # It and its programs say where they are.
+            # The part and its programs print their stacks.
             os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(3)
             return None, True
 
     def clean(self):
-        """Ends what a part left; the pids of what does not end."""
+        """Ends the processes that a part left. Returns the pids of those that do not die."""
         with contextlib.suppress(OSError, ValueError):
             self.keep = [daemon.pid()]
         return family.end(self.keep)
 
     def consequences(self, part, left):
-        """What others need not try."""
+        """Records why later parts must be skipped."""
         entry = self.results.entries[part.name]
         if part is table.PARTS[0] and entry["state"] != "PASS":
             self.no_driver = f"the driver cannot be used: {entry['reason']}"
@@ -131,21 +135,21 @@ class Check:
 
 
 def verdict(stem, status):
-    """The last line of a part, or what else there is."""
+    """Returns the last line that a part printed, or how it ended."""
     how = f"ended with {status}" if status is None or status >= 0 else f"killed by signal {-status}"
     for kind, before in (("out", ""), ("err", f"{how}: ")):
         if lines := results.text(f"{stem}.{kind}").strip().splitlines():
             return before + lines[-1]
-    return f"{how}, without a word"
+    return f"{how}, without output"
 
 
 def simulated():
-    """Has everything that is started from now on find the simulated driver."""
+    """Sets the environment so that all programs started from now on find the simulated driver."""
     os.environ.update(LD_LIBRARY_PATH=f"{os.environ['DIST']}/simgpu", SIMGPU_DIR=f"{os.environ['GPU_CHECK_WORK']}/gpu")
 
 
 def main(given):
-    """All of it; the exit status."""
+    """Runs the check. Returns the exit status."""
     for name in ("state", "gpu", "parts", "gcgroup"):
         os.mkdir(f"{os.environ['GPU_CHECK_WORK']}/{name}")
     os.makedirs(given.outdir, exist_ok=True)
@@ -173,7 +177,8 @@ def main(given):
 
 
 def govern(check):
-    """Starts the daemon, or notes why no part that needs one can run; how control files are come by."""
+    """Starts the daemon, or records why parts that need it are skipped. Returns how control files are
+    accessed."""
     began = time.monotonic()
     try:
         os.environ["GCGROUP"], why = daemon.start_anyhow()
@@ -187,7 +192,7 @@ def govern(check):
 
 
 def ended(number, _):
-    """A signal."""
+    """Handles a signal."""
     raise Ended(number)
 
 

@@ -1,13 +1,14 @@
-"""What the check consists of, in the order in which it runs: what matters most comes first."""
+"""Lists the parts of the check in the order in which they run, the most important first."""
 import ast
 import collections
 import os
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Seconds that it usually takes on a machine with a GPU, without which it does not begin; and at most.
+# `usual`: seconds on a machine with a GPU; a part is left out if less time is left. `limit`: seconds at most.
 Part = collections.namedtuple("Part", "name usual limit")
 
-# Whether gcgroupfs works. The others need the first; those with a framework ask the second whether it works by itself.
+# Parts that check the product. All others need the first; those with a framework learn from the second
+# whether the framework works ungoverned.
 PARTS = [
     Part("driver", 5, 90),
     Part("frameworks", 25, 100),
@@ -36,10 +37,10 @@ PARTS = [
     Part("nvidia_smi", 5, 60),
     Part("interception_numba", 10, 75),
 ]
-# How the GPU and its driver behave; none needs gcgroupfs.
+# Probes of the GPU and its driver; none needs gcgroupfs.
 PROBES = [
     Part("vmm", 15, 60),
-    Part("marks", 12, 60),
+    Part("markers", 12, 60),
     Part("timeslice", 12, 45),
     Part("slicing", 15, 60),
     Part("checkpoint", 20, 75),
@@ -50,20 +51,21 @@ PROBES = [
 
 
 def path(part):
-    """The program."""
+    """Returns the path of the part's program."""
     return os.path.join(HERE, "../probe" if part in PROBES else "parts", f"{part.name}.py")
 
 
 def about(part):
-    """What it says of itself, in its first sentence."""
+    """Returns the first sentence of the part's docstring."""
     with open(path(part), encoding="utf-8") as file:
         text = " ".join(ast.get_docstring(ast.parse(file.read())).split())
     return text.split(". ")[0].rstrip(".")
 
 
 def chosen(names):
-    """Those of the names, in the table's order, with the driver before them; raises ValueError for a name that is none."""
+    """Returns the named parts in the table's order, after the driver part. Raises ValueError for an unknown
+    name."""
     known = PARTS + PROBES
     if unknown := sorted(set(names) - {part.name for part in known}):
-        raise ValueError(f"no part {', '.join(unknown)}; --list tells which there are")
+        raise ValueError(f"no part {', '.join(unknown)}; --list lists the parts")
     return [part for part in known if not names or part.name in names or part is PARTS[0]]

@@ -1,5 +1,5 @@
-"""What a thread that gets memory ready, or moves it, does to launches of the same process's other threads: the
-driver has locks of its own."""
+"""Measures how a thread that creates or moves memory delays launches by other threads of the process, because
+the driver has locks of its own."""
 import ctypes
 import threading
 import time
@@ -14,14 +14,14 @@ SIZE = 64 * MIB
 
 
 class Background(threading.Thread):
-    """Does something over and over, until it is told to stop or is refused."""
+    """Repeats an action until it is stopped or refused."""
 
     def __init__(self, driver, work):
         super().__init__(daemon=True)
         self.driver, self.work, self.stopped, self.usec, self.refusal = driver, work, False, [], None
 
     def run(self):
-        """Each round is timed, Python's part included."""
+        """Times each repetition, including Python's own overhead."""
         try:
             self.driver.cuCtxSetCurrent(c_void_p(self.driver.context))
             while not self.stopped:
@@ -31,7 +31,7 @@ class Background(threading.Thread):
 
 
 def rounds(driver):
-    """What is done in the background, by name."""
+    """Returns the background actions by name."""
     chunk, stream = vmm.Chunk(driver, SIZE), driver.stream(1)
     device, pinned = driver.alloc(SIZE), driver.get(c_uint64, "cuMemHostAlloc", SIZE, 2)
 
@@ -40,7 +40,7 @@ def rounds(driver):
 
     def mapped():
         driver.cuMemUnmap(chunk.address, SIZE)
-        vmm.place(driver, chunk.address, SIZE, chunk.handle)
+        vmm.map_memory(driver, chunk.address, SIZE, chunk.handle)
 
     def allocated():
         address = c_void_p()
@@ -56,7 +56,8 @@ def rounds(driver):
 
 
 def beside(driver, kernel, stream, work, seconds):
-    """Microseconds of launches, and of launches with their kernels, while that is done."""
+    """Returns the microseconds of launches, and of launches with their kernels, while `work` runs in the
+    background."""
     launch, wait = driver.function("cuLaunchKernel"), driver.function("cuStreamSynchronize")
     background = Background(driver, work) if work else None
     if background:

@@ -1,5 +1,6 @@
-"""Whether the driver's checkpoints work on a plain process, what a GB out and in takes, and whether all is there
-afterwards. cuCheckpointProcess* act on a process of this probe's own, which is killed if anything goes wrong."""
+"""Checks whether the driver's checkpoints work on a plain process, measures the seconds for each GiB, and
+verifies the memory afterwards. cuCheckpointProcess* act on a process of the probe's own, which is killed if
+anything goes wrong."""
 import ctypes
 import os
 import sys
@@ -19,14 +20,14 @@ LOCK_TIMEOUT_MS = 10_000
 
 
 class Held(Rival):
-    """A process with something in device memory."""
+    """Holds device memory with known content."""
 
     def __init__(self):
         super().__init__()
         self.sums, self.kept = Sums(self.driver), []
 
     def do_hold(self, mib, *more):
-        """Allocates and fills; and whatever else such processes have."""
+        """Allocates and fills memory, and optionally makes registered host memory or a pool."""
         self.size = int(mib) * MIB
         self.address = self.driver.alloc(self.size)
         self.sums.fill(self.address, self.size, 7)
@@ -39,12 +40,12 @@ class Held(Rival):
         return "holding"
 
     def do_spin(self, usec):
-        """A kernel at work."""
+        """Starts a kernel of `usec` microseconds."""
         self.kernels("gcgroup_spin", int(usec), stream=self.stream)
         return "spinning"
 
     def do_check(self):
-        """Whether memory is as it was, and kernels run."""
+        """Answers whether the memory is intact, and runs a kernel."""
         intact = self.sums.holds(self.address, self.size, 7)
         self.sums.fill(self.address, self.size, 7)
         self.driver.cuCtxSynchronize()
@@ -52,14 +53,14 @@ class Held(Rival):
 
 
 def host_bytes(pid):
-    """What a process has in host memory."""
+    """Returns the bytes of a process in host memory."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file if line.startswith("Vm"))
     return int(fields["VmRSS"].split()[0]) << 10
 
 
 class Checkpoints:
-    """The calls, timed."""
+    """Calls the checkpoint functions and times them."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -69,17 +70,17 @@ class Checkpoints:
             self.nvml = None
 
     def used(self):
-        """Bytes in use on the device, whoever uses them."""
+        """Returns the bytes in use on the device by all processes."""
         return self.nvml.memory().used if self.nvml else None
 
     def state(self, pid):
-        """What the driver says a process is in."""
+        """Returns the checkpoint state of a process."""
         state = c_int(-1)
         self.driver.cuCheckpointProcessGetState(c_int(pid), ctypes.byref(state))
         return STATES[state.value] if 0 <= state.value < len(STATES) else state.value
 
     def step(self, verb, pid):
-        """Seconds that a step takes."""
+        """Returns the seconds that a step takes."""
         arguments = (c_uint64 * 8)()
         if verb == "Lock":
             ctypes.cast(arguments, ctypes.POINTER(c_uint32))[0] = LOCK_TIMEOUT_MS
@@ -88,7 +89,7 @@ class Checkpoints:
         return round(time.perf_counter() - began, 6)
 
     def cycle(self, mib, *more, spin=0):
-        """Out and in again, with what is seen on the way."""
+        """Checkpoints and restores a process, and returns what was observed."""
         with Lead(__file__, "child") as child:
             child.ask(f"hold {mib} {' '.join(more)}", "holding")
             facts = {"mib": mib, "with": list(more), "states": [self.state(child.pid)], "seconds": {},
@@ -104,7 +105,7 @@ class Checkpoints:
             return facts
 
     def steps(self, child, facts):
-        """Lock, checkpoint, restore, unlock; a call made meanwhile should wait."""
+        """Locks, checkpoints, restores and unlocks the process; a driver call made meanwhile should wait."""
         for verb in ("Lock", "Checkpoint", "Restore", "Unlock"):
             facts["seconds"][verb.lower()] = self.step(verb, child.pid)
             facts["states"].append(self.state(child.pid))

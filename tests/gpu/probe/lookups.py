@@ -1,5 +1,5 @@
-"""What the driver answers that its documentation leaves open: which function a look-up gives, and what memory of
-each kind really takes."""
+"""Records driver behaviour that the documentation does not specify: which function a look-up returns, and how
+much memory each kind of allocation takes."""
 import ctypes
 import functools
 import math
@@ -21,7 +21,7 @@ VERSIONS = [2000, 2010, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 60
 
 
 def looked_up(driver, name, version, flags):
-    """The raw answer of cuGetProcAddress_v2: status, its name for the symbol's state, address."""
+    """Returns the result of cuGetProcAddress_v2: status, symbol state, address."""
     address, state = c_void_p(1), c_int(-1)
     status = driver.function("cuGetProcAddress_v2")(
         c_char_p(name.encode()), byref(address), c_int(version), c_uint64(flags), byref(state))
@@ -29,7 +29,8 @@ def looked_up(driver, name, version, flags):
 
 
 def addresses(driver):
-    """Whether what look-ups give are the exports themselves: those that are not, and which export each name is."""
+    """Compares the looked-up addresses with the exports. Returns the names whose address is no export, and
+    the export of each other name."""
     path, _ = loaded("libcuda.so")
     exports = {name: ctypes.cast(getattr(driver.loaded, name), c_void_p).value
                for name in Elf(path).exports() if re.fullmatch(r"cu[A-Z]\w*", name)}
@@ -61,7 +62,8 @@ def addresses(driver):
 
 
 def unknown(driver):
-    """What is answered for names that are none: status, the symbol's state, whether the pointer is written."""
+    """Returns the results for names that do not exist: status, symbol state, and whether the pointer is
+    written."""
     current = driver.get(c_int, "cuDriverGetVersion")
     cases = {"no such function": ("cuNoSuchFunction", current, 0), "empty": ("", current, 0),
              "versioned": ("cuMemAlloc_v2", current, 0), "per thread by name": ("cuLaunchKernel_ptsz", current, 0),
@@ -96,7 +98,8 @@ class Requirements(ctypes.Structure):
 
 
 def arrays(driver):
-    """What cuArrayGetMemoryRequirements says, and what the device has less, for plain, deferred and sparse arrays."""
+    """Returns what cuArrayGetMemoryRequirements reports and how much the free memory decreases, for plain,
+    deferred and sparse arrays."""
     byte, half, single = (0x01, 1), (0x10, 2), (0x20, 4)
     shapes = {"1d": (1000, 0, 0, byte, 1), "2d": (1024, 1024, 0, single, 4), "odd": (1000, 3, 0, byte, 1),
               "3d": (128, 128, 128, half, 4), "large": (8192, 4096, 0, single, 1)}
@@ -120,7 +123,7 @@ def arrays(driver):
 
 
 def linear(driver):
-    """What cuMemAlloc takes of the device, and how far the next block is."""
+    """Returns how much device memory cuMemAlloc takes, and the distance to the next block."""
     rows, kept = [], []
     for size in (1, 1, 511, 513, 4096, 65537, MIB, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB, 64 * MIB):
         free = driver.free_memory()
@@ -135,7 +138,7 @@ def linear(driver):
 
 
 class PoolProperties(ctypes.Structure):
-    """CUmemPoolProps, of 88 bytes."""
+    """CUmemPoolProps, 88 bytes."""
     _fields_ = [("type", c_int), ("handle_types", c_int), ("location", Location), ("security", c_void_p),
                 ("most", c_size_t), ("reserved", ctypes.c_ubyte * 56)]
 
@@ -144,7 +147,8 @@ RELEASE_THRESHOLD, RESERVED, USED = 4, 5, 7  # CUmemPool_attribute
 
 
 def pools(driver, sim):
-    """What a pool has reserved after each allocation, free and trim, with nothing released by itself."""
+    """Returns the reserved bytes of a pool after each allocation, free and trim, with automatic release
+    disabled."""
     stream, properties = driver.stream(1), PoolProperties(type=1, location=Location(1, driver.device))
     pool = c_void_p(driver.get(c_void_p, "cuMemPoolCreate", byref(properties)))
     driver.cuMemPoolSetAttribute(pool, RELEASE_THRESHOLD, byref(c_uint64((1 << 64) - 1)))
@@ -176,7 +180,7 @@ def pools(driver, sim):
 
 
 def graphs(driver):
-    """The device's graph memory after each step of a graph that allocates 40 MiB and frees them."""
+    """Returns the device's graph memory after each step of a graph that allocates and frees 40 MiB."""
     stream, graph, run, rows = driver.stream(1), c_void_p(), c_void_p(), []
 
     def note(step):

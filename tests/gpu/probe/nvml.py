@@ -1,5 +1,5 @@
-"""What NVML says of processes, how fine, how late, and what asking costs; and what a context takes before the
-program allocates anything."""
+"""Measures NVML's per-process numbers: their granularity, delay and cost, and the memory of a context before
+the program allocates anything."""
 import sys
 import time
 from ctypes import Structure, byref, c_char, c_int, c_uint, c_uint32, c_uint64, c_void_p
@@ -22,68 +22,68 @@ class IpcHandle(Structure):
 
 
 class Stages(Rival):
-    """A process that becomes a CUDA process step by step."""
+    """A process that initialises CUDA step by step."""
 
     def __init__(self):
         self.kept = []
 
     def do_init(self):
-        """cuInit alone."""
+        """Calls cuInit."""
         self.driver = Driver(context=False)
         return "done"
 
     def do_context(self):
-        """The primary context."""
+        """Creates the primary context."""
         self.driver.context = self.driver.get(c_void_p, "cuDevicePrimaryCtxRetain", self.driver.device)
         self.driver.cuCtxSetCurrent(c_void_p(self.driver.context))
         return self.done()
 
     def do_module(self):
-        """The test kernels."""
+        """Loads the test kernels."""
         self.kernels = self.driver.kernels()
         return self.done()
 
     def do_launch(self):
-        """A launch, on a stream of its own."""
+        """Launches a kernel on a stream of its own."""
         self.stream = self.driver.stream(1)
         self.kernels("gcgroup_spin", 10, stream=self.stream)
         self.driver.cuCtxSynchronize()
         return self.done()
 
     def do_streams(self, count):
-        """More streams."""
+        """Creates more streams."""
         self.more = [self.driver.stream(1) for _ in range(int(count))]
         return self.done()
 
     def do_alloc(self, size):
-        """An allocation."""
+        """Allocates memory."""
         self.kept.append(self.driver.alloc(int(size)))
         return self.done()
 
     def do_free(self):
-        """The last allocation goes."""
+        """Frees the last allocation."""
         self.driver.cuMemFree_v2(self.kept.pop())
         return self.done()
 
     def do_share(self, size):
-        """An allocation that another process can open."""
+        """Allocates memory that another process can open."""
         self.kept.append(self.driver.alloc(int(size)))
         handle = self.driver.get(IpcHandle, "cuIpcGetMemHandle", c_uint64(self.kept[-1]))
         return f"shared {bytes(handle).hex()}"
 
     def do_open(self, hexadecimal):
-        """What another process shares."""
+        """Opens memory of another process."""
         handle = IpcHandle.from_buffer_copy(bytes.fromhex(hexadecimal))
         self.driver.get(c_uint64, "cuIpcOpenMemHandle_v2", handle, c_uint(LAZY_PEER_ACCESS))
         return self.done()
 
     def done(self):
-        """With what the device has free."""
+        """Returns the answer with the free bytes of the device."""
         return f"done {self.driver.free_memory()}"
 
 
 class Watch:
-    """NVML, and a process to watch."""
+    """Observes a process through NVML."""
 
     def __init__(self, nvml):
         self.nvml = nvml
@@ -91,22 +91,22 @@ class Watch:
         self.pid = None
 
     def bytes_of(self, child):
-        """What NVML says the child has; None if it does not say, or does not know it."""
+        """Returns the bytes that NVML reports for the child, or None."""
         table = self.nvml.processes()
         if self.pid is None:
             fresh = set(table) - self.before
-            # In a container NVML may know processes by other numbers than this namespace has.
+            # In a container NVML may use pids of another namespace.
             self.pid = child.pid if child.pid in table else fresh.pop() if len(fresh) == 1 else None
         return table.get(self.pid)
 
     def stage(self, child, line):
-        """What a step of the child's changes."""
+        """Returns the numbers after a step of the child."""
         free = child.ask(line, "done")
         return {"process": self.bytes_of(child), "device_used": self.nvml.memory().used,
                 "cuda_free": int(free) if free else None}
 
     def seen(self, child, line):
-        """A step of the child's: by how much NVML's number changes, and after how many microseconds."""
+        """Returns by how much a step of the child changes NVML's number, and after how many microseconds."""
         before = self.bytes_of(child)
         child.ask(line, "done")
         began, now = time.perf_counter(), before
@@ -117,7 +117,7 @@ class Watch:
 
 
 def stages(watch, child):
-    """Bytes after each step from nothing to a first launch."""
+    """Returns the bytes after each step from nothing to a first launch."""
     answer = {}
     for line in ("init", "context", "module", "launch", "streams 8", "streams 64"):
         answer[line] = watch.stage(child, line)
@@ -126,7 +126,7 @@ def stages(watch, child):
 
 
 def granularity(watch, child):
-    """By how much the process's number moves for allocations of several sizes, and when."""
+    """Returns by how much and when the process's number changes for allocations of several sizes."""
     if watch.bytes_of(child) is None:
         raise Skip("NVML has no number for the process")
     sizes = (1, 1, 512 << 10, MIB, MIB, 2 * MIB, 2 * MIB, 2 * MIB + 1, 16 * MIB, 33 * MIB, 256 * MIB)
@@ -135,7 +135,8 @@ def granularity(watch, child):
 
 
 def opened(nvml, child):
-    """By how much NVML's number for a process moves when it opens another's memory: if it does, that is in two numbers."""
+    """Returns by how much a process's number changes when it opens another's memory: a change means that the
+    memory counts twice."""
     watch = Watch(nvml)
     with Lead(__file__, "child") as other:
         for line in ("init", "context"):
@@ -146,7 +147,7 @@ def opened(nvml, child):
 
 
 def costs(nvml, sim):
-    """Microseconds of each call."""
+    """Returns the microseconds of each call."""
     count, found = c_uint(), (Process * MOST)()
     listed = lambda name: lambda: getattr(nvml, name)(nvml.device, byref(c_uint(MOST)), found)
     mode = c_int()
@@ -170,7 +171,7 @@ def costs(nvml, sim):
 
 
 def utilisation(nvml, watch, child, sim):
-    """What is said of a process that keeps the device busy: how late, how often anew, what."""
+    """Returns the utilisation of a process that keeps the device busy: delay, period and values."""
     newest = max((sample.time for sample in nvml.samples()), default=0)
     child.ask("batch 1000 4", "batching")
     began, rows, rates = time.perf_counter(), [], []
@@ -191,7 +192,7 @@ def utilisation(nvml, watch, child, sim):
 
 
 def accounting(nvml, watch):
-    """Whether accounting is on (it is not switched here), and what it says of the process."""
+    """Returns whether accounting is enabled (it is not changed here), and the status for the process."""
     mode, buffer = c_int(), c_uint()
     nvml.nvmlDeviceGetAccountingMode(nvml.device, byref(mode))
     nvml.nvmlDeviceGetAccountingBufferSize(nvml.device, byref(buffer))

@@ -1,5 +1,5 @@
-"""How the device is shared by two processes when nobody interferes: each one's part, how long a turn is, and what
-a short kernel waits beside another process's long ones."""
+"""Measures how two processes share the device without any scheduling: each one's share, the length of a turn,
+and the latency of a short kernel beside another process's long ones."""
 import json
 import os
 import time
@@ -15,7 +15,7 @@ EXEC_TIMEOUT = 17
 
 
 def sliced(milliseconds):
-    """Two kernels of two processes that write down when they ran."""
+    """Runs two processes' kernels that record when they run."""
     with Lead() as one, Lead() as other:
         for lead in (one, other):
             lead.ask("ready", "ready")
@@ -25,7 +25,7 @@ def sliced(milliseconds):
 
 
 def worked(milliseconds):
-    """Work done in the same time alone and by two at once, relative to what the first does alone."""
+    """Returns the work of two processes running at once, relative to the work of one alone in the same time."""
     with Lead() as one, Lead() as other:
         for lead in (one, other):
             lead.ask("ready", "ready")
@@ -36,14 +36,14 @@ def worked(milliseconds):
 
 
 class Short:
-    """Kernels of 100 us, launched and waited for."""
+    """Launches kernels of 100 us and waits for each."""
 
     def __init__(self, count):
         self.driver, self.count = Driver(), count
         self.kernels, self.stream = self.driver.kernels(), self.driver.stream(1)
 
     def latency(self):
-        """Microseconds from launch to end."""
+        """Returns the microseconds from launch to completion."""
         samples = []
         for _ in range(self.count):
             time.sleep(0.001)
@@ -54,7 +54,7 @@ class Short:
         return measure.spread(samples, 1)
 
     def beside(self, usec, depth):
-        """The same beside a process with kernels of that length queued."""
+        """Returns the latency beside a process with `depth` queued kernels of `usec` microseconds."""
         with Lead() as rival:
             rival.ask(f"batch {usec} {depth}", "batching")
             answer = self.latency()
@@ -64,7 +64,7 @@ class Short:
 
 def body(sim, facts):
     questions, short = Questions(facts), Short(30 if sim else 300)
-    # A card with a display ends kernels that take seconds.
+    # A device with a display aborts kernels that take seconds.
     milliseconds = 400 if sim or short.driver.attribute(EXEC_TIMEOUT) else 1500
     facts["mps"] = bool(os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) or os.path.exists("/tmp/nvidia-mps")
     turns = questions.ask("turns", sliced, milliseconds)

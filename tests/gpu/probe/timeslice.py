@@ -1,8 +1,8 @@
-"""Whether a process can be given more or less of the device by its channel group's time slice, and a running kernel
-be taken off it: judged by what two competing kernels get.
+"""Checks whether the time slice of a process's channel group changes its share of the device, and whether a
+running kernel can be preempted, by the shares of two competing kernels.
 
-Two processes of this probe's own, each of which names nothing but its own objects to the kernel driver. The first
-refusal ends it. What was set is set back, and dies with the process."""
+Runs two processes of the probe's own, each of which names only its own objects to the kernel driver. Stops at
+the first refusal. Settings are restored, and end with the process."""
 import ctypes
 import json
 import os
@@ -39,20 +39,20 @@ class Grouped(Rival):
             raise Skip("no channel group of the process was seen")
 
     def stopping(self, action):
-        """An answer, or the refusal."""
+        """Returns the answer, or the refusal."""
         try:
             return action()
         except Stop as refusal:
             return {"refused": str(refusal)}
 
     def do_groups(self):
-        """The groups, with their time slices."""
+        """Answers the groups and their time slices."""
         return "groups " + json.dumps(self.stopping(lambda: [
             {"engine": group["engine"], "channels": len(group["channels"]), "usec": self.watch.timeslice(group)}
             for group in self.watch.groups()]))
 
     def do_slice(self, usec):
-        """Sets all of them; what a read then says, and microseconds for each call."""
+        """Sets the time slice of all groups; answers the values read back, and the microseconds of each call."""
         def set_all():
             took = [measure.usec(lambda: self.watch.set_timeslice(group, int(usec))) for group in self.watch.groups()]
             return {"now": [self.watch.timeslice(group) for group in self.watch.groups()], "call_usec": took}
@@ -67,7 +67,7 @@ class Grouped(Rival):
         return {"call_usec": took}
 
     def hold(self):
-        """Takes the channels off the device for a while; they are let on again whatever happens."""
+        """Disables the channels for HOLD_MS; they are enabled again in any case."""
         held, took = [], {}
         time.sleep(0.05)
         try:
@@ -85,7 +85,7 @@ class Grouped(Rival):
             self.result = self.stopping(self.action)
 
     def do_during(self, what, milliseconds):
-        """`stamps`, with something done meanwhile."""
+        """Runs `stamps` with an action meanwhile."""
         self.action = {"preempt": self.preempt, "hold": self.hold}[what]
         text = self.do_stamps(milliseconds)
         self.action = None
@@ -93,7 +93,7 @@ class Grouped(Rival):
 
 
 def competing(leads, milliseconds=1000):
-    """The shares of two kernels at once, and the work that both get done."""
+    """Returns the shares of two kernels at once, and the work of both."""
     runs = [json.loads(text) for text in together(leads, f"stamps {milliseconds}", "stamps")]
     rates = [text.split() for text in together(leads, f"work {milliseconds}", "work")]
     rates = [float(done) / float(took) for done, took in rates]
@@ -104,13 +104,13 @@ def competing(leads, milliseconds=1000):
 
 
 class Slices:
-    """The questions, one after the other, until something is refused."""
+    """Asks the questions until one is refused."""
 
     def __init__(self, one, other):
         self.one, self.leads, self.refusal = one, (one, other), None
 
     def asked(self, line, answer):
-        """What the first process answers; remembers a refusal."""
+        """Returns the first process's answer, and remembers a refusal."""
         if self.refusal:
             raise Skip(f"not asked after {self.refusal}")
         value = json.loads(self.one.ask(line, answer))
@@ -120,11 +120,11 @@ class Slices:
         return value
 
     def read(self):
-        """The groups of the first process."""
+        """Returns the groups of the first process."""
         return self.asked("groups", "groups")
 
     def effect(self, groups):
-        """What each gets with the slice as it was, eight times as long, and an eighth."""
+        """Returns each share with the original slice, a slice eight times as long, and an eighth of it."""
         usec = groups[0]["usec"]
         rows = {"as_it_was": {"usec": usec, **competing(self.leads)}}
         try:
@@ -140,7 +140,7 @@ class Slices:
         return rows
 
     def during(self, what, milliseconds):
-        """What a kernel that runs alone sees of it: its longest gaps in microseconds."""
+        """Returns how an action affects a kernel that runs alone: its longest gaps in microseconds."""
         answer = self.asked(f"during {what} {milliseconds}", "during")
         run = answer["run"]
         gaps = sorted(((after - before) / 1000 for before, after in run["gaps"]), reverse=True)
@@ -148,7 +148,7 @@ class Slices:
 
 
 def judge(questions, slices):
-    """Asks everything, and says what came of it."""
+    """Asks all questions and returns the verdict."""
     groups = questions.ask("groups", slices.read)
     if not isinstance(groups, list):
         return questions.verdict(f"refused: {slices.refusal}" if slices.refusal else "")

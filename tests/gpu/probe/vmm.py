@@ -1,6 +1,7 @@
-"""What moving memory under a fixed address costs, and whether programs can tell: kernels, copies, graphs, atomics.
+"""Measures the cost of moving memory under a fixed address, and checks whether programs notice: kernels,
+copies, graphs, atomics.
 
-Memory of three kinds: on the device, on the host's NUMA node by cuMemCreate, and pinned by cuMemHostAlloc."""
+Memory is of three kinds: on the device, on the host's NUMA node by cuMemCreate, and pinned by cuMemHostAlloc."""
 import ctypes
 import json
 import os
@@ -18,7 +19,7 @@ KINDS = {"device": vmm.DEVICE, "host_numa": vmm.HOST_NUMA}
 
 
 def granularity(driver, kind):
-    """What sizes are multiples of: at least, and as recommended; or the error."""
+    """Returns the minimum and the recommended granularity of sizes, or the error."""
     properties = vmm.Properties(type=1, location=vmm.location(driver, kind))
     try:
         return [driver.get(c_size_t, "cuMemGetAllocationGranularity", ctypes.byref(properties), option)
@@ -28,7 +29,7 @@ def granularity(driver, kind):
 
 
 def steps(driver, size, kind):
-    """Microseconds of each step from nothing to usable memory, and back."""
+    """Returns the microseconds of each step from nothing to usable memory, and back."""
     took = {}
 
     def timed(name, *arguments):
@@ -48,7 +49,7 @@ def steps(driver, size, kind):
 
 
 def pinned_steps(driver, size):
-    """The same for memory of cuMemHostAlloc."""
+    """Returns the microseconds of each step for memory of cuMemHostAlloc."""
     took, address = {}, c_void_p()
     took["create"] = measure.usec(lambda: driver.cuMemHostAlloc(ctypes.byref(address), size, 2))
     took["first_use"] = measure.usec(
@@ -58,7 +59,7 @@ def pinned_steps(driver, size):
 
 
 def costs(driver, sim):
-    """Medians in microseconds, by kind, MiB and step."""
+    """Returns medians in microseconds by kind, MiB and step."""
     table = {}
     kinds = {**{name: lambda size, kind=kind: steps(driver, size, kind) for name, kind in KINDS.items()},
              "pinned": lambda size: pinned_steps(driver, size)}
@@ -75,7 +76,8 @@ def costs(driver, sim):
 
 
 def bandwidth(driver, sums, sim):
-    """GB a second: kernels that read or write it, and copies between it and device memory."""
+    """Returns GB/s of kernels that read or write memory of each kind, and of copies between it and device
+    memory."""
     size, table = (2 if sim else 256) * MIB, {}
     other = driver.alloc(size)
     for name, kind in {**KINDS, "pinned": None}.items():
@@ -102,7 +104,8 @@ def bandwidth(driver, sums, sim):
 
 
 def captured(driver, sums, chunk):
-    """A graph that fills the chunk from 11 on and adds its sum to the second word of `out`."""
+    """Returns the replay of a graph that fills the chunk with values from 11 on and adds its sum to the
+    second word of `out`."""
     stream, graph, run = driver.stream(1), c_void_p(), c_void_p()
     driver.cuStreamBeginCapture_v2(stream, 2)
     driver.cuMemsetD8Async(sums.out + 8, 0, 8, stream)
@@ -123,12 +126,13 @@ def captured(driver, sums, chunk):
 
 
 def words(value, count):
-    """The first 64-bit words of memory that was filled from a value on."""
+    """Returns the first 64-bit words of memory filled with values from `value` on."""
     return [(value + 2 * i) | (value + 2 * i + 1) << 32 for i in range(count)]
 
 
 class Checks:
-    """What should hold, by name: true, false, or the error. One that says more than that a call was refused ends it all."""
+    """Stores the result of each condition by name: true, false, or the error. Raises for an error other than
+    a refused call."""
 
     def __init__(self):
         self.holds = {}
@@ -142,25 +146,25 @@ class Checks:
                 raise
 
     def wrong(self):
-        """The names of what does not hold."""
+        """Returns the names of the conditions that do not hold."""
         return [name for name, held in self.holds.items() if held is not True]
 
 
 def correctness(driver, sums, sim):
-    """Whether everything works on memory that was moved under its address."""
+    """Checks all uses of memory that was moved under its address."""
     size, check = (2 if sim else 64) * MIB, Checks()
     facts = {"mib": size // MIB, "holds": check.holds}
     try:
         moved(driver, sums, size, check, facts)
     except Refused as refused:
-        # The context may be lost with it.
+        # The error may have destroyed the context.
         facts["ended_by"] = str(refused)
     facts["wrong"] = check.wrong()
     return facts
 
 
 def moved(driver, sums, size, check, facts):
-    """Each way to use memory, before a move to the host, after it, and after the way back."""
+    """Checks each use of memory before a move to the host, after it, and after the move back."""
     chunk, other = vmm.Chunk(driver, size), driver.alloc(size)
     at, replay = chunk.address, captured(driver, sums, chunk)
     check("graph_before_the_move", replay)
@@ -186,7 +190,7 @@ def moved(driver, sums, size, check, facts):
         check("atomic_cas_max", lambda: atomics(driver, at))
     except Skip as reason:
         facts["atomic_cas_max"] = str(reason)
-    # Last of what the host memory is used for: a graph keeps what it was told when it was made.
+    # Last use of the host memory: a graph may keep properties of the memory from its creation.
     check("graph_after_the_move", lambda: replay() and sums.holds(at, size, 11))
     sums.fill(at, size, 17)
     facts["in_usec"] = measure.usec(lambda: chunk.move(vmm.DEVICE))
@@ -197,7 +201,7 @@ def moved(driver, sums, size, check, facts):
 
 
 def atomics(driver, address):
-    """Add, maximum and compare-and-swap by 256 threads on the same three words."""
+    """Checks add, maximum and compare-and-swap by 256 threads on the same three words."""
     kernels = driver.own_kernels()
     driver.cuMemsetD8_v2(address, 0, 64)
     kernels("probe_atomics", address, grid=8, block=32)
@@ -206,7 +210,7 @@ def atomics(driver, address):
 
 
 def unprivileged():
-    """In a process of nobody's: host memory mapped, written and read."""
+    """Maps, writes and reads host memory as the user nobody."""
     facts = {"was_root": drop_privileges(), "uid": os.getuid()}
     driver = Driver()
     sums, size = Sums(driver), 2 * MIB
@@ -218,7 +222,8 @@ def unprivileged():
 
 
 def privileges():
-    """The same as nobody, if this is root; as it is otherwise."""
+    """Runs `unprivileged` in another process: as nobody if this process is root, as the current user
+    otherwise."""
     with Program([sys.executable, os.path.abspath(__file__), "child"]) as program:
         answer = json.loads(program.until("{"))
     if "unable" in answer:
@@ -235,7 +240,7 @@ def body(sim, facts):
     sums, questions = Sums(driver), Questions(facts)
     cost = questions.ask("usec", costs, driver, sim)
     gb = questions.ask("gb_per_second", bandwidth, driver, sums, sim)
-    # Behind what uses this context: a wrong answer may cost it.
+    # After the questions that use this context: an error may destroy it.
     right = questions.ask("moved", correctness, driver, sums, sim)
     nobody = questions.ask("unprivileged", privileges)
     largest = cost and {name: rows[max(rows)]["create"]["median"] / max(rows)
@@ -244,17 +249,17 @@ def body(sim, facts):
         right and told(right),
         reads(gb),
         largest and "creating a MiB takes usec: " + ", ".join(f"{k} {v:.1f}" for k, v in largest.items()),
-        nobody and ("an unprivileged process can do it" if nobody["works"] else "unprivileged it gives wrong results"))
+        nobody and ("an unprivileged process can do it" if nobody["works"] else "an unprivileged process gets wrong results"))
 
 
 def reads(table):
-    """The bandwidths that matter most, in words."""
+    """Describes the kernels' read bandwidths."""
     return table and "kernels read at GB/s: " + ", ".join(
         f"{kind} {row.get('kernel_reads', row.get('refused'))}" for kind, row in table.items())
 
 
 def told(right):
-    """What became of memory that was moved, in words."""
+    """Describes the result of moving memory."""
     if "out_usec" not in right:
         return f"memory does not move to host NUMA memory: {right.get('ended_by')}"
     if right["wrong"] or "ended_by" in right:

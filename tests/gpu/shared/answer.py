@@ -1,6 +1,6 @@
-"""How a program of the check answers: `NAME.py --json FILE [--sim]`. It prints one line, its verdict, leaves its
-numbers in the file as they come, and exits with 0, with 77 if it cannot run here, or with another status if something
-is wrong. Asked to end (SIGTERM) it says on stderr where it was."""
+"""Defines how a program of the check reports its result: `NAME.py --json FILE [--sim]`. The program prints
+its verdict in one line, stores its numbers in the file as they become known, and exits with 0, with 77 if it
+cannot run here, or with another status after a failure. At SIGTERM it prints its stack traces to stderr."""
 import argparse
 import faulthandler
 import json
@@ -11,22 +11,22 @@ import traceback
 
 
 class Skip(Exception):
-    """This machine lacks what is needed; the text says what."""
+    """This machine lacks a prerequisite; the text names it."""
 
 
 def require(condition, what):
-    """Fails unless the condition holds."""
+    """Raises AssertionError unless the condition holds."""
     if not condition:
         raise AssertionError(what)
 
 
 def sentence(error):
-    """An exception as one line."""
+    """Returns an exception as one line."""
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
 
 
 class Facts(dict):
-    """Numbers by name, on file as soon as they are set: what was found before an end by force is not lost."""
+    """Numbers by name, stored in the file at each change, so that they survive a kill."""
 
     def __init__(self, path=None):
         super().__init__()
@@ -41,7 +41,7 @@ class Facts(dict):
         self.save()
 
     def save(self):
-        """Replaces the file, so that it is whole at any time."""
+        """Replaces the file atomically."""
         if self.path:
             with open(f"{self.path}.new", "w", encoding="utf-8") as file:
                 json.dump(self, file, default=str)
@@ -49,16 +49,16 @@ class Facts(dict):
 
 
 def tell_where_it_ends():
-    """Has a SIGTERM, and a crash, leave on stderr what every thread was at."""
+    """Makes SIGTERM and crashes print the stacks of all threads to stderr."""
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, chain=True)
 
 
 def main(body):
-    """Runs `body(sim, facts)`, which returns its verdict and leaves its numbers in `facts`."""
+    """Runs `body(sim, facts)`, which returns its verdict and stores its numbers in `facts`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", help="where the numbers go (before the verdict on stdout)")
-    parser.add_argument("--sim", action="store_true", help="on the simulated driver: fewer repetitions")
+    parser.add_argument("--json", help="file for the numbers (default: stdout, before the verdict)")
+    parser.add_argument("--sim", action="store_true", help="run on the simulated driver, with fewer repetitions")
     arguments = parser.parse_args()
     tell_where_it_ends()
     facts, status = Facts(arguments.json), 0
@@ -66,7 +66,7 @@ def main(body):
         verdict = body(arguments.sim, facts)
     except Skip as reason:
         verdict, status = str(reason), 77
-    except Exception as error:  # whatever broke is the verdict
+    except Exception as error:  # The exception becomes the verdict.
         traceback.print_exc()
         verdict, status = sentence(error), 1
     facts.save()

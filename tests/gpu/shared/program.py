@@ -1,4 +1,4 @@
-"""A program on a lead: lines in, lines out, and no wait without an end."""
+"""Runs a program that is controlled by lines on stdin and stdout, with a time limit for each wait."""
 import contextlib
 import os
 import select
@@ -8,12 +8,12 @@ import time
 
 from answer import require
 
-# Seconds that a line may take, unless it is told otherwise.
+# Default time limit for a line in seconds.
 PATIENCE = 30
 
 
 class Program:
-    """Runs a command, and kills it where the `with` block ends."""
+    """Runs a command, and kills it at the end of the `with` block."""
 
     def __init__(self, command, env=None, pass_fds=()):
         self.errors = tempfile.TemporaryFile()
@@ -27,43 +27,44 @@ class Program:
 
     def __exit__(self, *_):
         self.process.kill()
-        # One that the kernel does not let go is for the one who started us to tell of.
+        # The caller of this program reports a process that cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
         self.process.stdin.close()
         self.errors.close()
 
     def said(self):
-        """The end of what it wrote to stderr."""
+        """Returns the end of the program's stderr."""
         size = os.fstat(self.errors.fileno()).st_size
         return os.pread(self.errors.fileno(), 1500, max(size - 1500, 0)).decode(errors="replace").strip()
 
     def answers_within(self, seconds):
-        """Whether there is something to read, or its end, so soon; None waits for it."""
+        """Returns whether output or its end is available within `seconds`; None waits without a limit."""
         return b"\n" in self.read or bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def line(self, seconds=PATIENCE):
-        """The next line that it prints; fails if none comes, or with None waits as long as it lives."""
+        """Returns the next line of stdout. Raises AssertionError if none arrives in time; None waits until
+        the program ends."""
         until = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self.read:
             if not self.answers_within(until and max(until - time.monotonic(), 0)):
                 raise AssertionError(f"no answer within {seconds} s: {self.interrupted()}")
             more = os.read(self.process.stdout.fileno(), 1 << 16)
             if not more:
-                raise AssertionError(f"it ended: {self.said()}")
+                raise AssertionError(f"the program ended: {self.said()}")
             self.read += more
         line, _, self.read = self.read.partition(b"\n")
         return line.decode(errors="replace").strip()
 
     def interrupted(self):
-        """Ends a program that is silent: one in Python says where it was."""
+        """Terminates a silent program. Returns its stderr, in which a Python program prints its stack."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
-        return self.said() or "not a word on stderr"
+        return self.said() or "nothing on stderr"
 
     def until(self, word, seconds=PATIENCE):
-        """The next line that begins with a word."""
+        """Returns the next line that begins with `word`."""
         while True:
             line = self.line(seconds)
             if line.startswith(word):
@@ -74,10 +75,11 @@ class Program:
         try:
             self.process.stdin.write(f"{line}\n".encode())
         except BrokenPipeError:
-            raise AssertionError(f"it ended: {self.said()}") from None
+            raise AssertionError(f"the program ended: {self.said()}") from None
 
     def ask(self, line, answer, seconds=PATIENCE):
-        """Sends a line; the answer's words after the first, which is `answer` or `error`."""
+        """Sends a line. Returns the words after `answer`; raises AssertionError if the answer begins with
+        `error`."""
         self.tell(line)
         while True:
             words = self.line(seconds).split()

@@ -1,5 +1,6 @@
-"""Runs the test kernels' PTX, one thread after the other: the few instructions they use, on a dictionary of words.
-For kernels whose threads wait for nobody. No compiler checks them where there is no GPU."""
+"""Interprets the test kernels' PTX, one thread after the other: only the instructions they use, on a
+dictionary of words. Suits kernels whose threads do not wait for each other. Where there is no GPU, no
+compiler checks these kernels."""
 import re
 
 
@@ -23,7 +24,7 @@ class Kernel:
 
 
 class Thread:
-    """A run of a kernel."""
+    """One run of a kernel."""
 
     def __init__(self, kernel, memory, arguments, clock=None, special=None):
         self.kernel, self.memory, self.clock = kernel, memory, clock
@@ -48,7 +49,7 @@ class Thread:
         self.values[register] = value & ((1 << self.kernel.registers[register]) - 1)
 
     def run(self):
-        """To the end; how many instructions that took."""
+        """Runs the thread to its end. Returns the number of instructions."""
         at = count = 0
         while True:
             statement = self.kernel.code[at]
@@ -112,7 +113,7 @@ class Thread:
 
 
 def launch(text, name, arguments, memory, grid=1, block=1, clock=None):
-    """Runs all threads; the instructions of each."""
+    """Runs all threads. Returns the number of instructions of each."""
     kernel = Kernel(text, name)
     return [Thread(kernel, memory, arguments, clock,
                    {"%tid.x": thread, "%ctaid.x": group, "%ntid.x": block, "%nctaid.x": grid}).run()

@@ -1,4 +1,4 @@
-"""A kernel driver that is a table: succeeds, keeps what it was asked, and knows time slices."""
+"""Simulates the kernel driver with a table: requests succeed and are recorded, and time slices are stored."""
 import ctypes
 import struct
 
@@ -7,7 +7,7 @@ GET_TIMESLICE, SET_TIMESLICE = 0xA06C0104, 0xA06C0103
 
 
 class Kernel:
-    """Stands for ioctl in a Watch; `refuses` names commands and the status they end in."""
+    """Replaces ioctl in a Watch; `refuses` maps commands to the statuses that they return."""
 
     def __init__(self, slices=(), refuses=()):
         self.asked, self.slices, self.refuses = [], dict(slices), dict(refuses)

@@ -1,5 +1,5 @@
-"""What the check makes of parts that hang, that leave processes behind, that say nothing; and of machines that tell
-little."""
+"""Tests how the check handles parts that hang, leave processes behind or print nothing, and machines that
+report little about themselves."""
 import json
 import os
 import pathlib
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def python(text):
-    """A command that runs a text, with what parts have in common at hand."""
+    """Returns the command that runs a Python text, with the parts' shared modules importable."""
     head = f"import sys; sys.path.insert(0, {os.path.join(HERE, '../shared')!r})\n"
     return [sys.executable, "-c", head + textwrap.dedent(text)]
 
@@ -56,14 +56,14 @@ class Parts(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def entry(self, text, part=table.Part("some", 0, 30), seconds=60):
-        """What becomes of a part with that text."""
+        """Runs a part with that text, and returns its entry in the results."""
         program = pathlib.Path(self.out.name, "part.py")
         program.write_text(textwrap.dedent(text), encoding="utf-8")
         with mock.patch("table.path", return_value=str(program)):
             run.Check(self.results, False, seconds).part(part)
         return json.loads(pathlib.Path(self.out.name, "results.json").read_text(encoding="utf-8"))[part.name]
 
-    def test_a_part_that_hangs_is_ended_with_all_it_started_and_says_where_it_was(self):
+    def test_hanging_part_is_ended_and_prints_its_stack(self):
         entry = self.entry(f"""
             import subprocess, sys, time
             sys.path.insert(0, {os.path.join(HERE, '../shared')!r})
@@ -80,7 +80,7 @@ class Parts(unittest.TestCase):
         self.assertFalse(alive(entry["facts"]["pid"]))
         self.assertNotIn("left_behind", entry)
 
-    def test_a_part_that_ends_leaves_no_process_either(self):
+    def test_ended_part_leaves_no_process(self):
         entry = self.entry("""
             import json, subprocess, sys
             child = subprocess.Popen(["setsid", "sleep", "1000"])
@@ -90,24 +90,24 @@ class Parts(unittest.TestCase):
         self.assertEqual((entry["state"], entry["reason"]), ("PASS", "fine"))
         self.assertFalse(alive(entry["facts"]["pid"]))
 
-    def test_a_part_that_dies_without_a_verdict_is_told_by_its_last_word(self):
+    def test_killed_part_is_reported_with_its_last_line(self):
         entry = self.entry("import os, sys; print('no such thing', file=sys.stderr, flush=True); os.abort()")
         self.assertEqual((entry["state"], entry["reason"]), ("FAIL", "killed by signal 6: no such thing"))
 
-    def test_what_has_no_time_left_is_left_out_and_no_success(self):
+    def test_part_without_time_is_left_out_without_success(self):
         entry = self.entry("print('never')", table.Part("some", 20, 30), seconds=10)
         self.assertEqual(entry["state"], "SKIP")
-        self.assertIn("left out: it takes 20 s", entry["reason"])
+        self.assertIn("left out: the part takes 20 s", entry["reason"])
         self.results.ends("other", "PASS", "well", 1)
         self.assertEqual(self.results.status(), 3)
 
-    def test_what_the_end_of_all_time_cuts_off_has_not_failed(self):
+    def test_part_cut_off_by_the_time_limit_has_not_failed(self):
         entry = self.entry("import time; time.sleep(1000)", table.Part("some", 0, 30), seconds=1)
         self.assertEqual(entry["state"], "SKIP")
         self.assertIn("cut off after 1 s", entry["reason"])
         self.assertEqual(self.results.left_out, 1)
 
-    def test_a_daemon_that_died_has_failed_and_another_is_started(self):
+    def test_dead_daemon_is_a_failure_and_is_replaced(self):
         with mock.patch("daemon.lives", return_value=False), mock.patch("daemon.said", return_value="panicked"), \
                 mock.patch("run.govern") as govern:
             entry = self.entry("print('fine')")
@@ -116,7 +116,7 @@ class Parts(unittest.TestCase):
         self.assertEqual(self.results.entries["daemon before some"]["reason"], "the daemon died: panicked")
         self.assertEqual(self.results.status(), 1)
 
-    def test_failures_count_for_more_than_want_of_time(self):
+    def test_failures_take_precedence_over_lack_of_time(self):
         self.results.ends("one", "PASS", "well", 1)
         self.assertEqual(self.results.status(), 0)
         self.results.lacks_time("two", "no time")
@@ -124,7 +124,7 @@ class Parts(unittest.TestCase):
         self.results.ends("three", "FAIL", "broken", 1)
         self.assertEqual(self.results.status(), 1)
 
-    def test_every_program_is_in_the_table_and_says_what_it_is(self):
+    def test_every_program_is_in_the_table_and_described(self):
         there = {path.stem for folder in ("check/parts", "probe") for path in pathlib.Path(HERE, "..", folder).glob("*.py")}
         parts = table.PARTS + table.PROBES
         self.assertEqual({part.name for part in parts}, there)
@@ -132,16 +132,16 @@ class Parts(unittest.TestCase):
         for part in parts:
             self.assertTrue(table.about(part))
             self.assertLess(part.usual, part.limit)
-        self.assertLess(sum(part.usual for part in parts), 500, "they cannot be all of one run any more")
+        self.assertLess(sum(part.usual for part in parts), 500, "the parts no longer fit in one run")
 
-    def test_parts_are_chosen_by_name_behind_the_driver(self):
+    def test_parts_are_chosen_by_name_after_the_driver(self):
         self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "swap", "vmm"])
         with self.assertRaisesRegex(ValueError, "no part vmn"):
             table.chosen(["vmn"])
 
 
 class Programs(unittest.TestCase):
-    def test_a_silent_program_is_ended_and_tells_where_it_was(self):
+    def test_silent_program_is_ended_and_prints_its_stack(self):
         with Program(python("""
                 import time
                 from answer import tell_where_it_ends
@@ -155,22 +155,22 @@ class Programs(unittest.TestCase):
             with self.assertRaisesRegex(AssertionError, r"(?s)no answer within 0.2 s: .*it_waits_here"):
                 program.line(0.2)
 
-    def test_a_program_that_ended_is_quoted_wherever_that_is_found_out(self):
+    def test_stderr_of_an_ended_program_is_quoted(self):
         with Program(python("import sys; sys.exit('out of luck')")) as program:
             program.process.wait()
-            with self.assertRaisesRegex(AssertionError, "it ended: out of luck"):
+            with self.assertRaisesRegex(AssertionError, "the program ended: out of luck"):
                 program.tell("anything")
-            with self.assertRaisesRegex(AssertionError, "it ended: out of luck"):
+            with self.assertRaisesRegex(AssertionError, "the program ended: out of luck"):
                 program.line()
 
-    def test_lines_are_not_lost_when_several_come_at_once(self):
+    def test_lines_that_arrive_together_are_kept(self):
         with Program(python("print('one\\ntwo\\nthree 3', flush=True); sys.stdin.read()")) as program:
             self.assertEqual(program.line(), "one")
             self.assertEqual(program.ask("what", "three"), ["3"])
 
 
 class OnFile(unittest.TestCase):
-    def test_facts_are_on_file_as_they_are_set(self):
+    def test_facts_are_stored_when_set(self):
         with tempfile.TemporaryDirectory() as directory:
             facts = Facts(f"{directory}/facts.json")
             facts["one"] = 1
@@ -183,7 +183,7 @@ class OnFile(unittest.TestCase):
 
 
 class Nvml:
-    """What NVML lists, as a test says."""
+    """Returns the processes that a test lists, in place of NVML."""
 
     def __init__(self, **held):
         self.held = {int(pid[1:]): size for pid, size in held.items()}
@@ -203,56 +203,56 @@ class Accounts(unittest.TestCase):
             account.bytes_of(77)
         self.assertIsNone(account.number(77))
 
-    def test_where_pids_are_the_same_nobody_else_is_taken_for_it(self):
+    def test_same_pid_namespace_identifies_by_pid(self):
         nvml = Nvml()
         account = self.account(nvml, same_pids=True)
         nvml.held = {4000: MIB}
-        self.untold(account, "no process that could be it")
+        self.untold(account, "no process that can be this one")
         nvml.held = {4000: MIB, 77: 2 * MIB}
         self.assertEqual(account.bytes_of(77), 2 * MIB)
         del nvml.held[77]
         self.assertFalse(account.names(77))
 
-    def test_in_a_namespace_it_is_the_one_that_is_new(self):
+    def test_other_namespace_identifies_the_new_process(self):
         nvml = Nvml(p4000=MIB)
         account = self.account(nvml)
         nvml.held[4711] = 3 * MIB
         self.assertEqual(account.bytes_of(77), 3 * MIB)
-        # From then on it is known, whoever comes.
+        # The association is kept when other processes appear.
         nvml.held[4712] = 5 * MIB
         self.assertEqual(account.bytes_of(77), 3 * MIB)
         self.assertEqual(account.bytes_of(78), 5 * MIB)
         del nvml.held[4711]
         self.assertFalse(account.names(77))
 
-    def test_in_a_namespace_two_new_ones_cannot_be_told_apart_but_by_name(self):
+    def test_two_new_processes_are_told_apart_only_by_pid(self):
         nvml = Nvml(p4000=MIB)
         account = self.account(nvml)
         nvml.held.update({4711: MIB, 4712: MIB})
-        self.untold(account, "which of 2 new processes")
+        self.untold(account, "2 new processes")
         nvml.held[77] = 9 * MIB
         self.assertEqual(account.bytes_of(77), 9 * MIB)
 
-    def test_one_that_was_there_before_is_never_it(self):
+    def test_earlier_process_is_never_identified(self):
         account = self.account(Nvml(p4000=MIB))
-        self.untold(account, "no process that could be it")
+        self.untold(account, "no process that can be this one")
         with self.assertRaises(Untold):
             account.names(77)
 
-    def test_a_process_without_a_number_has_none(self):
+    def test_process_without_memory_number_is_reported(self):
         nvml = Nvml()
         account = self.account(nvml)
         nvml.held[77] = None
-        self.untold(account, "no number")
+        self.untold(account, "no memory for the process")
 
-    def test_an_nvml_that_fails_is_told(self):
+    def test_failing_nvml_is_reported(self):
         nvml = Nvml(p0=1)
         self.untold(self.account(nvml), "out of order")
 
 
 class Machines(unittest.TestCase):
     def gpu(self, script):
-        """What is known of a machine with that nvidia-smi."""
+        """Describes a machine with that nvidia-smi."""
         with tempfile.TemporaryDirectory() as directory:
             fake = pathlib.Path(directory, "nvidia-smi")
             fake.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -261,12 +261,12 @@ class Machines(unittest.TestCase):
                     mock.patch("machine.PATIENCE", 0.3), mock.patch("machine.kernel_module", return_value="by itself"):
                 return machine.gpu()
 
-    def test_nonsense_of_nvidia_smi_is_nobodys_name(self):
+    def test_invalid_nvidia_smi_output_is_ignored(self):
         for script in ("echo what", "printf '\\377\\376, \\n'", "exit 9", "exec sleep 1000", "echo 'Failed to initialize NVML'"):
             found = self.gpu(script)
             self.assertEqual((found["gpu"], found["driver"], found["cuda"]), ("by itself", "by itself", ""), script)
 
-    def test_what_nvidia_smi_says_is_taken(self):
+    def test_valid_nvidia_smi_output_is_used(self):
         found = self.gpu('case $* in ?*) echo "NVIDIA H200, 580.1, 143771 MiB" ;; *) echo "CUDA Version: 13.0 |" ;; esac')
         self.assertEqual((found["gpu"], found["driver"], found["memory"], found["cuda"]),
                          ("NVIDIA H200", "580.1", "143771 MiB", "13.0"))

@@ -1,4 +1,4 @@
-"""What the kernels do, instruction by instruction, and that the probes expect just that."""
+"""Tests the kernels instruction by instruction, and the results that the probes expect of them."""
 import itertools
 import os
 import sys
@@ -20,22 +20,22 @@ class Stamps(unittest.TestCase):
         launch(OWN, "probe_stamps", (OUT, most, length, threshold), memory, clock=iter(readings))
         return [memory.get(OUT + 8 * i, 0) for i in range(4 + 2 * most)]
 
-    def test_gaps_beyond_the_threshold_are_written_down(self):
+    def test_gaps_beyond_the_threshold_are_recorded(self):
         seen = self.stamps([1000, 1000, 1002, 1050, 1060, 1061, 1080, 1100])
         self.assertEqual(seen[:4], [3, 1000, 1100, 1])
         self.assertEqual(seen[4:10], [1002, 1050, 1061, 1080, 1080, 1100])
 
-    def test_gaps_that_find_no_room_are_counted(self):
+    def test_gaps_beyond_capacity_are_counted(self):
         seen = self.stamps([0, 20, 40, 60, 80, 100], most=2)
         self.assertEqual(seen[:4], [5, 0, 100, 20])
         self.assertEqual(seen[4:], [0, 20, 20, 40])
 
-    def test_a_process_that_is_alone_has_none(self):
+    def test_process_alone_has_no_gaps(self):
         self.assertEqual(self.stamps(itertools.count(7, 5))[:4], [0, 7, 107, 5])
 
 
 class Others(unittest.TestCase):
-    def test_work_takes_as_long_as_it_is_told(self):
+    def test_work_takes_the_requested_rounds(self):
         memory = {}
         (short,), (long,) = (launch(OWN, "probe_work", (OUT, rounds), memory) for rounds in (10, 1010))
         self.assertEqual(long - short, 4 * 1000)
@@ -44,7 +44,7 @@ class Others(unittest.TestCase):
             expected = (expected * 1664525 + 1013904223) % (1 << 32)
         self.assertEqual(memory[OUT], expected)
 
-    def test_a_flag_is_raised_after_its_time(self):
+    def test_flag_is_written_after_its_time(self):
         memory, clock = {}, itertools.count(500, 30)
         launch(OWN, "probe_flag", (OUT, 100, 77), memory, clock=clock)
         self.assertEqual(memory, {OUT: 77})
@@ -55,7 +55,7 @@ class Others(unittest.TestCase):
         launch(OWN, "probe_atomics", (OUT,), memory, grid=8, block=32)
         self.assertEqual([memory[OUT + 8 * i] for i in range(3)], [256, 255, 256])
 
-    def test_a_sum_is_what_it_is_expected_to_be(self):
+    def test_checksum_equals_the_expected_sum(self):
         size, memory, source = 400, {}, 1 << 12
         launch(TEST, "gcgroup_fill", (source, size // WORD, 7), memory, grid=2, block=16)
         self.assertEqual([memory[source + WORD * i] for i in range(size // WORD)], [7 + i for i in range(size // WORD)])

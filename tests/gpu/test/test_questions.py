@@ -1,4 +1,4 @@
-"""What becomes of a probe when some of its questions have no answer."""
+"""Tests a probe of which some questions have no answer."""
 import os
 import sys
 import unittest
@@ -22,28 +22,28 @@ class Asked(unittest.TestCase):
     def setUp(self):
         self.facts = {}
         self.questions = Questions(self.facts)
-        # What is told on stderr is not for the one who runs the tests.
+        # Hides the probe's stderr from the output of the tests.
         self.addCleanup(setattr, sys, "stderr", sys.stderr)
         sys.stderr = open(os.devnull, "w", encoding="utf-8")
         self.addCleanup(sys.stderr.close)
 
-    def test_an_answer_is_kept_and_given(self):
+    def test_answer_is_stored_and_returned(self):
         self.assertEqual(self.questions.ask("sum", lambda a, b: a + b, 2, 3), 5)
         self.assertEqual(self.facts, {"sum": 5})
         self.assertEqual(self.questions.verdict("it is 5", None, False), "it is 5")
 
-    def test_what_is_not_possible_is_said_beside_what_is(self):
+    def test_verdict_names_unanswered_questions(self):
         self.questions.ask("one", lambda: 1)
         self.assertIsNone(self.questions.ask("two", missing))
         self.assertEqual(self.facts["two"], {"not_possible": "no such function"})
         self.assertEqual(self.questions.verdict("one"), "one; not possible here: two: no such function")
 
-    def test_no_answer_at_all_is_a_skip(self):
+    def test_probe_without_answers_is_skipped(self):
         self.questions.ask("two", missing)
         with self.assertRaisesRegex(Skip, "two: no such function"):
             self.questions.verdict("nothing")
 
-    def test_what_the_driver_does_not_support_is_a_refusal_and_no_failure(self):
+    def test_unsupported_call_is_refused_not_failed(self):
         def unsupported():
             raise Missing("cuMemCreate")
 
@@ -52,7 +52,7 @@ class Asked(unittest.TestCase):
         self.questions.ask("moves", unsupported)
         self.assertEqual(self.facts["moves"], {"not_possible": "cuMemCreate: not supported by the driver"})
 
-    def test_a_broken_question_fails_and_keeps_the_others(self):
+    def test_failed_question_fails_and_keeps_the_others(self):
         self.questions.ask("one", lambda: 1)
         self.questions.ask("three", broken)
         self.assertEqual(self.facts, {"one": 1, "three": {"failed": "ValueError: out of range"}})

@@ -1,4 +1,5 @@
-"""What the probe of time slices makes of a device that obeys them, of one that does not, and of a refusal."""
+"""Tests the time slice probe with a device that obeys time slices, one that ignores them, and one that
+refuses."""
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ GROUP, USEC = 0x20, 2000
 
 
 class Rival(Grouped):
-    """A process whose kernels get what a made-up device gives them."""
+    """A process whose kernels run on a simulated device."""
 
     def __init__(self, device, refuses):
         self.device, self.action, self.watch = device, None, Watch()
@@ -37,7 +38,7 @@ class Rival(Grouped):
 
 
 class Device:
-    """Gives turns by time slices, or does not mind them."""
+    """Divides time by time slices, or ignores them."""
 
     def __init__(self, obeys):
         self.obeys, self.rivals = obeys, []
@@ -50,7 +51,7 @@ class Device:
 
     def stamps(self, rival, milliseconds, asked):
         end, gaps = milliseconds * 1_000_000, []
-        if asked:  # alone, with something done meanwhile
+        if asked:  # One rival alone, with an action meanwhile.
             if self.obeys and asked[-1][3] == DISABLE_CHANNELS:
                 gaps = [(50_000_000, 201_000_000)]
         else:
@@ -65,7 +66,7 @@ class Device:
 
 
 class Lead:
-    """A rival without a process."""
+    """A rival in this process."""
 
     def __init__(self, rival):
         self.rival, self.line = rival, ""
@@ -95,26 +96,26 @@ class Judging(unittest.TestCase):
     def commands(self):
         return [entry[3] for entry in self.kernel.asked]
 
-    def test_a_device_that_obeys(self):
+    def test_device_that_obeys_time_slices(self):
         said = self.judge()
         self.assertIn("has an effect: its part goes from 0.50 to 0.8", said)
         self.assertIn("stands still while its channels are off", said)
-        self.assertEqual(self.kernel.slices[GROUP], USEC, "it is set back")
+        self.assertEqual(self.kernel.slices[GROUP], USEC, "the time slice is restored")
         self.assertIsNone(self.facts["refused"])
         self.assertAlmostEqual(self.facts["effect"]["longer"]["work_share"][0], 8 / 9)
         self.assertLess(self.facts["effect"]["shorter"]["share"][0], 0.2)
 
-    def test_a_device_that_does_not(self):
+    def test_device_that_ignores_time_slices(self):
         said = self.judge(obeys=False)
         self.assertIn("has NO effect: its part goes from 0.50 to 0.50", said)
         self.assertIn("GOES ON while its channels are off", said)
 
-    def test_channels_are_let_on_again(self):
+    def test_channels_are_enabled_again(self):
         self.judge()
         switched = [entry[4][0] for entry in self.kernel.asked if entry[3] == DISABLE_CHANNELS]
         self.assertEqual(switched, [1, 0])
 
-    def test_the_first_refusal_is_the_last_thing_asked(self):
+    def test_first_refusal_ends_the_requests(self):
         for refused, before in ((GET_TIMESLICE, set()), (SET_TIMESLICE, {GET_TIMESLICE}),
                                 (PREEMPT, {GET_TIMESLICE, SET_TIMESLICE})):
             said = self.judge(refuses={refused: 0x1B})

@@ -1,5 +1,5 @@
-"""What the watch on ioctl makes of calls, and what it says to the kernel driver: with a kernel driver that is a
-table. And that standing in the place of an import works, on the library that is there."""
+"""Tests how the watch on ioctl records calls, and its requests, with a simulated kernel driver. Also tests
+the replacement of an import in the installed library."""
 import ctypes
 import os
 import struct
@@ -49,33 +49,33 @@ class Watching(unittest.TestCase):
         (group,) = self.watch.groups()
         return group
 
-    def test_groups_of_kernels_are_known_with_their_channels(self):
+    def test_kernel_groups_are_recorded_with_their_channels(self):
         self.assertEqual(self.group(), {"client": CLIENT, "handle": GROUP, "fd": 7, "engine": 1,
                                         "channels": [CHANNEL, CHANNEL + 1]})
 
-    def test_what_is_refused_or_freed_is_not_there(self):
+    def test_refused_and_freed_objects_are_not_recorded(self):
         self.alloc(7, CLIENT, GROUP, CHANNEL + 9, 0xC86F, status=0x1F)
         self.free(CHANNEL)
         self.assertEqual(self.group()["channels"], [CHANNEL + 1])
         self.free(DEVICE)
         self.assertEqual(self.watch.groups(), [])
 
-    def test_a_client_that_goes_takes_everything(self):
+    def test_freed_client_frees_all_its_objects(self):
         self.call(5, FREE, struct.pack("<4I", CLIENT, 0, CLIENT, 0))
         self.assertEqual(self.watch.objects, {})
 
-    def test_wrapped_calls_are_looked_into(self):
+    def test_wrapped_calls_are_recorded(self):
         inner = ctypes.create_string_buffer(
             struct.pack("<4IQQ4I", CLIENT, GROUP, 0x77, 0xC86F, 0, 0, 0, 0, 0, 0), 48)
         self.call(7, 0xC01046D3, struct.pack("<IIQ", 0x2B, 48, ctypes.addressof(inner)))
         self.assertIn(0x77, self.group()["channels"])
 
-    def test_calls_of_other_drivers_are_none_of_ours(self):
+    def test_calls_of_other_drivers_are_ignored(self):
         before = dict(self.watch.objects)
         self.call(9, 0x2B, struct.pack("<4IQQ4I", CLIENT, GROUP, 0x78, 0xC86F, 0, 0, 0, 0, 0, 0))
         self.assertEqual(self.watch.objects, before)
 
-    def test_the_time_slice_is_read_and_set_on_the_groups_own_descriptor(self):
+    def test_time_slice_uses_the_groups_own_descriptor(self):
         self.kernel.slices[GROUP] = 2048
         self.assertEqual(self.watch.timeslice(self.group()), 2048)
         self.watch.set_timeslice(self.group(), 16384)
@@ -93,14 +93,14 @@ class Watching(unittest.TestCase):
         self.watch.enable(self.group(), True)
         self.assertEqual(self.kernel.asked[-1][4][0], 0)
 
-    def test_a_refusal_is_told(self):
+    def test_refusal_is_raised(self):
         self.kernel.refuses[PREEMPT] = 0x1B
         with self.assertRaisesRegex(Stop, "PREEMPT: status 0x1b"):
             self.watch.preempt(self.group())
 
 
 class Imports(unittest.TestCase):
-    def test_a_library_calls_what_stands_in_the_place_of_its_import(self):
+    def test_library_calls_the_replaced_import(self):
         library, seen = ctypes.CDLL("libcuda.so.1"), []
         real = ctypes.CDLL(None).getenv
         real.restype, real.argtypes = ctypes.c_void_p, [ctypes.c_char_p]

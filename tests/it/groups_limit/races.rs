@@ -38,7 +38,7 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
         is_over.store(true, Ordering::Relaxed);
-        let highest = watcher.join().expect("it watches");
+        let highest = watcher.join().expect("the watcher ends without a panic");
         assert!(highest <= limit, "{highest} bytes were in use");
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -59,7 +59,7 @@ fn racing_members_fill_limit_and_never_exceed_it() {
     assert_eq!(got * BLOCK, LIMIT);
     assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
     let oom = mount.number("team", "memory.events", "oom");
-    assert!(oom >= 16, "each thread was refused in the end: {oom}");
+    assert!(oom >= 16, "some threads were never refused: {oom}");
     for shell in &mut shells {
         assert_eq!(alloc(shell, 1), OUT_OF_MEMORY);
     }
@@ -129,7 +129,7 @@ fn member_killed_in_race_releases_exactly_its_charge() {
     let mut last = member(&mount, "team");
     never_more_than(&mut mount, LIMIT, |mount| {
         race(&mut shells, BLOCK);
-        wait_until("they are at it", || {
+        wait_until("the members have charged a third of the limit", || {
             mount.number("team", "memory.current", "") > LIMIT / 3
         });
         shells.drain(..2).for_each(DriverShell::kill9);
@@ -138,7 +138,7 @@ fn member_killed_in_race_releases_exactly_its_charge() {
             .map(|shell| count(&shell.answer(), "raced"))
             .sum();
         assert!(left * BLOCK <= LIMIT);
-        wait_until("the dead have left", || {
+        wait_until("the killed processes have left the group", || {
             mount.read("team", "gcgroup.procs").lines().count() == 3
         });
         let filled = count(&last.ask(&format!("race 2 {BLOCK}")), "raced");
@@ -154,7 +154,7 @@ fn limit_is_exact_when_daemon_is_killed_in_race() {
     let got: u64 = never_more_than(&mut mount, LIMIT, |mount| {
         race(&mut shells, BLOCK);
         for part in [5, 3] {
-            wait_until("they are at it", || {
+            wait_until("the members have charged a part of the limit", || {
                 mount.number("team", "memory.current", "") > LIMIT / part
             });
             mount.kill9();
@@ -165,8 +165,8 @@ fn limit_is_exact_when_daemon_is_killed_in_race() {
             .map(|shell| count(&shell.answer(), "raced"))
             .sum()
     });
-    assert_eq!(got * BLOCK, LIMIT, "nobody was refused while there was memory");
-    wait_until("all are back", || {
+    assert_eq!(got * BLOCK, LIMIT, "an allocation was refused below the limit");
+    wait_until("the charges of all members are restored", || {
         mount.number("team", "memory.current", "") == LIMIT
     });
 }

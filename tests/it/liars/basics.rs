@@ -18,7 +18,7 @@ fn hostile_hook_is_governed_and_its_values_are_read() {
     assert!(liar.ask("set nonsense 0 1").starts_with("error "));
     let pid = liar.pid();
     liar.finish();
-    wait_until("it has left", || !mount.governs(pid));
+    wait_until("the process is no longer governed", || !mount.governs(pid));
 }
 
 #[test]

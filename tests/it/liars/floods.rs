@@ -14,11 +14,15 @@ fn registration_flood_fills_neither_log_nor_exited() {
     let shell = DriverShell::start(&mount);
     let honest = shell.pid();
     shell.quit();
-    wait_until("it has left", || !mount.governs(honest));
+    wait_until("the honest process is no longer governed", || {
+        !mount.governs(honest)
+    });
     let mut liar = liar(&mount, &[]);
     assert_eq!(liar.ask(&format!("flood {FLOOD}")), format!("flooded {FLOOD}"));
     liar.finish();
-    wait_until("all have left", || mount.read("", "gcgroup.procs").is_empty());
+    wait_until("no process is governed", || {
+        mount.read("", "gcgroup.procs").is_empty()
+    });
 
     let exited = mount.read("", "exited");
     assert_eq!(exited.lines().count(), 64);
@@ -30,10 +34,14 @@ fn registration_flood_fills_neither_log_nor_exited() {
     // Processes of other users are logged as usual.
     let other = liar_of(&mount, LIAR + 1, &[]);
     let joined = format!("of user {} joined", LIAR + 1);
-    wait_until("it is told", || mount.log().contains(&joined));
+    wait_until("the log reports the other user's registration", || {
+        mount.log().contains(&joined)
+    });
     drop(other);
     let more = format!("more lines about processes of user {LIAR} within 10 s");
-    wait_until("what was kept back is summed up", || mount.log().contains(&more));
+    wait_until("the log sums up the suppressed lines", || {
+        mount.log().contains(&more)
+    });
     let log = mount.log();
     let nr_lines = log.lines().filter(|line| line.contains("hostile_hook")).count();
     // On a busy machine the flood takes longer than one interval of the log limit.

@@ -25,7 +25,7 @@ fn goes_on_while(mount: &Mount, honest: &Governed, what: &str, count: impl Fn() 
 /// Waits until the honest process runs without being throttled.
 #[track_caller]
 fn is_not_held(mount: &Mount, honest: &Governed) {
-    goes_on_while(mount, honest, "nobody holds it back", || {
+    goes_on_while(mount, honest, "the honest process is not throttled", || {
         mount.number(honest.pid(), "compute.stat", "nr_throttled")
     });
 }
@@ -42,7 +42,7 @@ fn is_reported(mount: &Mount, liar: &Governed) -> bool {
 fn claimed_work_uses_no_quota() {
     let mount = shared("weighted");
     for group in ["team", "team/liar", "team/honest"] {
-        fs::create_dir(mount.path().join(group)).expect("root may");
+        fs::create_dir(mount.path().join(group)).expect("root may create a group");
     }
     mount.write("team", "compute.max", "50000 100000");
     mount.write("team/liar", "compute.max", "10000 100000");
@@ -52,10 +52,10 @@ fn claimed_work_uses_no_quota() {
     let mut liar = liar(&mount, &[]);
     mount.write("team/liar", "gcgroup.procs", &liar.pid().to_string());
     tell(&mut liar, "set busy_since 0 now");
-    goes_on_while(&mount, &honest, "the liar is charged for nothing", || {
+    goes_on_while(&mount, &honest, "the lying process is charged no more", || {
         mount.number("team/liar", "compute.stat", "usage_usec")
     });
-    wait_until("it is reported", || is_reported(&mount, &liar));
+    wait_until("the false claim is reported", || is_reported(&mount, &liar));
     assert!(mount.log().contains("claims to use device 0 without evidence"));
     assert!(!is_reported(&mount, &honest));
 }
@@ -100,6 +100,6 @@ fn idle_context_and_forged_launch_count_support_no_claim() {
     tell(&mut liar, "set exited.0 0 1000");
     tell(&mut liar, "set exited.0 0 1000");
     tell(&mut liar, "set busy_since 0 now");
-    wait_until("it is reported", || is_reported(&mount, &liar));
+    wait_until("the false claim is reported", || is_reported(&mount, &liar));
     is_not_held(&mount, &honest);
 }

@@ -55,7 +55,11 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     let mut honest = DriverShell::start(&mount);
     join(&mount, "team/b", honest.pid());
     let mut next = 0;
-    assert_eq!(take_all(&mut honest, &mut next), (128 * MIB, 0), "alone");
+    assert_eq!(
+        take_all(&mut honest, &mut next),
+        (128 * MIB, 0),
+        "the honest process cannot allocate its share alone"
+    );
 
     let mut liar = liar(&mount, &["can_swap=1"]);
     join(&mount, "team/a", liar.pid());
@@ -64,7 +68,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     // The liar could have used 32 MiB honestly.
     assert!(
         given >= 96 * MIB,
-        "{given} bytes were given, {refused} allocations refused"
+        "only {given} bytes were allocated, {refused} allocations refused"
     );
     for (group, most) in [("team/a", 32), ("team", 128)] {
         for name in ["memory.current", "memory.peak", "memory.swap.current"] {
@@ -75,10 +79,14 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     assert_eq!(mount.number("team/b", "memory.events", "oom"), 0);
 
     liar.finish();
-    wait_until("the liar has left", || {
+    wait_until("the lying process has left its group", || {
         mount.number("team/a", "memory.current", "") == 0
     });
-    assert_eq!(take_all(&mut honest, &mut next), (128 * MIB, 0), "alone again");
+    assert_eq!(
+        take_all(&mut honest, &mut next),
+        (128 * MIB, 0),
+        "the honest process cannot allocate its share again"
+    );
     assert_eq!(mount.number("team", "memory.current", ""), 0);
     for group in ["team/a", "team"] {
         for (file, key) in [
@@ -165,9 +173,11 @@ fn claim_not_confirmed_by_nvml_is_reported() {
     assert_eq!(honest.ask(&format!("alloc linear {}", 100 * MIB)), "ok 0");
     tell(&mut liar, "set memory_current 0 2^40");
     let found = || mount.read("", "unmanaged");
-    wait_until("the claim is reported", || found().contains("reason=claims_more"));
+    wait_until("the false claim is reported", || {
+        found().contains("reason=claims_more")
+    });
     assert!(found().starts_with(&format!("{} gpu=0 uid={} ", liar.pid(), super::LIAR)));
     assert_eq!(found().lines().count(), 1);
     tell(&mut liar, "set memory_current 0 0");
-    wait_until("it claims nothing any more", || found().is_empty());
+    wait_until("the withdrawn claim is no longer listed", || found().is_empty());
 }

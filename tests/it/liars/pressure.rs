@@ -50,7 +50,10 @@ fn donor_without_memory_does_not_block_an_allocation() {
         32 * MIB
     );
     let asked = donor.ask("control 0");
-    assert!(asked.contains(" reclaim_bytes=0 "), "it holds nothing: {asked}");
+    assert!(
+        asked.contains(" reclaim_bytes=0 "),
+        "the donor is asked although it holds nothing: {asked}"
+    );
     assert_eq!(batch.ask("verify"), "verified 3");
 }
 
@@ -68,11 +71,13 @@ fn next_donor_is_asked_when_one_does_not_deliver() {
     let swapped = |program: &Governed| Dir::of(&mount, program.pid()).number("memory.swap.current");
     assert_eq!((swapped(&idle), swapped(&next)), (0, 60 * MIB));
     idle.signal(Signal::SIGCONT);
-    wait_until("it delivers after all", || {
+    wait_until("the first donor has moved out, or the second is back", || {
         swapped(&idle) == 60 * MIB || swapped(&next) == 0
     });
     important.finish();
-    wait_until("both are back", || swapped(&idle) + swapped(&next) == 0);
+    wait_until("both donors are swapped in", || {
+        swapped(&idle) + swapped(&next) == 0
+    });
     assert_eq!(idle.ask("verify"), "verified 1");
 }
 
@@ -101,9 +106,11 @@ fn requester_that_uses_no_room_is_soon_ignored() {
     Dir::of(&mount, liar.pid()).write("compute.priority", 0);
     // An honest process could have used that room, so the first requests are believed.
     let mut nr_relieved = 0;
-    wait_until("it is not believed any more", || {
+    wait_until("the lying process's request is refused", || {
         // The victim has room to return; otherwise there is no memory to ask for.
-        wait_until("all is back", || dir.number("memory.swap.current") == 0);
+        wait_until("the tenant is swapped in", || {
+            dir.number("memory.swap.current") == 0
+        });
         let is_refused = liar.ask(&format!("press 0 {}", 64 * MIB)) == "refused";
         nr_relieved += u32::from(!is_refused);
         is_refused

@@ -17,12 +17,20 @@ fn memory_is_charged_to_current_contexts_device() {
     assert_eq!(charges.since(), [1, 2, 4]);
     devices.ok("pop");
     devices.ok(&format!("managed {}", 8 * MIB));
-    assert_eq!(charges.since(), [9, 2, 4], "back on the first");
+    assert_eq!(
+        charges.since(),
+        [9, 2, 4],
+        "the charge is not on the first device again"
+    );
     for _ in 0..3 {
         devices.ok("pop");
     }
     assert_eq!(devices.ask(&format!("alloc {MIB}"))[0], INVALID_CONTEXT);
-    assert_eq!(charges.since(), [9, 2, 4], "no context, no memory");
+    assert_eq!(
+        charges.since(),
+        [9, 2, 4],
+        "an allocation without a context is charged"
+    );
 
     // Memory is uncharged where it was charged, whichever context frees it.
     devices.ok("current 2");
@@ -31,7 +39,11 @@ fn memory_is_charged_to_current_contexts_device() {
     devices.ok(&format!("thread free {second}"));
     assert_eq!(charges.since(), [8, 0, 4]);
     devices.ok("destroy 0");
-    assert_eq!(charges.since(), [0, 0, 4], "what a context owned goes with it");
+    assert_eq!(
+        charges.since(),
+        [0, 0, 4],
+        "the destroyed context's memory is charged"
+    );
     devices.ok("retain 1");
     devices.ok("current 3");
     devices.ok(&format!("alloc {MIB}"));
@@ -63,7 +75,11 @@ fn second_thread_is_charged_on_its_own_device() {
     let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
     devices.ask(&format!("thread alloc {MIB}"));
-    assert_eq!(charges.since(), [0, 0], "a new thread has no context");
+    assert_eq!(
+        charges.since(),
+        [0, 0],
+        "a new thread's failed allocation is charged"
+    );
     devices.ok("current 0");
     devices.ok(&format!("alloc {MIB}"));
     assert_eq!(charges.since(), [1, 0]);
@@ -72,7 +88,7 @@ fn second_thread_is_charged_on_its_own_device() {
     assert_eq!(
         charges.since(),
         [2, 0],
-        "another thread's context is not this one's"
+        "the charge followed another thread's context"
     );
 }
 
@@ -82,7 +98,11 @@ fn physical_memory_and_pools_charge_their_named_device() {
     let mut devices = Devices::start(&mount);
     let charges = Charges::of(&mount, &devices, 3);
     let physical = devices.ok(&format!("vmm 2 {}", 4 * MIB));
-    assert_eq!(charges.since(), [0, 0, 4], "there is no context at all");
+    assert_eq!(
+        charges.since(),
+        [0, 0, 4],
+        "physical memory needs a context to be charged"
+    );
     devices.contexts(2);
     devices.ok("current 0");
     devices.ok(&format!("vmm 1 {}", 2 * MIB));

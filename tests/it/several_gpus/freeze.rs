@@ -71,7 +71,7 @@ fn frozen_device_holds_submissions_from_any_context() {
         assert_eq!(
             (other.launches() - submitted, waits()),
             (2, waited),
-            "the other goes on"
+            "the freeze of one device held the other"
         );
 
         let answer = devices.waits_for(&frozen, command);
@@ -115,7 +115,9 @@ fn threads_copying_across_devices_all_freeze_and_resume() {
     let made = |devices: &mut Devices| devices.ask("progress")[0];
     for round in 0..20 {
         let before = made(&mut devices);
-        wait_until("copies are made", || made(&mut devices) > before + 100);
+        wait_until("the threads have made 100 copies", || {
+            made(&mut devices) > before + 100
+        });
         dir.gpu(1).freeze();
         // A thread whose last call has returned may still have to count it.
         let still = made(&mut devices);
@@ -129,6 +131,6 @@ fn threads_copying_across_devices_all_freeze_and_resume() {
     let copies = |index| dir.gpu(index).key("compute.stat", "nr_copies");
     assert!(
         copies(0) >= least && copies(1) == 0,
-        "counted where they are submitted"
+        "the copies are not counted on the submitting device"
     );
 }

@@ -42,7 +42,11 @@ fn graph_with_work_on_frozen_device_waits_on_any_stream() {
         devices.ok(&format!("launch {beside} {stream}"));
         devices.ok(&format!("launch {beside_too} {stream}"));
         devices.ok("sync");
-        assert_eq!(waits(), waited, "{graph}: the other device goes on");
+        assert_eq!(
+            waits(),
+            waited,
+            "{graph}: the freeze of one device held the other"
+        );
         assert!(!other.is_frozen(), "{graph}");
 
         let launch = format!("launch {number} {stream}");
@@ -61,6 +65,6 @@ fn device_drains_graph_launched_on_another_devices_stream() {
     devices.ok(&format!("launch {graph} {stream}"));
     dir.gpu(0).write("compute.freeze", 1);
     assert_eq!(devices.ask(&format!("query {stream}")), [NOT_READY]);
-    wait_until("it stands still", || dir.gpu(0).is_frozen());
+    wait_until("the device is frozen and drained", || dir.gpu(0).is_frozen());
     assert_eq!(devices.ask(&format!("query {stream}")), [0]);
 }

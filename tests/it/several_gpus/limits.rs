@@ -46,7 +46,11 @@ fn tightest_of_device_and_process_limits_is_exact() {
     let refusals = |dir: &Dir<'_>| dir.key("memory.events", "oom");
     assert_eq!(refusals(&dir.gpu(0)), 2);
     assert_eq!(refusals(&dir.gpu(1)) + refusals(&dir.gpu(2)), 0);
-    assert_eq!(refusals(&dir), 5, "its own, and those of its devices");
+    assert_eq!(
+        refusals(&dir),
+        5,
+        "the process does not count its devices' refusals"
+    );
     assert_eq!(dir.number("memory.peak"), all + 20 * MIB);
 }
 
@@ -88,7 +92,7 @@ fn device_charges_match_driver_through_thousand_calls() {
         contexts.push(devices.ok(&format!("create {device}")));
         streams.push(devices.ok("stream 1"));
         devices.ok(&format!("pool {device}"));
-        dir.gpu(u32::try_from(device).expect("few"))
+        dir.gpu(u32::try_from(device).expect("the device number fits"))
             .write("memory.limit", 300 * MIB);
     }
     dir.write("memory.limit", 600 * MIB);
@@ -98,7 +102,7 @@ fn device_charges_match_driver_through_thousand_calls() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        usize::try_from(state % bound as u64).expect("below a usize")
+        usize::try_from(state % bound as u64).expect("the remainder fits")
     };
     let mut held: Vec<u64> = Vec::new();
     let (mut refused, mut allocated) = (0, 0);
@@ -184,7 +188,11 @@ fn queries_report_each_device_and_at_most_its_memory() {
 
     devices.ok(&format!("alloc {}", 100 * MIB));
     dir.gpu(0).write("memory.limit", 50 * MIB);
-    assert_eq!(devices.ask("meminfo"), [0, 0, 50 * MIB], "not less than nothing");
+    assert_eq!(
+        devices.ask("meminfo"),
+        [0, 0, 50 * MIB],
+        "the free memory under a lowered limit is not 0"
+    );
     assert_eq!(devices.ok("total 0"), 50 * MIB);
     dir.gpu(0).write("memory.limit", 0);
     assert_eq!(devices.ask("meminfo"), [0, 0, 0]);
@@ -197,7 +205,7 @@ fn queries_report_each_device_and_at_most_its_memory() {
     assert_eq!(
         devices.ask("nulls 0"),
         bare.ask("nulls 0"),
-        "as the driver takes them"
+        "the answers to null pointers differ from the driver's"
     );
 
     // Queries of pools and graphs return the driver's answer, also under a limit.
@@ -214,7 +222,7 @@ fn queries_report_each_device_and_at_most_its_memory() {
     assert_eq!(
         devices.ok(&format!("attribute {pool} 7")),
         used,
-        "a refusal leaves nothing behind"
+        "a refused allocation changed the pool"
     );
     devices.ok(&format!("free {taken}"));
     devices.ok("sync");

@@ -52,13 +52,13 @@ impl Devices {
         let waited = || frozen.key("compute.stat", "nr_frozen");
         let before = waited();
         self.0.say(command);
-        wait_until("it waits", || waited() > before);
+        wait_until("the command waits at the gate", || waited() > before);
         assert!(frozen.is_frozen(), "{command}");
         assert_eq!(self.0.line_now(), None, "{command}");
         frozen.write("compute.freeze", 0);
         let answer = self.0.line();
         assert_eq!(waited(), before + 1, "{command}");
-        answer.unwrap_or_else(|| panic!("{command}: it has ended"))
+        answer.unwrap_or_else(|| panic!("{command}: the program has ended"))
     }
 
     #[track_caller]
@@ -123,7 +123,7 @@ impl<'m> Charges<'m> {
     /// Returns the MiB charged since `before`, for each device.
     #[track_caller]
     fn since(&self) -> Vec<u64> {
-        let count = u32::try_from(self.before.len()).expect("few devices");
+        let count = u32::try_from(self.before.len()).expect("the number of devices fits");
         let now = ledger(&self.dir, count);
         let since = now
             .iter()

@@ -113,7 +113,7 @@ fn unknown_devices_are_charged_to_the_whole_process() {
     devices.refused("alloc 1");
     dir.freeze();
     devices.0.say("spin 1 null");
-    wait_until("a launch on an unknown device waits", || {
+    wait_until("the launch on an unknown device waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") == 1
     });
     dir.write("compute.freeze", 0);
@@ -137,17 +137,17 @@ fn later_daemon_charges_newly_known_devices() {
     assert_eq!(Dir::of(&mount, pid).number("memory.current"), 6 * MIB);
 
     mount.stop();
-    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
-    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine can be removed");
+    std::fs::create_dir(mount.simgpu_dir()).expect("the directory can be created");
     // The first process to attach creates the machine.
     let mut command = mount.bare_command(program());
     command.env("SIMGPU_DEVICES", "3");
     let mut first = Devices::spawn(command);
     first.ok("init");
     mount.restart();
-    wait_until("it is governed again", || mount.governs(pid));
+    wait_until("the process has registered again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
-    wait_until("its charges have moved", || {
+    wait_until("the charges have moved to their devices", || {
         charged(&dir, 3) == [0, 2 * MIB, 4 * MIB]
     });
     assert_eq!(dir.number("memory.current"), 6 * MIB);

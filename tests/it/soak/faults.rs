@@ -83,7 +83,7 @@ impl Faults {
     /// stopped daemon.
     pub(super) fn undo(&mut self) {
         for end in self.ends.drain(..) {
-            end.join().expect("it can be undone");
+            end.join().expect("the fault can be undone");
         }
     }
 }
@@ -153,7 +153,7 @@ fn execute_rapidly(soak: &mut Soak) -> Option<Undo> {
         shell.exec();
         assert!(
             soak.mount.governs(shell.pid()) || began.elapsed() >= PATIENCE,
-            "ungoverned when cuInit has returned after {:?}",
+            "the process is ungoverned after cuInit of {:?}",
             began.elapsed()
         );
     }
@@ -165,7 +165,7 @@ fn remove_socket(soak: &mut Soak) -> Option<Undo> {
     let socket = soak.mount.socket();
     fs::remove_file(&socket).ok()?;
     soak.faults.undo();
-    wait_until("there is another socket", || socket.exists());
+    wait_until("the daemon has made a new socket", || socket.exists());
     Some(Box::new(|| ()))
 }
 
@@ -175,6 +175,6 @@ fn fill_disk(soak: &mut Soak) -> Option<Undo> {
     let mut filler = OpenOptions::new().create(true).append(true).open(&path).ok()?;
     while filler.write_all(&[0; 4096]).is_ok() {}
     Some(Box::new(move || {
-        fs::remove_file(path).expect("it is there");
+        fs::remove_file(path).expect("the file exists");
     }))
 }

@@ -149,10 +149,7 @@ impl Mover<'_> {
                 _ if fault.is_some() && answer.contains("CUDA_ERROR_UNKNOWN") => return false,
                 _ => {
                     self.moved.lost.fetch_add(1, Relaxed);
-                    panic!(
-                        "{answer}, by a driver with the fault {fault:?}: {}",
-                        program.stderr()
-                    );
+                    panic!("answer {answer:?} with the fault {fault:?}: {}", program.stderr());
                 }
             }
         }
@@ -171,7 +168,11 @@ impl Mover<'_> {
             if let Some(line) = program.line_now() {
                 return line;
             }
-            assert!(program.is_running(), "it has ended: {}", program.stderr());
+            assert!(
+                program.is_running(),
+                "the program has ended: {}",
+                program.stderr()
+            );
             assert!(begun.elapsed() < PATIENCE, "no answer: {}", program.stderr());
             if begun.elapsed() > Duration::from_secs(1) {
                 self.let_go(program);

@@ -53,7 +53,7 @@ impl Person<'_> {
         while !self.over.load(Relaxed) {
             if let Err(error) = self.act() {
                 let number = error.raw_os_error().unwrap_or(0);
-                let mut refusals = self.refusals.lock().expect("nobody panics");
+                let mut refusals = self.refusals.lock().expect("no thread panicked");
                 refusals.entry(number).or_insert_with(|| error.to_string());
             }
             self.nr_done.fetch_add(1, Relaxed);
@@ -71,7 +71,7 @@ impl Person<'_> {
                     group => fs::remove_dir(group),
                 };
             }
-            2 => return self.move_somebody(),
+            2 => return self.move_program(),
             _ => {}
         }
         let mut path = self.root.clone();
@@ -119,7 +119,7 @@ impl Person<'_> {
         fs::create_dir(parent.join(format!("group{}", self.random.below(NAMES))))
     }
 
-    fn move_somebody(&mut self) -> io::Result<()> {
+    fn move_program(&mut self) -> io::Result<()> {
         let pids = fs::read_to_string(self.root.join("gcgroup.procs"))?;
         let pids: Vec<_> = pids.lines().collect();
         let Some(pid) = self.random.of_these(&pids) else {

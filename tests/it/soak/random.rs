@@ -12,7 +12,7 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 16) % end as u64).expect("fits")
+        usize::try_from((self.0 >> 16) % end as u64).expect("the value fits")
     }
 
     pub(crate) fn of_these<'a, T>(&mut self, these: &'a [T]) -> Option<&'a T> {

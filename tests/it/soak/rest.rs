@@ -64,7 +64,7 @@ impl Soak {
         for program in self.programs.iter_mut().filter(|program| !program.stays) {
             program.load.close_stdin();
         }
-        wait_until_none("those that end by themselves", || {
+        wait_until_none("each released program has ended", || {
             // Includes processes that a daemon started just now did not know before.
             self.let_go();
             let ending = self.programs.iter_mut().filter(|program| !program.stays);
@@ -81,7 +81,7 @@ impl Soak {
             .iter_mut()
             .map(|program| &mut program.load)
             .collect();
-        wait_until_none("those that stay and have not ended their work", || {
+        wait_until_none("each staying program has finished its work", || {
             busy.retain_mut(|load| match load.line_now() {
                 Some(line) => line != "held",
                 None => {
@@ -92,7 +92,7 @@ impl Soak {
             busy.len()
         });
         let pids: BTreeSet<_> = self.programs.iter().map(|program| program.load.pid()).collect();
-        wait_until_none("directories of nobody, and those who have none", || {
+        wait_until_none("exactly the staying programs have directories", || {
             let governed = governed_pids(&self.mount).into_iter().collect();
             pids.symmetric_difference(&governed).count()
         });
@@ -103,7 +103,7 @@ impl Soak {
         let root = self.mount.path();
         let pids = governed_pids(&self.mount).into_iter();
         let processes = pids.map(|pid| root.join(pid.to_string()));
-        for directory in processes.chain(groups(&root).expect("the mount lists")) {
+        for directory in processes.chain(groups(&root).expect("the mount is readable")) {
             // Settings of the whole process and of each GPU.
             let gpus = (0..GPUS).map(|gpu| directory.join(gpu.to_string()));
             for directory in gpus.chain([directory.clone()]) {

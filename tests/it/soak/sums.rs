@@ -24,7 +24,7 @@ impl Soak {
         for program in &self.programs {
             let pid = program.load.pid();
             for gpu in 0..GPUS {
-                wait_until("a process's usage is what it has", || {
+                wait_until("the charge equals what the process holds", || {
                     current(format!("{pid}/{gpu}")) == truth.used(pid, gpu)
                 });
             }
@@ -40,17 +40,18 @@ impl Soak {
             truth.used_by_all(0) + truth.used_by_all(1)
         );
         let mut nr_members = 0;
-        for group in groups(&self.mount.path()).expect("the mount lists") {
+        for group in groups(&self.mount.path()).expect("the mount is readable") {
             let number = |directory: &Path| {
-                let text = fs::read_to_string(directory.join("memory.current")).expect("reads");
+                let text =
+                    fs::read_to_string(directory.join("memory.current")).expect("the file is readable");
                 text.trim().parse::<u64>().expect("a number")
             };
-            let own = fs::read_to_string(group.join("gcgroup.procs")).expect("reads");
+            let own = fs::read_to_string(group.join("gcgroup.procs")).expect("the file is readable");
             let own: Vec<_> = own
                 .lines()
                 .map(|pid| number(&self.mount.path().join(pid)))
                 .collect();
-            let children = groups(&group).expect("lists");
+            let children = groups(&group).expect("the directory is readable");
             let children = children.iter().filter(|child| child.parent() == Some(&group));
             let sum = own.iter().sum::<u64>() + children.map(|child| number(child)).sum::<u64>();
             assert_eq!(number(&group), sum, "{}", group.display());
@@ -76,24 +77,28 @@ impl Soak {
                 assert!(program.load.wait().success(), "{}", program.load.stderr());
             }
         }
-        wait_until("their directories have gone", || {
+        wait_until("the processes' directories are removed", || {
             governed_pids(&self.mount).is_empty()
         });
         assert_eq!(self.mount.number("", "memory.current", ""), 0);
         let truth = self.mount.truth();
         assert_eq!(truth.used_by_all(0) + truth.used_by_all(1), 0);
         assert_eq!(self.mount.read("", "unmanaged"), "");
-        for group in groups(&self.mount.path()).expect("lists").iter().rev() {
+        for group in groups(&self.mount.path())
+            .expect("the directory is readable")
+            .iter()
+            .rev()
+        {
             // Includes processes that had not returned to the last daemon.
-            wait_until("their ends are noticed", || {
-                let events = fs::read_to_string(group.join("gcgroup.events")).expect("reads");
+            wait_until("the group is unpopulated", || {
+                let events = fs::read_to_string(group.join("gcgroup.events")).expect("the file is readable");
                 events.contains("populated 0")
             });
-            fs::remove_dir(group).expect("nobody is in it");
+            fs::remove_dir(group).expect("the group is empty");
         }
         eprintln!("{:?}: an idle daemon has {before:?}", self.daemon);
         let mut last = None;
-        wait_until("the daemon has what an idle one has", || {
+        wait_until("the daemon holds as much as an idle one", || {
             let now = Holdings::of(self.pid());
             let is_idle = now == *before;
             if !is_idle && last.as_ref() != Some(&now) {
@@ -112,9 +117,9 @@ impl Soak {
             "kB at the end of each life: {:?}",
             self.resident
         );
-        wait_until("the settings' file is compacted", || {
+        wait_until("the settings file is compacted", || {
             let state = fs::metadata(self.mount.state_dir().join("settings.jsonl"));
-            state.expect("is there").len() < 2 << 20
+            state.expect("the file exists").len() < 2 << 20
         });
         assert_eq!(
             self.mount.log().matches("panicked").count(),

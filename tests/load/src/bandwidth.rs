@@ -73,14 +73,14 @@ fn copy_all(
     let driver = &gpu.driver;
     let mut queue = || -> Result<()> {
         for (pointer, buffer) in pointers.iter().zip(&mut *buffers) {
-            let place = buffer.host().context("no memory of the host")?;
-            let (length, place) = (place.len(), place.as_mut_ptr());
+            let bytes = buffer.host().context("no host memory")?;
+            let (length, bytes) = (bytes.len(), bytes.as_mut_ptr());
             // SAFETY: page-locked memory, exclusively borrowed until the wait below; the driver checks the
             // device address.
             unsafe {
                 match is_out {
-                    true => driver.cuMemcpyDtoHAsync_v2(place.cast(), *pointer, length, stream.raw)?,
-                    false => driver.cuMemcpyHtoDAsync_v2(*pointer, place.cast(), length, stream.raw)?,
+                    true => driver.cuMemcpyDtoHAsync_v2(bytes.cast(), *pointer, length, stream.raw)?,
+                    false => driver.cuMemcpyHtoDAsync_v2(*pointer, bytes.cast(), length, stream.raw)?,
                 }
             }
         }

@@ -56,12 +56,12 @@ pub struct Allocator<'g> {
 pub struct Block {
     /// Usable bytes: the request, rounded up as the API does.
     pub bytes: usize,
-    pub place: Place,
+    pub storage: Storage,
 }
 
 /// Address of a block, and the way to free it.
 #[derive(Debug)]
-pub enum Place {
+pub enum Storage {
     /// Freed by `cuMemFree`.
     Device(CUdeviceptr),
     /// Freed in stream order.
@@ -117,14 +117,14 @@ impl<'g> Allocator<'g> {
                     driver.cuMemAllocPitch_v2(&mut pointer, &mut pitch, width, rows, 4)?;
                     return Ok(Block {
                         bytes: pitch * rows,
-                        place: Place::Device(pointer),
+                        storage: Storage::Device(pointer),
                     });
                 }
                 Api::Async => {
                     driver.cuMemAllocAsync(&mut pointer, bytes, self.stream.raw)?;
                     return Ok(Block {
                         bytes,
-                        place: Place::Ordered(pointer),
+                        storage: Storage::Ordered(pointer),
                     });
                 }
                 Api::Pool => {
@@ -132,7 +132,7 @@ impl<'g> Allocator<'g> {
                     driver.cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, self.stream.raw)?;
                     return Ok(Block {
                         bytes,
-                        place: Place::Ordered(pointer),
+                        storage: Storage::Ordered(pointer),
                     });
                 }
                 Api::Vmm => return self.map(bytes),
@@ -149,7 +149,7 @@ impl<'g> Allocator<'g> {
                     driver.cuArrayCreate_v2(&mut array, &shape)?;
                     return Ok(Block {
                         bytes: width * height,
-                        place: Place::Array { array, width, height },
+                        storage: Storage::Array { array, width, height },
                     });
                 }
                 Api::Host => {
@@ -157,14 +157,14 @@ impl<'g> Allocator<'g> {
                     driver.cuMemHostAlloc(&mut pointer, bytes, 0)?;
                     return Ok(Block {
                         bytes,
-                        place: Place::Host(pointer),
+                        storage: Storage::Host(pointer),
                     });
                 }
             }
         }
         Ok(Block {
             bytes,
-            place: Place::Device(pointer),
+            storage: Storage::Device(pointer),
         })
     }
 
@@ -176,19 +176,19 @@ impl<'g> Allocator<'g> {
         let driver = &self.gpu.driver;
         // SAFETY: each is freed once, by the call that belongs to it: the block is consumed.
         unsafe {
-            match block.place {
-                Place::Device(pointer) => driver.cuMemFree_v2(pointer),
-                Place::Ordered(pointer) => {
+            match block.storage {
+                Storage::Device(pointer) => driver.cuMemFree_v2(pointer),
+                Storage::Ordered(pointer) => {
                     driver.cuMemFreeAsync(pointer, self.stream.raw)?;
                     self.stream.synchronize()
                 }
-                Place::Mapped { range, physical } => {
+                Storage::Mapped { range, physical } => {
                     range.unmap(self.gpu)?;
                     physical.release(self.gpu)?;
                     range.free(self.gpu)
                 }
-                Place::Array { array, .. } => driver.cuArrayDestroy(array),
-                Place::Host(pointer) => driver.cuMemFreeHost(pointer),
+                Storage::Array { array, .. } => driver.cuArrayDestroy(array),
+                Storage::Host(pointer) => driver.cuMemFreeHost(pointer),
             }
         }
     }
@@ -198,7 +198,7 @@ impl<'g> Allocator<'g> {
     /// # Errors
     /// The driver's.
     pub fn copy_array(&self, block: &Block, host: &mut [u8], to_device: bool) -> Result<()> {
-        let Place::Array { array, width, height } = block.place else {
+        let Storage::Array { array, width, height } = block.storage else {
             return Ok(());
         };
         let here = CopyEnd {
@@ -241,7 +241,7 @@ impl<'g> Allocator<'g> {
         let range = mapped.inspect_err(|_| drop(physical.release(self.gpu)))?;
         Ok(Block {
             bytes: physical.bytes,
-            place: Place::Mapped { range, physical },
+            storage: Storage::Mapped { range, physical },
         })
     }
 }
@@ -258,16 +258,16 @@ impl Drop for Allocator<'_> {
 impl Block {
     /// Returns the block's address for kernels and copies, if it has one.
     pub fn pointer(&self) -> Option<CUdeviceptr> {
-        match self.place {
-            Place::Device(pointer) | Place::Ordered(pointer) => Some(pointer),
-            Place::Mapped { ref range, .. } => Some(range.pointer),
-            Place::Array { .. } | Place::Host(_) => None,
+        match self.storage {
+            Storage::Device(pointer) | Storage::Ordered(pointer) => Some(pointer),
+            Storage::Mapped { ref range, .. } => Some(range.pointer),
+            Storage::Array { .. } | Storage::Host(_) => None,
         }
     }
 
     /// Returns the block's bytes if it is host memory.
     pub fn host(&mut self) -> Option<&mut [u8]> {
-        let Place::Host(pointer) = self.place else {
+        let Storage::Host(pointer) = self.storage else {
             return None;
         };
         // SAFETY: page-locked memory of this size, used only by this program until `free` consumes the block.
@@ -276,7 +276,7 @@ impl Block {
 
     /// Returns `bytes`, rounded down to whole rows for an array.
     pub fn whole_rows(&self, bytes: usize) -> usize {
-        if let Place::Array { width, .. } = self.place {
+        if let Storage::Array { width, .. } = self.storage {
             bytes - bytes % width
         } else {
             bytes

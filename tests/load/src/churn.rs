@@ -21,7 +21,7 @@ pub struct Churn {
     /// Rounds of each thread; each is one allocation or free by every API
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// Maximum number of blocks that a thread holds, for each API
+    /// Maximum number of live blocks of a thread, for each API
     #[arg(long, default_value_t = 4)]
     most: usize,
     /// Maximum bytes of a block

@@ -5,7 +5,7 @@ use std::ops::Range;
 /// A range of words; the word at index `i` of the block is `value + i`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stretch {
-    place: Range<u64>,
+    indices: Range<u64>,
     value: u32,
 }
 
@@ -20,7 +20,7 @@ impl Content {
         self.replace(
             &words,
             vec![Stretch {
-                place: words.clone(),
+                indices: words.clone(),
                 value,
             }],
         );
@@ -40,11 +40,11 @@ impl Content {
 
     fn clipped(&self, words: &Range<u64>) -> Vec<Stretch> {
         let clip = |one: &Stretch| Stretch {
-            place: one.place.start.max(words.start)..one.place.end.min(words.end),
+            indices: one.indices.start.max(words.start)..one.indices.end.min(words.end),
             value: one.value,
         };
         let mut clipped: Vec<_> = self.0.iter().map(clip).collect();
-        clipped.retain(|one| !one.place.is_empty());
+        clipped.retain(|one| !one.indices.is_empty());
         clipped
     }
 
@@ -56,14 +56,14 @@ impl Content {
     /// Compares a whole block; returns the first difference as (index, found, expected).
     pub fn differs(&self, bytes: &[u8]) -> Option<(u64, u32, u32)> {
         let (words, _) = bytes.as_chunks::<4>();
-        let mut places = self
+        let mut expected = self
             .0
             .iter()
-            .flat_map(|one| one.place.clone().map(|place| (place, one.value)));
+            .flat_map(|one| one.indices.clone().map(|index| (index, one.value)));
         words.iter().find_map(|word| {
-            let (place, value) = places.next()?;
-            let (found, expected) = (u32::from_le_bytes(*word), value.wrapping_add(low(place)));
-            (found != expected).then_some((place, found, expected))
+            let (index, value) = expected.next()?;
+            let (found, wanted) = (u32::from_le_bytes(*word), value.wrapping_add(low(index)));
+            (found != wanted).then_some((index, found, wanted))
         })
     }
 }
@@ -71,11 +71,11 @@ impl Content {
 impl Stretch {
     fn checksum(&self) -> u64 {
         // Words wrap at 2^32, so there may be several increasing runs.
-        let (mut sum, mut at) = (0_u64, self.place.start);
-        while at < self.place.end {
+        let (mut sum, mut at) = (0_u64, self.indices.start);
+        while at < self.indices.end {
             let first = self.value.wrapping_add(low(at));
             let run = (1 << 32) - u64::from(first);
-            let end = self.place.end.min(at.saturating_add(run));
+            let end = self.indices.end.min(at.saturating_add(run));
             sum = sum.wrapping_add(sum_of_run(i128::from(first) - i128::from(at), at, end));
             at = end;
         }
@@ -100,8 +100,8 @@ fn sum_of_run(offset: i128, start: u64, end: u64) -> u64 {
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "words wrap at 32 bits")]
-fn low(place: u64) -> u32 {
-    place as u32
+fn low(index: u64) -> u32 {
+    index as u32
 }
 
 #[cfg(test)]
@@ -112,7 +112,11 @@ mod tests {
         content
             .0
             .iter()
-            .flat_map(|one| one.place.clone().map(|place| one.value.wrapping_add(low(place))))
+            .flat_map(|one| {
+                one.indices
+                    .clone()
+                    .map(|index| one.value.wrapping_add(low(index)))
+            })
             .collect()
     }
 
@@ -137,8 +141,8 @@ mod tests {
             let mut content = Content::default();
             content.fill(0..1000, value);
             content.fill(17..400, value.wrapping_mul(77));
-            let slow = (1..).zip(words(&content)).fold(0_u64, |sum, (place, word)| {
-                sum.wrapping_add(u64::from(word).wrapping_mul(place))
+            let slow = (1..).zip(words(&content)).fold(0_u64, |sum, (index, word)| {
+                sum.wrapping_add(u64::from(word).wrapping_mul(index))
             });
             assert_eq!(content.checksum(), slow, "{value}");
         }

@@ -41,14 +41,14 @@ mod tests {
     fn pinned_thread_stays_on_its_cpu() {
         for number in 0..4 {
             let put = std::thread::spawn(move || {
-                pin(number).expect("it may run somewhere");
+                pin(number).expect("the thread may run on some CPU");
                 // SAFETY: no arguments.
                 let first = unsafe { libc::sched_getcpu() };
-                pin(number + 1).expect("there is one");
+                pin(number + 1).expect("the CPU exists");
                 // SAFETY: no arguments.
                 (first, unsafe { libc::sched_getcpu() })
             });
-            let (first, then) = put.join().expect("it ends");
+            let (first, then) = put.join().expect("the thread ends without a panic");
             assert_eq!(first, then, "only one CPU is allowed");
         }
     }

@@ -117,12 +117,12 @@ impl Gpu {
 
     /// Submits a kernel of one thread that runs for `usec` microseconds.
     pub fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
-        self.launch(self.spin, 1, 1, stream, &mut [place(&usec)])
+        self.launch(self.spin, 1, 1, stream, &mut [pointer(&usec)])
     }
 
     /// Submits a kernel of one thread that does `iterations` steps of arithmetic.
     pub fn work(&self, stream: CUstream, iterations: u64) -> Result<()> {
-        self.launch(self.work, 1, 1, stream, &mut [place(&iterations)])
+        self.launch(self.work, 1, 1, stream, &mut [pointer(&iterations)])
     }
 
     /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is memory of the caller on this device.
@@ -132,7 +132,7 @@ impl Gpu {
             grid(words),
             THREADS,
             stream,
-            &mut [place(&dst), place(&words), place(&value)],
+            &mut [pointer(&dst), pointer(&words), pointer(&value)],
         )
     }
 
@@ -143,10 +143,11 @@ impl Gpu {
             grid(words),
             THREADS,
             stream,
-            &mut [place(&src), place(&words), place(&out)],
+            &mut [pointer(&src), pointer(&words), pointer(&out)],
         )
     }
 
+    #[allow(clippy::too_many_arguments, reason = "as cuLaunchKernel")]
     fn launch(
         &self,
         function: CUfunction,
@@ -335,7 +336,7 @@ impl Drop for Event<'_> {
 }
 
 /// Returns a kernel parameter as the driver expects it: the address of the value.
-fn place<T>(value: &T) -> *mut c_void {
+fn pointer<T>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 

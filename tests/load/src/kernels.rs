@@ -24,7 +24,7 @@ pub struct Arguments {
     /// Determines a kernel's duration
     #[arg(long, value_enum, default_value_t = Kind::Spin)]
     pub kernel: Kind,
-    /// Steps of work per microsecond on this device, where others use it and it cannot be calibrated
+    /// Steps of work per microsecond on this device, if it is in use and cannot be calibrated
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: Option<u32>,
     /// Number of streams, used in turn

@@ -42,7 +42,7 @@ pub struct Latency {
     prefill_ms: u64,
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     prefill_kernel_usec: u64,
-    /// Mean idle time of the device between bursts if it is used by no one else, milliseconds
+    /// Mean idle time of the device between bursts if no other process uses it, milliseconds
     #[arg(long, default_value_t = 5.0)]
     gap_ms: f64,
     #[arg(long, value_enum, default_value_t = Distribution::Exponential)]

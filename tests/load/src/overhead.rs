@@ -178,7 +178,7 @@ impl<'g> Crowd<'g> {
         let barrier = Barrier::new(self.members.len());
         let all = self.members.len() as f64 * f64::from(args.calls.max(1));
         let run = |number, allocator| rounds_of_one(call, args, number, allocator, &barrier);
-        let (first, others) = self.members.split_first().context("there is a thread")?;
+        let (first, others) = self.members.split_first().context("no thread")?;
         let took = std::thread::scope(|scope| -> Result<_> {
             let others: Vec<_> = (1..)
                 .zip(others)

@@ -17,7 +17,7 @@ use crate::size::Size;
 
 #[derive(Debug, Args)]
 pub struct Roam {
-    /// Random seed, which alone determines what it does
+    /// Random seed, which alone determines the calls
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Exit after this many rounds, with or without memory freed; 0: continue until a line is read
@@ -26,7 +26,7 @@ pub struct Roam {
     /// Maximum pause between two rounds, milliseconds
     #[arg(long, default_value_t = 50)]
     pause_ms: u64,
-    /// Maximum number of blocks that it holds, for each API
+    /// Maximum number of live blocks, for each API
     #[arg(long, default_value_t = 3)]
     most: usize,
     /// Maximum bytes of a block

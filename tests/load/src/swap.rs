@@ -254,9 +254,9 @@ impl Work<'_> {
         self.host.resize(usize::try_from(block.words * 4)?, 0);
         block.stream.synchronize()?;
         self.gpu.read(block.address, &mut self.host)?;
-        if let Some((place, found, expected)) = block.content.differs(&self.host) {
+        if let Some((index, found, expected)) = block.content.differs(&self.host) {
             return Err(anyhow!(
-                "word {place} of {} at {:#x} is {found:#x}, not {expected:#x}",
+                "word {index} of {} at {:#x} is {found:#x}, not {expected:#x}",
                 block.words,
                 block.address
             ));

@@ -58,7 +58,7 @@ struct Piece<'g> {
 }
 
 /// A slot of the queue.
-struct Place<'g> {
+struct Queued<'g> {
     ended: Event<'g>,
     kernels: u64,
     usec: u64,
@@ -67,9 +67,9 @@ struct Place<'g> {
 pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
     let kernels = Kernels::new(&args.kernels, gpu)?;
     let pieces = pieces(args, &kernels)?;
-    let mut places = (0..args.depth)
+    let mut queue = (0..args.depth)
         .map(|_| {
-            Event::new(gpu).map(|ended| Place {
+            Event::new(gpu).map(|ended| Queued {
                 ended,
                 kernels: 0,
                 usec: 0,
@@ -87,12 +87,12 @@ pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
     let (mut done, mut busy, mut ended, mut stall) = (0_u64, 0_u64, start, Duration::ZERO);
     let mut next_line = start + interval;
     for number in 0.. {
-        let index = number % places.len();
-        let place = &mut places[index];
+        let index = number % queue.len();
+        let slot = &mut queue[index];
         // Waits for the submission `depth` back; returns at once in the first round.
-        place.ended.synchronize()?;
-        done += std::mem::take(&mut place.kernels);
-        busy += std::mem::take(&mut place.usec);
+        slot.ended.synchronize()?;
+        done += std::mem::take(&mut slot.kernels);
+        busy += std::mem::take(&mut slot.usec);
         let now = Instant::now();
         stall = stall.max(now - ended);
         ended = now;
@@ -115,13 +115,13 @@ pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
                 .iter()
                 .try_for_each(|usec| kernels.launch(stream, *usec))?,
         }
-        place.ended.record(stream)?;
-        place.kernels = piece.lengths.len() as u64;
-        place.usec = piece.lengths.iter().sum();
+        slot.ended.record(stream)?;
+        slot.kernels = piece.lengths.len() as u64;
+        slot.usec = piece.lengths.iter().sum();
     }
     kernels.synchronize()?;
-    done += places.iter().map(|place| place.kernels).sum::<u64>();
-    busy += places.iter().map(|place| place.usec).sum::<u64>();
+    done += queue.iter().map(|slot| slot.kernels).sum::<u64>();
+    busy += queue.iter().map(|slot| slot.usec).sum::<u64>();
     let seconds = start.elapsed().as_secs_f64();
     say::result(&Report {
         command: "throughput",

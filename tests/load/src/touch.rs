@@ -136,8 +136,8 @@ fn words(bytes: usize) -> u64 {
 /// Writes the fill kernel's pattern by the CPU.
 fn pattern(bytes: &mut [u8], value: u32) {
     let mut word = value;
-    for place in bytes.chunks_exact_mut(4) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for target in bytes.chunks_exact_mut(4) {
+        target.copy_from_slice(&word.to_le_bytes());
         word = word.wrapping_add(1);
     }
 }

@@ -1,6 +1,11 @@
 //! A simulated GPU: devices, their memory and their time, shared by several processes through a directory.
 //! Independent of CUDA and NVML; the simulated libraries are built on this crate.
 
+#![allow(
+    clippy::too_many_arguments,
+    reason = "copies and mappings are described as the driver does"
+)]
+
 mod account;
 pub mod clock;
 pub mod config;
@@ -21,6 +26,7 @@ mod mig;
 mod runner;
 pub mod shield;
 mod state;
+mod symbols;
 mod turn;
 
 pub use account::{Account, OnDevice};

@@ -236,7 +236,7 @@ mod tests {
         let ended = NOW + SLICE + 333;
         a.renew(ended);
         let Grant::Mine { since, until } = b.ask(ended + SLICE + GRACE_NS / 2) else {
-            panic!("the turn was given to b")
+            panic!("b did not get the turn")
         };
         assert!((ended..ended + 1024).contains(&since), "{since} after {ended}");
         assert_eq!(until, since + SLICE);
@@ -253,7 +253,7 @@ mod tests {
     fn expired_turn_is_taken() {
         let (a, b) = two();
         let Grant::Mine { until, .. } = a.ask(NOW) else {
-            panic!("the turn is free")
+            panic!("a did not get the free turn")
         };
         assert!(matches!(b.ask(until), Grant::Wait(_)));
         assert!(matches!(b.ask(until + GRACE_NS), Grant::Mine { .. }));

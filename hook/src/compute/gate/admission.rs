@@ -7,8 +7,9 @@ use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
-use crate::compute::window::{Admission, Window};
-use crate::{process, sys};
+use crate::driver::exit;
+use crate::program::window::{Admission, Window};
+use crate::sys;
 
 /// Lower limit of a window, nanoseconds.
 const LEAST_WINDOW: u64 = 50_000;
@@ -35,14 +36,14 @@ impl Passing<'_> {
         stream: usize,
     ) -> Option<u64> {
         let window = window(control);
-        let captures = &self.process.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         self.with_window(|queue| {
             // A marker could become part of a graph. A capturing program does not keep a device busy for
             // long.
             if captures.is_any() {
                 return None;
             }
-            let context = self.process.contexts.numbered(self.bound.context());
+            let context = self.compute.program.contexts.numbered(self.bound.context());
             let now = sys::now();
             let admission = if self.credit {
                 Admission::Room
@@ -65,10 +66,10 @@ impl Passing<'_> {
     /// Returns the nanoseconds until a queued submission of the thread ends: polling then teaches its cost.
     /// Another process has the device meanwhile.
     pub(super) fn next_end(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
-        if self.process.contexts.captures.is_any() {
+        if self.compute.program.contexts.captures.is_any() {
             return None;
         }
-        let context = self.process.contexts.numbered(self.bound.context());
+        let context = self.compute.program.contexts.numbered(self.bound.context());
         self.with_window(|queue| {
             let now = sys::now();
             queue.disturb(window(control), now);
@@ -90,9 +91,9 @@ impl Passing<'_> {
         let patience = room_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
         let before = self.waited;
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
-        let captures = &self.process.contexts.captures;
+        let captures = &self.compute.program.contexts.captures;
         // On a change of the gate, `enter` decides what to wait for.
-        while control.gate.load(Relaxed) == word && !process::is_exiting() && !captures.is_any() {
+        while control.gate.load(Relaxed) == word && !exit::is_exiting() && !captures.is_any() {
             self.waited = before + sys::now().saturating_sub(began);
             if self.waited >= patience {
                 self.credit = true;
@@ -103,7 +104,7 @@ impl Passing<'_> {
             let nap = nap(nanoseconds).min(patience - self.waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
             let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
-            let context = self.process.contexts.numbered(self.bound.context());
+            let context = self.compute.program.contexts.numbered(self.bound.context());
             let admission = self.with_window(|queue| {
                 let now = sys::now();
                 if is_disturbed {
@@ -144,15 +145,19 @@ mod tests {
 
     use super::super::blocks;
     use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
-    use crate::process::Process;
+    use crate::compute::Compute;
+    use crate::shared::block;
+    use crate::shared::device::LocalDevice;
 
-    fn passing(process: &'static Process) -> Passing<'static> {
+    fn passing(compute: &'static Compute) -> Passing<'static> {
         let device = LocalDevice::of(0).unwrap();
         Passing {
-            process,
-            bound: process.slots.of_test(process, device, OTHER_DEVICE),
+            compute,
+            known: &|_| None,
+            bound: compute
+                .program
+                .slots
+                .of_test(compute.session, device, OTHER_DEVICE),
             what: Submission::Kernel,
             is_nested: false,
             credit: false,
@@ -161,12 +166,12 @@ mod tests {
         }
     }
 
-    /// The daemon divides time in which several processes have work by this GPU time.
+    /// The daemon divides time in which several computees have work by this GPU time.
     #[test]
     fn admission_publishes_gpu_time() {
-        let process = Process::of_test(NO_LIMIT);
-        let passing = passing(process);
-        let (control, usage) = blocks(process, passing.bound).unwrap();
+        let compute = Compute::of_test(NO_LIMIT);
+        let passing = passing(compute);
+        let (control, usage) = blocks(compute, passing.bound).unwrap();
         let began = sys::now();
         assert_eq!(passing.take_room(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
@@ -176,13 +181,13 @@ mod tests {
     #[test]
     fn wait_for_room_counts_across_gate_changes() {
         const SECOND: u64 = 1_000_000_000;
-        let process = Process::of_test(NO_LIMIT);
+        let compute = Compute::of_test(NO_LIMIT);
         let (daemons, file) = block::of_daemon();
         daemons.publish();
-        process.adopt(&file);
+        compute.adopt(&file);
         let daemons = &daemons.devices[OTHER_DEVICE];
-        let mut passing = passing(process);
-        let (control, usage) = blocks(process, passing.bound).unwrap();
+        let mut passing = passing(compute);
+        let (control, usage) = blocks(compute, passing.bound).unwrap();
         daemons.window_usec.store(1_000_000, Relaxed);
         while passing.take_room(control, usage, 1).is_none() {}
         passing.waited = SECOND;

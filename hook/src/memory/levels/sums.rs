@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use crate::cuda::CUerror;
+use crate::driver::cuda::CUerror;
 
 /// Bytes charged in total after a charge.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,5 +1,8 @@
 use super::*;
-use crate::block;
+use crate::memory::Memory;
+use crate::shared::block;
+use crate::shared::device::LocalDevice;
+use gcgroup_abi::Kind;
 use std::sync::Barrier;
 use std::thread;
 
@@ -165,9 +168,13 @@ fn unsettled_call_is_visible_during_and_after() {
 
 #[test]
 fn unsettled_call_in_a_threads_own_word_is_visible() {
-    let process = crate::process::Process::of_test(NO_LIMIT);
-    let (usage, local) = (process.usage(), crate::device::LocalDevice::of(0).unwrap());
-    let own = Counts::of_test(usage, process.slots.of_test(process, local, 2), 2);
+    let memory = Memory::of_test(NO_LIMIT);
+    let (usage, local) = (memory.usage(), LocalDevice::of(0).unwrap());
+    let own = Counts::of(
+        usage,
+        memory.program.slots.of_test(memory.session, local, 2).thread,
+        2,
+    );
     let shown = || {
         let counts = usage.allocations(2);
         (counts.nr_unsettled, counts.unsettled_threads)
@@ -214,6 +221,43 @@ fn reset_peak_restarts_from_current() {
         50,
         "the process's peak was not reset"
     );
+}
+
+#[test]
+fn allocations_are_summed_over_threads() {
+    let memory = Memory::of_test(NO_LIMIT);
+    let local = LocalDevice::of(0).unwrap();
+    let entry = |index| Entry::new(Kind::Linear, 100, local, index, 0);
+    let sums = |index| {
+        let sums = memory.usage().allocations(index);
+        (sums.nr_alloc, sums.nr_free, sums.kinds[Kind::Linear as usize])
+    };
+    let count = |bound: crate::program::slot::Bound<'_>, index, times| {
+        for _ in 0..times {
+            let own = Counts::of(memory.usage(), bound.thread, index);
+            memory.levels.enter(memory.usage(), own, &entry(index));
+        }
+    };
+    let shared = &memory.usage().devices[1];
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| count(memory.program.slots.of_test(memory.session, local, 1), 1, 1000));
+        }
+    });
+    assert_eq!(sums(1), (4000, 0, 400_000));
+    assert_eq!(shared.nr_alloc.load(Relaxed), 0, "shared words are untouched");
+
+    let mine = memory.program.slots.of_test(memory.session, local, 1);
+    count(mine, 1, 1);
+    for _ in 0..2 {
+        // Frees of other threads' blocks make the thread's own counter negative.
+        let own = Counts::of(memory.usage(), mine.thread, 1);
+        memory.levels.leave(memory.usage(), own, &entry(1));
+    }
+    assert_eq!(sums(1), (4001, 2, 399_900));
+    count(mine, 2, 3);
+    assert_eq!(sums(2), (3, 0, 300), "on a device that is not the slot's");
+    assert_eq!(memory.usage().devices[2].nr_alloc.load(Relaxed), 3);
 }
 
 /// Charges as an allocation does: without a lock where no limit is in force.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Relea
 
 use gcgroup_abi::Usage;
 
-use crate::compute::slot::Counts;
+use crate::shared::counters::Counts;
 
 /// A call that may make the device hold more than is charged, or that uncharges without a free. A measurement
 /// during which there was one says nothing about the ledger.

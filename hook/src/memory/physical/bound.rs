@@ -79,7 +79,7 @@ pub(super) struct Bindings {
 }
 
 impl Bindings {
-    pub(super) fn add(&mut self, to: Binder, region: Region, object: Number, shown: Option<Entry>) {
+    pub(crate) fn add(&mut self, to: Binder, region: Region, object: Number, shown: Option<Entry>) {
         let binding = Binding {
             parts: vec![region],
             object,
@@ -89,7 +89,7 @@ impl Bindings {
     }
 
     /// Removes a region of what is bound; returns the bindings of which nothing is left.
-    pub(super) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
+    pub(crate) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
         let Some(all) = self.bound.get_mut(&from) else {
             return Vec::new();
         };
@@ -102,20 +102,20 @@ impl Bindings {
 
     /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
     /// call.
-    pub(super) fn cut_after(&mut self, stream: usize, from: Binder, region: &Region) {
+    pub(crate) fn cut_after(&mut self, stream: usize, from: Binder, region: &Region) {
         let ending = self.cut(from, region);
         self.waiting
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
 
     /// Removes and returns the bindings that waited for a stream.
-    pub(super) fn passed(&mut self, stream: usize) -> Vec<Binding> {
+    pub(crate) fn passed(&mut self, stream: usize) -> Vec<Binding> {
         let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
         over.map(|(_, binding)| binding).collect()
     }
 
     /// Returns the streams that bindings wait for.
-    pub(super) fn waits_for(&self) -> Vec<usize> {
+    pub(crate) fn waits_for(&self) -> Vec<usize> {
         let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
         streams.sort_unstable();
         streams.dedup();
@@ -123,7 +123,7 @@ impl Bindings {
     }
 
     /// Removes and returns all bindings of a binder.
-    pub(super) fn remove(&mut self, from: Binder) -> Vec<Binding> {
+    pub(crate) fn remove(&mut self, from: Binder) -> Vec<Binding> {
         if self.bound.is_empty() {
             return Vec::new();
         }
@@ -131,14 +131,14 @@ impl Bindings {
     }
 
     /// Returns every shown entry.
-    pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(crate) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
         let bound = self.bound.values_mut().flatten();
         let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
         bound.chain(waiting).filter_map(|binding| binding.shown.as_mut())
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.bound.is_empty() && self.waiting.is_empty()
     }
 }

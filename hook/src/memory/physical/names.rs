@@ -73,30 +73,30 @@ pub(super) struct Handles(Fresh<Named, 3>);
 
 impl Handles {
     #[inline(always)]
-    pub(super) fn get(&self, hash: u64, handle: u64) -> Option<Number> {
+    pub(crate) fn get(&self, hash: u64, handle: u64) -> Option<Number> {
         Some(self.0.find(hash, handle)?.number)
     }
 
     /// Inserts a handle; returns the object that had it before.
     #[inline(always)]
-    pub(super) fn insert(&mut self, hash: u64, handle: u64, number: Number) -> Option<Number> {
+    pub(crate) fn insert(&mut self, hash: u64, handle: u64, number: Number) -> Option<Number> {
         let handle = Word::of(handle);
         Some(self.0.insert(hash, Named { handle, number })?.number)
     }
 
     /// Removes a handle if `is_over` returns true for its object.
     #[inline(always)]
-    pub(super) fn remove_if(&mut self, hash: u64, handle: u64, is_over: impl FnOnce(Number) -> bool) {
+    pub(crate) fn remove_if(&mut self, hash: u64, handle: u64, is_over: impl FnOnce(Number) -> bool) {
         self.0.remove_if(hash, handle, |named| is_over(named.number));
     }
 
     /// Removes every handle of an object.
-    pub(super) fn remove_all(&mut self, number: Number) {
+    pub(crate) fn remove_all(&mut self, number: Number) {
         self.0.take_all(|named| named.number == number, drop);
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.len() == 0
     }
 }
@@ -137,7 +137,7 @@ pub(super) struct Mappings(Fresh<Mapping, 3>);
 impl Mappings {
     /// Inserts a mapping; returns the object that was mapped there before.
     #[inline(always)]
-    pub(super) fn insert(&mut self, hash: u64, (address, length, number): Place) -> Option<Number> {
+    pub(crate) fn insert(&mut self, hash: u64, (address, length, number): Place) -> Option<Number> {
         let mapping = Mapping {
             address: Word::of(address),
             number,
@@ -147,30 +147,30 @@ impl Mappings {
     }
 
     /// Returns the object whose mapping begins at an address.
-    pub(super) fn beginning_at(&self, hash: u64, address: u64) -> Option<Number> {
+    pub(crate) fn beginning_at(&self, hash: u64, address: u64) -> Option<Number> {
         Some(self.0.find(hash, address)?.number)
     }
 
     /// Returns the object mapped at an address, by searching all mappings.
-    pub(super) fn around(&self, address: u64) -> Option<Number> {
+    pub(crate) fn around(&self, address: u64) -> Option<Number> {
         let found = self.0.iter().find(|mapping| mapping.has(address));
         Some(found?.number)
     }
 
     /// Removes the mapping that begins at an address.
     #[inline(always)]
-    pub(super) fn take_one(&mut self, hash: u64, address: u64) -> Option<Place> {
+    pub(crate) fn take_one(&mut self, hash: u64, address: u64) -> Option<Place> {
         Some(self.0.remove(hash, address)?.place())
     }
 
     /// Removes every mapping that begins within a range and passes it to `show`.
-    pub(super) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(Place)) {
+    pub(crate) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(Place)) {
         let is_within = |mapping: &Mapping| range.contains(&mapping.key());
         self.0.take_all(is_within, |mapping| show(mapping.place()));
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.len() == 0
     }
 }

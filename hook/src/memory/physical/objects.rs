@@ -23,20 +23,20 @@ const FREE: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
 
 impl Object {
-    pub(super) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         self.entry.entry()
     }
 
-    pub(super) fn set_entry(&mut self, entry: Entry) {
+    pub(crate) fn set_entry(&mut self, entry: Entry) {
         self.entry = Unowned::of(entry);
     }
 
-    pub(super) fn handles(&self) -> u32 {
+    pub(crate) fn handles(&self) -> u32 {
         self.handles & !OTHERS
     }
 
     /// Adds a hold by a handle; `is_other` if another handle holds it too.
-    pub(super) fn take_handle(&mut self, is_other: bool) {
+    pub(crate) fn take_handle(&mut self, is_other: bool) {
         // The count saturates.
         if self.handles() < OTHERS - 2 {
             self.handles += 1;
@@ -47,28 +47,28 @@ impl Object {
     }
 
     /// Drops a hold by a handle.
-    pub(super) fn drop_handle(&mut self) {
+    pub(crate) fn drop_handle(&mut self) {
         self.handles -= u32::from(self.handles() != 0);
     }
 
     /// Drops all holds by handles, which refer to another object now.
-    pub(super) fn drop_handles(&mut self) {
+    pub(crate) fn drop_handles(&mut self) {
         self.handles &= OTHERS;
     }
 
-    pub(super) fn has_others(&self) -> bool {
+    pub(crate) fn has_others(&self) -> bool {
         self.handles & OTHERS != 0
     }
 
     /// Adds a hold by a mapping or binding; returns whether the memory was imported.
-    pub(super) fn hold(&mut self) -> bool {
+    pub(crate) fn hold(&mut self) -> bool {
         self.holds = self.holds.saturating_add(1);
         self.entry.is(Kind::Ipc)
     }
 
     /// Enlarges the entry to `length` bytes; returns an entry with the bytes added, `None` if it was as large
     /// already.
-    pub(super) fn grow(&mut self, length: u64) -> Option<Entry> {
+    pub(crate) fn grow(&mut self, length: u64) -> Option<Entry> {
         let mut entry = self.entry();
         let missing = length.checked_sub(entry.size).filter(|missing| *missing != 0)?;
         entry.size = length;
@@ -77,20 +77,20 @@ impl Object {
         Some(entry)
     }
 
-    pub(super) fn is_multicast(&self) -> bool {
+    pub(crate) fn is_multicast(&self) -> bool {
         self.entry.is(Kind::Multicast)
     }
 
     /// Returns whether it has a single handle and holds nothing itself.
-    pub(super) fn is_simple(&self) -> bool {
+    pub(crate) fn is_simple(&self) -> bool {
         !self.has_others() && !self.is_multicast()
     }
 
-    pub(super) fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         self.holds = self.holds.saturating_sub(1);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.handles() == 0 && self.holds == 0
     }
 }
@@ -120,12 +120,12 @@ impl Objects {
         self.pieces.get_mut(number / PIECE)?.get_mut(number % PIECE)
     }
 
-    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Object> {
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Object> {
         self.place(number).filter(|object| object.handles != FREE)
     }
 
     /// Inserts an object held by one handle; returns its place.
-    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+    pub(crate) fn insert(&mut self, entry: Entry) -> u32 {
         let object = Object {
             entry: Unowned::of(entry),
             handles: 1,
@@ -149,7 +149,7 @@ impl Objects {
         u32::try_from(number).unwrap_or(NONE)
     }
 
-    pub(super) fn remove(&mut self, number: u32) -> Option<Entry> {
+    pub(crate) fn remove(&mut self, number: u32) -> Option<Entry> {
         let free = self.free;
         let object = self.get_mut(number)?;
         (object.handles, object.holds) = (FREE, free);
@@ -159,7 +159,7 @@ impl Objects {
     }
 
     /// Calls `change` with every entry.
-    pub(super) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
+    pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
         let all = self.pieces.iter_mut().flatten();
         for object in all.filter(|object| object.handles != FREE) {
             let mut entry = object.entry();
@@ -169,7 +169,7 @@ impl Objects {
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         let mut all = self.pieces.iter().flatten();
         all.all(|object| object.handles == FREE)
     }
@@ -178,7 +178,7 @@ impl Objects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::LocalDevice;
+    use crate::shared::device::LocalDevice;
     use gcgroup_abi::Kind;
 
     fn entry(size: u64) -> Entry {

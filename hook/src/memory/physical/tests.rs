@@ -4,7 +4,7 @@ use gcgroup_abi::Kind;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::device::LocalDevice;
+use crate::shared::device::LocalDevice;
 
 fn of(kind: Kind, size: u64) -> Entry {
     Entry::new(kind, size, LocalDevice::of(0).unwrap(), 0, 0)

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use super::{Reserve, Source};
-use crate::cuda::CUmemoryPool;
-use crate::device::LocalDevice;
+use crate::driver::cuda::CUmemoryPool;
+use crate::memory::Memory;
 use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
 use crate::memory::stream::Stream;
-use crate::process::Process;
+use crate::shared::device::LocalDevice;
 
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
@@ -118,22 +118,22 @@ impl Reserves {
 
     /// Settles after the program waited for `stream`, or for an unknown set of streams (`None`): measures the
     /// reserves that may have shrunk.
-    pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
+    pub(crate) fn synchronized(&self, memory: &Memory, stream: Option<usize>) {
         if self.changes.load(Acquire) == 0 {
             return;
         }
-        let stream = stream.map(|stream| Stream::of(process, stream));
+        let stream = stream.map(|stream| Stream::of(memory.program, stream));
         let restless: Vec<_> = {
             let list = self.list.lock();
             list.iter().filter(|pool| !pool.passed(stream)).cloned().collect()
         };
         for pool in restless {
-            pool.synchronized(process, stream);
+            pool.synchronized(memory, stream);
         }
     }
 
     /// Measures every reserve with a charge.
-    pub(crate) fn settle_all(&self, process: &Process) {
+    pub(crate) fn settle_all(&self, memory: &Memory) {
         let mut number = 0;
         loop {
             // Not locked meanwhile; a reserve that is skipped because another was removed is measured the
@@ -147,24 +147,24 @@ impl Reserves {
                 (account.paid() != 0, account.is_over())
             };
             if is_over {
-                self.end_if_over(process, &pool);
+                self.end_if_over(memory, &pool);
             } else if is_wanted {
                 // A pool that exceeds the limit stays so until its memory is freed.
-                let _ = pool.settle(process, 0);
+                let _ = pool.settle(memory, 0);
             }
         }
     }
 
     /// Has every pool release what it reserves beyond its allocations; returns whether any could.
-    pub(crate) fn trim(&self, process: &Process) -> bool {
+    pub(crate) fn trim(&self, memory: &Memory) -> bool {
         let all: Vec<_> = self.list.lock().iter().cloned().collect();
         let mut any = false;
         for reserve in all.iter().filter(|reserve| reserve.account.lock().is_over()) {
-            self.end(process, reserve);
+            self.end(memory, reserve);
             any = true;
         }
         for reserve in all.iter().filter(|reserve| reserve.has_spare()) {
-            reserve.trim(process, 0);
+            reserve.trim(memory, 0);
             any = true;
         }
         any
@@ -172,8 +172,8 @@ impl Reserves {
 
     /// Ends an allocation of a pool, at once or when `stream` reaches the free. Address 0: unknown.
     #[inline(never)]
-    pub(crate) fn freed(&self, process: &Process, entry: &Entry, address: u64, stream: Option<usize>) {
-        let stream = stream.map(|stream| Stream::of(process, stream));
+    pub(crate) fn freed(&self, memory: &Memory, entry: &Entry, address: u64, stream: Option<usize>) {
+        let stream = stream.map(|stream| Stream::of(memory.program, stream));
         let over = {
             let list = self.list.lock();
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
@@ -183,13 +183,13 @@ impl Reserves {
             is_over.then(|| Arc::clone(pool))
         };
         if let Some(pool) = over {
-            self.end_if_over(process, &pool);
+            self.end_if_over(memory, &pool);
         }
     }
 
     /// Removes a destroyed pool without live allocations if its streams have reached their frees; otherwise a
     /// later wait for a stream or the helper does.
-    pub(crate) fn end_if_over(&self, process: &Process, pool: &Arc<Reserve>) {
+    pub(crate) fn end_if_over(&self, memory: &Memory, pool: &Arc<Reserve>) {
         let waits_for = {
             let account = pool.account.lock();
             account.is_over().then(|| account.waits_for())
@@ -204,15 +204,15 @@ impl Reserves {
         };
         let is_noted = noted.is_some();
         let streams = noted.unwrap_or(waits_for);
-        if streams.iter().all(|stream| stream.has_passed(process)) {
-            return self.end(process, pool);
+        if streams.iter().all(|stream| stream.has_passed(memory.program)) {
+            return self.end(memory, pool);
         }
         if !is_noted {
             let mut over = self.over.lock();
             over.push((streams, Arc::clone(pool)));
             self.nr_over.store(over.len(), Relaxed);
             drop(over);
-            process.line.wake();
+            memory.session.line.wake();
         }
     }
 
@@ -222,7 +222,7 @@ impl Reserves {
     }
 
     /// Removes such pools whose streams have reached their frees; returns whether there were any.
-    pub(crate) fn settle_over(&self, process: &Process) -> bool {
+    pub(crate) fn settle_over(&self, memory: &Memory) -> bool {
         if !self.is_any_over() {
             return false;
         }
@@ -233,7 +233,7 @@ impl Reserves {
             .map(|(_, pool)| Arc::clone(pool))
             .collect();
         // Without a lock.
-        over.iter().for_each(|pool| self.end_if_over(process, pool));
+        over.iter().for_each(|pool| self.end_if_over(memory, pool));
         self.nr_over.load(Relaxed) < over.len()
     }
 
@@ -246,32 +246,28 @@ impl Reserves {
     }
 
     /// Removes a destroyed pool and uncharges what is left of it.
-    pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
+    pub(crate) fn end(&self, memory: &Memory, pool: &Arc<Reserve>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
         self.forget_over(pool);
         self.forget_current();
-        let _unsettled = Unsettled::on(process.usage(), pool.index());
+        let _unsettled = Unsettled::on(memory.usage(), pool.index());
         let mut account = pool.account.lock();
         let bytes = account.give_up();
-        process
-            .memory
-            .levels
-            .uncharge(process.usage(), pool.index(), bytes);
-        pool.add_kind(process, pool.index(), bytes.wrapping_neg());
+        memory.levels.uncharge(memory.usage(), pool.index(), bytes);
+        pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
     }
 
-    pub(crate) fn renumber(&self, process: &Process) {
+    pub(crate) fn renumber(&self, memory: &Memory) {
         for pool in self.list.lock().iter() {
             let account = pool.account.lock();
-            let index = process.devices.index(pool.local);
+            let index = memory.session.devices.index(pool.local);
             if index != pool.index() {
-                let (usage, control) = (process.usage(), process.control());
-                process
-                    .memory
+                let (usage, control) = (memory.usage(), memory.control());
+                memory
                     .levels
                     .transfer_bytes(usage, control, pool.index(), index, account.paid());
-                pool.add_kind(process, pool.index(), account.paid().wrapping_neg());
-                pool.add_kind(process, index, account.paid());
+                pool.add_kind(memory, pool.index(), account.paid().wrapping_neg());
+                pool.add_kind(memory, index, account.paid());
                 pool.index.store(index, Relaxed);
             }
         }

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::UsageDevice;
 
 use super::super::block::{Block, Failed, Goal, Stays};
-use super::super::mover::Manner;
+use super::super::manner::Manner;
 use super::super::relocate::relocate;
 use super::super::run::{length, run};
 use super::super::task::{Task, excess};
 use super::{AGAIN, Device, GO_ON, Phase};
-use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
-use crate::process::Process;
+use crate::helper::Step;
+use crate::swap::Swap;
 
 /// Interval between checks of the drain.
 const SOON: Duration = Duration::from_micros(50);
@@ -24,33 +24,27 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Device {
     /// Holds all submissions if any block is still to be moved.
-    pub(super) fn close(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        mut task: Task,
-    ) -> Step {
-        task.review(excess(process, index), self.asked);
+    pub(super) fn close(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
+        task.review(excess(swap, index), self.asked);
         if task.ready.is_empty() && task.alone.is_empty() {
-            return self.end(process, index, usage, task);
+            return self.end(swap, index, usage, task);
         }
-        process.hold(Scope::All);
+        swap.compute.hold(Scope::All);
         self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
         GO_ON
     }
 
     /// Ends a task and releases prepared memory that was not used.
-    pub(super) fn end(&mut self, process: &Process, index: usize, usage: &UsageDevice, task: Task) -> Step {
+    pub(super) fn end(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, task: Task) -> Step {
         let mut failed = task.failed;
-        process.uncharge_host(index, task.reserved);
+        swap.uncharge_host(index, task.reserved);
         for one in task.ready.into_iter().chain(task.needless) {
-            if let Err(stuck) = one.piece.cancel(process, index, task.to) {
+            if let Err(stuck) = one.piece.cancel(swap, index, task.to) {
                 failed = Some(stuck);
             }
         }
         if let Some(failed) = failed {
-            self.fail(process, index, usage, task.to, failed);
+            self.fail(swap, index, usage, task.to, failed);
         }
         Step {
             has_news: true,
@@ -60,13 +54,13 @@ impl Device {
 
     pub(super) fn quieten(
         &mut self,
-        process: &Process,
+        swap: &Swap,
         index: usize,
         usage: &UsageDevice,
         manner: &Manner,
         (mut quiet, task, since): (Quiet, Task, Instant),
     ) -> Step {
-        if quiet.step(process, Scope::All) && process.is_untouched() {
+        if quiet.step(swap.compute, Scope::All) && swap.compute.holds.is_untouched() {
             self.phase = Phase::Moving(task);
             return GO_ON;
         }
@@ -78,24 +72,18 @@ impl Device {
             };
         }
         quiet.abandon();
-        process.count_swap_fail(index);
-        process.release(Scope::All);
-        self.end(process, index, usage, task);
+        swap.count_swap_fail(index);
+        swap.compute.holds.release(Scope::All);
+        self.end(swap, index, usage, task);
         self.deal(usage);
         self.not_before = Some(Instant::now() + PATIENCE);
         Step {
             has_news: true,
-            ..self.rest(process, index, manner, Some(PATIENCE))
+            ..self.rest(swap, index, manner, Some(PATIENCE))
         }
     }
 
-    pub(super) fn advance(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        mut task: Task,
-    ) -> Step {
+    pub(super) fn advance(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
         let is_out = task.to != Goal::Device;
         let is_from_frozen = task.is_from_frozen();
         // Thawed meanwhile: memory that was moved out returns before any submission passes.
@@ -106,7 +94,7 @@ impl Device {
         if is_thawed || task.is_over {
             task.alone.clear();
         } else if let Some(block) = task.alone.pop_front() {
-            let relocated = relocate(process, &block, index, task.to);
+            let relocated = relocate(swap, &block, index, task.to);
             if task.to == Goal::Aside && matches!(relocated, Ok(true) | Err(Failed::Stuck)) {
                 task.reserved -= block.size;
             }
@@ -119,9 +107,9 @@ impl Device {
             return GO_ON;
         } else if !task.ready.is_empty() {
             let moves = task.ready.drain(..length(&task.ready)).collect();
-            let ran = run(process, index, moves, task.to);
+            let ran = run(swap, index, moves, task.to);
             ran.moved.iter().for_each(|block| self.moved(block, &task));
-            process.swap.unsettled.lock().extend(ran.moved);
+            swap.unsettled.lock().extend(ran.moved);
             if let Some(failed) = ran.failed {
                 task.fail(failed);
             }
@@ -130,10 +118,10 @@ impl Device {
         }
         if is_from_frozen {
             // The device stays held until a thaw has brought all of it back.
-            self.keep(process, index);
+            self.keep(swap, index);
         }
-        process.release(Scope::All);
-        self.end(process, index, usage, task)
+        swap.compute.holds.release(Scope::All);
+        self.end(swap, index, usage, task)
     }
 
     /// Updates the request and the block after a move.
@@ -152,15 +140,15 @@ impl Device {
         self.gone = self.gone.saturating_add(of_asked);
     }
 
-    fn fail(&mut self, process: &Process, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
+    fn fail(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
         match failed {
             // Not a failure: other processes use the device's memory.
             Failed::NoRoom if to == Goal::Device => return self.put_off(),
-            Failed::Refused => process.swap.is_host_refused.store(true, Relaxed),
-            Failed::Stuck => process.swap.is_stuck.store(true, Relaxed),
+            Failed::Refused => swap.is_host_refused.store(true, Relaxed),
+            Failed::Stuck => swap.is_stuck.store(true, Relaxed),
             Failed::NoRoom | Failed::Driver => {}
         }
-        process.count_swap_fail(index);
+        swap.count_swap_fail(index);
         self.put_off();
         if to != Goal::Device {
             self.deal(usage);

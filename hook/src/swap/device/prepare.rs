@@ -11,27 +11,22 @@ use super::super::made::make;
 use super::super::supply::NotMade;
 use super::super::task::Task;
 use super::{Device, Phase};
-use crate::compute::{Step, elsewhere};
-use crate::helper;
-use crate::process::Process;
+use crate::compute::elsewhere;
+use crate::driver::exit::in_driver;
+use crate::helper::Step;
+use crate::swap::Swap;
 
 /// Interval between attempts while a move waits for other processes or for the daemon.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl Device {
     /// Prepares one block; when all are prepared, holds submissions.
-    pub(super) fn prepare(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        mut task: Task,
-    ) -> Step {
+    pub(super) fn prepare(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
         let Some(block) = task.blocks.pop() else {
-            return self.close(process, index, usage, task);
+            return self.close(swap, index, usage, task);
         };
         let mut wake = Duration::ZERO;
-        match prepare_block(process, index, &mut task, &block) {
+        match prepare_block(swap, index, &mut task, &block) {
             Err(NotMade::NotYet) if !task.waits.is_late() => {
                 task.waits.begin();
                 task.blocks.push(block);
@@ -42,9 +37,9 @@ impl Device {
                 match made {
                     Ok(()) => {}
                     Err(NotMade::Failed(Failed::Refused))
-                        if task.is_frozen && elsewhere::is_all_frozen(process) =>
+                        if task.is_frozen && elsewhere::is_all_frozen(swap.compute) =>
                     {
-                        process.swap.is_host_refused.store(true, Relaxed);
+                        swap.is_host_refused.store(true, Relaxed);
                         task.to = Goal::Aside;
                         task.blocks.push(block);
                     }
@@ -67,24 +62,18 @@ impl Device {
     }
 }
 
-fn prepare_block(
-    process: &Process,
-    index: usize,
-    task: &mut Task,
-    block: &Arc<Block>,
-) -> Result<(), NotMade> {
+fn prepare_block(swap: &Swap, index: usize, task: &mut Task, block: &Arc<Block>) -> Result<(), NotMade> {
     match block.way(task.to) {
         Way::None => {}
         Way::Alone => {
             if task.to == Goal::Aside {
-                helper::in_driver(|| process.reserve_host(index, block.size))
-                    .unwrap_or(Err(Failed::Driver.into()))?;
+                in_driver(|| swap.reserve_host(index, block.size)).unwrap_or(Err(Failed::Driver.into()))?;
                 task.reserved += block.size;
             }
             task.alone.push_back(Arc::clone(block));
         }
         Way::Exchange => {
-            let ready = make(process, index, block, task.to, task.waits.is_late())?;
+            let ready = make(swap, index, block, task.to, task.waits.is_late())?;
             task.ready.push(ready);
         }
     }

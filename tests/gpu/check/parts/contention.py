@@ -1,4 +1,4 @@
-"""Bursts of kernels beside a batch job, both gcgroup-load."""
+"""Measures bursts of kernels beside a batch job, both by gcgroup-load."""
 import os
 import sys
 

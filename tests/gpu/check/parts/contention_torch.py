@@ -1,4 +1,4 @@
-"""PyTorch: tokens of a small transformer beside the training of a small network."""
+"""Measures tokens of a small PyTorch transformer beside the training of a small network."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""Whether the driver works at all, without gcgroupfs: a context, a kernel that it compiles, a launch. How long each takes"""
+"""Checks the driver without gcgroupfs: context, kernel compilation and launch, with the seconds of each"""
 import os
 import sys
 
@@ -14,7 +14,7 @@ from lib.sums import Sums
 from part import Skip, main, require
 
 SIZE = 4 << 20
-# With what all parts get by, on the simulated driver too.
+# Free bytes that suffice for all parts, also on the simulated driver.
 LEAST_FREE = 6 << 30
 
 
@@ -44,9 +44,10 @@ def body(sim, facts):
     sums = step("module", lambda: Sums(driver))
     address = driver.alloc(SIZE)
     step("first_launch", lambda: (sums.fill(address, SIZE, 7), driver.cuCtxSynchronize()))
-    require(step("checksum", lambda: sums.holds(address, SIZE, 7)), "a kernel computes something else than it should")
+    require(step("checksum", lambda: sums.holds(address, SIZE, 7)), "a kernel computes a wrong result")
     facts["context_bytes_by_nvml"] = account.number(os.getpid())
-    return "{} with CUDA {}; to a first launch {:.2f} s, of which a context {:.2f} and compiling kernels {:.2f}".format(
+    return ("{} with CUDA {}; first launch after {:.2f} s, "
+            "including {:.2f} s for the context and {:.2f} s for compiling kernels").format(
         facts["device"], facts["cuda"], sum(seconds.values()), seconds["context"], seconds["module"])
 
 

@@ -1,4 +1,5 @@
-"""Which frameworks there are, and whether they work here without a hook; all begin at once, so that later parts find them in memory"""
+"""Lists the frameworks that work without the hook. All start at once, so that later parts find their files in
+the page cache"""
 import os
 import sys
 
@@ -11,20 +12,20 @@ import time
 
 from part import FRAMEWORKS, Skip, job, main, need
 
-# Jobs of framework.py, with the modules that they are made with.
+# Jobs of framework.py, with the modules that they need.
 JOBS = {"torch": ["torch"], "cupy": ["cupy"], "jax": ["jax"], "numba": ["numba"], "triton": ["torch", "triton"]}
 PACKAGES = ("torch", "triton", "cupy", "jax", "numba", "numpy", "nvidia", "cuda")
 ALL_BEGIN_WITHIN = 85
 
 
 def versions():
-    """Of what is installed and could matter."""
+    """Returns the versions of installed packages that may matter."""
     found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
     return {name: found[name] for name in sorted(filter(None, found)) if name.lower().startswith(PACKAGES)}
 
 
 def works(modules, sim):
-    """Whether they are there, and can be with this driver."""
+    """Returns whether the modules are installed and usable with this driver."""
     with contextlib.suppress(Skip):
         need(*modules, sim=sim)
         return True
@@ -44,7 +45,7 @@ def body(sim, facts):
                 program.until("ready", max(began + ALL_BEGIN_WITHIN - time.monotonic(), 0.1))
                 ready[kind] = round(time.monotonic() - began, 1)
             except AssertionError as error:
-                broken[kind] = f"no {kind} job runs here, hook or none: {str(error).splitlines()[-1]}"
+                broken[kind] = f"no {kind} job runs here, even without the hook: {str(error).splitlines()[-1]}"
     facts.update(ready_after_seconds=ready, broken=broken)
     with open(FRAMEWORKS, "w", encoding="utf-8") as file:
         json.dump(broken, file)

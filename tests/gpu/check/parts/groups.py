@@ -1,4 +1,4 @@
-"""Two programs in a group: one limit for both, one freeze for both."""
+"""Checks two programs in a group: one limit and one freeze for both."""
 import os
 import sys
 
@@ -11,7 +11,7 @@ GROUP, BLOCK, BLOCKS = "gpu-check", 64 << 20, 4
 
 
 def fill(programs):
-    """Allocates by turns until each is refused; how many blocks they got."""
+    """Allocates blocks in turn until every program is refused. Returns the number of allocated blocks."""
     got, left = 0, list(programs)
     while left:
         for program in list(left):
@@ -35,11 +35,11 @@ def body(sim, facts):
             program.ask("sync", "synchronised")
         facts["contexts_are_measured"] = [has_overhead(program.pid) for program in programs]
         members = sorted(control.get(GROUP, "gcgroup.procs").split())
-        require(members == sorted(str(program.pid) for program in programs), f"its members are {members}")
+        require(members == sorted(str(program.pid) for program in programs), f"the group's members are {members}")
         limit = int(control.get(GROUP, "memory.current")) + BLOCKS * BLOCK
         control.put(GROUP, "memory.limit", limit)
         facts["blocks"] = fill(programs)
-        # What a context takes by itself may have changed meanwhile.
+        # The memory of the contexts may have changed meanwhile.
         require(BLOCKS - 1 <= facts["blocks"] <= BLOCKS, f"{facts['blocks']} blocks fit where {BLOCKS} should")
         current = int(control.get(GROUP, "memory.current"))
         facts["current"], facts["limit"] = current, limit
@@ -49,7 +49,7 @@ def body(sim, facts):
         free, total = map(int, one.ask("meminfo", "meminfo"))
         require(total == limit and free < BLOCK, f"a member sees {free} of {total} bytes")
         one.ask("free all", "freed")
-        require(fill([other]) >= 1, "what one gave back the other cannot have")
+        require(fill([other]) >= 1, "one member cannot allocate what the other has freed")
         facts["freeze_seconds"] = control.freeze(GROUP)
         for program in programs:
             require(control.flat(program.pid, "gcgroup.events")["frozen"] == "1", "a member is not frozen")
@@ -57,7 +57,7 @@ def body(sim, facts):
         for program in programs:
             program.ask("launch 1", "launched")
             program.ask("verify", "verified")
-    return f"{facts['blocks']} blocks fit where {BLOCKS} should; both stood still together"
+    return f"{facts['blocks']} blocks fit where {BLOCKS} should; both were frozen together"
 
 
 main(body)

@@ -1,4 +1,4 @@
-"""C programs: every way to come by the driver, launches counted."""
+"""Checks that launches of C programs are counted for each way to look up driver functions."""
 import os
 import sys
 

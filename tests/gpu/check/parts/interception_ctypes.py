@@ -1,4 +1,4 @@
-"""The driver through ctypes."""
+"""Checks a job that calls the driver through ctypes."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""A job in cupy."""
+"""Checks a CuPy job."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""A job in jax."""
+"""Checks a JAX job."""
 import os
 import sys
 

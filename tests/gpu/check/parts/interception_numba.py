@@ -1,4 +1,4 @@
-"""A job in numba."""
+"""Checks a Numba job."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""A job in torch."""
+"""Checks a PyTorch job."""
 import os
 import sys
 

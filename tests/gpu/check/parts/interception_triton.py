@@ -1,4 +1,4 @@
-"""A job in triton."""
+"""Checks a Triton job."""
 import os
 import sys
 

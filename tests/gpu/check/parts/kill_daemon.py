@@ -1,4 +1,5 @@
-"""kill -9 of the daemon: the process goes on, and a new daemon has it back with its limit."""
+"""Kills the daemon with SIGKILL: the process continues and registers with the next daemon, which has its
+limit."""
 import os
 import sys
 
@@ -16,11 +17,12 @@ def body(sim, facts):
         control.put(program.pid, "memory.limit", limit)
         daemon.kill()
         program.ask("launch 1", "launched")
-        require(program.ask("alloc linear 128M", "refused")[0] == "CUDA_ERROR_OUT_OF_MEMORY", "the limit went")
+        require(program.ask("alloc linear 128M", "refused")[0] == "CUDA_ERROR_OUT_OF_MEMORY",
+                "the limit is not enforced without the daemon")
         daemon.start(control.MOUNT)
-        control.until("it is back", lambda: control.governed(program.pid))
-        require(int(control.get(program.pid, "memory.limit")) == limit, "its limit is lost")
-    return "the process went on; the new daemon has it back with its limit"
+        control.until("the process has registered again", lambda: control.governed(program.pid))
+        require(int(control.get(program.pid, "memory.limit")) == limit, "the process lost its limit")
+    return "the process continued and registered with the new daemon, which has its limit"
 
 
 main(body)

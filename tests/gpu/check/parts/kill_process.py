@@ -1,4 +1,4 @@
-"""kill -9 of a process that allocates and frees."""
+"""Kills a process that allocates and frees with SIGKILL."""
 import os
 import sys
 
@@ -16,22 +16,22 @@ def body(sim, facts):
     with load("overhead", "--call", "alloc-free", "--rounds", 1000000, "--size", "1M") as program:
         program.until("ready")
         pid = program.pid
-        control.until("it counts allocations", lambda: int(control.get(pid, "memory.peak")) > 0)
+        control.until("an allocation is charged", lambda: int(control.get(pid, "memory.peak")) > 0)
         threading.Event().wait(0.3)
         facts["nvml_before"] = account.number(pid)
         program.process.kill()
         program.process.wait()
-        control.until("its directory goes", lambda: not control.governed(pid))
+        control.until("the killed process's directory is removed", lambda: not control.governed(pid))
         untold = ""
         try:
             account.names(pid)
-            control.until("NVML forgets it", lambda: not account.names(pid))
+            control.until("NVML no longer lists the killed process", lambda: not account.names(pid))
         except Untold as reason:
-            untold = f"; whether NVML has forgotten it is not known: {reason}"
+            untold = f"; not checked in NVML: {reason}"
     with load("obey") as program:
         program.until("ready")
         require(program.ask("alloc linear 1M", "allocated"), "no memory afterwards")
-    return f"its directory went, its memory is free{untold}"
+    return f"the killed process's directory is removed, its memory is free{untold}"
 
 
 main(body)

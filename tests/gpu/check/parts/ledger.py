@@ -1,4 +1,4 @@
-"""The ledger against what the device really has less, by NVML's number of the process or, where there is none, the whole device's"""
+"""Compares the ledger with NVML's number for the process or, if there is none, for the whole device"""
 import os
 import sys
 
@@ -13,18 +13,18 @@ KINDS = ("linear", "pitched", "async", "array", "vmm")
 
 
 class Ledger:
-    """What a process is charged for its own allocations."""
+    """Reads what a process is charged and what it holds."""
 
     def __init__(self, program, account):
         self.program, self.account, self.by_process = program, account, True
 
     def charged(self):
-        """Without what its context takes."""
+        """Returns the bytes charged without the context."""
         return (int(control.get(self.program.pid, "memory.current"))
                 - int(control.flat(self.program.pid, "memory.stat")["context"]))
 
     def held(self):
-        """What NVML has for it, or for the device."""
+        """Returns the bytes that NVML reports for the process or, if it reports none, for the device."""
         if self.by_process:
             try:
                 return self.account.bytes_of(self.program.pid)
@@ -44,7 +44,7 @@ def body(sim, facts):
         ledger = Ledger(program, account)
         ledger.held()
         for kind in KINDS:
-            # The first of its kind may need more than itself.
+            # The first allocation of a kind may take additional memory.
             program.tell(f"alloc {kind} {MIB}")
             if program.line().split()[0] == "error":
                 continue
@@ -58,11 +58,11 @@ def body(sim, facts):
     if facts["by"] == "device":
         facts["why"] = ledger.by_process
         if off:
-            raise Skip(f"{ledger.by_process}; of the whole device, which others may use: {off}")
+            raise Skip(f"{ledger.by_process}; differences on the whole device, which other processes may use: {off}")
     require(not off, f"charged and held differ: {off}")
     require(rows, "nothing could be allocated")
     most = max(abs(charged - held) for charged, held in rows.values())
-    return f"of {len(rows)} kinds of {size // MIB} MiB at most {most / MIB:.1f} MiB are charged otherwise than NVML has them" + (
+    return f"of {len(rows)} kinds of {size // MIB} MiB at most {most / MIB:.1f} MiB are charged differently than NVML reports" + (
         "" if facts["by"] == "process" else f" (of the whole device: {ledger.by_process})")
 
 

@@ -1,4 +1,4 @@
-"""gcgroup-load: capped, frozen, counted."""
+"""Checks that gcgroup-load is limited, frozen and counted."""
 import os
 import sys
 
@@ -14,13 +14,13 @@ def body(sim, facts):
         pid = program.pid
         program.ask("launch 5", "launched")
         program.ask("sync", "synchronised")
-        require(int(control.flat(pid, "compute.stat")["nr_launches"]) >= 5, "not counted")
+        require(int(control.flat(pid, "compute.stat")["nr_launches"]) >= 5, "the launches are not counted")
         program.ask("alloc linear 64M", "allocated")
         limit = int(control.get(pid, "memory.current")) + (64 << 20)
         control.put(pid, "memory.limit", limit)
-        require(int(program.ask("meminfo", "meminfo")[1]) == limit, "the total it sees is not the limit")
+        require(int(program.ask("meminfo", "meminfo")[1]) == limit, "the program's total memory is not the limit")
         require(program.ask("alloc linear 128M", "refused")[0] == "CUDA_ERROR_OUT_OF_MEMORY", "another error")
-        require(program.ask("verify", "verified") == ["1"], "its memory changed")
+        require(program.ask("verify", "verified") == ["1"], "the program's memory changed")
         facts["freeze_seconds"] = control.freeze(pid)
         control.thaw(pid)
         program.ask("launch 1", "launched")

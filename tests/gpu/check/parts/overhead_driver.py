@@ -1,4 +1,4 @@
-"""What the hook costs calls of the driver: gcgroup-load, hooked and bare by turns."""
+"""Measures the hook's overhead on driver calls: gcgroup-load with and without the hook in turn."""
 import os
 import sys
 

@@ -1,4 +1,5 @@
-"""Two batch jobs of different priorities: what each gets, by either policy; then a quota for one alone."""
+"""Measures the shares of two batch jobs of different priorities under each policy, and the GPU time of one
+job with a quota."""
 import os
 import sys
 
@@ -15,14 +16,15 @@ QUOTA_USEC, PERIOD_USEC = 20_000, 100_000
 
 
 def parts(programs, seconds):
-    """Each one's part of all launches, the median of several looks of so many seconds; and all of the first one's."""
+    """Returns each program's median share of all launches over several intervals, and the first program's
+    share in each."""
     time.sleep(0.3)
     looks = [look(programs, seconds) for _ in range(REPETITIONS)]
     return [statistics.median(part) for part in zip(*looks)], [first for first, *_ in looks]
 
 
 def look(programs, seconds):
-    """Each one's part of all launches in so many seconds."""
+    """Returns each program's share of all launches within `seconds`."""
     before = [control.launches(program.pid) for program in programs]
     time.sleep(seconds)
     new = [control.launches(program.pid) - count for program, count in zip(programs, before)]
@@ -30,7 +32,7 @@ def look(programs, seconds):
 
 
 def used(pid):
-    """GPU time that was charged, microseconds."""
+    """Returns the charged GPU time in microseconds."""
     return int(control.flat(pid, "compute.stat")["usage_usec"])
 
 
@@ -39,7 +41,7 @@ def body(sim, facts):
     kernels = work()
 
     def batch(**wishes):
-        """A job whose kernels are a certain amount of work, however long they wait in the middle of it."""
+        """Runs a job whose kernels do a fixed amount of work, even if they are interrupted."""
         return load("throughput", *kernels, "--duration", 600, **wishes)
 
     with batch(priority=6) as one, batch() as other:
@@ -47,8 +49,9 @@ def body(sim, facts):
         for program in both:
             program.until("ready")
         facts["weighted"], facts["weighted_first"] = parts(both, seconds)
-        require(facts["weighted"][0] > (0.5 if sim else 0.6), f"of 4 to 1, it gets {facts['weighted'][0]:.2f}")
-        require(facts["weighted"][1] > 0, "the less important one starves")
+        require(facts["weighted"][0] > (0.5 if sim else 0.6),
+                f"with weights of 4 to 1, the first job gets {facts['weighted'][0]:.2f}")
+        require(facts["weighted"][1] > 0, "the job of lower priority starves")
         try:
             with control.policy("strict"):
                 facts["strict"], facts["strict_first"] = parts(both, seconds)
@@ -61,9 +64,9 @@ def body(sim, facts):
         before, began = used(program.pid), time.monotonic()
         time.sleep(REPETITIONS * seconds)
         facts["quota"] = (used(program.pid) - before) / 1e6 / (time.monotonic() - began)
-        require(0 < facts["quota"] < 0.5, f"of a quota of 0.2 it uses {facts['quota']:.2f}")
-    return "priority 6 beside 8 gets {:.2f} (of 0.80), strictly {}; a quota of 0.20 is used to {:.2f}".format(
-        facts["weighted"][0], "{:.2f}".format(facts["strict"][0]) if "strict" in facts else "not for us to choose",
+        require(0 < facts["quota"] < 0.5, f"with a quota of 0.2, the job uses {facts['quota']:.2f}")
+    return "priority 6 beside 8 gets {:.2f} (expected 0.80), with the strict policy {}; a quota of 0.20 yields {:.2f}".format(
+        facts["weighted"][0], "{:.2f}".format(facts["strict"][0]) if "strict" in facts else "not permitted",
         facts["quota"])
 
 

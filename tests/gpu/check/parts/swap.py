@@ -1,4 +1,5 @@
-"""Memory that moves to the host and back under a program that uses it: nothing wrong, really free, how fast."""
+"""Moves the memory of a working program to the host and back: checks its content and the freed memory, and
+measures the speed."""
 import os
 import sys
 
@@ -20,12 +21,13 @@ def stat(pid, key, name="memory.stat"):
 
 
 def free(watcher):
-    """Bytes that another process could have."""
+    """Returns the bytes that another process can allocate."""
     return int(watcher.ask("meminfo", "meminfo")[0])
 
 
 def moved(pid, way, whole, write):
-    """Seconds from a write until so much has moved that way, or None if the driver does not do that."""
+    """Calls `write` and returns the seconds until `whole` bytes have moved that way, or None if the move
+    failed."""
     key = f"swap_{way}_bytes"
     failed, before, began = stat(pid, "swap_fail", "memory.events"), stat(pid, key), time.monotonic()
     write()
@@ -38,7 +40,8 @@ def moved(pid, way, whole, write):
 
 
 def out_and_in(sim, facts):
-    """All of a program out and in again, while it runs or, where the driver does not map the host's memory, frozen."""
+    """Moves a whole program out and in, while it runs or, if the driver cannot map host memory, while it is
+    frozen."""
     size = (16 if sim else 256) * MIB
     whole = BLOCKS * size
     with load("obey", bare=True) as watcher:
@@ -47,14 +50,14 @@ def out_and_in(sim, facts):
 
 
 def beside(watcher, sim, facts, size, whole):
-    """The same, with another process that looks at what is free."""
+    """Moves the program out and in, while `watcher` reads the free memory of the device."""
     account = Account()
     with load("obey", swap=True) as program:
         program.until("ready")
         pid = program.pid
         seconds = [float(word) for word in program.ask(f"bandwidth {size} {BLOCKS}", "bandwidth")]
         plain = [whole / 1e9 / each for each in seconds[:2]]
-        # Only where the driver makes physical memory at the host.
+        # Only if the driver can create physical memory on the host.
         if seconds[2:]:
             facts["host_memory_ms"] = dict(zip(("made", "released"), (round(each * 1e3, 2) for each in seconds[2:])))
         for _ in range(BLOCKS):
@@ -66,26 +69,27 @@ def beside(watcher, sim, facts, size, whole):
             control.put(pid, "memory.limit", "max")
             facts["freeze_seconds"] = control.freeze(pid)
             took = moved(pid, "out", whole, lambda: control.put(pid, "memory.reclaim", "max"))
-            require(took is not None, "frozen, it does not go out either")
+            require(took is not None, "the frozen program does not move out either")
         gained, after = free(watcher) - before, account.number(pid)
         facts.update(bytes=whole, freed_for_others=gained, nvml_before=nvml, nvml_out=after)
-        require(gained >= whole * 9 // 10, f"{whole} bytes went out, others have {gained} more")
+        require(gained >= whole * 9 // 10, f"{whole} bytes moved out, other processes can allocate {gained} more")
         if nvml is not None and after is not None:
-            require(nvml - after >= whole * 9 // 10, f"NVML had {nvml} bytes for it, and has {after}")
+            require(nvml - after >= whole * 9 // 10,
+                    f"NVML reported {nvml} bytes for the program, and reports {after} after the move")
         if facts["maps_host_memory"]:
-            require(program.ask("verify", "verified") == [str(BLOCKS)], "wrong on the host")
+            require(program.ask("verify", "verified") == [str(BLOCKS)], "the memory is wrong on the host")
             back = moved(pid, "in", whole, lambda: control.put(pid, "memory.limit", "max"))
         else:
             back = moved(pid, "in", whole, lambda: control.thaw(pid))
-        require(back is not None, "it does not come back")
-        require(program.ask("verify", "verified") == [str(BLOCKS)], "wrong when it was back")
+        require(back is not None, "the memory does not move in")
+        require(program.ask("verify", "verified") == [str(BLOCKS)], "the memory is wrong after moving in")
         for way, seconds, most in (("out", took, plain[0]), ("in", back, plain[1])):
             speed = whole / 1e9 / seconds
             facts[way] = {"gb_per_s": round(speed, 2), "plain_gb_per_s": round(most, 2), "of_plain": round(speed / most, 3)}
 
 
 def under_work(sim, facts):
-    """Blocks with sums of every word, while the limit goes up and down every 50 ms."""
+    """Verifies the checksums of all blocks while the limit changes every 50 ms."""
     seconds = 3 if sim else 12
     sizes = ("--bytes", "8M" if sim else "64M", "--blocks", 12)
     with load("swap", *sizes, "--duration", seconds, swap=True) as program:
@@ -109,7 +113,7 @@ def under_work(sim, facts):
             over.set()
             changer.join()
         facts["events"] = {key: int(value) for key, value in counts.items()}
-        require(facts["events"]["swap_out"] > 0 and facts["events"]["swap_in"] > 0, "nothing moved under it")
+        require(facts["events"]["swap_out"] > 0 and facts["events"]["swap_in"] > 0, "nothing moved while the program worked")
 
 
 def body(sim, facts):

@@ -1,4 +1,4 @@
-"""PyTorch's allocator with expandable_segments:True."""
+"""Checks PyTorch's allocator with expandable_segments:True."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""PyTorch: a job of graph."""
+"""Checks a PyTorch job that replays a graph."""
 import os
 import sys
 

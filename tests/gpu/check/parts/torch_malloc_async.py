@@ -1,4 +1,4 @@
-"""PyTorch's allocator with backend:cudaMallocAsync."""
+"""Checks PyTorch's allocator with backend:cudaMallocAsync."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""Two governed PyTorch jobs: a freeze of one leaves the other."""
+"""Checks two governed PyTorch jobs: freezing one does not affect the other."""
 import os
 import sys
 
@@ -19,7 +19,7 @@ def body(sim, facts):
         steps.go_on(20)
         control.thaw(one.pid)
         one.ask("hash", "hash")
-    return "one stands still, the other goes on"
+    return "one job is frozen, the other continues"
 
 
 main(body)

@@ -1,4 +1,4 @@
-"""PyTorch: a job of streams."""
+"""Checks a PyTorch job that uses several streams."""
 import os
 import sys
 

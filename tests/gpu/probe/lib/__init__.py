@@ -1,4 +1,4 @@
-"""What the probes have in common."""
+"""Provides what the probes share."""
 import os
 import sys
 

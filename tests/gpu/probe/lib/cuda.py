@@ -1,5 +1,5 @@
-"""The driver by its own names: `driver.cuMemAlloc_v2(...)` raises what is not CUDA_SUCCESS. Needs no more than
-libcuda.so.1: no compiler, no runtime library."""
+"""Calls the driver's functions by name: `driver.cuMemAlloc_v2(...)` raises Refused unless the result is
+CUDA_SUCCESS. Needs only libcuda.so.1, no compiler and no runtime library."""
 import ctypes
 import functools
 import os
@@ -19,7 +19,7 @@ MULTIPROCESSORS, HOST_NUMA_ID, VMM, COMPUTE_CAPABILITY = 16, 134, 102, (75, 76)
 
 
 class Refused(Exception):
-    """The driver answered something else than CUDA_SUCCESS."""
+    """The driver returned a status other than CUDA_SUCCESS."""
 
     def __init__(self, call, status, name):
         super().__init__(f"{call}: {name}")
@@ -27,19 +27,20 @@ class Refused(Exception):
 
 
 class Missing(Refused, Skip):
-    """The driver has no such function, or says that it does not support it: no answer rather than a failure."""
+    """The driver lacks the function or reports that it is not supported. Counts as skipped, not as failed."""
 
     def __init__(self, call, why="not supported by the driver"):
         super().__init__(call, NOT_SUPPORTED, why)
 
 
 def pointer_sized(argument):
-    """Python's whole numbers go as 64 bits: ctypes would cut them to 32."""
+    """Converts integers to 64 bits; ctypes would truncate them to 32."""
     return c_uint64(argument) if isinstance(argument, int) else argument
 
 
 class Driver:
-    """libcuda.so.1, initialised; with device 0's primary context current unless told otherwise."""
+    """Loads and initialises libcuda.so.1, and makes device 0's primary context current unless `context` is
+    False."""
 
     def __init__(self, context=True):
         try:
@@ -66,7 +67,7 @@ class Driver:
         return call
 
     def function(self, name):
-        """The export itself: gives the status, raises nothing."""
+        """Returns the exported function, which returns a status and raises nothing."""
         if not name.startswith("cu"):
             raise AttributeError(name)
         try:
@@ -75,51 +76,51 @@ class Driver:
             raise Missing(name, "not in the driver") from None
 
     def error(self, status):
-        """The name of a status."""
+        """Returns the name of a status."""
         name = c_char_p()
         self.loaded.cuGetErrorName(c_int(status), byref(name))
         return name.value.decode() if name.value else f"CUDA error {status}"
 
     def get(self, kind, name, *arguments):
-        """What a function leaves behind its first argument."""
+        """Returns the value that a function stores through its first argument."""
         value = kind()
         getattr(self, name)(byref(value), *arguments)
         return value if isinstance(value, ctypes.Structure) else value.value
 
     def path(self):
-        """The library's file: tells which driver this is."""
+        """Returns the path of the library, which identifies the driver."""
         return loaded("libcuda.so")[0]
 
     def attribute(self, number):
-        """A device attribute."""
+        """Returns a device attribute."""
         return self.get(c_int, "cuDeviceGetAttribute", number, self.device)
 
     def alloc(self, size):
-        """Device memory; its address."""
+        """Allocates device memory and returns its address."""
         return self.get(c_uint64, "cuMemAlloc_v2", size)
 
     def stream(self, flags=0):
-        """A stream: blocking, or not with flag 1."""
+        """Creates a stream: blocking, or non-blocking with flag 1."""
         return c_void_p(self.get(c_void_p, "cuStreamCreate", flags))
 
     def event(self, flags=0):
-        """An event: timed, or not with flag 2."""
+        """Creates an event: timed, or without timing with flag 2."""
         return c_void_p(self.get(c_void_p, "cuEventCreate", flags))
 
     def free_memory(self):
-        """Bytes that the device has free."""
+        """Returns the bytes that are free on the device."""
         free, total = c_size_t(), c_size_t()
         self.cuMemGetInfo_v2(byref(free), byref(total))
         return free.value
 
     def read_words(self, address, count):
-        """64-bit words from an address of the device's."""
+        """Reads 64-bit words from a device address."""
         words = (c_uint64 * count)()
         self.cuMemcpyDtoH_v2(words, address, ctypes.sizeof(words))
         return list(words)
 
     def milliseconds(self, work, stream=None):
-        """Device time of what `work()` submits to a stream."""
+        """Returns the device time in milliseconds of what `work()` submits to a stream."""
         before, after = self.event(), self.event()
         self.cuEventRecord(before, stream)
         work()
@@ -131,11 +132,11 @@ class Driver:
         return took
 
     def kernels(self, path=TEST_KERNELS):
-        """The test kernels that every driver here knows: spin, fill, checksum."""
+        """Loads the test kernels that every driver here knows: spin, fill, checksum."""
         return Kernels(self, text(path))
 
     def own_kernels(self):
-        """The probes' own kernels; skips where they are not executed."""
+        """Loads the probes' own kernels. Skips if the driver does not execute them."""
         kernels = self.kernels(OWN_KERNELS)
         out = self.alloc(64)
         self.cuMemsetD8_v2(out, 0, 64)
@@ -144,26 +145,26 @@ class Driver:
         done = self.read_words(out, 1)[0]
         self.cuMemFree_v2(out)
         if done != 32:
-            raise Skip("this driver executes no code, it knows some kernels by name")
+            raise Skip("this driver executes no code: it recognises some kernels by name")
         return kernels
 
 
 class Kernels:
-    """A module; called with a kernel's name and its arguments, which are all of 64 bits, it launches."""
+    """A module. Calling it with a kernel's name and its arguments, all of 64 bits, launches the kernel."""
 
     def __init__(self, driver, image):
         self.driver, self.functions = driver, {}
         self.module = c_void_p(driver.get(c_void_p, "cuModuleLoadData", image))
 
     def function(self, name):
-        """The CUfunction."""
+        """Returns the CUfunction of a kernel."""
         if name not in self.functions:
             self.functions[name] = c_void_p(
                 self.driver.get(c_void_p, "cuModuleGetFunction", self.module, name.encode()))
         return self.functions[name]
 
     def prepared(self, name, *arguments, grid=1, block=1, stream=None):
-        """The arguments of cuLaunchKernel, to be used more than once."""
+        """Returns the arguments of cuLaunchKernel, for repeated use."""
         cells = [c_uint64(argument) for argument in arguments]
         params = (c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
         params.cells = cells
@@ -176,12 +177,13 @@ class Kernels:
 
 @functools.lru_cache(maxsize=None)
 def text(path):
-    """A PTX file as the driver takes it."""
+    """Returns a PTX file, terminated for the driver."""
     return path.read_bytes() + b"\0"
 
 
 def drop_privileges():
-    """Goes on as nobody, who may not be able to read what has not been read by now; returns whether it was root."""
+    """Becomes the user nobody, after reading the files that this user may not be able to read. Returns
+    whether the process was root."""
     text(TEST_KERNELS)
     if os.geteuid():
         return False

@@ -1,4 +1,5 @@
-"""The dynamic symbols and relocations of a loaded library: 64-bit, little-endian, by its section headers."""
+"""Reads the dynamic symbols and relocations of a loaded 64-bit little-endian library from its section
+headers."""
 import struct
 
 RELA, DYNSYM = 4, 11
@@ -6,7 +7,7 @@ UNDEFINED = 0
 
 
 class Elf:
-    """One library, read from its file."""
+    """Reads one library file."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -30,11 +31,12 @@ class Elf:
             yield self.bytes[strings + name:end].decode(), index, value, info & 15
 
     def exports(self):
-        """Names of the functions that others can ask for."""
+        """Returns the names of the exported functions."""
         return [name for name, index, _, kind in self.symbols if index != UNDEFINED and name and kind in (2, 10)]
 
     def slots(self, name):
-        """Where, from the library's start, the addresses of an imported function are kept."""
+        """Returns the offsets from the library's start at which the addresses of an imported function are
+        stored."""
         found = []
         for section in self.sections:
             if section[1] != RELA:
@@ -48,7 +50,7 @@ class Elf:
 
 
 def loaded(word):
-    """Path and start of the loaded library whose file's name contains a word."""
+    """Returns the path and the start address of the loaded library whose file name contains `word`."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             fields = line.split(None, 5)

@@ -1,15 +1,15 @@
-"""Numbers from repetitions."""
+"""Summarises repeated measurements."""
 import ctypes
 import itertools
 import time
 from statistics import median
 
-# A function of C that does next to nothing: what it takes is what ctypes takes.
+# A C function that does almost nothing: its time is that of ctypes.
 NOTHING = ctypes.CDLL(None).abs
 
 
 def spread(samples, digits=3):
-    """What a list of samples says of itself."""
+    """Returns count, minimum, median, percentiles and maximum of samples."""
     ordered = sorted(samples)
     if not ordered:
         return {"n": 0}
@@ -19,7 +19,7 @@ def spread(samples, digits=3):
 
 
 def usec_each(function, arguments, calls):
-    """Microseconds of one call, ctypes included; raises for a status that is not 0."""
+    """Returns the microseconds of one call, ctypes included. Raises RuntimeError for a status other than 0."""
     status = 0
     began = time.perf_counter_ns()
     for _ in itertools.repeat(None, calls):
@@ -31,14 +31,15 @@ def usec_each(function, arguments, calls):
 
 
 def usec(function):
-    """Microseconds of one call of a Python function."""
+    """Returns the microseconds of one call of a Python function."""
     began = time.perf_counter_ns()
     function()
     return (time.perf_counter_ns() - began) / 1000
 
 
 def repeat(function, seconds, most=20):
-    """Calls a function until so many seconds are over or it ran so often, at least twice; the list of its values."""
+    """Calls a function at least twice, until `seconds` have passed or `most` calls were made. Returns the
+    list of its results."""
     until, values = time.monotonic() + seconds, []
     while len(values) < 2 or (len(values) < most and time.monotonic() < until):
         values.append(function())

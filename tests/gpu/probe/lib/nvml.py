@@ -1,4 +1,4 @@
-"""NVML by its own names."""
+"""Calls NVML's functions by name."""
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 
@@ -9,7 +9,7 @@ MOST = 512
 
 
 class Refused(Exception):
-    """NVML answered something else than success."""
+    """NVML returned a status other than success."""
 
     def __init__(self, call, status, text):
         super().__init__(f"{call}: {text}")
@@ -17,12 +17,12 @@ class Refused(Exception):
 
 
 class Process(ctypes.Structure):
-    """nvmlProcessInfo_t, of 24 bytes."""
+    """nvmlProcessInfo_t, 24 bytes."""
     _fields_ = [("pid", c_uint32), ("used", c_uint64), ("instance", c_uint32), ("compute_instance", c_uint32)]
 
 
 class Sample(ctypes.Structure):
-    """nvmlProcessUtilizationSample_t, of 32 bytes; the time in microseconds, the rest in percent."""
+    """nvmlProcessUtilizationSample_t, 32 bytes; time in microseconds, the other fields in percent."""
     _fields_ = [("pid", c_uint32), ("time", c_uint64), ("sm", c_uint32), ("mem", c_uint32), ("enc", c_uint32),
                 ("dec", c_uint32)]
 
@@ -38,7 +38,7 @@ class Rates(ctypes.Structure):
 
 
 class Nvml:
-    """libnvidia-ml.so.1, initialised; asked about one device, if it is told which."""
+    """Loads and initialises libnvidia-ml.so.1. Queries concern the device with the given PCI bus id."""
 
     def __init__(self, bus_id=None):
         try:
@@ -64,7 +64,7 @@ class Nvml:
         return call
 
     def function(self, name):
-        """The export itself."""
+        """Returns the exported function."""
         if not name.startswith("nvml"):
             raise AttributeError(name)
         try:
@@ -73,11 +73,11 @@ class Nvml:
             raise Skip(f"NVML has no {name}") from None
 
     def text(self, status):
-        """What NVML calls a status."""
+        """Returns NVML's text for a status."""
         return self.loaded.nvmlErrorString(c_int(status)).decode()
 
     def each_device(self):
-        """Is asked about one device after the other."""
+        """Iterates over the devices; queries concern the current one."""
         count = c_uint()
         self.nvmlDeviceGetCount_v2(byref(count))
         for index in range(count.value):
@@ -85,25 +85,25 @@ class Nvml:
             yield index
 
     def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v2"):
-        """Bytes of each process by pid; None where NVML does not say."""
+        """Returns the bytes of each process by pid; None if NVML has no number."""
         count, found = c_uint(MOST), (Process * MOST)()
         getattr(self, name)(self.device, byref(count), found)
         return {one.pid: None if one.used == (1 << 64) - 1 else one.used for one in found[:count.value]}
 
     def memory(self):
-        """nvmlDeviceGetMemoryInfo."""
+        """Calls nvmlDeviceGetMemoryInfo."""
         memory = Memory()
         self.nvmlDeviceGetMemoryInfo(self.device, byref(memory))
         return memory
 
     def rates(self):
-        """nvmlDeviceGetUtilizationRates, of the whole device."""
+        """Calls nvmlDeviceGetUtilizationRates, which covers the whole device."""
         rates = Rates()
         self.nvmlDeviceGetUtilizationRates(self.device, byref(rates))
         return rates
 
     def samples(self, since=0):
-        """Samples of processes' utilisation that are newer."""
+        """Returns the processes' utilisation samples newer than `since`."""
         count, found = c_uint(MOST), (Sample * MOST)()
         try:
             self.nvmlDeviceGetProcessUtilization(self.device, found, byref(count), c_uint64(since))
@@ -115,7 +115,7 @@ class Nvml:
 
 
 def bus_id(driver):
-    """The PCI address of device 0, which NVML finds it by."""
+    """Returns the PCI bus id of device 0, by which NVML finds the device."""
     text = ctypes.create_string_buffer(64)
     driver.cuDeviceGetPCIBusId(text, 64, driver.device)
     return text

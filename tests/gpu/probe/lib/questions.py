@@ -1,4 +1,4 @@
-"""A probe asks several questions; one that cannot be answered here does not keep the others from it."""
+"""Runs the questions of a probe; a question that cannot be answered does not affect the others."""
 import sys
 import traceback
 
@@ -6,20 +6,20 @@ from answer import Skip, sentence
 
 
 class Questions:
-    """Keeps each answer in `facts`, or under the same name why there is none."""
+    """Stores in `facts` each answer, or why there is none."""
 
     def __init__(self, facts):
         self.facts, self.answered, self.open, self.failed = facts, [], [], []
 
     def ask(self, name, question, *arguments):
-        """The answer, or None."""
+        """Returns the answer, or None."""
         try:
             answer = question(*arguments)
         except Skip as reason:
             self.open.append(f"{name}: {reason}")
             self.facts[name] = {"not_possible": str(reason)}
             return None
-        except Exception as error:  # one broken question is told with the answers of the others
+        except Exception as error:  # A failed question is reported with the answers of the others.
             traceback.print_exc(file=sys.stderr)
             self.failed.append(f"{name}: {sentence(error)}")
             self.facts[name] = {"failed": sentence(error)}
@@ -29,7 +29,8 @@ class Questions:
         return answer
 
     def verdict(self, *words):
-        """The probe's line: what was found, and what could not be. Skips if nothing was, fails if something broke."""
+        """Returns the probe's verdict: the findings, and the questions without an answer. Skips if there is
+        no answer at all, and fails if a question failed."""
         said = "; ".join(word for word in words if word)
         if self.failed:
             raise AssertionError("; ".join(self.failed + [said]))

@@ -1,7 +1,8 @@
-"""A process that competes for the device, on a lead (a program of its own, lines as in shared/program.py):
+"""Runs a process that competes for the device and executes commands from stdin (see shared/program.py):
 
-`stamps MS` one thread that looks at the clock, `stamps JSON`; `work MS` work that no clock measures, `work ROUNDS
-SECONDS`; `batch USEC DEPTH` kernels of that length, so many queued, until the next line, `batch KERNELS`."""
+`stamps MS` runs one thread that reads the clock and answers `stamps JSON`; `work MS` runs kernels that read
+no clock and answers `work ROUNDS SECONDS`; `batch USEC DEPTH` keeps DEPTH kernels of USEC microseconds queued
+until the next line and answers `batch KERNELS`."""
 import json
 import os
 import select
@@ -16,12 +17,12 @@ from answer import Skip
 from program import Program
 
 MOST_GAPS = 8192
-# Longer than any step of the clock, shorter than any other process's turn.
+# Longer than any step of the clock, shorter than another process's turn.
 GAP_NS = 10_000
 
 
 class Rival:
-    """What a rival does; a probe may add to it."""
+    """Executes the commands; probes add their own."""
 
     def __init__(self):
         self.driver = Driver()
@@ -29,12 +30,12 @@ class Rival:
         self.own = None
 
     def own_kernels(self):
-        """The probes' kernels, loaded when first wanted."""
+        """Returns the probes' kernels, loaded at the first use."""
         self.own = self.own or self.driver.own_kernels()
         return self.own
 
     def do_ready(self):
-        """Gets the probes' own kernels ready, so that nothing is loaded while it counts."""
+        """Loads and runs the probes' own kernels, so that no loading disturbs a measurement."""
         kernels, out = self.own_kernels(), self.driver.alloc(64)
         kernels("probe_work", out, 1, stream=self.stream)
         kernels("probe_stamps", out, 0, 1000, GAP_NS, stream=self.stream)
@@ -43,7 +44,7 @@ class Rival:
         return "ready"
 
     def do_stamps(self, milliseconds):
-        """What probe_stamps saw."""
+        """Runs probe_stamps and answers what it recorded."""
         driver, kernels = self.driver, self.own_kernels()
         size = 32 + 16 * MOST_GAPS
         out = driver.alloc(size)
@@ -59,10 +60,10 @@ class Rival:
             {"start": start, "end": end, "least": least, "gaps": list(zip(words[::2], words[1::2])), "seen": gaps})
 
     def while_it_runs(self):
-        """What to do beside the kernel."""
+        """Runs beside the kernel; does nothing by default."""
 
     def do_work(self, milliseconds):
-        """How many rounds of probe_work end while so much time goes by."""
+        """Answers how many rounds of probe_work complete within the time."""
         driver, kernels, out, rounds = self.driver, self.own_kernels(), self.driver.alloc(64), 200_000
         done, began = 0, time.perf_counter()
         while (took := time.perf_counter() - began) * 1000 < int(milliseconds):
@@ -74,7 +75,7 @@ class Rival:
         return f"work {done} {took}"
 
     def do_batch(self, usec, depth):
-        """Keeps the queue so deep until the next line."""
+        """Keeps `depth` kernels queued until the next line arrives."""
         events, count = [self.driver.event(2) for _ in range(int(depth))], 0
         print("batching", flush=True)
         while not select.select([0], [], [], 0)[0]:
@@ -89,7 +90,7 @@ class Rival:
 
 
 def serve(make=Rival):
-    """Answers lines until there are none."""
+    """Answers lines until the end of stdin."""
     try:
         rival = make()
         print("ready", flush=True)
@@ -103,14 +104,14 @@ def serve(make=Rival):
 
 
 class Lead(Program):
-    """A rival, ready; what it cannot do here is skipped."""
+    """Starts a rival and waits until it is ready. Skips what the rival cannot do."""
 
     def __init__(self, script=__file__, *arguments):
         super().__init__([sys.executable, os.path.abspath(script), *arguments])
         self.told("ready")
 
     def told(self, answer):
-        """The next answer's words after the first."""
+        """Returns the next answer without its first word."""
         line = self.line()
         first, _, rest = line.partition(" ")
         if first == "error":
@@ -121,13 +122,13 @@ class Lead(Program):
         return rest
 
     def ask(self, line, answer):
-        """Sends a line; what is answered."""
+        """Sends a line and returns the answer."""
         self.tell(line)
         return self.told(answer)
 
 
 def together(leads, line, answer):
-    """The answers of several rivals to one line, which they get at once."""
+    """Sends one line to several rivals at once and returns their answers."""
     for lead in leads:
         lead.tell(line)
     return [lead.told(answer) for lead in leads]

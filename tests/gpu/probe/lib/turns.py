@@ -1,14 +1,14 @@
-"""Who had the device when, from the stamps of two processes."""
+"""Computes from the stamps of two processes when each one had the device."""
 from . import measure
 
 
 def window(runs):
-    """When all of them ran, by the device's clock."""
+    """Returns the interval in which all runs overlap, by the device's clock."""
     return max(run["start"] for run in runs), min(run["end"] for run in runs)
 
 
 def turns(run, start, end):
-    """The stretches of a window in which a process ran, in nanoseconds: (from, to)."""
+    """Returns the intervals within a window in which a process ran, in nanoseconds: (from, to)."""
     kept, at = [], start
     for before, after in run["gaps"]:
         if after <= start or before >= end:
@@ -22,11 +22,12 @@ def turns(run, start, end):
 
 
 def shares(runs):
-    """Each process's part of the time, its turns and its gaps in microseconds, and what is lost between turns."""
+    """Returns each process's share of the time, its turns and its gaps in microseconds, and the share lost
+    between turns."""
     start, end = window(runs)
     length = end - start
     if length <= 0:
-        raise AssertionError("they did not run at the same time")
+        raise AssertionError("the runs do not overlap")
     answer = {"window_ms": length / 1e6, "clock_step_ns": min(run["least"] for run in runs), "processes": []}
     for run in runs:
         had = turns(run, start, end)

@@ -1,4 +1,4 @@
-"""Virtual memory management: addresses by themselves, physical memory by itself, and maps between them."""
+"""Wraps virtual memory management: address ranges, physical memory, and mappings between them."""
 import ctypes
 from ctypes import c_int, c_uint16, c_uint32, c_uint64, c_ubyte, c_void_p
 
@@ -14,58 +14,58 @@ class Location(ctypes.Structure):
 
 
 class Properties(ctypes.Structure):
-    """CUmemAllocationProp, of 32 bytes."""
+    """CUmemAllocationProp, 32 bytes."""
     _fields_ = [("type", c_int), ("handle_types", c_int), ("location", Location), ("win32", c_void_p),
                 ("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_uint16), ("reserved", c_ubyte * 4)]
 
 
 class Access(ctypes.Structure):
-    """CUmemAccessDesc, of 12 bytes."""
+    """CUmemAccessDesc, 12 bytes."""
     _fields_ = [("location", Location), ("flags", c_int)]
 
 
 def location(driver, kind):
-    """The device's own memory, or the host memory next to it."""
+    """Returns the location of the device's own memory, or of the host memory nearest to it."""
     return Location(kind, driver.device if kind == DEVICE else max(driver.attribute(HOST_NUMA_ID), 0))
 
 
 def create(driver, size, kind):
-    """Physical memory; its handle."""
+    """Creates physical memory and returns its handle."""
     properties = Properties(type=1, location=location(driver, kind))
     return driver.get(c_uint64, "cuMemCreate", size, ctypes.byref(properties), 0)
 
 
 def reserve(driver, size):
-    """Addresses without memory."""
+    """Reserves an address range without memory."""
     return driver.get(c_uint64, "cuMemAddressReserve", size, 0, 0, 0)
 
 
-def place(driver, address, size, handle):
-    """Maps physical memory, and lets the device use it."""
+def map_memory(driver, address, size, handle):
+    """Maps physical memory and permits the device to access it."""
     driver.cuMemMap(address, size, 0, handle, 0)
     allow(driver, address, size)
 
 
 def allow(driver, address, size):
-    """Lets the device read and write what is mapped."""
+    """Permits the device to read and write mapped memory."""
     access = Access(location(driver, DEVICE), READ_WRITE)
     driver.cuMemSetAccess(address, size, ctypes.byref(access), 1)
 
 
 class Chunk:
-    """A chunk at an address that stays while the memory behind it moves."""
+    """Memory at an address that stays fixed while the physical memory behind it changes."""
 
     def __init__(self, driver, size=64 * MIB, kind=DEVICE):
         self.driver, self.size = driver, size
         self.address = reserve(driver, size)
         self.handle = create(driver, size, kind)
-        place(driver, self.address, size, self.handle)
+        map_memory(driver, self.address, size, self.handle)
 
     def move(self, kind):
-        """Copies the contents to memory of another kind and maps that at the same address."""
+        """Copies the content to memory of another kind and maps that at the same address."""
         driver, size = self.driver, self.size
         fresh, aside = create(driver, size, kind), reserve(driver, size)
-        place(driver, aside, size, fresh)
+        map_memory(driver, aside, size, fresh)
         driver.cuMemcpy(aside, self.address, size)
         driver.cuCtxSynchronize()
         driver.cuMemUnmap(aside, size)
@@ -73,17 +73,17 @@ class Chunk:
         driver.cuMemUnmap(self.address, size)
         driver.cuMemRelease(self.handle)
         self.handle = fresh
-        place(driver, self.address, size, fresh)
+        map_memory(driver, self.address, size, fresh)
 
     def close(self):
-        """Gives everything back."""
+        """Frees the memory and the address range."""
         self.driver.cuMemUnmap(self.address, self.size)
         self.driver.cuMemRelease(self.handle)
         self.driver.cuMemAddressFree(self.address, self.size)
 
 
 def told(driver, address):
-    """What the driver says of an address."""
+    """Returns the attributes that the driver reports for an address."""
     facts = {}
     attributes = {"memory_type": (2, c_uint32), "host_pointer": (4, c_uint64), "is_managed": (8, c_uint32),
                   "device_ordinal": (9, c_int), "legacy_ipc": (10, c_uint32), "range_start": (11, c_uint64),

@@ -1,5 +1,5 @@
-"""Which objects of the kernel driver belong to this process: libcuda's own calls of ioctl, watched by standing in
-their place in its table of imports. Nothing but what this process made itself is ever named to the kernel driver.
+"""Records which objects of the kernel driver belong to this process, by replacing ioctl in libcuda's import
+table. Only objects that this process made are ever named to the kernel driver.
 
 The layouts are those of NVIDIA's published kernel modules (nvos.h, nv-ioctl.h, ctrla06c.h, ctrl2080fifo.h)."""
 import ctypes
@@ -19,21 +19,21 @@ Ioctl = ctypes.CFUNCTYPE(c_int, c_int, c_ulong, c_void_p, use_errno=True)
 
 
 class Stop(Exception):
-    """The kernel driver refused something: nothing more is asked of it."""
+    """The kernel driver refused a request, so no further requests are made."""
 
     def __init__(self, what, status):
         super().__init__(f"{what}: status {status:#x}")
 
 
 def replace(word, name, function):
-    """Puts a function of ctypes in the place of an import of a loaded library; how many places there were."""
+    """Replaces an import of a loaded library by a ctypes function. Returns the number of replaced slots."""
     path, start = loaded(word)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = [c_void_p, c_size_t, c_int]
     slots = Elf(path).slots(name)
     for slot in slots:
         page = (start + slot) & ~(PAGE - 1)
-        # Sealed after loading; left writable, as without the seal.
+        # The loader has made the page read-only; it stays writable from here on.
         if libc.mprotect(page, PAGE, READ | WRITE):
             raise Skip(f"the imports of {path} cannot be written: errno {ctypes.get_errno()}")
         c_void_p.from_address(start + slot).value = ctypes.cast(function, c_void_p).value
@@ -41,7 +41,8 @@ def replace(word, name, function):
 
 
 class Watch:
-    """Notes what the process allocates and frees from now on. Made before cuInit, kept for good."""
+    """Records what the process allocates and frees. Must be created before cuInit, and kept until the process
+    ends."""
 
     def __init__(self):
         self.objects = {}
@@ -49,13 +50,13 @@ class Watch:
         self.ioctl.argtypes = [c_int, c_ulong, c_void_p]
 
     def start(self, word="libcuda.so"):
-        """Begins to watch a library's calls."""
+        """Starts to watch a library's calls."""
         self.callback = Ioctl(self.called)
         if not replace(word, "ioctl", self.callback):
             raise Skip("libcuda calls ioctl in no way that can be watched")
 
     def called(self, descriptor, request, argument):
-        """Stands for ioctl."""
+        """Replaces ioctl."""
         result = self.ioctl(descriptor, request, argument)
         if result == 0 and argument and request >> 8 & 0xFF == MAGIC:
             try:
@@ -65,7 +66,7 @@ class Watch:
         return result
 
     def note(self, descriptor, number, size, argument):
-        """Looks at a call that has succeeded."""
+        """Records a successful call."""
         if number == WRAPPED:
             number, size, argument = struct.unpack("<IIQ", ctypes.string_at(argument, 16))
         if number == ALLOC and size in (32, 48):
@@ -76,7 +77,7 @@ class Watch:
                 self.gone(root, old)
 
     def made(self, descriptor, words):
-        """An object was allocated."""
+        """Records the allocation of an object."""
         root, parent, new, kind, parameters = struct.unpack_from("<4IQ", words)
         (status,) = struct.unpack_from("<I", words, 28 if len(words) == 32 else 40)
         if status:
@@ -87,7 +88,7 @@ class Watch:
         self.objects[root or new, new] = {"class": kind, "parent": parent, "fd": descriptor, "engine": engine}
 
     def gone(self, root, old):
-        """An object was freed, and all below it."""
+        """Records that an object and all objects below it were freed."""
         self.objects.pop((root, old), None)
         if root == old:
             for key in [key for key in self.objects if key[0] == root]:
@@ -96,19 +97,20 @@ class Watch:
             self.gone(*key)
 
     def groups(self):
-        """Channel groups for kernels: client, handle, descriptor, and the handles of their channels."""
+        """Returns the channel groups for kernels: client, handle, descriptor, and the handles of their
+        channels."""
         return [{"client": client, "handle": handle, "fd": one["fd"], "engine": one["engine"],
                  "channels": self.channels(client, handle)}
                 for (client, handle), one in self.objects.items()
                 if one["class"] == CHANNEL_GROUP and one["engine"] in GRAPHICS]
 
     def channels(self, client, group):
-        """Handles of the channels in a group."""
+        """Returns the handles of the channels in a group."""
         return [handle for (root, handle), one in self.objects.items()
                 if root == client and one["parent"] == group and one["class"] & 0xFF == 0x6F]
 
     def subdevice(self, client):
-        """The client's handle of the device's subdevice."""
+        """Returns the client's handle of the device's subdevice."""
         found = [handle for (root, handle), one in self.objects.items()
                  if root == client and one["class"] == SUBDEVICE]
         if not found:
@@ -116,7 +118,8 @@ class Watch:
         return found[0]
 
     def control(self, group, handle, what, command, parameters):
-        """Asks the kernel driver something about an object of this process, on the descriptor it was made with."""
+        """Sends a control request about an object of this process, on the descriptor with which the object
+        was made."""
         call = (c_uint64 * 4)(group["client"] | handle << 32, command, ctypes.addressof(parameters),
                               ctypes.sizeof(parameters))
         request = 3 << 30 | 32 << 16 | MAGIC << 8 | CONTROL
@@ -127,22 +130,23 @@ class Watch:
             raise Stop(what, status)
 
     def timeslice(self, group):
-        """Microseconds of the group's time slice."""
+        """Returns the group's time slice in microseconds."""
         value = (c_uint64 * 1)()
         self.control(group, group["handle"], "GET_TIMESLICE", GET_TIMESLICE, value)
         return value[0]
 
     def set_timeslice(self, group, usec):
-        """Sets it."""
+        """Sets the group's time slice in microseconds."""
         self.control(group, group["handle"], "SET_TIMESLICE", SET_TIMESLICE, (c_uint64 * 1)(usec))
 
     def preempt(self, group):
-        """Takes the group off the device, once; waits for that, 0.1 s at most."""
+        """Preempts the group once; waits for at most 0.1 s."""
         parameters = (c_uint32 * 2)(1 | 1 << 8, 100_000)
         self.control(group, group["handle"], "PREEMPT", PREEMPT, parameters)
 
     def enable(self, group, on):
-        """Takes the group's channels off the device until they are let on again."""
+        """Enables or disables the group's channels. Disabled channels run nothing until they are enabled
+        again."""
         channels = group["channels"]
         if not 0 < len(channels) <= MOST_CHANNELS:
             raise Skip(f"{len(channels)} channels in the group")

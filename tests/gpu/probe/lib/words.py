@@ -1,4 +1,4 @@
-"""Words of host memory that the device writes and the host reads, without a call."""
+"""Provides words of host memory that the device writes and the host reads without a driver call."""
 import ctypes
 import mmap
 import os
@@ -9,7 +9,7 @@ PORTABLE, DEVICE_MAP = 1, 2  # CU_MEMHOSTREGISTER_*
 
 
 class Words:
-    """A registered page: `memory[i]` is word i as the host sees it, `at(i)` its address for the device."""
+    """A registered page: `memory[i]` is word i for the host, `at(i)` its address for the device."""
 
     def __init__(self, driver, mapping=None, size=PAGE):
         self.driver, self.size = driver, size
@@ -20,16 +20,16 @@ class Words:
         self.device = driver.get(c_uint64, "cuMemHostGetDevicePointer_v2", self.address, 0)
 
     def at(self, index):
-        """The word's address as the device has it."""
+        """Returns the word's device address."""
         return self.device + 4 * index
 
     def close(self):
-        """Takes the memory back from the driver."""
+        """Unregisters the memory."""
         self.driver.cuMemHostUnregister(self.address)
 
 
 def shared_memory(name, seals=0):
-    """A memfd of a page; its descriptor."""
+    """Creates a memfd of one page and returns its descriptor."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, PAGE)
     if seals:

@@ -114,7 +114,7 @@ fn watch() -> &'static Watch {
     })
 }
 
-/// Defines driver functions, one per row:
+/// Defines driver functions with the driver's signatures (for pointers see `abi`), one per row:
 ///
 /// ```text
 /// fn cuName(argument: Type, …) twin cuName_ptsz null { … } |call| { … }
@@ -127,8 +127,6 @@ macro_rules! driver {
     () => {};
     ($(#[$doc:meta])* early fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block $($rest:tt)*) => {
         $(#[$doc])*
-        // SAFETY: the driver's symbol of this name with the driver's signature; for pointers see `abi`.
-        #[unsafe(no_mangle)]
         pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             $crate::call::answer(stringify!($name), || $body)
         }
@@ -149,7 +147,7 @@ macro_rules! driver {
         $crate::call::driver! { $($rest)* }
     };
     (@one $(#[$doc:meta])* $name:ident $per_thread:literal $args:tt () $call:pat_param, $body:block) => {
-        $crate::call::driver! { @whole $(#[$doc])* #[unsafe(no_mangle)] $name $name $per_thread $args $call, $body }
+        $crate::call::driver! { @whole $(#[$doc])* $name $name $per_thread $args $call, $body }
     };
     // In null mode the function must do nothing but check the mode, so the rest is in a separate function.
     (
@@ -157,8 +155,6 @@ macro_rules! driver {
         $call:pat_param, $body:block
     ) => {
         $(#[$doc])*
-        // SAFETY: the driver's symbol of this name with the driver's signature; for pointers see `abi`.
-        #[unsafe(no_mangle)]
         pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             if $crate::call::is_null_mode() {
                 $null

@@ -1,18 +1,16 @@
-//! `cuGetProcAddress`, and the functions that the simulated driver exports but does not implement.
+//! `cuGetProcAddress`. The build script generates its table from `../data/cuda-names.tsv`.
 //!
-//! The build script generates both tables from the driver's symbol lists (see `../data/cuda-names.tsv`).
 //! Behavior as documented for CUDA 12 and 13: for an unknown name `cuGetProcAddress_v2` succeeds and returns
 //! a null pointer and a status. The older function with four arguments has no status and returns
 //! `CUDA_ERROR_NOT_FOUND`. The real driver's handling of unknown flags is not documented; here they are
 //! invalid.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use simgpu::Driver;
 
 use crate::abi::{CUerror, CUresult, Out, Text};
-use crate::call::{answer, driver};
+use crate::call::driver;
 use crate::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; 0 and 1 are both the legacy stream.
@@ -56,31 +54,7 @@ macro_rules! names {
     };
 }
 
-macro_rules! stubs {
-    ($($symbol:ident,)*) => {
-        $(
-            // SAFETY: the driver's symbol of this name; it accesses no arguments and returns an error.
-            #[unsafe(no_mangle)]
-            extern "C" fn $symbol() -> CUresult {
-                static SAID: AtomicBool = AtomicBool::new(false);
-                answer(stringify!($symbol), || unsupported(&SAID, stringify!($symbol)))
-            }
-        )*
-    };
-}
-
 include!(concat!(env!("OUT_DIR"), "/names.rs"));
-include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
-
-/// Returns `CUDA_ERROR_NOT_SUPPORTED` for a function that is not simulated, and reports its first call on
-/// standard error.
-#[cold]
-fn unsupported(said: &AtomicBool, symbol: &str) -> CUresult {
-    if !said.swap(true, Relaxed) {
-        eprintln!("simgpu: {symbol} is not simulated");
-    }
-    Err(NOT_SUPPORTED)
-}
 
 /// Exported symbols that are in no row, with the CUDA version that introduced them.
 const UNNAMED: [(&str, i32); 1] = [("cuGetProcAddress_v2_ptsz", 12000)];

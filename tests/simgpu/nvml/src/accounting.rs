@@ -4,13 +4,13 @@ use core::ffi::c_uint;
 
 use simgpu::{Device, Life, MAX_LIVES};
 
-use crate::call::{Error, Handle, Place, Result, nvml};
+use crate::call::{Error, Handle, Out, Result, nvml};
 use crate::process::put_list;
 
 /// `nvmlAccountingStats_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Stats {
+pub(crate) struct Stats {
     /// Percentage of the lifetime in which the device worked for the process.
     gpu: c_uint,
     memory: c_uint,
@@ -65,7 +65,7 @@ fn check_root() -> Result {
 }
 
 nvml! {
-    fn nvmlDeviceGetAccountingMode(device: Handle, mode: Place<c_uint>) =>
+    fn nvmlDeviceGetAccountingMode(device: Handle, mode: Out<c_uint>) =>
         |machine| mode.put(c_uint::from(device.device(machine)?.remembers()));
 
     fn nvmlDeviceSetAccountingMode(device: Handle, mode: c_uint) => |machine| {
@@ -85,18 +85,18 @@ nvml! {
         Ok(())
     };
 
-    fn nvmlDeviceGetAccountingBufferSize(device: Handle, size: Place<c_uint>) => |machine| {
+    fn nvmlDeviceGetAccountingBufferSize(device: Handle, size: Out<c_uint>) => |machine| {
         device.device(machine)?;
         size.put(c_uint::try_from(MAX_LIVES).unwrap_or(c_uint::MAX))
     };
 
-    fn nvmlDeviceGetAccountingPids(device: Handle, count: Place<c_uint>, pids: Place<c_uint>) => |machine| {
+    fn nvmlDeviceGetAccountingPids(device: Handle, count: Out<c_uint>, pids: Out<c_uint>) => |machine| {
         let lives = lives(device.device(machine)?)?;
         let list: Vec<c_uint> = lives.iter().map(|life| life.pid).collect();
         put_list(&list, count, pids)
     };
 
-    fn nvmlDeviceGetAccountingStats(device: Handle, pid: c_uint, stats: Place<Stats>) => |machine| {
+    fn nvmlDeviceGetAccountingStats(device: Handle, pid: c_uint, stats: Out<Stats>) => |machine| {
         let lives = lives(device.device(machine)?)?;
         let life = lives.iter().find(|life| life.pid == pid).ok_or(Error::NotFound)?;
         stats.put(Stats::from(*life))

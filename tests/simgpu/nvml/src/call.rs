@@ -72,9 +72,7 @@ macro_rules! nvml {
         $( $crate::call::nvml! { @one $name $args |$machine| $body } )*
     };
     (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) |$machine:pat_param| $body:expr) => {
-        // SAFETY: NVML's function of this name, with its signature.
-        #[unsafe(no_mangle)]
-        extern "C" fn $name($($arg: $ty),*) -> u32 {
+        pub(crate) extern "C" fn $name($($arg: $ty),*) -> u32 {
             let run = || -> $crate::call::Result {
                 let $machine = $crate::library::machine()?;
                 $body
@@ -122,17 +120,17 @@ impl Handle {
 
 /// A caller's pointer to one `T`: null, or readable and writable during the call. Only C code creates one.
 #[repr(transparent)]
-pub(crate) struct Place<T>(*mut T);
+pub(crate) struct Out<T>(*mut T);
 
-impl<T> Clone for Place<T> {
+impl<T> Clone for Out<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Place<T> {}
+impl<T> Copy for Out<T> {}
 
-impl<T: Copy> Place<T> {
+impl<T: Copy> Out<T> {
     /// Returns a pointer to a value of the library's own, valid while the caller keeps `value`.
     pub(crate) fn to(value: &mut T) -> Self {
         Self(value)
@@ -143,8 +141,8 @@ impl<T: Copy> Place<T> {
     }
 
     /// Casts the pointer, for queries whose type depends on an argument.
-    pub(crate) fn cast<U>(self) -> Place<U> {
-        Place(self.0.cast())
+    pub(crate) fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
     }
 
     pub(crate) fn put(self, value: T) -> Result {
@@ -167,13 +165,13 @@ impl<T: Copy> Place<T> {
     /// Writes an array at the pointer; the caller has stated that there is room.
     pub(crate) fn put_all(self, values: &[T]) -> Result {
         for (index, value) in values.iter().enumerate() {
-            Place(self.0.wrapping_add(index)).put(*value)?;
+            Out(self.0.wrapping_add(index)).put(*value)?;
         }
         Ok(())
     }
 }
 
-impl Place<u8> {
+impl Out<u8> {
     /// Writes `text` with a terminating zero, if `length` bytes are enough.
     pub(crate) fn put_text(self, text: &str, length: c_uint) -> Result {
         if text.len() >= length as usize {

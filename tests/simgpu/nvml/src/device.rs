@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint};
 
 use simgpu::{Device, Machine};
 
-use crate::call::{Error, Handle, Place, Result, Text, nvml, padded, version};
+use crate::call::{Error, Handle, Out, Result, Text, nvml, padded, version};
 
 /// `nvmlEnableState_t`.
 const DISABLED: c_uint = 0;
@@ -16,7 +16,7 @@ const PCI_ID: u32 = 0xffff_10de;
 /// `nvmlMemory_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Memory {
+pub(crate) struct Memory {
     total: u64,
     free: u64,
     used: u64,
@@ -25,7 +25,7 @@ struct Memory {
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MemoryV2 {
+pub(crate) struct MemoryV2 {
     version: c_uint,
     total: u64,
     reserved: u64,
@@ -36,7 +36,7 @@ struct MemoryV2 {
 /// `nvmlPciInfo_t` of version 1, the beginning of the later versions.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV1 {
+pub(crate) struct PciV1 {
     bus_id: [u8; 16],
     domain: c_uint,
     bus: c_uint,
@@ -47,7 +47,7 @@ struct PciV1 {
 /// `nvmlPciInfo_t` of version 2, without the reserved words at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV2 {
+pub(crate) struct PciV2 {
     begin: PciV1,
     subsystem: c_uint,
 }
@@ -55,7 +55,7 @@ struct PciV2 {
 /// `nvmlPciInfo_t` of version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciV3 {
+pub(crate) struct PciV3 {
     begin: PciV1,
     subsystem: c_uint,
     bus_id: [u8; 32],
@@ -64,7 +64,7 @@ struct PciV3 {
 /// `nvmlPciInfoExt_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PciExt {
+pub(crate) struct PciExt {
     version: c_uint,
     domain: c_uint,
     bus: c_uint,
@@ -126,57 +126,57 @@ fn number(index: usize) -> c_uint {
 }
 
 nvml! {
-    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2 (count: Place<c_uint>) =>
+    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2 (count: Out<c_uint>) =>
         |machine| count.put(number(machine.devices().count()));
 
-    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2 (index: c_uint, device: Place<Handle>) =>
+    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2 (index: c_uint, device: Out<Handle>) =>
         |machine| device.put(Handle::new(machine.device(index as usize).ok_or(Error::InvalidArgument)?));
 
-    fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Place<Handle>) => |machine| {
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) => |machine| {
         let uuid = uuid.get()?;
         let mut all = machine.devices().flat_map(|it| [it].into_iter().chain(it.instances()));
         let found = all.find(|it| it.uuid_string().eq_ignore_ascii_case(uuid));
         device.put(found.map(Handle::new).ok_or(Error::NotFound)?)
     };
 
-    fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (address: Text, device: Place<Handle>) =>
+    fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (address: Text, device: Out<Handle>) =>
         |machine| {
             let address = pci_parts(address.get()?).ok_or(Error::NotFound)?;
             device.put(find(machine, |it| pci_parts(&it.pci_address()).as_ref() == Some(&address))?)
         };
 
     /// No simulated device has a serial number.
-    fn nvmlDeviceGetHandleBySerial(serial: Text, _device: Place<Handle>) =>
+    fn nvmlDeviceGetHandleBySerial(serial: Text, _device: Out<Handle>) =>
         |_| serial.get().and(Err(Error::NotFound));
 
-    fn nvmlDeviceGetName(device: Handle, name: Place<u8>, length: c_uint) =>
+    fn nvmlDeviceGetName(device: Handle, name: Out<u8>, length: c_uint) =>
         |machine| name.put_text(&device.device(machine)?.name(), length);
 
-    fn nvmlDeviceGetUUID(device: Handle, uuid: Place<u8>, length: c_uint) =>
+    fn nvmlDeviceGetUUID(device: Handle, uuid: Out<u8>, length: c_uint) =>
         |machine| uuid.put_text(&device.device(machine)?.uuid_string(), length);
 
     /// For an instance: its number within its parent device.
-    fn nvmlDeviceGetIndex(device: Handle, index: Place<c_uint>) => |machine| {
+    fn nvmlDeviceGetIndex(device: Handle, index: Out<c_uint>) => |machine| {
         let device = device.device(machine)?;
         index.put(number(device.part_of().map_or(device.index(), |(_, instance)| instance)))
     };
 
-    fn nvmlDeviceGetMinorNumber(device: Handle, minor: Place<c_uint>) =>
+    fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<c_uint>) =>
         |machine| minor.put(number(device.whole(machine)?.index()));
 
-    fn nvmlDeviceGetPciInfo(device: Handle, info: Place<PciV1>) =>
+    fn nvmlDeviceGetPciInfo(device: Handle, info: Out<PciV1>) =>
         |machine| info.put(pci(device.whole(machine)?).begin);
 
-    fn nvmlDeviceGetPciInfo_v2(device: Handle, info: Place<PciV2>) => |machine| {
+    fn nvmlDeviceGetPciInfo_v2(device: Handle, info: Out<PciV2>) => |machine| {
         let PciV3 { begin, subsystem, .. } = pci(device.whole(machine)?);
         info.put(PciV2 { begin, subsystem })
     };
 
-    fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Place<PciV3>) =>
+    fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Out<PciV3>) =>
         |machine| info.put(pci(device.whole(machine)?));
 
     /// Base class 3 and subclass 2: a 3D controller.
-    fn nvmlDeviceGetPciInfoExt(device: Handle, info: Place<PciExt>) => |machine| {
+    fn nvmlDeviceGetPciInfoExt(device: Handle, info: Out<PciExt>) => |machine| {
         let PciV3 { begin, subsystem, bus_id } = pci(device.whole(machine)?);
         let PciV1 { domain, bus, device, id, .. } = begin;
         let version = version::<PciExt>(1);
@@ -186,10 +186,10 @@ nvml! {
         info.put(PciExt { version, domain, bus, device, id, subsystem, base_class: 3, sub_class: 2, bus_id })
     };
 
-    fn nvmlDeviceGetMemoryInfo(device: Handle, info: Place<Memory>) =>
+    fn nvmlDeviceGetMemoryInfo(device: Handle, info: Out<Memory>) =>
         |machine| info.put(memory(device.device(machine)?));
 
-    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: Place<MemoryV2>) => |machine| {
+    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: Out<MemoryV2>) => |machine| {
         let Memory { total, free, used } = memory(device.device(machine)?);
         let version = version::<MemoryV2>(2);
         if info.get()?.version != version {
@@ -198,29 +198,29 @@ nvml! {
         info.put(MemoryV2 { version, total, reserved: 0, free, used })
     };
 
-    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Place<c_int>, minor: Place<c_int>) => |machine| {
+    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<c_int>, minor: Out<c_int>) => |machine| {
         device.device(machine)?;
         major.put(simgpu::COMPUTE_CAPABILITY.0)?;
         minor.put(simgpu::COMPUTE_CAPABILITY.1)
     };
 
     /// Returns `NVML_COMPUTEMODE_DEFAULT`: any number of processes.
-    fn nvmlDeviceGetComputeMode(device: Handle, mode: Place<c_uint>) =>
+    fn nvmlDeviceGetComputeMode(device: Handle, mode: Out<c_uint>) =>
         |machine| device.device(machine).and_then(|_| mode.put(0));
 
-    fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Place<c_uint>) =>
+    fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<c_uint>) =>
         |machine| device.device(machine).and_then(|_| mode.put(ENABLED));
 
     fn nvmlDeviceGetDisplayMode | nvmlDeviceGetDisplayActive (
         device: Handle,
-        state: Place<c_uint>,
+        state: Out<c_uint>,
     ) => |machine| device.device(machine).and_then(|_| state.put(DISABLED));
 
     /// Returns 0: no virtualization, no second GPU on the board.
-    fn nvmlDeviceGetVirtualizationMode | nvmlDeviceGetMultiGpuBoard (device: Handle, answer: Place<c_uint>) =>
+    fn nvmlDeviceGetVirtualizationMode | nvmlDeviceGetMultiGpuBoard (device: Handle, answer: Out<c_uint>) =>
         |machine| device.device(machine).and_then(|_| answer.put(0));
 
-    fn nvmlDeviceOnSameBoard(one: Handle, other: Handle, same: Place<c_int>) => |machine| {
+    fn nvmlDeviceOnSameBoard(one: Handle, other: Handle, same: Out<c_int>) => |machine| {
         same.put(c_int::from(one.device(machine)?.index() == other.device(machine)?.index()))
     };
 }

@@ -6,7 +6,7 @@ use std::fs;
 use parking_lot::Mutex;
 use simgpu::{Driver, Machine};
 
-use crate::call::{Error, Place, RESULTS, Result, code, nvml};
+use crate::call::{Error, Out, RESULTS, Result, code, nvml};
 use crate::sample;
 
 /// Number of initializations without a matching shutdown.
@@ -34,29 +34,21 @@ fn initialise() -> Result {
     Ok(())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit() -> u32 {
+pub(crate) extern "C" fn nvmlInit() -> u32 {
     code(initialise())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> u32 {
+pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     code(initialise())
 }
 
 /// Ignores the flags, which ask not to fail without a device and not to attach to any: the simulated machine
 /// has devices and needs no attaching.
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
+pub(crate) extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
     code(initialise())
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlShutdown() -> u32 {
+pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     let mut users = USERS.lock();
     if *users == 0 {
         return code(Err(Error::Uninitialized));
@@ -65,9 +57,7 @@ extern "C" fn nvmlShutdown() -> u32 {
     0
 }
 
-// SAFETY: NVML's function of this name, with its signature.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
+pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     RESULTS
         .iter()
         .find(|(number, _)| *number == result)
@@ -76,21 +66,21 @@ extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
 }
 
 nvml! {
-    fn nvmlSystemGetDriverVersion(version: Place<u8>, length: c_uint) =>
+    fn nvmlSystemGetDriverVersion(version: Out<u8>, length: c_uint) =>
         |_| version.put_text(Driver::of_process().driver_version, length);
 
     /// NVML's version is its interface's number followed by the driver's version.
-    fn nvmlSystemGetNVMLVersion(version: Place<u8>, length: c_uint) =>
+    fn nvmlSystemGetNVMLVersion(version: Out<u8>, length: c_uint) =>
         |_| {
             let Driver { cuda_version, driver_version, .. } = Driver::of_process();
             version.put_text(&format!("{}.{driver_version}", cuda_version / 1000), length)
         };
 
-    fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: Place<c_int>) =>
+    fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: Out<c_int>) =>
         |_| version.put(Driver::of_process().cuda_version);
 
     /// Returns the name that the process was started with, truncated to the caller's length.
-    fn nvmlSystemGetProcessName(pid: c_uint, name: Place<u8>, length: c_uint) => |_| {
+    fn nvmlSystemGetProcessName(pid: c_uint, name: Out<u8>, length: c_uint) => |_| {
         let room = (length as usize).checked_sub(1).ok_or(Error::InvalidArgument)?;
         let command = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| Error::NotFound)?;
         let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -99,5 +89,5 @@ nvml! {
     };
 
     /// Returns 0: there are no S-class units.
-    fn nvmlUnitGetCount(count: Place<c_uint>) => |_| count.put(0);
+    fn nvmlUnitGetCount(count: Out<c_uint>) => |_| count.put(0);
 }

@@ -4,7 +4,7 @@ use core::ffi::{c_uint, c_void};
 
 use simgpu::{Device, Machine};
 
-use crate::call::{Error, Handle, Place, Result, nvml};
+use crate::call::{Error, Handle, Out, Result, nvml};
 
 /// Returns the ids of an instance's GPU instance and compute instance; each GPU instance has one compute
 /// instance.
@@ -32,36 +32,36 @@ fn unsupported(device: Handle, machine: &Machine) -> Result {
 }
 
 nvml! {
-    fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: Place<c_uint>) => |machine| {
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: Out<c_uint>) => |machine| {
         let is_divided = device.whole(machine)?.is_divided();
         count.put(if is_divided { simgpu::MAX_INSTANCES } else { 0 })
     };
 
-    fn nvmlDeviceIsMigDeviceHandle(device: Handle, answer: Place<c_uint>) =>
+    fn nvmlDeviceIsMigDeviceHandle(device: Handle, answer: Out<c_uint>) =>
         |machine| answer.put(c_uint::from(device.device(machine)?.part_of().is_some()));
 
     /// Returns the current and the pending mode, which are equal: the mode never changes.
-    fn nvmlDeviceGetMigMode(device: Handle, now: Place<c_uint>, later: Place<c_uint>) => |machine| {
+    fn nvmlDeviceGetMigMode(device: Handle, now: Out<c_uint>, later: Out<c_uint>) => |machine| {
         let mode = c_uint::from(divisible(device, machine)?.is_divided());
         now.put(mode)?;
         later.put(mode)
     };
 
-    fn nvmlDeviceSetMigMode(device: Handle, _mode: c_uint, _status: Place<c_uint>) =>
+    fn nvmlDeviceSetMigMode(device: Handle, _mode: c_uint, _status: Out<c_uint>) =>
         |machine| unsupported(device, machine);
 
-    fn nvmlDeviceGetGpuInstanceId(device: Handle, id: Place<c_uint>) =>
+    fn nvmlDeviceGetGpuInstanceId(device: Handle, id: Out<c_uint>) =>
         |machine| id.put(ids(device.device(machine)?).ok_or(Error::NotSupported)?.0);
 
-    fn nvmlDeviceGetComputeInstanceId(device: Handle, id: Place<c_uint>) =>
+    fn nvmlDeviceGetComputeInstanceId(device: Handle, id: Out<c_uint>) =>
         |machine| id.put(ids(device.device(machine)?).ok_or(Error::NotSupported)?.1);
 
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, found: Place<Handle>) => |machine| {
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, found: Out<Handle>) => |machine| {
         let instance = divisible(device, machine)?.instances().nth(index as usize);
         found.put(Handle::new(instance.ok_or(Error::NotFound)?))
     };
 
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: Handle, found: Place<Handle>) => |machine| {
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: Handle, found: Out<Handle>) => |machine| {
         let part_of = device.device(machine)?.part_of();
         found.put(Handle::new(part_of.ok_or(Error::InvalidArgument)?.0))
     };
@@ -69,19 +69,19 @@ nvml! {
     fn nvmlDeviceGetGpuInstances(
         device: Handle,
         _profile: c_uint,
-        _instances: Place<*mut c_void>,
-        _count: Place<c_uint>,
+        _instances: Out<*mut c_void>,
+        _count: Out<c_uint>,
     ) => |machine| unsupported(device, machine);
 
-    fn nvmlDeviceGetGpuInstanceById(device: Handle, _id: c_uint, _instance: Place<*mut c_void>) =>
+    fn nvmlDeviceGetGpuInstanceById(device: Handle, _id: c_uint, _instance: Out<*mut c_void>) =>
         |machine| unsupported(device, machine);
 
     fn nvmlDeviceGetGpuInstanceProfileInfo | nvmlDeviceGetGpuInstanceProfileInfoV (
         device: Handle,
         _profile: c_uint,
-        _info: Place<c_uint>,
+        _info: Out<c_uint>,
     ) => |machine| unsupported(device, machine);
 
-    fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Handle, _profile: c_uint, _count: Place<c_uint>) =>
+    fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Handle, _profile: c_uint, _count: Out<c_uint>) =>
         |machine| unsupported(device, machine);
 }

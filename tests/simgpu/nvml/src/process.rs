@@ -5,14 +5,14 @@ use core::ffi::c_uint;
 
 use simgpu::{Device, Driver};
 
-use crate::call::{Error, Handle, Place, Result, nvml, version};
+use crate::call::{Error, Handle, Out, Result, nvml, version};
 use crate::{mig, sample};
 
 /// GPU or compute instance of a process on a device without MIG.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// A process and its device.
-struct Found<'a>(Device<'a>, simgpu::Process);
+pub(crate) struct Found<'a>(Device<'a>, simgpu::Process);
 
 impl Found<'_> {
     /// Returns the GPU instance and the compute instance.
@@ -40,7 +40,7 @@ const COMPUTE: c_uint = 0;
 /// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ProcessV1 {
+pub(crate) struct ProcessV1 {
     pid: c_uint,
     used: u64,
 }
@@ -48,7 +48,7 @@ struct ProcessV1 {
 /// `nvmlProcessInfo_v2_t`, also version 3 except with [`Driver::has_long_processes`].
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ProcessV2 {
+pub(crate) struct ProcessV2 {
     pid: c_uint,
     used: u64,
     gpu_instance: c_uint,
@@ -58,7 +58,7 @@ struct ProcessV2 {
 /// `nvmlProcessDetail_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Detail {
+pub(crate) struct Detail {
     pid: c_uint,
     used: u64,
     gpu_instance: c_uint,
@@ -69,17 +69,17 @@ struct Detail {
 /// `nvmlProcessDetailList_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct DetailList {
+pub(crate) struct DetailList {
     version: c_uint,
     mode: c_uint,
     count: c_uint,
-    list: Place<Detail>,
+    list: Out<Detail>,
 }
 
 /// `nvmlProcessUtilizationSample_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Sample {
+pub(crate) struct Sample {
     pid: c_uint,
     time_usec: u64,
     sm: c_uint,
@@ -91,7 +91,7 @@ struct Sample {
 /// `nvmlProcessUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SampleInfo {
+pub(crate) struct SampleInfo {
     time_usec: u64,
     pid: c_uint,
     sm: c_uint,
@@ -105,11 +105,11 @@ struct SampleInfo {
 /// `nvmlProcessesUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SampleList {
+pub(crate) struct SampleList {
     version: c_uint,
     count: c_uint,
     last_seen_usec: u64,
-    list: Place<SampleInfo>,
+    list: Out<SampleInfo>,
 }
 
 impl From<Found<'_>> for ProcessV1 {
@@ -150,7 +150,7 @@ impl From<Found<'_>> for Detail {
 
 /// Returns a list in NVML's way: on input `count` is the capacity, on output the number of entries; if they
 /// do not fit, nothing else is written.
-pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
+pub(crate) fn put_list<T: Copy>(list: &[T], count: Out<c_uint>, into: Out<T>) -> Result {
     let room = count.get()?;
     let there = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);
     count.put(there)?;
@@ -160,7 +160,7 @@ pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>
     into.put_all(list)
 }
 
-fn put_processes<T>(device: Device<'_>, count: Place<c_uint>, into: Place<T>) -> Result
+fn put_processes<T>(device: Device<'_>, count: Out<c_uint>, into: Out<T>) -> Result
 where
     T: Copy + for<'a> From<Found<'a>>,
 {
@@ -193,13 +193,13 @@ fn samples(device: Device<'_>, last_seen_usec: u64) -> Result<Vec<SampleInfo>> {
 }
 
 nvml! {
-    fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Place<c_uint>, list: Place<ProcessV1>) =>
+    fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<c_uint>, list: Out<ProcessV1>) =>
         |machine| put_processes(device.device(machine)?, count, list);
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Place<c_uint>, list: Place<ProcessV2>) =>
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<c_uint>, list: Out<ProcessV2>) =>
         |machine| put_processes(device.device(machine)?, count, list);
 
-    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Place<c_uint>, list: Place<ProcessV2>) => |machine| {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, list: Out<ProcessV2>) => |machine| {
         let device = device.device(machine)?;
         if Driver::of_process().has_long_processes() {
             put_processes(device, count, list.cast::<Detail>())
@@ -210,18 +210,18 @@ nvml! {
 
     fn nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetMPSComputeRunningProcesses (
         device: Handle,
-        count: Place<c_uint>,
-        list: Place<ProcessV1>,
+        count: Out<c_uint>,
+        list: Out<ProcessV1>,
     ) => |machine| device.device(machine).and_then(|_| put_list(&[], count, list));
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v2 | nvmlDeviceGetGraphicsRunningProcesses_v3
         | nvmlDeviceGetMPSComputeRunningProcesses_v2 | nvmlDeviceGetMPSComputeRunningProcesses_v3 (
         device: Handle,
-        count: Place<c_uint>,
-        list: Place<ProcessV2>,
+        count: Out<c_uint>,
+        list: Out<ProcessV2>,
     ) => |machine| device.device(machine).and_then(|_| put_list(&[], count, list));
 
-    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Place<DetailList>) => |machine| {
+    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<DetailList>) => |machine| {
         let device = device.device(machine)?;
         let asked = list.get()?;
         if asked.version != version::<DetailList>(1) {
@@ -233,14 +233,14 @@ nvml! {
             _ => return Err(Error::InvalidArgument),
         };
         let mut count = asked.count;
-        let result = put_list(&found, Place::to(&mut count), asked.list);
+        let result = put_list(&found, Out::to(&mut count), asked.list);
         list.put(DetailList { count, ..asked }).and(result)
     };
 
     fn nvmlDeviceGetProcessUtilization(
         device: Handle,
-        list: Place<Sample>,
-        count: Place<c_uint>,
+        list: Out<Sample>,
+        count: Out<c_uint>,
         last_seen_usec: u64,
     ) => |machine| {
         let found = samples(device.undivided(machine)?, last_seen_usec)?;
@@ -258,7 +258,7 @@ nvml! {
         put_list(&found, count, list)
     };
 
-    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, list: Place<SampleList>) => |machine| {
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, list: Out<SampleList>) => |machine| {
         let device = device.undivided(machine)?;
         let asked = list.get()?;
         if asked.version != version::<SampleList>(1) {
@@ -266,7 +266,7 @@ nvml! {
         }
         let mut count = asked.count;
         let found = samples(device, asked.last_seen_usec)?;
-        let result = put_list(&found, Place::to(&mut count), asked.list);
+        let result = put_list(&found, Out::to(&mut count), asked.list);
         list.put(SampleList { count, ..asked }).and(result)
     };
 }

@@ -1,11 +1,12 @@
-//! NVML functions that no row implements; listed by the build script.
+//! Exported functions of NVML, listed by the build script, and a stub for each, which answers where nothing
+//! implements it.
 
 macro_rules! stubs {
     ($($name:ident,)*) => {
         $(
-            // SAFETY: NVML's function of this name; the arguments are not accessed.
-            #[unsafe(no_mangle)]
-            extern "C" fn $name() -> u32 {
+            // Accesses no arguments.
+            #[allow(dead_code, reason = "may be implemented")]
+            pub(crate) extern "C" fn $name() -> u32 {
                 $crate::call::code($crate::library::machine().and(Err($crate::call::Error::NotSupported)))
             }
         )*

@@ -2,13 +2,13 @@
 
 use core::ffi::c_uint;
 
-use crate::call::{Error, Handle, Place, nvml};
+use crate::call::{Error, Handle, Out, nvml};
 use crate::sample;
 
 /// `nvmlUtilization_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Utilization {
+pub(crate) struct Utilization {
     gpu: c_uint,
     memory: c_uint,
 }
@@ -16,7 +16,7 @@ struct Utilization {
 /// `nvmlSample_t`; the value is a union of eight bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Sample {
+pub(crate) struct Sample {
     time_usec: u64,
     value: u64,
 }
@@ -36,14 +36,14 @@ const PERIOD_USEC: c_uint = 1_000_000;
 nvml! {
     /// Returns the share of the last second in which the device worked; not supported with MIG. Memory
     /// traffic is not simulated.
-    fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
+    fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Out<Utilization>) => |machine| {
         let gpu = sample::busy(device.undivided(machine)?).all;
         rates.put(Utilization { gpu, memory: 0 })
     };
 
     /// Only kernels and copies are simulated: the other engines are idle.
     fn nvmlDeviceGetEncoderUtilization | nvmlDeviceGetDecoderUtilization | nvmlDeviceGetJpgUtilization
-        | nvmlDeviceGetOfaUtilization (device: Handle, share: Place<c_uint>, period: Place<c_uint>) => |machine| {
+        | nvmlDeviceGetOfaUtilization (device: Handle, share: Out<c_uint>, period: Out<c_uint>) => |machine| {
         device.device(machine)?;
         share.put(0)?;
         period.put(PERIOD_USEC)
@@ -54,9 +54,9 @@ nvml! {
         device: Handle,
         kind: c_uint,
         last_seen_usec: u64,
-        value_type: Place<c_uint>,
-        count: Place<c_uint>,
-        samples: Place<Sample>,
+        value_type: Out<c_uint>,
+        count: Out<c_uint>,
+        samples: Out<Sample>,
     ) => |machine| {
         let device = device.undivided(machine)?;
         let room = count.get()?;

@@ -41,9 +41,9 @@ pub struct Space {
 
 /// Owner of physical memory whose release needs no action, because the block backed by it is charged.
 #[derive(Debug)]
-struct Nobody;
+struct NoOwner;
 
-impl PhysicalOwner for Nobody {
+impl PhysicalOwner for NoOwner {
     fn released(&self, _: u64) {}
 }
 
@@ -89,7 +89,7 @@ impl Space {
     /// Creates a block of linear device memory that is already charged, at a 32-bit address.
     pub fn make_low(&'static self, size: u64, device: usize, context: u64, charged: u64) -> Option<u64> {
         let low = self.low.get_or_init(Arena::low).as_ref()?;
-        let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(Nobody))?;
+        let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(NoOwner))?;
         let base = low.take(size, ALIGN)?;
         self.insert(Block {
             charged,
@@ -341,12 +341,12 @@ mod tests {
     fn physical_memory_can_be_mapped_twice_and_side_by_side() {
         let space = space();
         let unit = 2 << 20;
-        let physical = space.make_physical(unit, None, Box::new(Nobody)).unwrap();
+        let physical = space.make_physical(unit, None, Box::new(NoOwner)).unwrap();
         let base = space.reserve(2 * unit, unit, 0).unwrap();
         assert!(space.map(base, unit, &physical, 7, 0));
         assert!(space.map(base + unit, unit, &physical, 7, 0));
         assert!(!space.map(base, unit, &physical, 7, 0));
-        assert_eq!(space.chunks(base, 1), None, "no access yet");
+        assert_eq!(space.chunks(base, 1), None, "a new mapping is accessible");
         assert!(space.set_access(base, 2 * unit, |access| access.set(0, 3)));
         let chunks = space.chunks(base + unit - 8, 16).unwrap();
         assert_eq!(chunks.len(), 2);

@@ -180,7 +180,10 @@ fn late_release_hands_device_on_from_its_last_use() {
         a.running = running(first, NOW);
         b.running = running(second, ready);
         a.advance(&mut of_a, NOW);
-        assert!(b.advance(&mut of_b, ready).is_some(), "the second process waits");
+        assert!(
+            b.advance(&mut of_b, ready).is_some(),
+            "the second process did not wait"
+        );
         let noticed = NOW + SLICE.min(first * MS) + LATE;
         while a.hold.is_some() {
             a.advance(&mut of_a, noticed);

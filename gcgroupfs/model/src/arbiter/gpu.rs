@@ -1,0 +1,295 @@
+//! One GPU: charges its processes, remembers whose turn it is, and decides their gates.
+//!
+//! This module reads no block and no clock: observations go in, orders come out.
+
+use gcgroup_abi::Gate;
+
+use super::Settings;
+use super::division::{Claim, divide};
+use super::member::{Member, Seen};
+use super::policy::{Decision, Policy, Time, Turns, View};
+
+/// Nanoseconds between ticks while several processes are busy and their time is measured.
+const DIVISION: u64 = 2_000_000;
+
+/// The state that a gate is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    pub gate: Gate,
+    /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
+    pub window: u64,
+    /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
+    pub patience: u64,
+    /// Whether the process must ring when its work begins.
+    pub wants_bell: bool,
+    /// Whether the process must ring when its work ends.
+    pub wants_end: bool,
+}
+
+#[cfg(test)]
+impl Order {
+    /// The order for a process without a context on the GPU.
+    pub const OPEN: Self = Self {
+        gate: Gate::Run,
+        window: 0,
+        patience: 0,
+        wants_bell: false,
+        wants_end: false,
+    };
+}
+
+/// State of the quotas that apply to a process on one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quotas {
+    pub has_any: bool,
+    /// End of the period of a quota that is used up, the latest one if there are several; `None` if none is
+    /// used up.
+    pub over_until: Option<Time>,
+    /// The smallest of these quotas, nanoseconds.
+    pub least: Option<u64>,
+}
+
+/// Orders that hold until the next tick, and the time of that tick; `next` is `None` if only a bell or a
+/// changed setting leads to one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// One for each observed process, in the same order.
+    pub orders: Vec<Order>,
+    pub next: Option<Time>,
+}
+
+/// State on which a decision is based.
+#[derive(Debug)]
+pub struct Tick<'a, Id> {
+    pub now: Time,
+    /// The argument of [`Gpu::measure`].
+    pub seen: &'a [Seen<Id>],
+    /// State after charging the result of [`Gpu::measure`], one for each of `seen`.
+    pub quotas: &'a [Quotas],
+    pub policy: &'a Policy,
+}
+
+#[derive(Debug)]
+pub struct Gpu<Id> {
+    /// Processes of the last observation, sorted by id.
+    members: Vec<(Id, Member)>,
+    turns: Turns,
+    /// Time of the last measurement.
+    last: Time,
+    /// Highest minimum of the virtual times of processes with demand so far: a process that starts is placed
+    /// at least here.
+    floor: u128,
+}
+
+impl<Id: Copy + Ord> Gpu<Id> {
+    pub fn new() -> Self {
+        Self {
+            members: Vec::new(),
+            turns: Turns::default(),
+            last: 0,
+            floor: 0,
+        }
+    }
+
+    /// Returns the nanoseconds of GPU time to charge to each observed process, in the order of ids.
+    pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
+        self.meet(seen);
+        let last = std::mem::replace(&mut self.last, now);
+        let looks = self.members.iter_mut().zip(seen);
+        let claims: Vec<Claim> = looks
+            .map(|((_, member), one)| member.look(now, last, one))
+            .collect();
+        let passed = now.saturating_sub(last);
+        let had = divide(passed, &claims);
+        let worked = claims
+            .iter()
+            .fold(0, |sum: u64, claim| sum.saturating_add(claim.busy));
+        let beside = if worked > passed { passed } else { 0 };
+        for (((_, member), one), nsec) in self.members.iter_mut().zip(seen).zip(&had) {
+            member.charge(now, *nsec, beside, one);
+        }
+        self.charge_idle(passed.saturating_sub(worked));
+        had
+    }
+
+    /// Aligns `members` with `seen`: from here on the same index means the same process.
+    fn meet(&mut self, seen: &[Seen<Id>]) {
+        let is_same = self.members.len() == seen.len()
+            && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
+        if is_same {
+            return;
+        }
+        let known = std::mem::take(&mut self.members);
+        let member = |one: &Seen<Id>| match known.binary_search_by_key(&one.id, |(id, _)| *id) {
+            Ok(place) => known[place],
+            Err(_) => (one.id, Member::new(one)),
+        };
+        self.members = seen.iter().map(member).collect();
+    }
+
+    /// Charges the processes that have the turn for `nsec` in which they left the GPU idle while others
+    /// waited. Counts for turns only, not for quotas.
+    fn charge_idle(&mut self, nsec: u64) {
+        let Some(turn) = self.turns.regular else { return };
+        if !self.members().any(Member::waits) {
+            return;
+        }
+        let has_turn = |member: &Member| member.priority == turn.priority && member.has_demand;
+        let sharers = self.members().filter(|member| has_turn(member)).count();
+        for (_, member) in self.members.iter_mut().filter(|(_, member)| has_turn(member)) {
+            member.owe(nsec / sharers.max(1) as u64);
+        }
+    }
+
+    /// Decides the gates.
+    pub fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan {
+        let Tick {
+            now,
+            seen,
+            quotas,
+            policy,
+        } = *tick;
+        self.judge(now, seen, quotas, settings);
+        let runnable = || seen.iter().filter(|one| !one.is_frozen).map(|one| one.priority);
+        let (most, least) = (runnable().min(), runnable().max());
+        let decision = if most == least {
+            Decision::open(seen.len())
+        } else {
+            let views: Vec<View> = self.members().map(view).collect();
+            (policy.tick)(now, &views, self.turns, settings)
+        };
+        self.turns = decision.turns;
+
+        let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
+        let ends_soon =
+            decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
+        let mut orders = Vec::with_capacity(seen.len());
+        let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
+        for ((((_, member), one), quotas), by_policy) in each {
+            let over = quotas.over_until.is_some();
+            let holds = (*by_policy && !one.is_frozen) || over;
+            let gate = if holds {
+                Gate::Throttled
+            } else if quotas.has_any || decision.takes_turns || most.is_some_and(|most| most < one.priority) {
+                Gate::Arbitrate
+            } else if is_measured || least.is_some_and(|least| least > one.priority) {
+                Gate::Track
+            } else {
+                Gate::Run
+            };
+            member.hold(now, one, holds);
+            member.is_tracked = gate != Gate::Run;
+            let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
+            orders.push(Order {
+                gate,
+                window: window(is_narrow, quotas, settings),
+                patience: patience(now, quotas, settings),
+                wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
+                wants_end: false,
+            });
+        }
+        let waits = self.members().any(Member::waits);
+        for (order, member) in orders.iter_mut().zip(self.members()) {
+            order.wants_end = waits && member.is_busy && !member.is_held;
+        }
+        Plan {
+            next: self.next(now, &decision, is_measured, settings),
+            orders,
+        }
+    }
+
+    /// Returns whether the process had work at the last decision, or counted as busy.
+    pub fn has_demand(&self, id: Id) -> bool {
+        let place = self.members.binary_search_by_key(&id, |(id, _)| *id);
+        place.is_ok_and(|place| self.members[place].1.has_demand)
+    }
+
+    /// Determines which processes want the GPU, and raises the virtual time of each that starts to want it to
+    /// that of the busy ones. So a process brings no claim to time that it did not want, and a process that
+    /// had the GPU alone does not pay for that.
+    fn judge(&mut self, now: Time, seen: &[Seen<Id>], quotas: &[Quotas], settings: &Settings) {
+        for (((_, member), one), quotas) in self.members.iter_mut().zip(seen).zip(quotas) {
+            member.judge(now, one, quotas.over_until.is_some(), settings);
+        }
+        let least = self
+            .members()
+            .filter(|member| member.has_demand)
+            .filter(|member| !member.has_woken)
+            .map(|member| member.virtual_time)
+            .min();
+        self.floor = self.floor.max(least.unwrap_or(0));
+        let floor = self.floor;
+        for (_, member) in self.members.iter_mut().filter(|(_, member)| member.has_woken) {
+            member.virtual_time = member.virtual_time.max(floor);
+        }
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().map(|(_, member)| member)
+    }
+
+    /// Returns when to tick next: when the policy's decision changes, and `wide` before that if turns change
+    /// (windows become narrow). While a process waits: when the linger of idle processes ends, and after
+    /// [`Settings::tick`], since the end of work may not have been rung. While several measured processes are
+    /// busy: after [`DIVISION`]. Every other event is rung.
+    fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
+        let waits = self.members().any(Member::waits);
+        let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;
+        let leases = self
+            .members()
+            .filter(|member| waits && !member.is_held && !member.is_busy && member.has_demand)
+            .filter_map(|member| member.lease(settings));
+        let tick = waits.then_some(now + settings.tick());
+        let narrows = decision.next.filter(|_| decision.takes_turns);
+        let narrows = narrows.map(|end| end.saturating_sub(wide(settings)));
+        let division = is_shared.then_some(now + DIVISION);
+        leases
+            .chain(decision.next)
+            .chain(narrows)
+            .filter(|when| *when > now)
+            .chain(tick)
+            .chain(division)
+            .min()
+    }
+}
+
+fn view(member: &Member) -> View {
+    View {
+        priority: member.priority,
+        has_demand: member.has_demand,
+        has_woken: member.has_woken,
+        virtual_time: member.virtual_time,
+        held_since: member.held_since,
+        awaited_until: member.awaited_until(),
+    }
+}
+
+/// Returns the in-flight window of a process. `is_narrow`: a process of higher priority would wait for what
+/// is queued, or what is queued when the turn ends would run in the next turn and could not be attributed.
+/// Otherwise what exceeds a turn or quota is paid back later, so the window is wider and the GPU need not
+/// wait for the program.
+fn window(is_narrow: bool, quotas: &Quotas, settings: &Settings) -> u64 {
+    if is_narrow {
+        return settings.window;
+    }
+    let wide = wide(settings);
+    let wide = quotas.least.map_or(wide, |quota| wide.min(quota / 8));
+    wide.max(settings.window)
+}
+
+/// Returns the largest in-flight window, nanoseconds.
+fn wide(settings: &Settings) -> u64 {
+    (4 * settings.window).min(settings.cycle / 8)
+}
+
+/// Returns the longest wait at a closed gate, nanoseconds: until the next period for a quota, otherwise
+/// [`Settings::patience`].
+fn patience(now: Time, quotas: &Quotas, settings: &Settings) -> u64 {
+    const LONGEST: u64 = 1_000_000_000;
+    match quotas.over_until {
+        Some(until) => {
+            (until.saturating_sub(now) + settings.window).clamp(settings.patience.min(LONGEST), LONGEST)
+        }
+        None => settings.patience,
+    }
+}

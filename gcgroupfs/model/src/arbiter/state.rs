@@ -1,0 +1,216 @@
+//! One tick: reads every process on every GPU, charges what was used, decides, and sets the gates.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Settings;
+use super::gpu::{Gpu, Order, Quotas, Tick};
+use super::member::Seen;
+use super::policy::Time;
+use super::quota::{Meter, Passed};
+use super::settings::usec;
+use crate::tree::{Arbitration, GateOrder, ProcessId};
+
+/// Nanoseconds between ticks while a busy process's GPU time is being watched and nothing else causes a tick.
+const MEASURE: u64 = 10_000_000;
+
+/// Shortest interval, in nanoseconds, between ticks for the sake of a quota.
+const SHORTEST: u64 = 200_000;
+
+/// Scope of a meter: `None` for the whole process or group, or one device.
+type Slot = Option<usize>;
+
+/// Key of a meter: number of the process or group, and scope.
+pub(super) type Key = (u64, Slot);
+
+#[derive(Debug)]
+pub struct State {
+    settings: Settings,
+    gpus: Vec<Gpu<ProcessId>>,
+    meters: BTreeMap<Key, Meter>,
+    watches: BTreeMap<ProcessId, Time>,
+}
+
+/// Work that remains when the tree's lock is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Next {
+    /// When to tick again; `None`: only when notified.
+    pub at: Option<Time>,
+    /// Work began before its process saw that it must ring: tick again at once.
+    pub again: bool,
+}
+
+impl State {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            gpus: Vec::new(),
+            meters: BTreeMap::new(),
+            watches: BTreeMap::new(),
+        }
+    }
+
+    pub fn set(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Measures a process's GPU time for [`Settings::watch`] nanoseconds from `now`.
+    pub fn watch(&mut self, now: Time, id: ProcessId) {
+        self.watches.insert(id, now + self.settings.watch);
+    }
+
+    pub fn tick(&mut self, now: Time, tree: &mut Arbitration<'_>) -> Next {
+        let policy = tree.policy();
+        self.watches.retain(|id, until| *until > now && tree.has(*id));
+        self.set_meters(now, tree);
+        self.gpus.resize_with(tree.nr_devices(), Gpu::new);
+
+        let mut all: Vec<Vec<Seen<ProcessId>>> = Vec::with_capacity(self.gpus.len());
+        for (device, gpu) in self.gpus.iter_mut().enumerate() {
+            let seen = tree.seen(now, device, |id| self.watches.contains_key(&id));
+            for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen)) {
+                if nsec > 0 {
+                    tree.charge(one.id, device, nsec);
+                    let to = keys(&self.meters, tree, one.id, device);
+                    charge(&mut self.meters, now, &Passed { device, nsec, to });
+                }
+            }
+            all.push(seen);
+        }
+        let mut released = Vec::new();
+        for meter in self.meters.values_mut() {
+            meter.charge(now, 0);
+            released.extend(meter.release());
+        }
+        for passed in &released {
+            charge(&mut self.meters, now, passed);
+        }
+
+        let mut next: Vec<Time> = Vec::new();
+        let mut again = false;
+        for (device, seen) in all.iter().enumerate() {
+            let each = seen.iter().map(|one| self.quotas(tree, one.id, device));
+            let quotas: Vec<Quotas> = each.collect();
+            let Some(gpu) = self.gpus.get_mut(device) else {
+                continue;
+            };
+            let decided = Tick {
+                now,
+                seen,
+                quotas: &quotas,
+                policy,
+            };
+            let plan = gpu.decide(&decided, &self.settings);
+            next.extend(plan.next);
+            tree.open_absent(device, seen);
+            for (one, order) in seen.iter().zip(&plan.orders) {
+                tree.order(one.id, device, &self.gate(order));
+            }
+            tree.fence();
+            for (one, order) in seen.iter().zip(&plan.orders) {
+                again |= order.wants_bell && tree.has_begun(device, one);
+            }
+        }
+        next.extend(self.next(now, tree, &all));
+        Next {
+            at: next.into_iter().min(),
+            again,
+        }
+    }
+
+    fn gate(&self, order: &Order) -> GateOrder {
+        GateOrder {
+            gate: order.gate,
+            window_usec: usec(order.window),
+            patience_usec: usec(order.patience),
+            wants_bell: order.wants_bell,
+            wants_end: order.wants_end,
+        }
+    }
+
+    /// Creates, updates and removes meters so that each quota has one.
+    fn set_meters(&mut self, now: Time, tree: &Arbitration<'_>) {
+        let quotas: BTreeMap<Key, _> = tree
+            .quotas()
+            .map(|(entity, slot, quota)| ((entity, slot), quota))
+            .collect();
+        let gone = self.meters.extract_if(.., |key, _| !quotas.contains_key(key));
+        let settled: Vec<Passed> = gone.flat_map(|(_, meter)| meter.settle()).collect();
+        for passed in &settled {
+            charge(&mut self.meters, now, passed);
+        }
+        for (key, quota) in quotas {
+            let meter = self.meters.entry(key).or_insert_with(|| Meter::new(quota, now));
+            if meter.quota() != quota {
+                meter.set(quota);
+            }
+        }
+    }
+
+    /// Returns the state on one GPU of the process's own quotas and those of all groups that it is in.
+    fn quotas(&self, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Quotas {
+        let mut quotas = Quotas::default();
+        for key in keys(&self.meters, tree, id, device) {
+            let Some(meter) = self.meters.get(&key) else {
+                continue;
+            };
+            let quota = meter.quota().usec.saturating_mul(1000);
+            quotas.has_any = true;
+            quotas.least = Some(quotas.least.map_or(quota, |least| least.min(quota)));
+            if meter.is_over() {
+                quotas.over_until = quotas.over_until.max(Some(meter.ends()));
+            }
+        }
+        quotas
+    }
+
+    /// Returns when to tick next: when a quota in use may be used up or a used-up one's period ends, when GPU
+    /// time is to be measured, and when a watch ends.
+    fn next(&self, now: Time, tree: &Arbitration<'_>, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
+        let mut used = BTreeSet::new();
+        for (device, (gpu, seen)) in self.gpus.iter().zip(seen).enumerate() {
+            for one in seen.iter().filter(|one| gpu.has_demand(one.id)) {
+                used.extend(keys(&self.meters, tree, one.id, device));
+            }
+        }
+        let meters = self
+            .meters
+            .iter()
+            .filter_map(|(key, meter)| match meter.is_over() {
+                true => Some(meter.ends()),
+                false => used.contains(key).then(|| meter.lasts(now).max(now + SHORTEST)),
+            });
+        let is_measured = !self.watches.is_empty()
+            && seen
+                .iter()
+                .flatten()
+                .any(|one| one.is_busy && self.watches.contains_key(&one.id));
+        let measure = is_measured.then_some(now + MEASURE);
+        meters.chain(measure).chain(self.watches.values().copied()).min()
+    }
+}
+
+/// Charges meters, each with what the one before passes on.
+fn charge(meters: &mut BTreeMap<Key, Meter>, now: Time, passed: &Passed) {
+    let mut nsec = passed.nsec;
+    for (at, key) in passed.to.iter().enumerate() {
+        if let Some(meter) = meters.get_mut(key) {
+            meter.charge(now, nsec);
+            nsec = meter.pass(passed.device, nsec, &passed.to[at + 1..]);
+        }
+    }
+}
+
+/// Returns the keys of the meters that a process on a device is charged to, innermost first.
+fn keys(meters: &BTreeMap<Key, Meter>, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Vec<Key> {
+    if meters.is_empty() {
+        return Vec::new();
+    }
+    let keys = tree
+        .entities(id)
+        .flat_map(|entity| [Some(device), None].map(|slot| (entity, slot)));
+    keys.filter(|key| meters.contains_key(key)).collect()
+}

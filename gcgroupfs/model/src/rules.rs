@@ -1,0 +1,151 @@
+//! Rules: the group of a process that registers, and what is set for it then. Only the first rule that
+//! matches a process applies.
+//!
+//! Rules are read from the configuration and know no tree: the caller carries out their verdict.
+
+mod facts;
+mod given;
+mod list;
+mod matching;
+mod names;
+mod template;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use self::matching::Match;
+use self::template::Template;
+
+pub use self::facts::Facts;
+pub use self::given::Given;
+pub use self::names::{Names, with_names};
+
+/// All `[[rule]]` tables, in the order in which they are evaluated.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Rules(Vec<Spanned<Rule>>);
+
+/// One rule of the configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rule {
+    /// For people only.
+    name: Option<String>,
+    r#match: Match,
+    group: Option<GroupOf>,
+    process: ProcessOf,
+}
+
+/// `group.*`: the group that the process joins, and what is set when that group is made.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupOf {
+    name: Template,
+    /// Whether the group is made with the process's user as its owner.
+    #[serde(default)]
+    delegate: bool,
+    #[serde(default, deserialize_with = "given::memory")]
+    memory: Given,
+    #[serde(default, deserialize_with = "given::compute")]
+    compute: Given,
+}
+
+/// `process.*`: what is set for the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ProcessOf {
+    #[serde(deserialize_with = "given::memory")]
+    memory: Given,
+    #[serde(deserialize_with = "given::compute")]
+    compute: Given,
+}
+
+/// Verdict of the rules on a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// `None`: no rule names one.
+    pub group: Option<Group>,
+    /// Whether the rule examined the group that the process asks for, and so decides about it.
+    pub heeds_wish: bool,
+    pub process: Given,
+}
+
+/// The group that a rule names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Path below the root, as `a/b`.
+    pub path: String,
+    /// Number of leading directories that the rule names. The others come from the process's wish and are
+    /// made on its user's account.
+    pub nr_ruled: usize,
+    /// Whether the group is made with the process's user as its owner.
+    pub delegate: bool,
+    /// Settings of the group when it is made.
+    pub given: Given,
+}
+
+/// Verdict of one rule on a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judgement<'a> {
+    /// Number of the rule, from 1.
+    pub number: usize,
+    pub name: Option<&'a str>,
+    /// Offset of the rule in the configuration's text, bytes.
+    pub offset: usize,
+    /// The verdict, or why the rule does not match, for people to read.
+    pub verdict: Result<Verdict, String>,
+}
+
+impl Rules {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether any rule needs [`Facts::user`].
+    pub fn want_user(&self) -> bool {
+        let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());
+        groups.into_iter().any(|group| group.name.wants_user())
+    }
+
+    /// Returns the verdict of the first rule that matches; an empty verdict if none does.
+    pub fn verdict(&self, facts: &Facts) -> Verdict {
+        let verdicts = self.0.iter().map(|rule| rule.get_ref().judge(facts));
+        verdicts.into_iter().find_map(Result::ok).unwrap_or_default()
+    }
+
+    /// Returns the verdict of each rule, regardless of the rules before it.
+    pub fn judgements(&self, facts: &Facts) -> impl Iterator<Item = Judgement<'_>> {
+        self.0.iter().zip(1..).map(|(rule, number)| Judgement {
+            number,
+            name: rule.get_ref().name.as_deref(),
+            offset: rule.span().start,
+            verdict: rule.get_ref().judge(facts),
+        })
+    }
+}
+
+impl Rule {
+    fn judge(&self, facts: &Facts) -> Result<Verdict, String> {
+        self.r#match.check(facts)?;
+        let group = self.group.as_ref().map(|group| {
+            Ok::<_, String>(Group {
+                path: group.name.render(facts)?,
+                nr_ruled: group.name.nr_before_wish().unwrap_or(usize::MAX),
+                delegate: group.delegate,
+                given: group.memory.with(&group.compute),
+            })
+        });
+        Ok(Verdict {
+            group: group.transpose()?,
+            heeds_wish: self.r#match.asks_for_wish()
+                || self
+                    .group
+                    .as_ref()
+                    .is_some_and(|group| group.name.nr_before_wish().is_some()),
+            process: self.process.memory.with(&self.process.compute),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! Value formats of control files: those of cgroup v2, except that an empty write is not 0, a leading zero is
+//! not octal, and an overflow does not wrap.
+
+use std::fmt::{self, Display, Write};
+use std::ops::Deref;
+
+use gcgroup_abi::NO_LIMIT;
+
+use crate::arbiter::{self, Policy};
+use crate::error::{Error, Result};
+use crate::tree::Quota;
+
+/// Formats a value, with a newline.
+pub fn value(value: impl Display) -> String {
+    format!("{value}\n")
+}
+
+/// Formats a flag as 0 or 1.
+pub fn flag(on: bool) -> String {
+    value(u8::from(on))
+}
+
+/// Formats bytes, or `max` for no limit.
+pub fn bytes(bytes: u64) -> String {
+    if bytes == NO_LIMIT {
+        value("max")
+    } else {
+        value(bytes)
+    }
+}
+
+/// Formats a quota and its period in microseconds, as in `cpu.max`.
+pub fn quota(quota: Quota) -> String {
+    format!("{} {}\n", bytes(quota.usec).trim_end(), quota.period_usec)
+}
+
+/// Formats `KEY VALUE` lines.
+pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>) -> String {
+    let mut out = String::new();
+    for (key, value) in pairs {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{key} {value}");
+    }
+    out
+}
+
+/// Returns text that another program chose (a process's comm, a path, a group's name) as one word that is
+/// safe in terminals, logs and scripts. Each byte other than printable ASCII becomes `\ooo` (octal, as in
+/// /proc/self/mountinfo), and so do the blank, `=` and the backslash. Letters of other alphabets are escaped
+/// too, since right-to-left ones reorder the numbers beside them.
+pub fn word(text: &str) -> Word<'_> {
+    Word(text)
+}
+
+/// Result of [`word`].
+#[derive(Debug, Clone, Copy)]
+pub struct Word<'a>(&'a str);
+
+impl Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'!'..=b'~' if byte != b'\\' && byte != b'=' => f.write_char(char::from(byte)),
+            _ => write!(f, "\\{byte:03o}"),
+        })
+    }
+}
+
+/// A process's short name, which the process may choose freely. Displayed as one [`word`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comm(Box<str>);
+
+impl From<&str> for Comm {
+    fn from(name: &str) -> Self {
+        Self(name.into())
+    }
+}
+
+impl Deref for Comm {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        word(self).fmt(f)
+    }
+}
+
+/// Parses bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any
+/// case), or `max`. 2^64 - 1 means `max` too, as tools written for GVM use it.
+///
+/// # Errors
+/// * `ERANGE`: beyond 2^64 - 1.
+/// * `EINVAL`: anything else.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    const EXPECTED: &str = "bytes (as 8589934592 or 8G) or max";
+    if text == "max" {
+        return Ok(NO_LIMIT);
+    }
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = text.split_at(digits);
+    let shift = match suffix.to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "ki" | "kib" => 10,
+        "m" | "mi" | "mib" => 20,
+        "g" | "gi" | "gib" => 30,
+        "t" | "ti" | "tib" => 40,
+        "p" | "pi" | "pib" => 50,
+        _ => return Err(Error::bad(EXPECTED, text)),
+    };
+    decimal(number, EXPECTED, text)?
+        .checked_mul(1 << shift)
+        .ok_or_else(|| Error::range("at most 18446744073709551615 bytes", text))
+}
+
+/// Parses `0` or `1`.
+///
+/// # Errors
+/// * `EINVAL`: not a number.
+/// * `ERANGE`: another number.
+pub fn parse_flag(text: &str) -> Result<bool> {
+    const EXPECTED: &str = "0 or 1";
+    match decimal(text, EXPECTED, text)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Error::range(EXPECTED, text)),
+    }
+}
+
+/// Parses a number from 0 to `most`; `expected` says so for error messages.
+///
+/// # Errors
+/// * `EINVAL`: not a number.
+/// * `ERANGE`: a higher number.
+pub fn parse_number(text: &str, most: u64, expected: &'static str) -> Result<u64> {
+    let number = decimal(text, expected, text)?;
+    if number > most {
+        return Err(Error::range(expected, text));
+    }
+    Ok(number)
+}
+
+/// Parses a pid.
+///
+/// # Errors
+/// * `EINVAL`: not a number.
+/// * `ESRCH`: a number that no process can have.
+pub fn parse_pid(text: &str) -> Result<u32> {
+    let number = decimal(text, "a pid", text)?;
+    number.try_into().map_err(|_| Error::NoProcess)
+}
+
+/// Parses a quota in microseconds or `max`, and an optional period in microseconds, as in `cpu.max`.
+///
+/// # Errors
+/// * `ERANGE`: a quota below 1000 or above [`Quota::MOST`], or a period outside 1000 to 1000000.
+/// * `EINVAL`: anything else.
+pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
+    const EXPECTED: &str = "microseconds or max, optionally with a period (as 25000 100000)";
+    let mut words = text.split_ascii_whitespace();
+    let (Some(first), period, None) = (words.next(), words.next(), words.next()) else {
+        return Err(Error::bad(EXPECTED, text));
+    };
+    let usec = match first {
+        "max" => NO_LIMIT,
+        digits => match decimal(digits, EXPECTED, text)? {
+            usec if (Quota::LEAST..=Quota::MOST).contains(&usec) => usec,
+            _ => {
+                return Err(Error::range("a quota from 1000 to 1000000000 microseconds", text));
+            }
+        },
+    };
+    let period = period.map(|digits| decimal(digits, EXPECTED, text)).transpose()?;
+    if period.is_some_and(|period| !(Quota::LEAST_PERIOD..=Quota::LONGEST_PERIOD).contains(&period)) {
+        return Err(Error::range("a period from 1000 to 1000000 microseconds", text));
+    }
+    Ok((usec, period))
+}
+
+/// Parses the name of a policy.
+///
+/// # Errors
+/// `EINVAL` for anything else.
+pub fn parse_policy(text: &str) -> Result<&'static Policy> {
+    Policy::named(text).ok_or_else(|| Error::bad(arbiter::names(), text))
+}
+
+/// Parses decimal digits only: no sign, no prefix, no blank; leading zeros are ignored.
+fn decimal(digits: &str, expected: &'static str, text: &str) -> Result<u64> {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Error::bad(expected, text));
+    }
+    // Digits can only fail by overflow.
+    digits.parse().map_err(|_| Error::range(expected, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+        result.unwrap_err().errno()
+    }
+
+    #[test]
+    fn bytes_take_binary_suffixes_in_any_case() {
+        for (text, expected) in [
+            ("0", 0),
+            ("010", 10),
+            ("1048576", 1 << 20),
+            ("1K", 1 << 10),
+            ("1k", 1 << 10),
+            ("3Mi", 3 << 20),
+            ("8GiB", 8 << 30),
+            ("8gib", 8 << 30),
+            ("2t", 2 << 40),
+            ("1P", 1 << 50),
+            ("0000000000000000000000000001", 1),
+            ("max", NO_LIMIT),
+            ("18446744073709551615", NO_LIMIT),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn bytes_in_wrong_format_are_einval() {
+        for text in [
+            "",
+            " ",
+            "0x10",
+            "1e3",
+            "1.5G",
+            "+1",
+            "-1",
+            "--1",
+            "1 2",
+            "1 G",
+            "G",
+            "KiB",
+            "1KB",
+            "1B",
+            "1iB",
+            "MAX",
+            "maximum",
+            "1G\n",
+            "1\u{0660}",
+            "\u{0661}",
+            "1_000",
+            "1,000",
+            "ten",
+            "1GG",
+        ] {
+            assert_eq!(errno(parse_bytes(text)), libc::EINVAL, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_beyond_64_bits_are_erange() {
+        for text in [
+            "18446744073709551616",
+            "16384P",
+            "18014398509481984K",
+            "99999999999999999999999999999999",
+        ] {
+            assert_eq!(errno(parse_bytes(text)), libc::ERANGE, "{text}");
+        }
+        assert_eq!(parse_bytes("16383P"), Ok(16383 << 50));
+    }
+
+    #[test]
+    fn bytes_formatted_parse_back() {
+        for number in [0, 1, 4096, NO_LIMIT - 1, NO_LIMIT] {
+            assert_eq!(parse_bytes(bytes(number).trim_end()), Ok(number));
+        }
+        assert_eq!(bytes(NO_LIMIT), "max\n");
+    }
+
+    #[test]
+    fn flags_are_0_and_1_only() {
+        assert_eq!(parse_flag("0"), Ok(false));
+        assert_eq!(parse_flag("1"), Ok(true));
+        assert_eq!(parse_flag("01"), Ok(true));
+        for text in ["2", "10", "18446744073709551616"] {
+            assert_eq!(errno(parse_flag(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "yes", "true", "+1", "-0", "0x1", "1 1"] {
+            assert_eq!(errno(parse_flag(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_go_from_0_to_most() {
+        let parse_priority = |text| parse_number(text, 15, "a number from 0 to 15");
+        assert_eq!(parse_priority("0"), Ok(0));
+        assert_eq!(parse_priority("15"), Ok(15));
+        assert_eq!(parse_priority("010"), Ok(10));
+        for text in ["16", "4294967296", "99999999999999999999999"] {
+            assert_eq!(errno(parse_priority(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "max", "-1", "+1", "0x1", "high"] {
+            assert_eq!(errno(parse_priority(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn quotas_parse_like_cpu_max() {
+        for (text, expected) in [
+            ("max", (NO_LIMIT, None)),
+            ("max 50000", (NO_LIMIT, Some(50_000))),
+            ("1000", (1_000, None)),
+            ("25000 100000", (25_000, Some(100_000))),
+            ("400000\t1000000", (400_000, Some(1_000_000))),
+        ] {
+            assert_eq!(parse_quota(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "999",
+            "0",
+            "1000000001",
+            "1000 999",
+            "1000 1000001",
+            "max 0",
+            "99999999999999999999",
+            "18446744073709551615",
+        ] {
+            assert_eq!(errno(parse_quota(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "1 2 3", "-1", "25%", "1000 max", "maximum", "1000,1000"] {
+            assert_eq!(errno(parse_quota(text)), libc::EINVAL, "{text}");
+        }
+        let shown = quota(Quota {
+            usec: 25_000,
+            period_usec: 50_000,
+        });
+        assert_eq!(parse_quota(&shown), Ok((25_000, Some(50_000))));
+        assert_eq!(quota(Quota::NONE), "max 100000\n");
+    }
+
+    #[test]
+    fn policies_are_parsed_by_name() {
+        for policy in arbiter::POLICIES {
+            assert_eq!(parse_policy(policy.name), Ok(*policy));
+            assert!(arbiter::names().contains(policy.name));
+        }
+        for text in ["", "Weighted", "fair", "strict weighted"] {
+            assert_eq!(errno(parse_policy(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn word_escapes_all_but_printable_ascii() {
+        let word = |text| word(text).to_string();
+        assert_eq!(word("python3"), "python3");
+        assert_eq!(word("a b\nc=d\\"), "a\\040b\\012c\\075d\\134");
+        assert_eq!(word("\u{e9}"), "\\303\\251");
+        assert_eq!(word("\u{1b}[2J\u{9b}\t"), "\\033[2J\\302\\233\\011");
+        // Override, isolate, line and paragraph separators, no width, no break.
+        for odd in [
+            "\u{202e}", "\u{2066}", "\u{2028}", "\u{2029}", "\u{200b}", "\u{a0}", "\u{feff}",
+        ] {
+            let shown = word(odd);
+            assert!(
+                shown.bytes().all(|byte| byte == b'\\' || byte.is_ascii_digit()),
+                "{shown}"
+            );
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Owners and modes of directories.
+
+use super::{Access, Caller, Change, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
+use crate::error::{Error, Result};
+
+impl Tree {
+    /// Returns the owner and mode of a directory.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn access(&self, place: Place) -> Result<Access> {
+        self.state.lock().access(place)
+    }
+
+    /// Returns whether the caller may make and remove groups in a directory, by its owner, group and mode.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_change(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o3)
+    }
+
+    /// Returns whether the caller may open entries of a directory, by its owner, group and mode.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_search(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o1)
+    }
+
+    /// Returns whether the caller may list the names in a directory and open them, by its owner, group and
+    /// mode.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_find(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o5)
+    }
+
+    fn lets(&self, place: Place, caller: Caller, wanted: u16) -> Result<bool> {
+        let state = self.state.lock();
+        let Access { owner, mode } = state.access(place)?;
+        let bits = if caller.uid == owner.uid {
+            mode >> 6
+        } else if caller.gid == owner.gid {
+            mode >> 3
+        } else {
+            mode
+        };
+        Ok(state.is_root(caller) || bits & wanted == wanted)
+    }
+
+    /// Changes owner and mode of a directory. Its control files belong to the owner too, except in the root,
+    /// whose files keep theirs.
+    ///
+    /// # Errors
+    /// `EPERM` for a process's or a device's directory, for a caller other than root that does not own the
+    /// directory, or that changes the uid; [`Error::Gone`].
+    pub fn set_access(
+        &self,
+        place: Place,
+        caller: Caller,
+        (uid, gid): (Option<u32>, Option<u32>),
+        mode: Option<u16>,
+    ) -> Result<Change> {
+        let mut state = self.state.lock();
+        let is_root = state.is_root(caller);
+        let old = state.access(place)?;
+        let access = Access {
+            owner: Owner {
+                uid: uid.unwrap_or(old.owner.uid),
+                gid: gid.unwrap_or(old.owner.gid),
+            },
+            mode: mode.map_or(old.mode, |mode| mode & 0o777),
+        };
+        if place.device.is_some() || matches!(place.whose(), Entity::Process(_)) {
+            return Err(Error::FixedShape);
+        }
+        if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
+            return Err(Error::NotYours(
+                "only the owner can change the directory, and only root its uid",
+            ));
+        }
+        let notice = match place.whose() {
+            Entity::Group(id) => {
+                state.groups.get_mut(&id).ok_or(Error::Gone)?.access = access;
+                Notice::GroupChanged(id)
+            }
+            _ => {
+                state.access = Some(access);
+                Notice::RootChanged
+            }
+        };
+        Ok(Change::new(if access == old { vec![] } else { vec![notice] }))
+    }
+}
+
+impl State {
+    pub(super) fn access(&self, place: Place) -> Result<Access> {
+        self.level(place)?;
+        match place.whose() {
+            Entity::Group(id) => Ok(self.groups.get(&id).ok_or(Error::Gone)?.access),
+            Entity::Root => Ok(self.access.unwrap_or(Access {
+                owner: self.owner,
+                mode: DIRECTORY_MODE,
+            })),
+            Entity::Process(id) => Ok(Access {
+                owner: self.processes.get(&id).ok_or(Error::Gone)?.identity.owner(),
+                mode: DIRECTORY_MODE,
+            }),
+        }
+    }
+}

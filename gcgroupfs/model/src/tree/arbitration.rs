@@ -1,0 +1,205 @@
+//! The arbiter's interface to the tree: reads usage blocks, sets gates, charges GPU time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{ControlDevice, Gate};
+
+use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
+use crate::arbiter::{Policy, Seen};
+
+/// The state that a gate shall have while it is not frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateOrder {
+    pub gate: Gate,
+    pub window_usec: u32,
+    pub patience_usec: u32,
+    pub wants_bell: bool,
+    pub wants_end: bool,
+}
+
+impl GateOrder {
+    pub const OPEN: Self = Self {
+        gate: Gate::Run,
+        window_usec: 0,
+        patience_usec: 0,
+        wants_bell: false,
+        wants_end: false,
+    };
+}
+
+/// Gates that have opened, as (blocks, device): the waiting threads are to be woken once the tree's lock is
+/// released.
+pub type Opened = Vec<(Arc<dyn Blocks>, usize)>;
+
+/// The tree during one tick.
+#[derive(Debug)]
+pub struct Arbitration<'a> {
+    state: &'a mut State,
+    notices: Vec<Notice>,
+    opened: Opened,
+}
+
+impl Tree {
+    /// Runs one tick of the arbiter. The caller wakes the threads waiting at the returned gates.
+    pub fn arbitrate<T>(&self, tick: impl FnOnce(&mut Arbitration<'_>) -> T) -> (T, Opened) {
+        let mut state = self.state.lock();
+        let mut arbitration = Arbitration {
+            state: &mut state,
+            notices: Vec::new(),
+            opened: Vec::new(),
+        };
+        let result = tick(&mut arbitration);
+        let Arbitration { notices, opened, .. } = arbitration;
+        drop(state);
+        self.tell(&notices);
+        (result, opened)
+    }
+}
+
+impl Arbitration<'_> {
+    pub fn nr_devices(&self) -> usize {
+        self.state.devices.len()
+    }
+
+    /// Returns the policy that `compute.policy` shows.
+    pub fn policy(&self) -> &'static Policy {
+        self.state.policy()
+    }
+
+    pub fn has(&self, id: ProcessId) -> bool {
+        self.state.processes.contains_key(&id)
+    }
+
+    /// Returns every quota as (entity number, device or whole, quota), of processes and groups.
+    pub fn quotas(&self) -> impl Iterator<Item = (u64, Option<usize>, Quota)> {
+        let devices = &self.state.devices;
+        let slot = move |device: Option<&str>| match device {
+            None => Some(None),
+            // A device that is missing now may return.
+            Some(uuid) => devices
+                .iter()
+                .position(|device| device.uuid_text == uuid)
+                .map(Some),
+        };
+        let processes = self.state.processes.values();
+        let processes = processes.map(|process| (process.id.0, &process.settings));
+        let groups = self.state.groups.values();
+        let groups = groups.map(|group| (group.id.0, &group.settings));
+        processes.chain(groups).flat_map(move |(entity, settings)| {
+            let quotas = settings.quotas();
+            quotas.filter_map(move |(device, quota)| Some((entity, slot(device)?, quota)))
+        })
+    }
+
+    /// Returns the numbers of a process and of all groups that it is in.
+    pub fn entities(&self, id: ProcessId) -> impl Iterator<Item = u64> {
+        let group = self.state.processes.get(&id).and_then(|process| process.group);
+        let find = |id: Option<GroupId>| self.state.groups.get(&id?);
+        let groups = std::iter::successors(find(group), move |group| find(group.parent));
+        [id.0].into_iter().chain(groups.map(|group| group.id.0))
+    }
+
+    /// Returns what the processes that use a device claim, without those whose claims are refuted. Requests a
+    /// scan for evidence when a process begins to claim that it uses the device. `now` is in nanoseconds.
+    pub fn seen(
+        &mut self,
+        now: u64,
+        device: usize,
+        is_watched: impl Fn(ProcessId) -> bool,
+    ) -> Vec<Seen<ProcessId>> {
+        let notices = &mut self.notices;
+        let mut look = |process: &mut Process| {
+            let (usage, control) = (
+                process.usage().device(device)?,
+                process.control().devices.get(device)?,
+            );
+            if !usage.claims_use() {
+                return None;
+            }
+            let (busy_nsec, is_busy) = usage.busy(now);
+            let seen = Seen {
+                id: process.id,
+                priority: control.priority.load(Relaxed),
+                busy_nsec,
+                is_busy,
+                submitted_nsec: usage.submitted_nsec(),
+                queued_until: usage.queued_until(),
+                nr_waiting: usage.nr_waiting(),
+                is_frozen: enforce::is_closed(control),
+                is_watched: is_watched(process.id),
+            };
+            let evidence = &mut process.kept_mut(Some(device))?.evidence;
+            if *evidence == Evidence::Unknown {
+                *evidence = Evidence::Asked;
+                notices.push(Notice::AuditAsked);
+            }
+            (*evidence != Evidence::Refuted).then_some(seen)
+        };
+        let processes = self.state.processes.values_mut();
+        processes.filter_map(|process| look(process)).collect()
+    }
+
+    /// Charges GPU time in nanoseconds to a process on a device.
+    pub fn charge(&mut self, id: ProcessId, device: usize, nsec: u64) {
+        if let Some(process) = self.state.processes.get(&id) {
+            enforce::charge(process, device, nsec);
+        }
+    }
+
+    /// Sets the gate of a process on a device.
+    pub fn order(&mut self, id: ProcessId, device: usize, order: &GateOrder) {
+        let Some(process) = self.state.processes.get_mut(&id) else {
+            return;
+        };
+        let moved = enforce::arbitrate(process, device, order);
+        if moved.has_opened {
+            self.opened.push((process.blocks.clone(), device));
+        }
+        if moved.is_news {
+            self.notices.push(Notice::Ring(id));
+        }
+    }
+
+    /// Opens the gates of the processes that are not among `present` on the device, which is sorted by
+    /// process.
+    pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
+        let is_absent = |process: &Process| {
+            process.gate(device) != Gate::Run
+                && present.binary_search_by_key(&process.id, |one| one.id).is_err()
+        };
+        let absent: Vec<ProcessId> = self
+            .state
+            .processes
+            .values()
+            .filter(|process| is_absent(process))
+            .map(|process| process.id)
+            .collect();
+        for id in absent {
+            self.order(id, device, &GateOrder::OPEN);
+        }
+    }
+
+    /// Opens every gate that is not frozen, because no arbiter runs for now.
+    pub fn open_all(&mut self) {
+        for device in 0..self.nr_devices() {
+            self.open_absent(device, &[]);
+        }
+    }
+
+    /// Separates storing `wants_bell` from the last look before sleeping. The process publishes, fences, and
+    /// then looks at `wants_bell`, so at least one side sees the other.
+    pub fn fence(&self) {
+        ControlDevice::fence_bells();
+    }
+
+    /// Returns whether work has begun, or another thread waits, since the process was seen.
+    pub fn has_begun(&self, device: usize, seen: &Seen<ProcessId>) -> bool {
+        let usage = self
+            .state
+            .processes
+            .get(&seen.id)
+            .and_then(|process| process.usage().device(device));
+        usage.is_some_and(|usage| usage.has_begun(seen.nr_waiting))
+    }
+}

@@ -1,0 +1,175 @@
+//! Changes: the consequences of what a user has requested, for the caller to carry out.
+
+use super::{Notice, Tree};
+
+/// Consequences of a requested change. The change itself is in force: blocks and gates were stored under the
+/// tree's lock.
+///
+/// The caller passes it to [`Tree::announce`] at once, and to [`Tree::store`] before it answers the request;
+/// or to [`Tree::finish`], which does both. What the daemon changes by itself is finished before the tree's
+/// function returns.
+#[must_use = "the change is neither announced nor durable"]
+#[derive(Debug)]
+pub struct Change {
+    /// For listeners that never wait: processes are rung, pollers woken, caches invalidated, watchers told.
+    immediate: Vec<Notice>,
+    /// Records that must be in the journal before the request is answered.
+    durable: Vec<Notice>,
+}
+
+impl Change {
+    pub(super) fn new(immediate: Vec<Notice>) -> Self {
+        // A freeze of a group rings thousands of processes, and thousands of changes may wait for the disk.
+        let durable = immediate.iter().filter(|notice| notice.is_of_record());
+        Self {
+            durable: durable.cloned().collect(),
+            immediate,
+        }
+    }
+
+    /// Returns whether [`Tree::store`] must be called before the request is answered.
+    pub fn must_be_stored(&self) -> bool {
+        !self.durable.is_empty()
+    }
+
+    /// Marks the directory that was made or removed as requested through the mount: the kernel itself reports
+    /// it to watchers. Other directories that went with it are reported by the daemon.
+    pub fn through_mount(mut self) -> Self {
+        let directory = self.immediate.iter_mut().find_map(|notice| match notice {
+            Notice::Made { is_reported, .. } | Notice::Removed { is_reported, .. } => Some(is_reported),
+            _ => None,
+        });
+        if let Some(is_reported) = directory {
+            *is_reported = true;
+        }
+        self
+    }
+}
+
+impl Tree {
+    /// Tells the listeners that never wait. Returns the change without what is done.
+    pub fn announce(&self, mut change: Change) -> Change {
+        self.deliver(&std::mem::take(&mut change.immediate), false);
+        change
+    }
+
+    /// Has the records written to the journal; waits for the disk.
+    pub fn store(&self, Change { durable, .. }: Change) {
+        self.deliver(&durable, true);
+    }
+
+    /// Announces and stores a change; waits for the disk.
+    pub fn finish(&self, change: Change) {
+        self.store(self.announce(change));
+    }
+
+    /// Tells all listeners of a change that the daemon made by itself.
+    pub(super) fn tell(&self, notices: &[Notice]) {
+        self.deliver(notices, false);
+        self.deliver(notices, true);
+    }
+
+    fn deliver(&self, notices: &[Notice], may_wait: bool) {
+        if notices.is_empty() {
+            return;
+        }
+        // A listener's action may cause further notices.
+        for listener in self.listeners.read_recursive().iter() {
+            if listener.may_wait() == may_wait {
+                listener.notices(notices);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::file::{Node, resolve};
+    use crate::tree::fixture::{ROOT, World, new_group};
+    use crate::tree::{Listener, Place, Settings, Transient};
+
+    struct Slow(Mutex<Vec<Notice>>);
+
+    impl Listener for Slow {
+        fn notice(&self, notice: &Notice) {
+            self.0.lock().push(notice.clone());
+        }
+
+        fn may_wait(&self) -> bool {
+            true
+        }
+    }
+
+    fn freeze(world: &World, text: &str) -> Change {
+        let Ok(Node::File(place, file)) = resolve(&world.tree, "100/compute.freeze") else {
+            panic!("no such file")
+        };
+        file.store(&world.tree, place, ROOT, text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn change_is_announced_before_it_is_stored() {
+        let world = World::new(1);
+        let slow = Arc::new(Slow(Mutex::default()));
+        world.tree.listen(slow.clone());
+        let id = world.join(100);
+        world.take_notices();
+        slow.0.lock().clear();
+        let told = || (world.take_notices(), std::mem::take(&mut *slow.0.lock()));
+
+        let change = freeze(&world, "1");
+        assert!(change.must_be_stored());
+        assert_eq!(world.show("100/compute.freeze"), "1\n");
+        assert_eq!(told(), (vec![], vec![]));
+        let change = world.tree.announce(change);
+        assert_eq!(
+            told(),
+            (vec![Notice::SettingsChanged(id), Notice::Ring(id)], vec![])
+        );
+        world.tree.store(change);
+        assert_eq!(told(), (vec![], vec![Notice::SettingsChanged(id)]));
+
+        let change = freeze(&world, "1");
+        assert!(!change.must_be_stored(), "nothing has changed");
+        world.tree.finish(change);
+        assert_eq!(told(), (vec![], vec![]));
+    }
+
+    #[test]
+    fn only_the_requested_directory_is_reported_by_the_kernel() {
+        let world = World::new(1);
+        let reported = || {
+            let notices = world.take_notices().into_iter();
+            let reported = notices.filter_map(|notice| match notice {
+                Notice::Made {
+                    name, is_reported, ..
+                }
+                | Notice::Removed {
+                    name, is_reported, ..
+                } => Some((name, is_reported)),
+                _ => None,
+            });
+            reported.collect::<Vec<_>>()
+        };
+        let transient = Transient {
+            owner: crate::tree::Owner { uid: 0, gid: 0 },
+            settings: Settings::default(),
+        };
+        let job = world
+            .tree
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient);
+        let job = Place::group(job.unwrap());
+        assert_eq!(reported(), [("job".to_owned(), false)]);
+        let (_, made) = world.tree.make_group(&new_group(job, "step")).unwrap();
+        world.tree.finish(made.through_mount());
+        assert_eq!(reported(), [("step".to_owned(), true)]);
+        let removed = world.tree.remove_group(job, "step").unwrap();
+        world.tree.finish(removed.through_mount());
+        assert_eq!(reported(), [("step".to_owned(), true), ("job".to_owned(), false)]);
+    }
+}

@@ -1,0 +1,105 @@
+//! Devices that appear while processes run: MIG instances can be made at any time. No device is removed,
+//! since its number may be in use.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use gcgroup_abi::OTHER_DEVICE;
+
+use super::{Device, GroupId, Notice, ProcessId, State, Tree, enforce};
+
+/// The host of the devices; its size and age bound the claims of processes.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// Bytes of memory.
+    pub memory: u64,
+    pub nr_cpus: u64,
+    /// Unit of the start times of processes.
+    pub ticks_per_second: u64,
+    /// Returns the time since boot.
+    pub uptime: fn() -> Duration,
+}
+
+/// The devices, each in its slot, and their host.
+#[derive(Debug)]
+pub(super) struct Devices {
+    devices: Vec<Device>,
+    pub(super) host: Host,
+}
+
+impl Devices {
+    /// Numbers the devices, without those beyond the blocks' slots.
+    pub(super) fn new(mut devices: Vec<Device>, host: Host) -> Self {
+        devices.truncate(OTHER_DEVICE);
+        for (index, device) in devices.iter_mut().enumerate() {
+            device.index = index;
+        }
+        Self { devices, host }
+    }
+}
+
+impl Deref for Devices {
+    type Target = [Device];
+
+    fn deref(&self) -> &[Device] {
+        &self.devices
+    }
+}
+
+impl Tree {
+    /// Requests a search for new devices.
+    pub fn ask_devices(&self) {
+        self.state.lock().nr_devices_asked += 1;
+        self.tell(&[Notice::DevicesAsked]);
+    }
+
+    /// Returns how often a search was requested.
+    pub fn nr_devices_asked(&self) -> u64 {
+        self.state.lock().nr_devices_asked
+    }
+
+    /// Adds devices that are not yet known, as far as the blocks have slots. All processes are told, and
+    /// earlier settings for these devices come into force.
+    pub fn add_devices(&self, found: impl IntoIterator<Item = Device>) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        for mut device in found {
+            let is_there = state.devices.iter().any(|known| known.uuid == device.uuid);
+            if is_there || state.devices.len() >= OTHER_DEVICE {
+                continue;
+            }
+            device.index = state.devices.len();
+            state.add_device(device, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    fn add_device(&mut self, device: Device, notices: &mut Vec<Notice>) {
+        let slot = device.index;
+        self.devices.devices.push(device);
+        for process in self.processes.values_mut() {
+            process.add_device();
+            enforce::prepare_device(process, &self.devices);
+            // The process's own limit bounds what it is believed to have charged there.
+            enforce::settings(process, &self.devices);
+        }
+        self.grants.add_slot(slot, &self.devices);
+        self.swap_grants.add_slot(slot, &self.devices);
+        let groups: Vec<GroupId> = self.groups.keys().copied().collect();
+        groups.into_iter().for_each(|id| self.bound_group(id, Some(slot)));
+        let top: Vec<GroupId> = self.top.values().copied().collect();
+        top.into_iter().for_each(|id| self.hand_down(id, notices));
+        let all: Vec<ProcessId> = self.processes.keys().copied().collect();
+        for id in all {
+            if let Some(process) = self.processes.get(&id) {
+                enforce::settings(process, &self.devices);
+                enforce::tell_device(process, &self.devices);
+            }
+            self.note_events(id, notices);
+            notices.push(Notice::Ring(id));
+        }
+    }
+}

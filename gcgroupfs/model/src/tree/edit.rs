@@ -1,0 +1,288 @@
+//! Write access of control files to the tree.
+
+use super::process::{Process, slots};
+use super::settings::{COMPUTE_PRIORITY, Setting};
+use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
+use crate::arbiter::Policy;
+use crate::error::{Error, Result};
+
+const CANNOT_SWAP: &str = "the process was not started with --swap";
+
+/// Changes to one directory on behalf of a caller.
+#[derive(Debug)]
+pub struct Edit<'a> {
+    state: &'a mut State,
+    place: Place,
+    caller: Caller,
+    notices: Vec<Notice>,
+}
+
+/// The process or group that is changed.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Process(ProcessId),
+    Group(GroupId),
+}
+
+impl<'a> Edit<'a> {
+    pub(super) fn new(state: &'a mut State, place: Place, caller: Caller) -> Self {
+        Self {
+            state,
+            place,
+            caller,
+            notices: Vec::new(),
+        }
+    }
+
+    pub(super) fn into_notices(self) -> Vec<Notice> {
+        self.notices
+    }
+
+    /// Sets a value in the format of its control file.
+    ///
+    /// # Errors
+    /// * `EINVAL`, `ERANGE`: not a value of this setting.
+    /// * `EPERM`: beyond root's setting.
+    /// * As [`Setting::check`].
+    pub fn set(&mut self, setting: &'static Setting, text: &str) -> Result<()> {
+        let uuid = self.uuid();
+        let before = self.settings()?.get(setting, uuid.as_deref());
+        let value = setting.parse(text, before)?;
+        if let Some(check) = setting.check {
+            check(self, value)?;
+        }
+        self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
+        setting.written.map_or(Ok(()), |written| written(self, value))
+    }
+
+    /// Counts that `memory.limit` was set if usage is above.
+    pub(super) fn count_over_limit(&mut self, limit: u64) -> Result<()> {
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                if Sums::of(process, device, devices).current() > limit {
+                    if let Some(kept) = process.kept_mut(device) {
+                        kept.nr_over_limit += 1;
+                    }
+                    self.notices.push(Notice::SettingsChanged(id));
+                }
+                self.state.note_events(id, &mut self.notices);
+            }
+            Target::Group(id) => {
+                if self.state.group_current(id, device) > limit {
+                    self.count_in_group(id, |sums| sums.nr_over_limit += 1);
+                }
+                self.state.limit_group(id, device, limit, &mut self.notices);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a value of `memory.swap.max`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`.
+    pub(super) fn check_swap_max(&self, bytes: u64) -> Result<()> {
+        let Target::Process(id) = self.target()? else {
+            return Ok(());
+        };
+        let process = self.state.processes.get(&id);
+        if bytes != 0 && !process.is_some_and(|process| process.can_swap()) {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        Ok(())
+    }
+
+    /// Applies `memory.swap.max` of a group.
+    pub(super) fn bound_swap(&mut self) -> Result<()> {
+        if let Target::Group(id) = self.target()? {
+            self.state.bound_group(id, self.device());
+            self.state.bound_swap_within(id);
+            self.state.bound_swap(Some(id));
+        }
+        Ok(())
+    }
+
+    /// Asks for `bytes` to be swapped out: for a process as a whole, on each device as far as needed; for a
+    /// group, from the processes with the most swappable memory first.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if no process here was started with `--swap`.
+    pub fn reclaim(&mut self, bytes: u64) -> Result<()> {
+        let (device, target) = (self.device(), self.target()?);
+        let wanted: Vec<usize> = match device {
+            Some(device) => vec![device],
+            None => slots(self.state.devices.len()).collect(),
+        };
+        let mut processes: Vec<&Process> = match target {
+            Target::Process(id) => self
+                .state
+                .processes
+                .get(&id)
+                .map(AsRef::as_ref)
+                .into_iter()
+                .collect(),
+            Target::Group(id) => self.state.within(id),
+        };
+        processes.retain(|process| process.can_swap());
+        if processes.is_empty() {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        let asked = self.state.reclaim(processes, &wanted, bytes, false);
+        self.notices.extend(asked.into_iter().map(Notice::Ring));
+        match target {
+            Target::Process(id) => {
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.nr_reclaim += 1;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+                self.state.note_events(id, &mut self.notices);
+            }
+            Target::Group(id) => self.count_in_group(id, |sums| sums.nr_reclaim += 1),
+        }
+        Ok(())
+    }
+
+    /// Checks a value of `compute.priority`.
+    ///
+    /// # Errors
+    /// `EPERM` if a user other than root sets a lower number than root has set here or above, or, where root
+    /// has set none, than the default.
+    pub(super) fn check_priority(&self, priority: u32) -> Result<()> {
+        let above = match self.target()? {
+            Target::Process(id) => self.state.processes.get(&id).and_then(|process| process.group),
+            Target::Group(id) => self.state.groups.get(&id).and_then(|group| group.parent),
+        };
+        let least = self.state.least_priority(self.settings()?, above, self.device());
+        if priority < least && !self.state.is_root(self.caller) {
+            return Err(Error::BeyondRoot(COMPUTE_PRIORITY.refusal));
+        }
+        Ok(())
+    }
+
+    /// Sets the scheduling policy of all GPUs.
+    pub fn set_policy(&mut self, policy: &'static Policy) {
+        let mut settings = self.state.root.clone();
+        settings.set_policy(policy);
+        if settings != self.state.root {
+            self.state.root = settings;
+            self.notices.push(Notice::RootChanged);
+        }
+    }
+
+    /// Notes what `gcgroup.events` of a process shows after a change of `compute.freeze`.
+    pub(super) fn note_events(&mut self) -> Result<()> {
+        if let Target::Process(id) = self.target()? {
+            self.state.note_events(id, &mut self.notices);
+        }
+        Ok(())
+    }
+
+    /// Restarts `memory.peak` at the bytes held now.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] at the root.
+    pub fn reset_peak(&mut self) -> Result<()> {
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                let current = Sums::of(process, device, devices).current();
+                enforce::reset_peak(process, device);
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.peak = current;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+            }
+            Target::Group(id) => {
+                let current = self.state.group_current(id, device);
+                let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
+                let counted = group.counted_mut(device);
+                (counted.peak, counted.is_reset) = (current, true);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the process with that pid into this directory.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` except in the root and in groups; `ESRCH`, `EPERM` as for a move.
+    pub fn take_in(&mut self, pid: u32) -> Result<()> {
+        let to = match (self.place.whose(), self.place.device) {
+            (Entity::Root, None) => None,
+            (Entity::Group(id), None) => Some(id),
+            _ => return Err(Error::NotSupported("processes can only be put into groups")),
+        };
+        self.state.relocate(pid, to, self.caller, &mut self.notices)
+    }
+
+    /// Counts an event of a group, there and above, and has the counts written to the journal.
+    fn count_in_group(&mut self, id: GroupId, count: impl Fn(&mut Sums)) {
+        let device = self.device();
+        self.state.count_in_group(id, device, count, &mut self.notices);
+        let groups = self.state.chain(Some(id)).into_iter();
+        self.notices.extend(groups.map(Notice::GroupChanged));
+    }
+
+    /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be
+    /// rung.
+    fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
+        let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
+        let settings = match target {
+            Target::Process(id) => &mut self.state.processes.get_mut(&id).ok_or(Error::Gone)?.settings,
+            Target::Group(id) => &mut self.state.groups.get_mut(&id).ok_or(Error::Gone)?.settings,
+        };
+        let mut changed = settings.clone();
+        change(&mut changed, by_root)?;
+        if changed == *settings {
+            return Ok(());
+        }
+        *settings = changed;
+        match target {
+            Target::Process(id) => {
+                let process = self.state.processes.get(&id).ok_or(Error::Gone)?;
+                let ring = enforce::settings(process, &self.state.devices);
+                self.notices.push(Notice::SettingsChanged(id));
+                if ring {
+                    self.notices.push(Notice::Ring(id));
+                }
+            }
+            Target::Group(id) => {
+                // Processes are told first, so that they do not wait for the disk.
+                self.state.hand_down(id, &mut self.notices);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
+    }
+
+    fn settings(&self) -> Result<&Settings> {
+        match self.target()? {
+            Target::Process(id) => Ok(&self.state.processes.get(&id).ok_or(Error::Gone)?.settings),
+            Target::Group(id) => Ok(&self.state.groups.get(&id).ok_or(Error::Gone)?.settings),
+        }
+    }
+
+    fn device(&self) -> Option<usize> {
+        self.place.device.map(usize::from)
+    }
+
+    fn uuid(&self) -> Option<String> {
+        let device = self.state.devices.get(self.device()?);
+        device.map(|device| device.uuid_text.clone())
+    }
+
+    fn target(&self) -> Result<Target> {
+        match self.place.whose() {
+            Entity::Root => Err(Error::NotFound),
+            Entity::Process(id) => Ok(Target::Process(id)),
+            Entity::Group(id) => Ok(Target::Group(id)),
+        }
+    }
+}

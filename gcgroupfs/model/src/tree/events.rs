@@ -1,0 +1,250 @@
+//! State shown by events files, reduced to what is needed to detect changes, and the number of changes.
+
+use super::peaks::MAX_LOOK;
+use super::process::Process;
+use super::{Devices, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
+
+/// State shown by the events files of one directory, each with its number of changes: a poller compares that
+/// number with the one of its last read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Directory {
+    standing: Standing,
+    nr_standing: u64,
+    /// Sum of all counts in `memory.events`, none of which ever falls.
+    counts: u64,
+    nr_counts: u64,
+}
+
+/// State shown by `gcgroup.events`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) is_populated: bool,
+    pub(super) is_frozen: bool,
+    pub(super) is_hook_ok: bool,
+    /// [`Process::drain_error`].
+    pub(super) drain_error: Option<u32>,
+}
+
+/// State of all events files of a process or a group: its own directory first, then one for each device.
+#[derive(Debug, Default)]
+pub(super) struct Events(Box<[Directory]>);
+
+/// Returns the number of directories with events files: its own, and one for each device.
+pub(super) fn nr_places(nr_devices: usize) -> usize {
+    nr_devices + 1
+}
+
+fn position(device: Option<usize>) -> usize {
+    device.map_or(0, |index| index + 1)
+}
+
+impl Events {
+    fn at(&self, device: Option<usize>) -> Directory {
+        self.0.get(position(device)).copied().unwrap_or_default()
+    }
+
+    fn at_mut(&mut self, at: usize) -> &mut Directory {
+        if self.0.len() <= at {
+            let more = (self.0.len()..=at).map(|_| Directory::default());
+            self.0 = self.0.iter().copied().chain(more).collect();
+        }
+        &mut self.0[at]
+    }
+
+    /// Returns how often `gcgroup.events` has changed.
+    pub(super) fn nr_standing_changes(&self, device: Option<usize>) -> u64 {
+        self.at(device).nr_standing
+    }
+
+    /// Returns how often `memory.events` has changed.
+    pub(super) fn nr_count_changes(&self, device: Option<usize>) -> u64 {
+        self.at(device).nr_counts
+    }
+
+    /// Returns whether it was frozen at the last check, by position.
+    pub(super) fn was_frozen(&self, at: usize) -> bool {
+        self.0
+            .get(at)
+            .is_some_and(|directory| directory.standing.is_frozen)
+    }
+
+    pub(super) fn set_standing(&mut self, at: usize, standing: Standing) -> bool {
+        let directory = self.at_mut(at);
+        let changed = directory.standing != standing;
+        directory.standing = standing;
+        directory.nr_standing += u64::from(changed);
+        changed
+    }
+
+    fn set_counts(&mut self, at: usize, counts: u64) -> bool {
+        let directory = self.at_mut(at);
+        let changed = directory.counts != counts;
+        directory.counts = counts;
+        directory.nr_counts += u64::from(changed);
+        changed
+    }
+
+    /// Counts a change of a sum, one of whose terms has changed.
+    pub(super) fn count_change(&mut self, at: usize) {
+        self.at_mut(at).nr_counts += 1;
+    }
+}
+
+/// Changes in a process's events files, by position.
+#[derive(Debug, Default)]
+struct Changes {
+    any: bool,
+    counts: Vec<usize>,
+    froze: Vec<usize>,
+    thawed: Vec<usize>,
+}
+
+impl State {
+    /// Counts and reports the changes since the last call, for the process and all groups that it is in.
+    pub(super) fn note_events(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        let changes = process.note_events(&self.devices);
+        let group = process.group;
+        self.observe(id);
+        if !changes.any {
+            return;
+        }
+        notices.push(Notice::Events(id));
+        if !changes.counts.is_empty() {
+            self.bound_swap(group);
+        }
+        let nr_devices = self.devices.len();
+        self.each_above(group, |group| {
+            group.nr_frozen.resize(nr_places(nr_devices), 0);
+            changes.froze.iter().for_each(|at| group.nr_frozen[*at] += 1);
+            for at in &changes.thawed {
+                group.nr_frozen[*at] = group.nr_frozen[*at].saturating_sub(1);
+            }
+            changes
+                .counts
+                .iter()
+                .for_each(|at| group.events.count_change(*at));
+            if group.note_standing(nr_devices) || !changes.counts.is_empty() {
+                notices.push(Notice::GroupEvents(group.id));
+            }
+        });
+    }
+
+    /// Counts and reports the changes of a process, or of all processes in a group unless it is large.
+    /// Returns whether there were any.
+    pub(super) fn note_events_below(&mut self, place: Place, notices: &mut Vec<Notice>) -> bool {
+        let ids = match place.whose() {
+            Entity::Root => Vec::new(),
+            Entity::Process(id) => vec![id],
+            Entity::Group(id) => match self.groups.get(&id) {
+                Some(group) if group.nr_members <= MAX_LOOK => {
+                    self.within(id).iter().map(|process| process.id).collect()
+                }
+                _ => Vec::new(),
+            },
+        };
+        let before = notices.len();
+        for id in ids {
+            self.note_events(id, notices);
+        }
+        notices.len() != before
+    }
+
+    /// Adds a process to the counts of these groups, or removes it.
+    pub(super) fn count_member(
+        &mut self,
+        id: ProcessId,
+        groups: &[GroupId],
+        enters: bool,
+        notices: &mut Vec<Notice>,
+    ) {
+        let nr_devices = self.devices.len();
+        let Self {
+            processes,
+            groups: all,
+            ..
+        } = self;
+        let Some(process) = processes.get(&id) else { return };
+        for id in groups {
+            let Some(group) = all.get_mut(id) else { continue };
+            group.nr_frozen.resize(nr_places(nr_devices), 0);
+            let count = |number: &mut usize, by: bool| match enters {
+                true => *number += usize::from(by),
+                false => *number = number.saturating_sub(usize::from(by)),
+            };
+            count(&mut group.nr_members, true);
+            for (at, number) in group.nr_frozen.iter_mut().enumerate() {
+                count(number, process.events.was_frozen(at));
+            }
+            if group.note_standing(nr_devices) {
+                notices.push(Notice::GroupEvents(group.id));
+            }
+        }
+    }
+
+    /// Calls `visit` with the group and each group above it.
+    pub(super) fn each_above(&mut self, from: Option<GroupId>, mut visit: impl FnMut(&mut Group)) {
+        let mut at = from;
+        while let Some(group) = at.and_then(|id| self.groups.get_mut(&id)) {
+            visit(group);
+            at = group.parent;
+        }
+    }
+}
+
+impl Process {
+    fn note_events(&mut self, devices: &Devices) -> Changes {
+        let places = [None].into_iter().chain((0..devices.len()).map(Some));
+        let mut changes = Changes::default();
+        for (at, device) in places.enumerate() {
+            let (standing, counts) = (self.standing(device, devices), self.counts(device, devices));
+            let was_frozen = self.events.was_frozen(at);
+            if self.events.set_standing(at, standing) {
+                changes.any = true;
+                match (was_frozen, standing.is_frozen) {
+                    (false, true) => changes.froze.push(at),
+                    (true, false) => changes.thawed.push(at),
+                    _ => {}
+                }
+            }
+            if self.events.set_counts(at, counts) {
+                changes.any = true;
+                changes.counts.push(at);
+            }
+        }
+        changes
+    }
+
+    fn standing(&self, device: Option<usize>, devices: &Devices) -> Standing {
+        Standing {
+            is_populated: true,
+            is_frozen: self.is_frozen(device, devices.len()),
+            is_hook_ok: self.is_hook_ok(),
+            drain_error: self.drain_error(device, devices.len()),
+        }
+    }
+
+    fn counts(&self, device: Option<usize>, devices: &Devices) -> u64 {
+        let Sums {
+            nr_max,
+            nr_oom,
+            nr_over_limit,
+            nr_reclaim,
+            swap,
+            ..
+        } = Sums::of(self, device, devices);
+        [
+            nr_max,
+            nr_oom,
+            nr_over_limit,
+            nr_reclaim,
+            swap.nr_in,
+            swap.nr_out,
+            swap.nr_fail,
+        ]
+        .into_iter()
+        .fold(0, u64::wrapping_add)
+    }
+}

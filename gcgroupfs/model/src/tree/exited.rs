@@ -1,0 +1,76 @@
+//! Record of processes that have left.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Display};
+
+use gcgroup_abi::Submission;
+
+use super::process::Process;
+use super::{Devices, Identity, Sums, sums};
+
+/// Number of lines of `exited`.
+const NR_EXITED: usize = 64;
+
+/// Adds a process that has left. If there are too many, the user with the most loses the oldest, so that no
+/// user can displace all entries of others.
+pub(super) fn remember(all: &mut VecDeque<Exited>, one: Exited) {
+    all.push_front(one);
+    if all.len() <= NR_EXITED {
+        return;
+    }
+    let nr_of = |uid: u32| all.iter().filter(|exited| exited.identity.uid == uid).count();
+    // Among users with equally many, the one with the oldest entry.
+    let most = all
+        .iter()
+        .map(|exited| exited.identity.uid)
+        .max_by_key(|uid| nr_of(*uid));
+    if let Some(oldest) = all.iter().rposition(|exited| Some(exited.identity.uid) == most) {
+        all.remove(oldest);
+    }
+}
+
+/// One line of `exited`.
+#[derive(Debug)]
+pub struct Exited {
+    identity: Identity,
+    /// Time of the exit, seconds since 1970.
+    end: u64,
+    peak: u64,
+    pub(super) sums: Sums,
+}
+
+impl Exited {
+    pub(super) fn new(process: &Process, devices: &Devices, end: u64) -> Self {
+        Self {
+            identity: process.identity.clone(),
+            end,
+            peak: sums::peak(process, None, devices),
+            sums: Sums::of(process, None, devices),
+        }
+    }
+}
+
+impl Display for Exited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            identity,
+            end,
+            peak,
+            sums,
+        } = self;
+        write!(
+            f,
+            "{} comm={} start={} end={end} memory.peak={peak} nr_alloc={} nr_alloc_fail={} oom={} \
+             nr_launches={} nr_graphs={} nr_copies={}",
+            identity.pid,
+            identity.comm,
+            identity.started,
+            sums.nr_alloc,
+            sums.nr_alloc_fail,
+            sums.nr_oom,
+            sums.submitted(Submission::Kernel),
+            sums.submitted(Submission::Graph),
+            sums.submitted(Submission::Copy),
+        )
+    }
+}

@@ -1,0 +1,200 @@
+//! One group: its limits, and what is held of them.
+//!
+//! The groups above are charged no more than this group's limits, or its sure charge if that is more. So a
+//! claim in a group costs others no more than the group could have used honestly. The sure charge exceeds the
+//! limit where the limit was set below what was held.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::Place;
+use crate::tree::{GroupId, ProcessId};
+
+/// Limit of the groups on a device and bytes left there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allowed {
+    pub(super) limit: u64,
+    pub(super) room: u64,
+}
+
+impl Allowed {
+    pub(super) const ALL: Self = Self {
+        limit: NO_LIMIT,
+        room: NO_LIMIT,
+    };
+}
+
+/// Bytes charged to a group, and the part of them that is not merely claimed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Charge {
+    pub(super) all: u128,
+    pub(super) sure: u128,
+}
+
+/// Change of what is held below a group: at one place, and of the sum over all places.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Recharge {
+    pub(super) before: Charge,
+    pub(super) now: Charge,
+    whole_before: u128,
+    whole_now: u128,
+}
+
+impl Recharge {
+    /// Returns the change for one process.
+    pub(super) fn of(before: Charge, now: Charge) -> Self {
+        Self {
+            before,
+            now,
+            whole_before: before.all,
+            whole_now: now.all,
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.before == self.now && self.whole_before == self.whole_now
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) parent: Option<GroupId>,
+    pub(super) children: BTreeSet<GroupId>,
+    /// Processes directly in this group.
+    pub(super) members: BTreeSet<ProcessId>,
+    /// Number of processes in this group and below.
+    pub(super) nr_below: usize,
+    /// Number of processes in this group and below that are alive and not registered.
+    pub(super) nr_awaited: usize,
+    /// Limits by place in bytes; absent if unlimited.
+    limits: BTreeMap<Place, u64>,
+    /// Charge by place: grants and overhead. A process without a limit above has only overhead here.
+    charged: Vec<Charge>,
+    /// Bytes held on all places together: the sum, with child groups bounded to what they pass on.
+    whole: u128,
+    /// Bytes charged to the group above, by place and in all.
+    passed: Vec<u128>,
+    passed_whole: u128,
+}
+
+impl Node {
+    pub(super) fn new(parent: Option<GroupId>, nr_places: usize) -> Self {
+        Self {
+            parent,
+            children: BTreeSet::new(),
+            members: BTreeSet::new(),
+            nr_below: 0,
+            nr_awaited: 0,
+            limits: BTreeMap::new(),
+            charged: vec![Charge::default(); nr_places],
+            whole: 0,
+            passed: vec![0; nr_places],
+            passed_whole: 0,
+        }
+    }
+
+    pub(super) fn add_place(&mut self) {
+        self.charged.push(Charge::default());
+        self.passed.push(0);
+    }
+
+    pub(super) fn limit(&self, place: Place) -> u64 {
+        self.limits.get(&place).copied().unwrap_or(NO_LIMIT)
+    }
+
+    pub(super) fn set_limit(&mut self, place: Place, limit: u64) {
+        match limit {
+            NO_LIMIT => self.limits.remove(&place),
+            limit => self.limits.insert(place, limit),
+        };
+    }
+
+    /// Returns whether memory on that device counts towards a limit of this group.
+    pub(super) fn limits(&self, at: usize) -> bool {
+        self.limits.contains_key(&Some(at)) || self.limits.contains_key(&None)
+    }
+
+    pub(super) fn has_limit(&self) -> bool {
+        !self.limits.is_empty()
+    }
+
+    /// Reduces `allowed` to what this group allows.
+    pub(super) fn narrow(&self, allowed: &mut [Allowed]) {
+        for (at, allowed) in allowed.iter_mut().enumerate() {
+            for place in [Some(at), None] {
+                allowed.limit = allowed.limit.min(self.limit(place));
+                allowed.room = allowed.room.min(self.room(place));
+            }
+        }
+    }
+
+    /// Returns whether more may be held of a limit than is known.
+    pub(super) fn is_unsure(&self) -> bool {
+        self.nr_awaited > 0 && self.has_limit()
+    }
+
+    /// Charges a change below. Returns the change of what the group above is charged.
+    pub(super) fn charge(&mut self, at: usize, change: &Recharge) -> Recharge {
+        let Some(charged) = self.charged.get_mut(at) else {
+            return Recharge::default();
+        };
+        let moved = |sum: u128, before: u128, now: u128| (sum + now).saturating_sub(before);
+        charged.all = moved(charged.all, change.before.all, change.now.all);
+        charged.sure = moved(charged.sure, change.before.sure, change.now.sure);
+        self.whole = moved(self.whole, change.whole_before, change.whole_now);
+
+        let (before, whole_before) = (self.passed.get(at).copied().unwrap_or(0), self.passed_whole);
+        let now = self.charged(Some(at)).min(self.cap(Some(at)));
+        if let Some(passed) = self.passed.get_mut(at) {
+            *passed = now;
+        }
+        self.passed_whole = self.whole.min(self.cap(None)).min(self.passed.iter().sum());
+        let passed = |all, sure| Charge { all, sure };
+        Recharge {
+            before: passed(before, change.before.sure),
+            now: passed(now, change.now.sure),
+            whole_before,
+            whole_now: self.passed_whole,
+        }
+    }
+
+    /// Returns the most bytes believed to be held at a place: the limits, or the sure charge if that is more.
+    pub(super) fn cap(&self, place: Place) -> u128 {
+        let limit = self.limit(place).min(self.limit(None));
+        self.sure(place).max(limit.into())
+    }
+
+    fn sure(&self, place: Place) -> u128 {
+        match place {
+            None => self.charged.iter().map(|charged| charged.sure).sum(),
+            Some(at) => self.charged.get(at).map_or(0, |charged| charged.sure),
+        }
+    }
+
+    pub(super) fn charged(&self, place: Place) -> u128 {
+        match place {
+            None => self.whole,
+            Some(at) => self.charged.get(at).map_or(0, |charged| charged.all),
+        }
+    }
+
+    /// Returns the bytes missing at a place for `need` more to be held; 0 without a limit.
+    pub(super) fn missing(&self, place: Place, need: u64) -> u64 {
+        match self.limit(place) {
+            NO_LIMIT => 0,
+            limit => {
+                let wanted = self.charged(place) + u128::from(need);
+                u64::try_from(wanted.saturating_sub(limit.into())).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Returns the bytes left at a place.
+    pub(super) fn room(&self, place: Place) -> u64 {
+        match self.limit(place) {
+            NO_LIMIT => NO_LIMIT,
+            limit => u64::try_from(u128::from(limit).saturating_sub(self.charged(place))).unwrap_or(0),
+        }
+    }
+}

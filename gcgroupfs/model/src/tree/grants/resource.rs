@@ -1,0 +1,80 @@
+//! Resources that are granted, and their words in the blocks.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{Control, NO_LIMIT};
+
+use super::node::Allowed;
+use crate::tree::claims::device_total;
+use crate::tree::devices::Devices;
+use crate::tree::enforce;
+use crate::tree::process::Process;
+use crate::tree::untrusted::{GrantRequest, GrantWords, UntrustedDevice};
+
+/// A resource that processes charge themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tree) enum Resource {
+    /// Bytes on a device, against `memory.limit`.
+    Memory,
+    /// Bytes of a device's memory that are on the host, against `memory.swap.max`. Grants are exactly what
+    /// was asked for, since asking costs little compared with a move.
+    Swap,
+}
+
+/// Most bytes granted beyond a request, so that not every allocation asks.
+pub(super) const CHUNK: u64 = 64 << 20;
+
+impl Resource {
+    /// Returns the words with the bytes that the process has charged and may charge.
+    pub(super) fn words(self, usage: UntrustedDevice<'_>) -> GrantWords<'_> {
+        match self {
+            Self::Memory => usage.memory_words(),
+            Self::Swap => usage.swap_words(),
+        }
+    }
+
+    /// Returns the number and the bytes of a process's unanswered request on a device, if there is one.
+    pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<(u32, u64)> {
+        let usage = process.usage().device(slot)?;
+        let control = process.control().devices.get(slot)?;
+        let (GrantRequest { number, bytes }, answer) = match self {
+            Self::Memory => (usage.memory_request(), &control.grant_answer),
+            Self::Swap => (usage.swap_request(), &control.swap_answer),
+        };
+        (number != answer.load(Relaxed)).then_some((number, bytes))
+    }
+
+    /// Returns the size of the resource on the device of a slot, in bytes.
+    pub(super) fn total(self, slot: usize, devices: &Devices) -> u64 {
+        match self {
+            Self::Memory => device_total(slot, devices),
+            Self::Swap => devices.host.memory,
+        }
+    }
+
+    /// Returns the process's own limit in bytes. None for swap: host memory made ahead of moves is not
+    /// bounded by the process's `memory.swap.max`.
+    pub(super) fn own_limit(self, control: &Control, slot: usize) -> u64 {
+        let on_device = control.devices.get(slot);
+        let on_device = on_device.map_or(NO_LIMIT, |device| device.memory_limit.load(Relaxed));
+        match self {
+            Self::Memory => on_device.min(control.memory_limit.load(Relaxed)),
+            Self::Swap => NO_LIMIT,
+        }
+    }
+
+    pub(super) fn chunk(self) -> u64 {
+        match self {
+            Self::Memory => CHUNK,
+            Self::Swap => 0,
+        }
+    }
+
+    /// Tells a process what the groups above allow and have left, if its hook uses that for this resource.
+    pub(super) fn publish(self, control: &Control, slot: usize, allowed: &Allowed) {
+        match self {
+            Self::Memory => enforce::allow(control, slot, allowed.limit, allowed.room),
+            Self::Swap => {}
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Making, removing, finding and restoring groups.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
+use super::inherited::Inherited;
+use super::saved::Made;
+use super::{
+    Access, Caller, Change, DIRECTORY_MODE, Device, Entity, Group, GroupId, NewGroup, Notice, Owner, Place,
+    ProcessId, Saved, Settings, State, Transient, Tree, enforce,
+};
+use crate::error::{Error, Result};
+
+impl Tree {
+    /// Makes a group in a directory and returns its number with the [`Change`]. The caller becomes its owner;
+    /// its right to do so has been checked by the kernel or [`may_change`](Self::may_change).
+    ///
+    /// # Errors
+    /// `EPERM` in a process's or a device's directory; `EINVAL` or `ENAMETOOLONG` for the name; `EEXIST`;
+    /// `EAGAIN` beyond [`MAX_DEPTH`], or if there are too many groups in all or of the caller.
+    pub fn make_group(&self, new: &NewGroup<'_>) -> Result<(GroupId, Change)> {
+        self.make(new, None)
+    }
+
+    pub(super) fn make(&self, new: &NewGroup<'_>, transient: Option<Transient>) -> Result<(GroupId, Change)> {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let made = state.make_group(new, transient, &mut notices)?;
+        Ok((made, Change::new(notices)))
+    }
+
+    /// Removes a group.
+    ///
+    /// # Errors
+    /// `EPERM` for a process's or a device's directory, `ENOENT` if no group has that name, `EBUSY` if the
+    /// group contains processes or groups.
+    pub fn remove_group(&self, parent: Place, name: &str) -> Result<Change> {
+        let place = self.directory(parent, name)?;
+        let Entity::Group(id) = place.whose() else {
+            return Err(Error::FixedShape);
+        };
+        if place.device.is_some() {
+            return Err(Error::FixedShape);
+        }
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let gone = state.remove_group(id, &mut notices)?;
+        state.reap(gone.parent, &mut notices);
+        Ok(Change::new(notices))
+    }
+
+    /// Returns the parent directory; the root's parent is the root.
+    pub fn parent(&self, place: Place) -> Place {
+        let state = self.state.lock();
+        match place.whose() {
+            _ if place.device.is_some() => place.whole(),
+            Entity::Group(id) => Place::of(state.groups.get(&id).and_then(|group| group.parent)),
+            Entity::Root | Entity::Process(_) => Place::ROOT,
+        }
+    }
+
+    /// Returns the path of a group from the root; empty for the root.
+    pub fn path(&self, group: Option<GroupId>) -> String {
+        self.state.lock().path(group)
+    }
+
+    /// Returns the group of a process (`Some(None)` for the root), or `None` if the process has left.
+    pub fn group_of(&self, id: ProcessId) -> Option<Option<GroupId>> {
+        Some(self.state.lock().processes.get(&id)?.group)
+    }
+
+    /// Returns all groups.
+    pub fn groups(&self) -> Vec<GroupId> {
+        self.state.lock().groups.keys().copied().collect()
+    }
+
+    /// Returns the group `name` of a directory, if the caller made it and it is empty.
+    pub fn made_by(&self, parent: Place, name: &str, caller: Caller) -> Option<Place> {
+        let place = self.directory(parent, name).ok()?;
+        let Entity::Group(id) = place.whose() else {
+            return None;
+        };
+        let state = self.state.lock();
+        let group = state.groups.get(&id)?;
+        (group.maker == caller.uid && group.is_empty()).then_some(place)
+    }
+
+    pub fn has_group(&self, id: GroupId) -> bool {
+        self.state.lock().groups.contains_key(&id)
+    }
+
+    /// Returns the lowest priority number that users other than root may set for a process with these
+    /// settings in a group, on all devices together.
+    pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
+        self.state.lock().least_priority(settings, group, None)
+    }
+
+    /// Returns the persistent state of a process, or `None` if it has left.
+    pub fn saved(&self, id: ProcessId) -> Option<Saved> {
+        let state = self.state.lock();
+        Some(Saved::of_process(state.processes.get(&id)?, &state.devices))
+    }
+
+    /// Restores the root and the groups after a daemon restart, without notices. A group whose parent does
+    /// not exist is dropped.
+    pub fn restore(&self, root: Saved, groups: BTreeMap<GroupId, Saved>) {
+        let mut state = self.state.lock();
+        let last = groups
+            .last_key_value()
+            .map_or(GroupId::FIRST, |(id, _)| GroupId(id.0 + 1));
+        state.next_group = last.max(root.next_group.unwrap_or(last)).min(GroupId::END);
+        state.departed = root.departed();
+        state.root = root.settings;
+        state.access = root.access;
+        // A group's number is higher than its parent's, so parents come first.
+        for (id, mut saved) in groups {
+            let Some(made) = saved.made.take() else { continue };
+            let parent = saved.group;
+            let is_free = check_name(&made.name).is_ok()
+                && state.child(parent, &made.name).is_ok_and(|id| id.is_none());
+            if !is_free || !(GroupId::FIRST..GroupId::END).contains(&id) {
+                continue;
+            }
+            let access = saved.access.unwrap_or(Access {
+                owner: state.owner,
+                mode: DIRECTORY_MODE,
+            });
+            let mut group = Group::new(id, parent, &made, access);
+            saved.restore_group(&mut group, &state.devices);
+            state.add_group(group);
+        }
+    }
+}
+
+impl State {
+    fn make_group(
+        &mut self,
+        new: &NewGroup<'_>,
+        transient: Option<Transient>,
+        notices: &mut Vec<Notice>,
+    ) -> Result<GroupId> {
+        let NewGroup {
+            parent,
+            name,
+            caller,
+            mode,
+        } = *new;
+        let above = match (parent.whose(), parent.device) {
+            (Entity::Root, None) => None,
+            (Entity::Group(id), None) => Some(id),
+            _ => return Err(Error::FixedShape),
+        };
+        check_name(name)?;
+        if self.child(above, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let nr_made = self.nr_made.get(&caller.uid).copied().unwrap_or(0);
+        if self.chain(above).len() >= MAX_DEPTH
+            || self.groups.len() >= MAX_GROUPS
+            || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
+            || self.next_group >= GroupId::END
+        {
+            return Err(Error::TooMany);
+        }
+        let id = self.next_group;
+        self.next_group = GroupId(id.0 + 1);
+        let mut access = Access {
+            owner: Owner {
+                uid: caller.uid,
+                gid: caller.gid,
+            },
+            mode: mode & 0o777,
+        };
+        access.owner = transient
+            .as_ref()
+            .map_or(access.owner, |transient| transient.owner);
+        let made = Made {
+            name: name.to_owned(),
+            by: caller.uid,
+            is_transient: transient.is_some(),
+        };
+        let mut group = Group::new(id, above, &made, access);
+        group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
+        self.add_group(group);
+        notices.push(Notice::GroupChanged(id));
+        notices.push(Notice::Made {
+            id,
+            parent,
+            name: made.name,
+            is_reported: false,
+        });
+        Ok(id)
+    }
+
+    fn add_group(&mut self, mut group: Group) {
+        let (id, name) = (group.id, group.name.clone());
+        let above = group.parent.and_then(|parent| self.groups.get(&parent));
+        let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
+        group.inherited = Arc::new(above.through(&group.settings, &self.devices));
+        group.note_standing(self.devices.len());
+        *self.nr_made.entry(group.maker).or_default() += 1;
+        match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
+            Some(parent) => parent.children.insert(name, id),
+            None => self.top.insert(name, id),
+        };
+        self.grants.add_group(id, group.parent);
+        self.swap_grants.add_group(id, group.parent);
+        self.groups.insert(id, group);
+        let places = [None].into_iter().chain((0..self.devices.len()).map(Some));
+        places.for_each(|place| self.bound_group(id, place));
+    }
+
+    pub(super) fn remove_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) -> Result<Group> {
+        let group = self.groups.get(&id).ok_or(Error::NotFound)?;
+        if !group.is_empty() {
+            return Err(Error::NotEmpty);
+        }
+        let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
+        self.grants.remove_group(id);
+        self.swap_grants.remove_group(id);
+        match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
+            Some(parent) => parent.children.remove(&group.name),
+            None => self.top.remove(&group.name),
+        };
+        if let Some(nr_made) = self.nr_made.get_mut(&group.maker) {
+            *nr_made -= 1;
+            if *nr_made == 0 {
+                self.nr_made.remove(&group.maker);
+            }
+        }
+        // The root's record comes first: it has the next group number, which must outlive the last group.
+        notices.push(Notice::RootChanged);
+        notices.push(Notice::GroupChanged(id));
+        notices.push(Notice::Removed {
+            id,
+            parent: Place::of(group.parent),
+            name: group.name.clone(),
+            is_reported: false,
+        });
+        Ok(group)
+    }
+
+    /// Returns the group `name` in a group, or in the root.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if the parent group does not exist.
+    pub(super) fn child(&self, parent: Option<GroupId>, name: &str) -> Result<Option<GroupId>> {
+        let children = match parent {
+            None => &self.top,
+            Some(id) => &self.groups.get(&id).ok_or(Error::Gone)?.children,
+        };
+        Ok(children.get(name).copied())
+    }
+
+    /// Returns a group and its ancestors, the group first.
+    pub(super) fn chain(&self, group: Option<GroupId>) -> Vec<GroupId> {
+        let above = |group: &&Group| group.parent.and_then(|parent| self.groups.get(&parent));
+        std::iter::successors(group.and_then(|id| self.groups.get(&id)), above)
+            .map(|group| group.id)
+            .collect()
+    }
+
+    pub(super) fn path(&self, group: Option<GroupId>) -> String {
+        let names = self.chain(group).into_iter().rev();
+        let names = names.filter_map(|id| Some(self.groups.get(&id)?.name.as_str()));
+        names.collect::<Vec<_>>().join("/")
+    }
+
+    /// Returns the lowest priority number that users other than root may set for a process or group with
+    /// these settings in the group `above`: on one device, or as a whole, where the bounds of every device
+    /// apply.
+    pub(super) fn least_priority(
+        &self,
+        settings: &Settings,
+        above: Option<GroupId>,
+        device: Option<usize>,
+    ) -> u32 {
+        let group = above.and_then(|above| self.groups.get(&above));
+        let inherited = group.map_or_else(Inherited::nothing, |group| group.inherited.clone());
+        let on = |device: &Device| {
+            let above = inherited.rank(Some(device.index));
+            settings.rank(Some(&device.uuid_text), above).least()
+        };
+        if let Some(device) = device.and_then(|index| self.devices.get(index)) {
+            return on(device);
+        }
+        let whole = settings.rank(None, inherited.rank(None)).least();
+        self.devices.iter().map(on).fold(whole, u32::max)
+    }
+
+    /// Applies a group's settings to all groups and processes below.
+    pub(super) fn hand_down(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        let mut left = vec![id];
+        while let Some(id) = left.pop() {
+            let Some(group) = self.groups.get(&id) else {
+                continue;
+            };
+            let above = group.parent.and_then(|parent| self.groups.get(&parent));
+            let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
+            let inherited = above.through(&group.settings, &self.devices);
+            if inherited == *group.inherited {
+                continue;
+            }
+            let Some(group) = self.groups.get_mut(&id) else {
+                continue;
+            };
+            group.inherited = Arc::new(inherited);
+            if group.note_standing(self.devices.len()) {
+                notices.push(Notice::GroupEvents(id));
+            }
+            left.extend(group.children.values());
+            let (inherited, members) = (group.inherited.clone(), group.members.clone());
+            for id in members {
+                self.inherit(id, inherited.clone(), notices);
+            }
+        }
+    }
+
+    /// Applies to a process what it inherits from its groups.
+    pub(super) fn inherit(&mut self, id: ProcessId, inherited: Arc<Inherited>, notices: &mut Vec<Notice>) {
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        process.inherited = inherited;
+        if enforce::settings(process, &self.devices) {
+            notices.push(Notice::Ring(id));
+        }
+        self.note_events(id, notices);
+    }
+}

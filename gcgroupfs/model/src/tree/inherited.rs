@@ -1,0 +1,65 @@
+//! Settings that a group passes down to its processes and child groups: freeze, the priority of those that
+//! have none of their own, and root's priority, which bounds what other users may set. Limits are not
+//! inherited: each applies by itself.
+
+use std::sync::{Arc, LazyLock};
+
+use super::settings::{COMPUTE_FREEZE, Ranked};
+use super::{Device, Settings};
+
+/// Settings in force for the contents of a group, from the group itself and all above.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Inherited {
+    freeze: bool,
+    rank: Ranked,
+    devices: Vec<OnDevice>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct OnDevice {
+    freeze: bool,
+    rank: Ranked,
+}
+
+impl Inherited {
+    /// Returns the shared value for the root, where nothing is inherited.
+    pub(super) fn nothing() -> Arc<Self> {
+        static NOTHING: LazyLock<Arc<Inherited>> = LazyLock::new(Arc::default);
+        NOTHING.clone()
+    }
+
+    /// Returns what a group with these settings passes down.
+    pub(super) fn through(&self, settings: &Settings, devices: &[Device]) -> Self {
+        let on = |device: &Device| {
+            let uuid = Some(device.uuid_text.as_str());
+            let above = self.at(device.index);
+            OnDevice {
+                freeze: above.freeze || settings.of_group(COMPUTE_FREEZE, uuid).is_on(),
+                rank: settings.rank(uuid, above.rank),
+            }
+        };
+        Self {
+            freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
+            rank: settings.rank(None, self.rank),
+            devices: devices.iter().map(on).collect(),
+        }
+    }
+
+    fn at(&self, device: usize) -> OnDevice {
+        self.devices.get(device).copied().unwrap_or_default()
+    }
+
+    /// Returns whether a freeze is inherited: on all devices, or on `device`, where either suffices.
+    pub(super) fn freeze(&self, device: Option<usize>) -> bool {
+        self.freeze || device.is_some_and(|device| self.at(device).freeze)
+    }
+
+    /// Returns the inherited priority and its bound, as a whole or on a device. An unknown device has those
+    /// of the whole.
+    pub(super) fn rank(&self, device: Option<usize>) -> Ranked {
+        match device.and_then(|device| self.devices.get(device)) {
+            Some(on) => on.rank,
+            None => self.rank,
+        }
+    }
+}

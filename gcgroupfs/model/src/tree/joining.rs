@@ -1,0 +1,164 @@
+//! Processes that join and leave.
+
+use std::sync::Arc;
+
+use super::{Blocks, Exited, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited};
+
+impl Tree {
+    /// Adds a process with its record from before, or with its initial settings; fills its control block and
+    /// publishes it. A process that already has the pid's directory leaves first: the pid was reused, or it
+    /// has executed another program. If its group no longer exists, the process is in the root.
+    ///
+    /// If the same process has the directory, its present settings are used instead of `saved`, because they
+    /// may have changed since that copy was made.
+    ///
+    /// Before the call the caller sets `grace_msec`. The block must be handed out only afterwards.
+    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+        let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
+        let held = saved.group.filter(|_| saved.is_held);
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let before = state.pids.get(&pid).copied();
+        let known = before.and_then(|before| state.processes.get(&before));
+        let goes_on = known.is_some_and(|known| known.identity.is_same(&identity));
+        let current = known
+            .filter(|known| known.identity.start_time == start_time)
+            .map(|known| Saved::of_process(known, &state.devices));
+        let saved = current.map_or(saved.clone(), |current| Saved {
+            is_awaited: saved.is_awaited,
+            ..current
+        });
+        let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
+        let id = state.number(&identity);
+        // The same program registers again: its directory stays.
+        notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
+        let mut process = Process::new(id, identity, blocks, &state.devices);
+        process.settings = saved.settings.clone();
+        saved.restore(&mut process, &state.devices);
+        let group = saved.group.and_then(|group| state.groups.get(&group));
+        if let Some(group) = group {
+            process.inherited = group.inherited.clone();
+        }
+        enforce::publish(&process, &state.devices);
+        state.pids.insert(pid, id);
+        state.processes.insert(id, Box::new(process));
+        state.enter(id, saved.group, &mut notices);
+        if let Some(held) = held {
+            state.release_group(held, &mut notices);
+        }
+        state.govern(id, saved.is_awaited);
+        state.bound_swap(saved.group);
+        // No reader can have seen another value yet.
+        state.note_events(id, &mut Vec::new());
+        if let Some(old) = &old {
+            state.reap(old.group, &mut notices);
+        }
+        drop(state);
+        drop(old);
+        notices.push(Notice::Joined { id, pid, start_time });
+        self.tell(&notices);
+        id
+    }
+
+    /// Removes a process, which ended at `end` (seconds since 1970). Its charges are dropped, its counts stay
+    /// in the totals. Does nothing if it has left already.
+    ///
+    /// Returns its final record without counts; no further writes to it are possible.
+    pub fn leave(&self, id: ProcessId, end: u64) -> Option<Saved> {
+        let mut notices = Vec::new();
+        // Dropped after the lock, because the last owner of the blocks unmaps them.
+        let mut state = self.state.lock();
+        let process = state.processes.get(&id);
+        let mut saved = process.map(|process| Saved::of_process(process, &state.devices));
+        if let Some(saved) = &mut saved {
+            saved.take_counts();
+        }
+        let gone = state.leave(id, end, false, &mut notices);
+        if let Some(gone) = &gone {
+            state.bound_swap(gone.group);
+            state.reap(gone.group, &mut notices);
+        }
+        drop(state);
+        drop(gone);
+        self.tell(&notices);
+        saved
+    }
+}
+
+impl State {
+    /// Returns the number of a process's program: 48 bits of a hash (splitmix64's mixing), not zero, which is
+    /// the root's.
+    pub(super) fn number(&self, identity: &Identity) -> ProcessId {
+        let Identity {
+            pid,
+            start_time,
+            image,
+            ..
+        } = identity;
+        let (text, stack) = image.unwrap_or_default();
+        let mix = |mut word: u64| {
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word ^ (word >> 31)
+        };
+        let hash = [u64::from(*pid), *start_time, text, stack]
+            .into_iter()
+            .fold(0, |hash: u64, word| {
+                mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(word))
+            });
+        let mut number = (hash >> 16).max(1);
+        while self.processes.contains_key(&ProcessId(number)) {
+            number = (number + 1).max(1) & ((1 << 48) - 1);
+        }
+        ProcessId(number)
+    }
+
+    /// Removes a process. If it `goes_on` here at once, its counts are not added to those of processes that
+    /// have left.
+    pub(super) fn leave(
+        &mut self,
+        id: ProcessId,
+        end: u64,
+        goes_on: bool,
+        notices: &mut Vec<Notice>,
+    ) -> Option<Box<Process>> {
+        self.exit(id, goes_on, notices);
+        self.grants.leave(id);
+        self.swap_grants.leave(id);
+        self.asking.remove(&id);
+        self.host_claims.remove(id);
+        let process = self.processes.remove(&id)?;
+        let Identity { pid, start_time, .. } = process.identity;
+        if self.pids.get(&pid) == Some(&id) {
+            self.pids.remove(&pid);
+        }
+        let exited = Exited::new(&process, &self.devices, end);
+        if !goes_on {
+            self.depart_from_root(&process, &exited, notices);
+        }
+        self.tie(notices);
+        exited::remember(&mut self.exited, exited);
+        notices.push(Notice::Left { id, pid, start_time });
+        self.forget_pressure(id);
+        Some(process)
+    }
+
+    /// Adds a leaving process's counts to the root's.
+    fn depart_from_root(&mut self, process: &Process, exited: &Exited, notices: &mut Vec<Notice>) {
+        let mut saved = Saved::of_process(process, &self.devices);
+        if saved.take_counts().is_empty() {
+            return;
+        }
+        self.departed += exited.sums.departed();
+        let Identity { pid, start_time, .. } = process.identity;
+        let saved = Box::new(saved);
+        // Done first: records not written after it are lost, and those written before it would count twice.
+        let departed = Notice::Departed {
+            pid,
+            start_time,
+            saved,
+        };
+        notices.insert(0, departed);
+        notices.push(Notice::RootChanged);
+    }
+}

@@ -1,0 +1,87 @@
+//! Notices of the tree to its listeners.
+
+use super::{GroupId, Place, ProcessId, Saved};
+
+/// A change that the tree cannot act on itself. Delivered after the lock has been released, so two notices
+/// may overtake each other: a listener must look in the tree for the current state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A process's directory has appeared.
+    Joined {
+        id: ProcessId,
+        pid: u32,
+        start_time: u64,
+    },
+    /// A process's directory has gone.
+    Left {
+        id: ProcessId,
+        pid: u32,
+        start_time: u64,
+    },
+    /// The counts of a program belong to its groups and the root from now on. The process's record must be
+    /// written without them, together with the groups' and the root's, whose notices are in the same call.
+    /// `saved` is what else is kept of the process, unless it registers again.
+    Departed {
+        pid: u32,
+        start_time: u64,
+        saved: Box<Saved>,
+    },
+    /// A group's directory has appeared.
+    Made {
+        id: GroupId,
+        parent: Place,
+        name: String,
+        /// The kernel itself reports it to watchers (inotify): it was requested through the mount.
+        is_reported: bool,
+    },
+    /// A group's directory has gone.
+    Removed {
+        id: GroupId,
+        parent: Place,
+        name: String,
+        /// As in [`Notice::Made`].
+        is_reported: bool,
+    },
+    /// The persistent state of the process has changed and must be written.
+    SettingsChanged(ProcessId),
+    /// The persistent state of the group has changed, or the group is gone; to be written.
+    GroupChanged(GroupId),
+    /// The persistent state of the root has changed and must be written.
+    RootChanged,
+    /// The control block has news for the process's helper thread: ring its bell, and wake the threads
+    /// waiting at those of its gates that have opened.
+    Ring(ProcessId),
+    /// The process has rung: its usage block has changed.
+    Rung(ProcessId),
+    /// A process's request for a larger grant on a device has been answered: wake the waiting threads.
+    Answered { id: ProcessId, device: usize },
+    /// The contents of the process's `*.events` may have changed.
+    Events(ProcessId),
+    /// The contents of the group's `*.events` may have changed.
+    GroupEvents(GroupId),
+    /// The contents of the root's `gcgroup.events` have changed.
+    RootEvents,
+    /// The GPU time of these processes has been read.
+    Watched(Vec<ProcessId>),
+    /// A scan for unmanaged processes has been requested.
+    AuditAsked,
+    /// A search for new devices has been requested.
+    DevicesAsked,
+}
+
+/// Receives [`Notice`]s on the thread that caused them. Must not wait unless [`may_wait`](Self::may_wait)
+/// returns true.
+pub trait Listener: Send + Sync {
+    fn notice(&self, notice: &Notice);
+
+    /// Receives the notices of one event, in order.
+    fn notices(&self, notices: &[Notice]) {
+        notices.iter().for_each(|notice| self.notice(notice));
+    }
+
+    /// Returns whether the listener may wait for a disk. Then it is called on a thread that can wait,
+    /// possibly with notices of records alone.
+    fn may_wait(&self) -> bool {
+        false
+    }
+}

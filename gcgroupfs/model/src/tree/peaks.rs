@@ -1,0 +1,308 @@
+//! Peaks of groups: the highest sums observed. Sums are not maintained while processes allocate, so they are
+//! known only for the moments at which they are sampled.
+//!
+//! The last sample of each process is stored and summed for each group above, so sampling one process costs
+//! no more than the depth. Such a sum mixes several moments: memory freed by one process since its sample
+//! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
+//! all of the group is sampled.
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::claims::device_total;
+use super::grants::Grants;
+use super::group::believed;
+use super::process::{Process, slots};
+use super::untrusted::UntrustedDevice;
+use super::{GroupId, Notice, ProcessId, State, Tree, sums};
+
+/// A group with more members is sampled once per second, not at each doorbell of one process.
+pub(super) const MAX_LOOK: usize = 64;
+
+/// A charge that a process is about to make, after a grant.
+#[derive(Debug, Clone, Copy)]
+struct Next {
+    /// The device's slot.
+    device: usize,
+    bytes: u64,
+    /// Total that it may have charged there then, in bytes.
+    granted: u64,
+}
+
+impl Tree {
+    /// Samples these processes for the peaks of their groups, and has grown peaks recorded. A peak between
+    /// two samples is missed, so call it periodically.
+    pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
+        // In parts, so that other threads get the lock in between.
+        for id in processes {
+            self.state.lock().see(id, None);
+        }
+        for id in self.growing() {
+            self.state.lock().look(id);
+        }
+        let mut state = self.state.lock();
+        let grown = state.groups.values_mut().filter(|group| group.has_grown);
+        let notices: Vec<Notice> = grown
+            .map(|group| {
+                group.has_grown = false;
+                Notice::GroupChanged(group.id)
+            })
+            .collect();
+        drop(state);
+        self.tell(&notices);
+    }
+
+    fn growing(&self) -> Vec<GroupId> {
+        let state = self.state.lock();
+        let groups = state.groups.values().filter(|group| group.seems_higher());
+        groups.map(|group| group.id).collect()
+    }
+}
+
+impl State {
+    /// Samples a process, and all of the groups whose sum seems to exceed their peak, unless they are large.
+    pub(super) fn observe(&mut self, id: ProcessId) {
+        self.see(id, None);
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let is_due = |id: &GroupId| {
+            let group = self.groups.get(id);
+            group.is_some_and(|group| group.nr_members <= MAX_LOOK && group.seems_higher())
+        };
+        if let Some(outermost) = chain.iter().rposition(is_due) {
+            self.look_up_to(&chain, outermost);
+        }
+    }
+
+    /// Samples a process's groups, except large ones, as they will be once it has charged what it is being
+    /// granted on a device.
+    pub(super) fn observe_grant(&mut self, id: ProcessId, device: usize, bytes: u64) {
+        let Some(granted) = self.grants.granted(id, device) else {
+            return;
+        };
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let is_small = |id: &GroupId| {
+            let group = self.groups.get(id);
+            group.is_some_and(|group| group.nr_members <= MAX_LOOK)
+        };
+        let Some(outermost) = chain.iter().rposition(is_small) else {
+            return;
+        };
+        self.see_within(&chain, outermost);
+        self.see(
+            id,
+            Some(Next {
+                device,
+                bytes,
+                granted,
+            }),
+        );
+        self.note_peaks(&chain, outermost);
+    }
+
+    /// Samples all processes in a group.
+    fn look(&mut self, id: GroupId) {
+        self.look_up_to(&[id], 0);
+    }
+
+    /// Samples all processes in `chain[last]` for the peaks of all groups up to it; each group lies in the
+    /// next.
+    fn look_up_to(&mut self, chain: &[GroupId], last: usize) {
+        self.see_within(chain, last);
+        self.note_peaks(chain, last);
+    }
+
+    fn see_within(&mut self, chain: &[GroupId], last: usize) {
+        let Some(outermost) = chain.get(last) else { return };
+        let members: Vec<ProcessId> = self.within(*outermost).iter().map(|process| process.id).collect();
+        members.into_iter().for_each(|id| self.see(id, None));
+    }
+
+    fn note_peaks(&mut self, chain: &[GroupId], last: usize) {
+        for id in chain.iter().take(last + 1) {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.note_peaks();
+            }
+        }
+    }
+
+    /// Stores a process's sample and updates its groups' sums.
+    fn see(&mut self, id: ProcessId, next: Option<Next>) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        let (group, now) = match process.group {
+            Some(group) => (Some(group), self.held_by(process, next)),
+            None => (None, Vec::new()),
+        };
+        let process = self.processes.get_mut(&id).map(|process| &mut process.observed);
+        let before = process.map(|observed| std::mem::replace(observed, now.clone()));
+        self.hold(group, before.unwrap_or_default(), now);
+    }
+
+    /// Replaces `before` by `now` in the sums of a group and those above.
+    fn hold(&mut self, from: Option<GroupId>, before: Vec<u64>, now: Vec<u64>) {
+        let (mut at, mut before, mut now) = (from, before, now);
+        while let Some(id) = at {
+            let caps = self.caps(id);
+            let Some(group) = self.groups.get_mut(&id) else {
+                return;
+            };
+            (before, now) = group.hold(&before, &now, &caps);
+            at = group.parent;
+        }
+    }
+
+    /// Returns the most that a group is believed to hold, by place.
+    fn caps(&self, id: GroupId) -> Vec<u64> {
+        self.places().map(|device| self.grants.cap(id, device)).collect()
+    }
+
+    fn places(&self) -> impl Iterator<Item = Option<usize>> + use<> {
+        [None].into_iter().chain((0..self.devices.len()).map(Some))
+    }
+
+    /// Moves a process's last sample from one group to another.
+    pub(super) fn carry(&mut self, id: ProcessId, from: Option<GroupId>, to: Option<GroupId>) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        let observed = process.observed.clone();
+        self.hold(from, observed.clone(), Vec::new());
+        self.hold(to, Vec::new(), observed);
+    }
+
+    /// Raises a group's peak to a value of `memory.current` that was shown to a reader.
+    pub(super) fn was_shown(&mut self, id: GroupId, device: Option<usize>, bytes: u64) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.note_peak(device, bytes);
+        }
+    }
+
+    /// Returns the highest known `memory.current` of a group: the highest sum observed, or the peak of a
+    /// single process that has been in no other group.
+    pub(super) fn group_peak(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let counted = self
+            .groups
+            .get(&id)
+            .map(|group| group.counted(device))
+            .unwrap_or_default();
+        let current = self.group_current(id, device);
+        if counted.is_reset {
+            return current.max(counted.peak);
+        }
+        let alone = self.within(id).into_iter().filter(|process| !process.has_moved);
+        let highest = alone.map(|process| self.peak_within(process, id, device)).max();
+        current.max(highest.unwrap_or(0)).max(counted.peak)
+    }
+
+    /// Returns a process's peak, bounded by what the groups from its own up to `id` can have held.
+    fn peak_within(&self, process: &Process, id: GroupId, device: Option<usize>) -> u64 {
+        let mut way = self.chain(process.group);
+        let end = way.iter().position(|group| *group == id);
+        way.truncate(end.map_or(way.len(), |end| end + 1));
+        let cap = |device: Option<usize>| {
+            let caps = way.iter().map(|group| self.grants.cap(*group, device));
+            caps.min().unwrap_or(NO_LIMIT)
+        };
+        let most = match device {
+            Some(_) => cap(device),
+            None => {
+                let slots = slots(self.devices.len());
+                let each = slots.map(|slot| cap(Some(slot)).min(device_total(slot, &self.devices)));
+                cap(None).min(each.fold(0, u64::saturating_add))
+            }
+        };
+        sums::peak(process, device, &self.devices).min(most)
+    }
+
+    /// Returns a group's `memory.current`, as far as it is believed.
+    pub(super) fn group_current(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let places: Vec<Option<usize>> = match device {
+            Some(_) => vec![device],
+            None => self.places().collect(),
+        };
+        let of = |process: &Process, place| self.current_of(process, place);
+        self.believed_in(id, &places, &self.grants, &of)
+            .first()
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Returns a group's swapped bytes, as far as they are believed.
+    pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let of = |process: &Process, place| sums::swapped(process, place, &self.devices);
+        let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
+        swapped
+            .first()
+            .map_or(0, |bytes| (*bytes).min(self.devices.host.memory))
+    }
+
+    /// Returns what is believed to be held in a group, by place: for processes directly in it all that `of`
+    /// returns, for groups in it at most what they can have.
+    fn believed_in(
+        &self,
+        id: GroupId,
+        places: &[Option<usize>],
+        grants: &Grants,
+        of: &dyn Fn(&Process, Option<usize>) -> u64,
+    ) -> Vec<u64> {
+        let mut held = vec![0_u64; places.len()];
+        let Some(group) = self.groups.get(&id) else {
+            return held;
+        };
+        let mut add = |more: Vec<u64>| {
+            for (sum, bytes) in held.iter_mut().zip(more) {
+                *sum = sum.saturating_add(bytes);
+            }
+        };
+        let members = group.members.iter().filter_map(|id| self.processes.get(id));
+        members.for_each(|process| add(places.iter().map(|place| of(process, *place)).collect()));
+        let children = group.children.values();
+        children.for_each(|child| add(self.believed_in(*child, places, grants, of)));
+        let caps: Vec<u64> = places.iter().map(|place| grants.cap(id, *place)).collect();
+        match places.first() {
+            Some(None) => believed(&held, &caps),
+            _ => held
+                .iter()
+                .zip(caps)
+                .map(|(held, cap)| (*held).min(cap))
+                .collect(),
+        }
+    }
+
+    /// Returns the sum of all `memory.current`, as far as it is believed.
+    pub(super) fn root_current(&self) -> u64 {
+        let alone = self.processes.values().filter(|process| process.group.is_none());
+        let alone = alone.map(|process| self.current_of(process, None));
+        let groups = self.top.values().map(|id| self.group_current(*id, None));
+        alone.chain(groups).fold(0, u64::saturating_add)
+    }
+
+    /// Returns a process's `memory.current`, as far as that is believed in its group.
+    fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
+        let on = |slot: usize| {
+            let most = self.grants.most(process.id, slot);
+            let charged = process.usage().charged(slot, most);
+            charged.saturating_add(sums::overhead(process, slot, &self.devices))
+        };
+        sums::over_slots(device, self.devices.len(), on)
+    }
+
+    /// Returns what a process holds, by place.
+    fn held_by(&self, process: &Process, next: Option<Next>) -> Vec<u64> {
+        let mut now: Vec<u64> = self
+            .places()
+            .map(|place| self.current_of(process, place))
+            .collect();
+        if let Some(next) = next {
+            let usage = process.usage().device(next.device);
+            let charged = usage.map_or(0, UntrustedDevice::charged);
+            let then = charged.saturating_add(next.bytes).min(next.granted);
+            let more = then.saturating_sub(charged);
+            let places = now.iter_mut().enumerate();
+            for (_, bytes) in places.filter(|(at, _)| *at == 0 || *at == next.device + 1) {
+                *bytes = bytes.saturating_add(more);
+            }
+        }
+        now
+    }
+}

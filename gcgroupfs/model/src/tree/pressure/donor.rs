@@ -1,0 +1,158 @@
+//! Donors: processes that can move memory out, the bytes each can move, and the bytes it has delivered.
+
+use std::cmp::Reverse;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::{DELIVERY, Sight};
+use crate::tree::{Host, Process, ProcessId};
+
+/// Time for which a donor that did not deliver is not asked, unless it delivers after all.
+const REST: Duration = Duration::from_secs(30);
+
+/// A process that can move memory out.
+pub(super) struct Candidate {
+    pub(super) id: ProcessId,
+    pub(super) priority: u32,
+    pub(super) bytes: u64,
+}
+
+impl Candidate {
+    /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
+    /// it swap out.
+    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
+        let (usage, control, device) = (process.usage(), process.control(), sight.device);
+        let charged = usage.charged(device, u64::MAX);
+        let held = sight.held_by(process).unwrap_or(charged);
+        let (on_device, device) = (usage.device(device)?, control.devices.get(device)?);
+        let left = |limit: u64, used: u64| match limit {
+            NO_LIMIT => NO_LIMIT,
+            limit => limit.saturating_sub(used),
+        };
+        let bytes = on_device
+            .swappable(charged)
+            .min(held)
+            .min(left(
+                device.memory_swap_max.load(Relaxed),
+                on_device.swapped(host.memory),
+            ))
+            .min(left(
+                control.memory_swap_max.load(Relaxed),
+                usage.swapped_in_all(host.memory),
+            ))
+            .min(allowed);
+        (process.can_swap() && bytes != 0).then(|| Self {
+            id: process.id,
+            priority: device.priority.load(Relaxed),
+            bytes,
+        })
+    }
+
+    /// Orders by least priority, then by most bytes.
+    pub(super) fn rank(&self) -> Reverse<(u32, u64)> {
+        Reverse((self.priority, self.bytes))
+    }
+}
+
+/// A donor that was asked.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) id: ProcessId,
+    generation: u32,
+    bytes: u64,
+    /// Bytes held at that time, if NVML reports them.
+    held: Option<u64>,
+    pub(super) delivered: u64,
+    /// Set when the donor says that it has finished; `has_answered`: when it said so before NVML was asked.
+    says_so: bool,
+    has_answered: bool,
+    /// Time of the last delivery, or of the request.
+    last: Instant,
+}
+
+impl Asked {
+    pub(super) fn new(process: &Process, (generation, bytes): (u32, u64), sight: &Sight) -> Self {
+        Self {
+            id: process.id,
+            generation,
+            bytes,
+            held: sight.held_by(process),
+            delivered: 0,
+            says_so: false,
+            has_answered: false,
+            last: sight.at,
+        }
+    }
+
+    /// Updates what the donor has delivered. A process that has left has delivered everything.
+    pub(super) fn look(&mut self, process: Option<&Process>, sight: &Sight) {
+        let usage = process.and_then(|process| Some((process, process.usage().device(sight.device)?)));
+        let Some((process, usage)) = usage else {
+            (self.delivered, self.has_answered) = (self.bytes, true);
+            return;
+        };
+        let seen = self.held.zip(sight.held_by(process));
+        let says_so = reaches(usage.reclaim_generation(), self.generation);
+        let said_so = std::mem::replace(&mut self.says_so, says_so);
+        self.has_answered = says_so && (said_so || seen.is_none());
+        let delivered = match seen {
+            Some((before, held)) => before.saturating_sub(held),
+            None if self.has_answered => self.bytes,
+            None => 0,
+        };
+        if delivered > self.delivered {
+            (self.delivered, self.last) = (delivered, sight.at);
+        }
+    }
+
+    /// Returns whether the donor will deliver nothing more.
+    pub(super) fn is_done(&self) -> bool {
+        self.has_answered || self.delivered >= self.bytes
+    }
+
+    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or is silent for
+    /// [`DELIVERY`].
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        if self.is_done() {
+            return self.delivered < self.bytes / 2;
+        }
+        now.saturating_duration_since(self.last) >= DELIVERY
+    }
+
+    pub(super) fn idle(&self, now: Instant) -> Idle {
+        Idle {
+            generation: self.generation,
+            least: self.held.map(|held| held.saturating_sub(self.bytes / 2)),
+            until: now + REST,
+        }
+    }
+}
+
+/// A donor that did not deliver.
+#[derive(Debug)]
+pub(super) struct Idle {
+    generation: u32,
+    /// The donor has delivered once it holds no more than these bytes.
+    least: Option<u64>,
+    until: Instant,
+}
+
+impl Idle {
+    pub(super) fn is_still(&self, process: &Process, sight: &Sight) -> bool {
+        let has_delivered = match self.least.zip(sight.held_by(process)) {
+            Some((least, held)) => held <= least,
+            None => {
+                let usage = process.usage().device(sight.device);
+                usage.is_none_or(|usage| reaches(usage.reclaim_generation(), self.generation))
+            }
+        };
+        sight.at < self.until && !has_delivered
+    }
+}
+
+/// Returns whether a generation is not behind another; both wrap.
+fn reaches(dealt_with: u32, generation: u32) -> bool {
+    dealt_with.wrapping_sub(generation) < 1 << 31
+}

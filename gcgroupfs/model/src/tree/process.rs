@@ -1,0 +1,242 @@
+//! One governed process: its identity, blocks and settings, and state that only the daemon has.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
+
+use super::events::Events;
+use super::inherited::Inherited;
+use super::legacy::Written;
+use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX};
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
+use crate::text::Comm;
+
+/// Identity of a process, as reported by the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub pid: u32,
+    /// Clock ticks since boot (field 22 of /proc/PID/stat); together with the pid unique until reboot.
+    pub start_time: u64,
+    /// The program in memory: addresses of its start and of its stack, if the kernel tells.
+    pub image: Option<(u64, u64)>,
+    /// Time of registration in seconds since 1970, for display.
+    pub started: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub comm: Comm,
+}
+
+impl Identity {
+    /// Returns whether `other` is the same program of the same process, whose counts go on.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.image.is_some()
+            && (self.pid, self.start_time, self.image) == (other.pid, other.start_time, other.image)
+    }
+
+    pub fn owner(&self) -> Owner {
+        Owner {
+            uid: self.uid,
+            gid: self.gid,
+        }
+    }
+}
+
+/// The daemon's own state about a process, as a whole or on one device.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    /// Highest `memory.current` seen since the last reset of the peak, or its value at the reset.
+    pub(super) peak: u64,
+    /// Number of times that a limit was set below usage.
+    pub(super) nr_over_limit: u64,
+    /// Number of requests to swap memory out.
+    pub(super) nr_reclaim: u64,
+    /// State of the gate while it is not frozen.
+    pub(super) gate: Gate,
+    pub(super) evidence: Evidence,
+}
+
+/// Result of looking for evidence, other than the process's claim, that it uses a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Evidence {
+    /// Not examined since its claim began. The claim is believed.
+    #[default]
+    Unknown,
+    /// As `Unknown`, with a scan requested.
+    Asked,
+    /// The use is confirmed, or cannot be checked.
+    Confirmed,
+    /// Nothing supports the claim; it does not count until something does.
+    Refuted,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            peak: 0,
+            nr_over_limit: 0,
+            nr_reclaim: 0,
+            gate: Gate::Run,
+            evidence: Evidence::default(),
+        }
+    }
+}
+
+/// A registered process.
+#[derive(Debug)]
+pub struct Process {
+    pub(super) id: ProcessId,
+    pub(super) identity: Identity,
+    pub(super) blocks: Arc<dyn Blocks>,
+    pub(super) settings: Settings,
+    /// The group of the process; `None` for the root.
+    pub(super) group: Option<GroupId>,
+    /// Settings in force from the groups above.
+    pub(super) inherited: Arc<Inherited>,
+    /// True if the process has been moved between groups.
+    pub(super) has_moved: bool,
+    /// Bytes last seen held, indexed as in [`Events`]; empty in the root.
+    pub(super) observed: Vec<u64>,
+    /// Bounds in bytes from the groups on what may be swapped out, with the same indices. Empty if there are
+    /// none, or if the process asks before it swaps.
+    pub(super) swap_bounds: Vec<u64>,
+    pub(super) written: Written,
+    pub(super) hook_ok: bool,
+    /// State of the process as a whole.
+    pub(super) whole: Kept,
+    /// State by device.
+    pub(super) devices: Box<[Kept]>,
+    pub(super) events: Events,
+}
+
+impl Process {
+    pub(super) fn new(id: ProcessId, identity: Identity, blocks: Arc<dyn Blocks>, devices: &Devices) -> Self {
+        let kept = devices.iter().map(|_| Kept::default()).collect();
+        Self {
+            id,
+            identity,
+            blocks,
+            settings: Settings::default(),
+            group: None,
+            inherited: Inherited::nothing(),
+            has_moved: false,
+            observed: Vec::new(),
+            swap_bounds: Vec::new(),
+            written: Written::default(),
+            hook_ok: true,
+            whole: Kept::default(),
+            devices: kept,
+            events: Events::default(),
+        }
+    }
+
+    /// Returns the state of the process on a device, or as a whole.
+    pub(super) fn kept_mut(&mut self, device: Option<usize>) -> Option<&mut Kept> {
+        match device {
+            None => Some(&mut self.whole),
+            Some(index) => self.devices.get_mut(index),
+        }
+    }
+
+    /// Adds the state for one more device.
+    pub(super) fn add_device(&mut self) {
+        let devices = std::mem::take(&mut self.devices).into_iter();
+        self.devices = devices.chain([Kept::default()]).collect();
+    }
+
+    /// Stores the current peaks of the device and of the whole.
+    pub(super) fn keep_peaks(&mut self, device: usize, devices: &Devices) {
+        for place in [None, Some(device)] {
+            let peak = sums::peak(self, place, devices);
+            if let Some(kept) = self.kept_mut(place) {
+                kept.peak = peak;
+            }
+        }
+    }
+
+    /// Returns the state of a device's gate while it is not frozen.
+    pub(super) fn gate(&self, device: usize) -> Gate {
+        self.devices.get(device).map_or(Gate::Run, |kept| kept.gate)
+    }
+
+    pub fn control(&self) -> &Control {
+        self.blocks.control()
+    }
+
+    pub fn usage(&self) -> Untrusted<'_> {
+        self.blocks.usage()
+    }
+
+    /// Returns whether the process claims that its memory can be swapped out.
+    pub(super) fn can_swap(&self) -> bool {
+        self.usage().can_swap()
+    }
+
+    /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
+    pub(super) fn asks_to_swap(&self) -> bool {
+        self.usage().asks_to_swap()
+    }
+
+    /// Returns whether the hook answers and its usage block is valid.
+    pub(super) fn is_hook_ok(&self) -> bool {
+        self.hook_ok && self.usage().is_understood()
+    }
+
+    /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
+    /// own settings or those of a group above.
+    pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
+        let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
+        asks(None) || asks(uuid) || self.inherited.freeze(device)
+    }
+
+    /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.
+    pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
+        let at = device.map_or(0, |device| device + 1);
+        let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
+        self.settings.get(MEMORY_SWAP_MAX, uuid).number().min(bound)
+    }
+
+    /// Returns the priority in force, as a whole or on a device of that index and UUID.
+    pub(super) fn priority(&self, device: Option<usize>, uuid: Option<&str>) -> u32 {
+        self.settings.rank(uuid, self.inherited.rank(device)).in_force()
+    }
+
+    /// Returns whether the process is frozen on the device, or as a whole on all: the gate is closed, and the
+    /// process has acknowledged that very closing. A process whose connection is lost is not: its hook opens
+    /// the gates after the grace time, or it executes another program.
+    pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
+        self.hook_ok
+            && match device {
+                Some(device) => self.is_drained(device),
+                None => self.freeze(None, None) && slots(nr_devices).all(|device| self.is_drained(device)),
+            }
+    }
+
+    /// Returns the driver's error (CUresult) because of which the hook cannot tell whether submitted work has
+    /// completed: on a device, or as a whole on the first that has one. `None` if no drain is pending. The
+    /// process claims it.
+    pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
+        let on = |device: usize| {
+            let control = self.control().devices.get(device)?;
+            let error = self.usage().device(device)?.drain_error()?;
+            (enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
+        };
+        match device {
+            Some(device) => on(device),
+            None => slots(nr_devices).find_map(on),
+        }
+    }
+
+    fn is_drained(&self, device: usize) -> bool {
+        let (Some(control), Some(usage)) = (self.control().devices.get(device), self.usage().device(device))
+        else {
+            return false;
+        };
+        enforce::is_closed(control) && usage.drained_generation() == control.freeze_generation.load(Relaxed)
+    }
+}
+
+/// Returns the block slots in use: those of the known devices, and [`OTHER_DEVICE`].
+pub(super) fn slots(nr_devices: usize) -> impl Iterator<Item = usize> {
+    (0..nr_devices).chain([OTHER_DEVICE])
+}

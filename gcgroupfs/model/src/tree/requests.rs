@@ -1,0 +1,240 @@
+//! Requests of processes for a larger grant: answered at once under the tree's lock.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+use super::claims::device_total;
+use super::enforce::SwapAnswer;
+use super::grants::{Outcome, Refusal, Resource};
+use super::process::{Process, slots};
+use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
+
+impl Tree {
+    /// Notes that a process of the group is alive and has not registered with this daemon. Its charge is
+    /// unknown, so requests in the group are not answered before [`member_told`](Self::member_told).
+    pub fn await_member(&self, group: GroupId) {
+        let mut state = self.state.lock();
+        state.grants.await_member(group);
+        state.swap_grants.await_member(group);
+    }
+
+    /// Undoes [`await_member`](Self::await_member): the process has registered or ended, or is not waited for
+    /// any longer.
+    pub fn member_told(&self, group: GroupId) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.grants.told(group);
+        state.swap_grants.told(group);
+        for id in std::mem::take(&mut state.asking) {
+            state.answer_requests(id, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    /// Answers the requests of a process to the groups above, on all devices.
+    pub(super) fn answer_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        for device in slots(self.devices.len()) {
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
+            let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
+                continue;
+            };
+            let outcome = self.grants.request(id, device, bytes);
+            if outcome == Outcome::Unknown {
+                self.asking.insert(id);
+                continue;
+            }
+            // Before the process is told and charges.
+            if outcome == Outcome::Granted {
+                self.observe_grant(id, device, bytes);
+            }
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
+            enforce::answer(process, device, number, outcome == Outcome::Granted);
+            notices.push(Notice::Answered { id, device });
+            if let Outcome::Refused(refusal) = outcome {
+                self.count_refusal(refusal, notices);
+            }
+        }
+        self.grants.look(id);
+        self.answer_swap_requests(id, notices);
+    }
+
+    /// Answers a process's requests for memory to swap out, on all devices. No thread waits on a futex for
+    /// these answers.
+    fn answer_swap_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        for device in slots(self.devices.len()) {
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
+            let Some((number, bytes)) = Resource::Swap.asked(process, device) else {
+                continue;
+            };
+            let answer = match self.swap_grants.request(id, device, bytes) {
+                Outcome::Unknown => {
+                    self.asking.insert(id);
+                    continue;
+                }
+                Outcome::Granted => SwapAnswer::Granted,
+                Outcome::Refused(refusal) if self.recall(refusal.group, id, notices) => SwapAnswer::Recalled,
+                Outcome::Refused(_) => SwapAnswer::Refused,
+            };
+            if let Some(process) = self.processes.get(&id) {
+                enforce::answer_swap(process, device, number, answer);
+            }
+        }
+        self.swap_grants.look(id);
+    }
+
+    /// Asks the other processes of a group to release their swap pools. Returns whether any claims to have
+    /// one.
+    fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
+        let mut is_any = false;
+        for process in self.within(group) {
+            if process.id != asker && process.asks_to_swap() && process.usage().has_swap_pool() {
+                enforce::recall(process);
+                notices.push(Notice::Ring(process.id));
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    /// Applies the limits above to a process that has just registered. `is_trusted`: its claims are believed
+    /// for now.
+    pub(super) fn govern(&mut self, id: ProcessId, is_trusted: bool) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        self.grants.join(id, process.group, process.blocks.clone());
+        self.swap_grants.join(id, process.group, process.blocks.clone());
+        if is_trusted {
+            self.grants.trust(id);
+            self.swap_grants.trust(id);
+        }
+        for (device, control) in (0..self.devices.len()).zip(&process.control().devices) {
+            let overhead = control.memory_overhead.load(Relaxed);
+            self.grants.set_overhead(id, device, overhead);
+        }
+    }
+
+    /// Counts a refusal in the group whose limit was reached, and above.
+    fn count_refusal(&mut self, refusal: Refusal, notices: &mut Vec<Notice>) {
+        let Refusal { group, device } = refusal;
+        let device = device.filter(|device| *device != OTHER_DEVICE);
+        let count = |sums: &mut Sums| {
+            sums.nr_max += 1;
+            sums.nr_oom += 1;
+        };
+        self.count_in_group(group, device, count, notices);
+        let nr_oom = self
+            .groups
+            .get(&group)
+            .map_or(0, |group| group.counted(None).before.nr_oom);
+        // Not every count is written to the journal, since a process can provoke refusals at will.
+        if nr_oom.is_power_of_two() || nr_oom.is_multiple_of(64) {
+            notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
+        }
+    }
+
+    /// Counts an event of a group as a whole, and on `device` if given, there and above.
+    pub(super) fn count_in_group(
+        &mut self,
+        id: GroupId,
+        device: Option<usize>,
+        count: impl Fn(&mut Sums),
+        notices: &mut Vec<Notice>,
+    ) {
+        self.each_above(Some(id), |group| {
+            let mut places = vec![None];
+            places.extend(device.map(Some));
+            for device in places {
+                count(&mut group.counted_mut(device).before);
+                group.events.count_change(device.map_or(0, |device| device + 1));
+            }
+            notices.push(Notice::GroupEvents(group.id));
+        });
+    }
+
+    /// Applies a group's `memory.limit`, as a whole or on a device. Processes that can swap are asked to move
+    /// out the excess.
+    pub(super) fn limit_group(
+        &mut self,
+        id: GroupId,
+        device: Option<usize>,
+        limit: u64,
+        notices: &mut Vec<Notice>,
+    ) {
+        // The peak so far must not be bounded by the new limit.
+        for above in self.chain(Some(id)) {
+            for place in [None, device] {
+                let peak = self.group_peak(above, place);
+                self.was_shown(above, place, peak);
+            }
+        }
+        self.grants.set_limit(id, device, limit);
+        self.make_room(id, notices);
+    }
+
+    /// Asks processes that can swap to move out what exceeds the limits of a group.
+    pub(super) fn make_room(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        let all: Vec<usize> = slots(self.devices.len()).collect();
+        for device in all.iter().copied().map(Some).chain([None]) {
+            let excess = self.grants.excess(id, device);
+            if excess > 0 {
+                let wanted = device.map_or_else(|| all.clone(), |device| vec![device]);
+                let asked = self.reclaim(self.within(id), &wanted, excess, true);
+                notices.extend(asked.into_iter().map(Notice::Ring));
+            }
+        }
+    }
+
+    /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, of the processes with the
+    /// most swappable memory first. Returns the processes asked. `is_lent`: the memory returns when there is
+    /// room.
+    pub(super) fn reclaim(
+        &self,
+        mut processes: Vec<&Process>,
+        wanted: &[usize],
+        bytes: u64,
+        is_lent: bool,
+    ) -> Vec<ProcessId> {
+        processes.retain(|process| process.can_swap());
+        let there = |process: &Process, device: usize| {
+            let usage = process.usage().device(device);
+            usage.map_or(0, |usage| usage.swappable(device_total(device, &self.devices)))
+        };
+        let all = |process: &&Process| {
+            let each = wanted.iter().map(|device| there(process, *device));
+            std::cmp::Reverse(each.fold(0, u64::saturating_add))
+        };
+        processes.sort_by_cached_key(all);
+        let mut left = bytes;
+        let mut asked = Vec::new();
+        for process in processes {
+            for device in wanted {
+                // `NO_LIMIT` also covers memory that is being moved in now.
+                let some = if bytes == NO_LIMIT {
+                    NO_LIMIT
+                } else {
+                    left.min(there(process, *device))
+                };
+                if some != 0 {
+                    enforce::reclaim(process, *device, some, is_lent);
+                    left = left.saturating_sub(some);
+                }
+            }
+            asked.push(process.id);
+            if left == 0 {
+                break;
+            }
+        }
+        asked
+    }
+}

@@ -1,0 +1,208 @@
+//! Persistent state of processes, groups and the root, as serialised values.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::group::Counted;
+use super::process::Process;
+use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, legacy};
+
+/// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
+/// valid.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Saved {
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// The group of a process, or the parent of a group; `None` for the root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupId>,
+    /// Set for groups only; without it, the group does not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub made: Option<Made>,
+    /// True if a process has been moved between groups.
+    #[serde(skip_serializing_if = "is_default")]
+    pub has_moved: bool,
+    /// Owner and mode of the root or a group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+    /// The number of the next group; set for the root only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_group: Option<GroupId>,
+    /// Counts by device UUID; "" is the whole.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) counted: BTreeMap<String, Counted>,
+    /// Counts of a process that go to its groups and the root when it ends, by device UUID; "" is the whole.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) counts: BTreeMap<String, Sums>,
+    /// The program that has produced `counts`, as in [`Identity::image`](super::Identity::image).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) image: Option<(u64, u64)>,
+    /// True for a process of the previous daemon that registers again. What it claims to hold is
+    /// trusted until NVML answers, since it may exceed the limits of now.
+    #[serde(skip)]
+    pub is_awaited: bool,
+    /// Set for a process that joins: its group is held for it
+    /// ([`Tree::hold_group`](super::Tree::hold_group)), and is released by the join itself: a process that
+    /// can be seen in a group can be moved out of it, and then the group can be removed.
+    #[serde(skip)]
+    pub is_held: bool,
+}
+
+/// Creation of a group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Made {
+    pub name: String,
+    /// The uid of the creator.
+    pub by: u32,
+    /// True if the group is removed with its last process and last child group.
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_transient: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl From<Settings> for Saved {
+    fn from(settings: Settings) -> Self {
+        Self {
+            settings,
+            ..Self::default()
+        }
+    }
+}
+
+impl Saved {
+    /// Returns whether nothing needs to be stored.
+    pub fn is_default(&self) -> bool {
+        is_default(self)
+    }
+
+    /// Returns whether there are counts that outlive the process.
+    pub fn has_counts(&self) -> bool {
+        !self.counts.is_empty()
+    }
+
+    /// Removes and returns the counts that go to the groups and the root when the process ends.
+    pub fn take_counts(&mut self) -> BTreeMap<String, Sums> {
+        self.image = None;
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Returns whether the counts are known to be from another program than `image`.
+    pub fn is_of_another(&self, image: Option<(u64, u64)>) -> bool {
+        self.image.is_some() && image.is_some() && self.image != image
+    }
+
+    pub(super) fn of_process(process: &Process, devices: &Devices) -> Self {
+        let kept = [(None, &process.whole)]
+            .into_iter()
+            .chain((process.devices.iter().enumerate()).map(|(device, kept)| (Some(device), kept)));
+        let counted = kept.map(|(device, kept)| {
+            let mut counted = Counted::default();
+            counted.before.nr_over_limit = kept.nr_over_limit;
+            counted.before.nr_reclaim = kept.nr_reclaim;
+            counted.peak = kept.peak;
+            (device, counted)
+        });
+        let counts = legacy::counts(process, devices);
+        Self {
+            settings: process.settings.clone(),
+            group: process.group,
+            has_moved: process.has_moved,
+            counted: by_uuid(counted, devices),
+            image: process.identity.image.filter(|_| !counts.is_empty()),
+            counts,
+            ..Self::default()
+        }
+    }
+
+    /// Restores a process's state.
+    pub(super) fn restore(&self, process: &mut Process, devices: &[Device]) {
+        process.has_moved = self.has_moved;
+        for (device, counted) in by_index(&self.counted, devices) {
+            if let Some(kept) = process.kept_mut(device) {
+                kept.nr_over_limit = counted.before.nr_over_limit;
+                kept.nr_reclaim = counted.before.nr_reclaim;
+                kept.peak = counted.peak;
+            }
+        }
+    }
+
+    pub(super) fn of_group(group: &Group, devices: &[Device]) -> Self {
+        let counted = group.counted.iter().map(|(device, counted)| (*device, **counted));
+        Self {
+            settings: group.settings.clone(),
+            group: group.parent,
+            made: Some(Made {
+                name: group.name.clone(),
+                by: group.maker,
+                is_transient: group.is_transient,
+            }),
+            access: Some(group.access),
+            counted: by_uuid(counted, devices),
+            ..Self::default()
+        }
+    }
+
+    /// Returns a record of the root with the counts of all processes that have left.
+    pub(super) fn of_root(departed: Sums) -> Self {
+        let counted = Counted {
+            before: departed,
+            ..Counted::default()
+        };
+        Self {
+            counted: by_uuid([(None, counted)].into_iter(), &[]),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the counts of processes that have left, from the root's record.
+    pub(super) fn departed(&self) -> Sums {
+        self.counted
+            .get("")
+            .map(|counted| counted.before)
+            .unwrap_or_default()
+    }
+
+    /// Restores a group's state.
+    pub(super) fn restore_group(self, group: &mut Group, devices: &[Device]) {
+        let counted = by_index(&self.counted, devices);
+        group.counted = counted
+            .map(|(device, counted)| (device, Box::new(counted)))
+            .collect();
+        group.settings = self.settings;
+    }
+}
+
+/// Returns the values that are not the default, by device UUID; "" is the whole.
+pub(super) fn by_uuid<T: Default + PartialEq>(
+    values: impl Iterator<Item = (Option<usize>, T)>,
+    devices: &[Device],
+) -> BTreeMap<String, T> {
+    let named = values.filter_map(|(device, value)| {
+        let name = match device {
+            None => String::new(),
+            Some(device) => devices.get(device)?.uuid_text.clone(),
+        };
+        Some((name, value))
+    });
+    named.filter(|(_, value)| !is_default(value)).collect()
+}
+
+/// Returns the values by device index, without those of devices that do not exist now.
+pub(super) fn by_index<T: Copy>(
+    values: &BTreeMap<String, T>,
+    devices: &[Device],
+) -> impl Iterator<Item = (Option<usize>, T)> {
+    values.iter().filter_map(|(name, value)| {
+        let device = match name.as_str() {
+            "" => None,
+            uuid => Some(devices.iter().position(|device| device.uuid_text == uuid)?),
+        };
+        Some((device, *value))
+    })
+}

@@ -1,0 +1,245 @@
+//! The table of settings. From a row follow the control file's formats, the journal's records, what rules and
+//! `gcgroupfs run` may set, root's bounds, and the manual.
+
+use gcgroup_abi::DEFAULT_PRIORITY;
+use gcgroup_abi::message::Hello;
+
+use super::{Kind, Tighter, Value};
+use crate::error::Result;
+use crate::tree::enforce::{self, Slot};
+use crate::tree::{Edit, MAX_PRIORITY, Process, Quota, View};
+
+/// Row of the table of settings.
+#[derive(Debug)]
+pub struct Setting {
+    /// Name of the control file, and of the key in rules.
+    pub name: &'static str,
+    /// Name in the journal.
+    pub key: &'static str,
+    pub kind: Kind,
+    /// Value until set.
+    pub default: Value,
+    /// Value of a process as a whole until set, where it is another.
+    pub process_default: Option<Value>,
+    /// Values that users other than root may set after root's.
+    pub tighter: Tighter,
+    /// Text of the error for any other.
+    pub refusal: &'static str,
+    /// Whether a value set for the whole replaces those of the devices, and one from a group above holds
+    /// until there is one here. Otherwise all hold, each by itself.
+    pub inherits: bool,
+    /// Whether rules may set it.
+    pub for_rules: bool,
+    /// How a program asks for it at its start.
+    pub wish: Option<Wish>,
+    /// The value that the control file shows; `None`: the value set here.
+    pub shown: Option<fn(&View<'_>) -> Result<Value>>,
+    /// Checks a value before it is set.
+    pub check: Option<fn(&Edit<'_>, Value) -> Result<()>>,
+    /// Does what must be done after each write, beyond publishing.
+    pub written: Option<fn(&mut Edit<'_>, Value) -> Result<()>>,
+    /// Stores the value into the control block: that of the process as a whole, or of one slot. Returns
+    /// whether the process must be rung.
+    pub publish: Option<fn(&Process, Option<Slot<'_>>) -> bool>,
+    /// Entry in the manual page gcgroupfs(5).
+    pub doc: &'static str,
+}
+
+/// How a program asks for a setting at its start.
+#[derive(Debug)]
+pub struct Wish {
+    /// Option of `gcgroupfs run`, without its dashes.
+    pub option: &'static str,
+    /// Environment variable that the hook reads.
+    pub variable: &'static str,
+    /// Value of the option if it is given without one; `None`: it must have one.
+    pub bare: Option<&'static str>,
+    /// Description of the option.
+    pub help: &'static str,
+    /// Value that a registration asks for.
+    pub asked: fn(&Hello) -> Option<Value>,
+}
+
+impl Setting {
+    const PLAIN: Self = Self {
+        name: "",
+        key: "",
+        kind: Kind::Bytes,
+        default: Value::MAX,
+        process_default: None,
+        tighter: Tighter::Lower,
+        refusal: "",
+        inherits: false,
+        for_rules: true,
+        wish: None,
+        shown: None,
+        check: None,
+        written: None,
+        publish: None,
+        doc: "",
+    };
+}
+
+impl PartialEq for Setting {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Setting {}
+
+/// All settings of processes and groups.
+pub const SETTINGS: &[&Setting] = &[
+    MEMORY_LIMIT,
+    MEMORY_SWAP_MAX,
+    COMPUTE_PRIORITY,
+    COMPUTE_MAX,
+    COMPUTE_FREEZE,
+    #[cfg(any(test, feature = "fixture"))]
+    SAMPLE,
+];
+
+pub const MEMORY_LIMIT: &Setting = &Setting {
+    name: "memory.limit",
+    key: "memory_limit",
+    refusal: "the memory limit can only be lowered",
+    wish: Some(Wish {
+        option: "memory-limit",
+        variable: "GCGROUP_MEMORY_LIMIT",
+        bare: None,
+        help: "Limit of device memory in bytes, as 8G, or max",
+        asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
+    }),
+    written: Some(|edit, limit| edit.count_over_limit(limit.number())),
+    publish: Some(enforce::memory_limit),
+    doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
+          are powers of 1024. A value below memory.current is accepted: memory that can be swapped moves to the \
+          host, the rest stays, and new allocations are refused.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_SWAP_MAX: &Setting = &Setting {
+    name: "memory.swap.max",
+    key: "memory_swap_max",
+    process_default: Some(Value::Number(0)),
+    refusal: "memory.swap.max can only be lowered",
+    wish: Some(Wish {
+        option: "swap",
+        variable: "GCGROUP_SWAP",
+        bare: Some("max"),
+        help: "Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max",
+        asked: |hello| {
+            let asks = hello.can_swap != 0 && hello.memory_swap_max != 0;
+            asks.then_some(Value::Number(hello.memory_swap_max))
+        },
+    }),
+    shown: Some(|view| view.memory_swap_max()),
+    check: Some(|edit, bytes| edit.check_swap_max(bytes.number())),
+    written: Some(|edit, _| edit.bound_swap()),
+    publish: Some(enforce::memory_swap_max),
+    doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
+          otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
+          bound for its processes together.",
+    ..Setting::PLAIN
+};
+
+pub const COMPUTE_PRIORITY: &Setting = &Setting {
+    name: "compute.priority",
+    key: "priority",
+    kind: Kind::Number {
+        most: MAX_PRIORITY as u64,
+        expected: "a number from 0 to 15",
+    },
+    default: Value::Number(DEFAULT_PRIORITY as u64),
+    tighter: Tighter::Higher,
+    refusal: "the priority number can only be raised",
+    inherits: true,
+    wish: Some(Wish {
+        option: "priority",
+        variable: "GCGROUP_PRIORITY",
+        bare: None,
+        help: "Priority, 0 to 15; a lower number is a higher priority",
+        asked: |hello| {
+            let is_valid = hello.priority <= MAX_PRIORITY;
+            is_valid.then_some(Value::Number(hello.priority.into()))
+        },
+    }),
+    shown: Some(|view| view.priority()),
+    check: Some(|edit, priority| edit.check_priority(priority.priority())),
+    publish: Some(enforce::priority),
+    doc: "A number from 0 (highest priority) to 15; 8 unless set. Set on the process, it holds on all its devices; \
+          a group's holds for those of its processes that have none. compute.policy says what it means where \
+          processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
+          other than root cannot set a number below the nearest one that root has set on the process, its group or \
+          a group above, or below 8 where root has set none: EPERM, as for nice.",
+    ..Setting::PLAIN
+};
+
+pub const COMPUTE_MAX: &Setting = &Setting {
+    name: "compute.max",
+    key: "compute_max",
+    kind: Kind::Quota,
+    default: Value::Quota(Quota::NONE),
+    refusal: "the quota can only be lowered",
+    doc: "The most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max. The \
+          period is 100000 unless given, from 1000 to 1000000. The process's holds for the sum over its devices, a \
+          group's for the sum over its processes. GPU time is measured; time used beyond the quota is subtracted \
+          from the next periods.",
+    ..Setting::PLAIN
+};
+
+pub const COMPUTE_FREEZE: &Setting = &Setting {
+    name: "compute.freeze",
+    key: "freeze",
+    kind: Kind::Flag,
+    default: Value::Flag(false),
+    tighter: Tighter::Higher,
+    refusal: "root froze it",
+    for_rules: false,
+    wish: Some(Wish {
+        option: "freeze",
+        variable: "GCGROUP_FREEZE",
+        bare: Some("1"),
+        help: "Start frozen",
+        asked: |hello| (hello.freeze == 1).then_some(Value::Flag(true)),
+    }),
+    written: Some(|edit, _| edit.note_events()),
+    publish: Some(enforce::freeze),
+    doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
+          is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
+          is complete.",
+    ..Setting::PLAIN
+};
+
+/// A setting that nothing obeys: the example of a new row.
+#[cfg(any(test, feature = "fixture"))]
+pub const SAMPLE: &Setting = &Setting {
+    name: "compute.sample",
+    key: "sample",
+    kind: Kind::Number {
+        most: 9,
+        expected: "a number from 0 to 9",
+    },
+    default: Value::Number(5),
+    refusal: "the sample can only be lowered",
+    wish: Some(Wish {
+        option: "sample",
+        variable: "GCGROUP_SAMPLE",
+        bare: None,
+        help: "A number for tests",
+        asked: |_| None,
+    }),
+    publish: Some(|process, slot| {
+        // A word that nothing uses in the tests that set it.
+        if let (None, Some(sample)) = (slot, process.settings.own(SAMPLE, None)) {
+            let sample = sample.priority();
+            process
+                .control()
+                .host_answer
+                .store(sample, std::sync::atomic::Ordering::Relaxed);
+        }
+        false
+    }),
+    doc: "A number for tests, from 0 to 9.",
+    ..Setting::PLAIN
+};

@@ -1,0 +1,135 @@
+//! Values of settings: their formats, and which of two is tighter.
+
+use gcgroup_abi::NO_LIMIT;
+use serde::{Deserialize, Serialize};
+
+use super::Setting;
+use crate::error::Result;
+use crate::text::{self, parse_bytes, parse_flag, parse_number, parse_quota};
+use crate::tree::Quota;
+
+/// Value of a setting. Its JSON is a number, a flag or an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    Number(u64),
+    Flag(bool),
+    Quota(Quota),
+}
+
+impl Value {
+    /// No limit, of a setting in bytes.
+    pub const MAX: Self = Self::Number(NO_LIMIT);
+
+    /// Returns the number; 0 or 1 of a flag, microseconds of a quota.
+    pub fn number(self) -> u64 {
+        match self {
+            Self::Number(number) => number,
+            Self::Flag(is_on) => is_on.into(),
+            Self::Quota(quota) => quota.usec,
+        }
+    }
+
+    pub fn is_on(self) -> bool {
+        self.number() != 0
+    }
+
+    /// Returns the quota; none of a value of another kind.
+    pub fn quota(self) -> Quota {
+        match self {
+            Self::Quota(quota) => quota,
+            Self::Number(_) | Self::Flag(_) => Quota::NONE,
+        }
+    }
+
+    /// Returns the number as that of a priority.
+    pub fn priority(self) -> u32 {
+        u32::try_from(self.number()).unwrap_or(u32::MAX)
+    }
+}
+
+/// Kind of a setting's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes, or no limit.
+    Bytes,
+    /// A number from 0 to `most`; `expected` says so.
+    Number { most: u64, expected: &'static str },
+    /// 0 or 1.
+    Flag,
+    /// A quota of GPU time.
+    Quota,
+}
+
+/// Values that a user other than root may set after root has set one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tighter {
+    /// Lower than root's, or equal.
+    Lower,
+    /// Higher than root's, or equal.
+    Higher,
+}
+
+impl Tighter {
+    /// Returns whether `value` is `bound` or tighter.
+    pub fn is_within(self, value: Value, bound: Value) -> bool {
+        match (self, value, bound) {
+            (Self::Lower, Value::Quota(value), Value::Quota(bound)) => value.is_within(bound),
+            (Self::Lower, ..) => value.number() <= bound.number(),
+            (Self::Higher, ..) => value.number() >= bound.number(),
+        }
+    }
+}
+
+impl Kind {
+    /// Returns whether a value read from the journal is one of this kind.
+    pub fn has(self, value: Value) -> bool {
+        match (self, value) {
+            (Self::Number { most, .. }, Value::Number(number)) => number <= most,
+            (Self::Bytes, Value::Number(_))
+            | (Self::Flag, Value::Flag(_))
+            | (Self::Quota, Value::Quota(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the format in a configuration, for error messages.
+    pub fn expected(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes, as 8589934592, \"8G\" or \"max\"",
+            Self::Number { expected, .. } => expected,
+            Self::Flag => "0 or 1",
+            Self::Quota => "a quota, as \"25000 100000\" or \"max\"",
+        }
+    }
+}
+
+impl Setting {
+    /// Parses a value in the format of the control file. A quota without a period has that of `before`.
+    ///
+    /// # Errors
+    /// * `ERANGE`: a number out of range.
+    /// * `EINVAL`: anything else.
+    pub fn parse(&self, text: &str, before: Value) -> Result<Value> {
+        Ok(match self.kind {
+            Kind::Bytes => Value::Number(parse_bytes(text)?),
+            Kind::Number { most, expected } => Value::Number(parse_number(text, most, expected)?),
+            Kind::Flag => Value::Flag(parse_flag(text)?),
+            Kind::Quota => {
+                let (usec, period) = parse_quota(text)?;
+                let period_usec = period.unwrap_or(before.quota().period_usec);
+                Value::Quota(Quota { usec, period_usec })
+            }
+        })
+    }
+
+    /// Formats a value as the control file shows it, with a newline.
+    pub fn show(&self, value: Value) -> String {
+        match value {
+            Value::Number(bytes) if self.kind == Kind::Bytes => text::bytes(bytes),
+            Value::Number(number) => text::value(number),
+            Value::Flag(is_on) => text::flag(is_on),
+            Value::Quota(quota) => text::quota(quota),
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Sums over usage blocks, of numbers that [`Untrusted`](super::Untrusted) has bounded. Sums saturate.
+
+use std::ops::AddAssign;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{Kind, OTHER_DEVICE, Submission};
+use serde::{Deserialize, Serialize};
+
+use super::Host;
+use super::claims::{Counts, device_total};
+use super::devices::Devices;
+use super::process::{Kept, Process, slots};
+
+/// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sums {
+    /// Bytes charged by the process's ledger.
+    pub charged: u64,
+    /// Bytes held beyond the ledger: contexts and other memory that the driver keeps for the process.
+    pub overhead: u64,
+    /// Bytes by kind, in the order of [`Kind::ALL`].
+    pub kinds: [u64; Kind::ALL.len()],
+    pub nr_alloc: u64,
+    pub nr_free: u64,
+    pub nr_alloc_fail: u64,
+    pub nr_max: u64,
+    pub nr_oom: u64,
+    /// Counts by [`Submission`].
+    pub submitted: [u64; Submission::COUNT],
+    /// Kernels in launched graphs.
+    pub graph_kernels: u64,
+    /// Kernels known to have completed.
+    pub nr_ended: u64,
+    pub nr_frozen: u64,
+    pub frozen_usec: u64,
+    /// GPU time charged.
+    pub usage_nsec: u64,
+    pub nr_throttled: u64,
+    pub throttled_usec: u64,
+    pub gate_timeouts: u64,
+    pub swap: Swapped,
+    /// Counted for processes as a whole; 0 on a device.
+    pub nr_unknown_symbols: u64,
+    /// Number of times that a limit was set below usage.
+    pub nr_over_limit: u64,
+    /// Number of requests to swap memory out.
+    pub nr_reclaim: u64,
+}
+
+/// Memory moved between devices and the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Swapped {
+    /// Bytes of device allocations that are in host memory.
+    pub current: u64,
+    /// Bytes of host memory in the swap pool, not in use.
+    pub supply: u64,
+    /// Bytes that could be moved to the host.
+    pub swappable: u64,
+    /// Bytes and blocks moved so far.
+    pub out_bytes: u64,
+    pub in_bytes: u64,
+    pub nr_out: u64,
+    pub nr_in: u64,
+    /// Moves that failed.
+    pub nr_fail: u64,
+}
+
+impl Swapped {
+    fn each(&mut self) -> [&mut u64; 8] {
+        let Self {
+            current,
+            supply,
+            swappable,
+            out_bytes,
+            in_bytes,
+            nr_out,
+            nr_in,
+            nr_fail,
+        } = self;
+        [
+            current, supply, swappable, out_bytes, in_bytes, nr_out, nr_in, nr_fail,
+        ]
+    }
+}
+
+impl Sums {
+    /// Returns the sums of a process, on one device or on all.
+    pub(super) fn of(process: &Process, device: Option<usize>, devices: &Devices) -> Self {
+        let most = Counts::since(process.identity.start_time, &devices.host);
+        let mut sums = process.usage().sums(device, most, devices);
+        match device {
+            Some(slot) => sums.add_control(process, slot, devices),
+            None => slots(devices.len()).for_each(|slot| sums.add_control(process, slot, devices)),
+        }
+        sums.add_kept(process, device);
+        sums
+    }
+
+    fn add_kept(&mut self, process: &Process, device: Option<usize>) {
+        let mut add = |kept: &Kept| {
+            self.nr_over_limit += kept.nr_over_limit;
+            self.nr_reclaim += kept.nr_reclaim;
+        };
+        match device {
+            Some(device) => process.devices.get(device).into_iter().for_each(add),
+            None => process.devices.iter().chain([&process.whole]).for_each(&mut add),
+        }
+    }
+
+    /// Returns the charged bytes that cannot be swapped out.
+    pub fn unswappable(&self) -> u64 {
+        self.charged.saturating_sub(self.swap.swappable)
+    }
+
+    /// Returns `memory.current` in bytes.
+    pub fn current(&self) -> u64 {
+        self.charged.saturating_add(self.overhead)
+    }
+
+    pub fn submitted(&self, what: Submission) -> u64 {
+        self.submitted[what as usize]
+    }
+
+    /// Returns the number of kernels submitted, single or in graphs.
+    pub fn kernels(&self) -> u64 {
+        self.submitted(Submission::Kernel)
+            .saturating_add(self.graph_kernels)
+    }
+
+    /// Returns the number of kernels not known to have completed.
+    pub fn nr_pending(&self) -> u64 {
+        self.kernels().saturating_sub(self.nr_ended)
+    }
+
+    /// Returns the counts that a process brings from elsewhere, without the memory that it holds now.
+    pub(super) fn counts(&self) -> Self {
+        Self {
+            nr_ended: self.nr_ended,
+            ..self.departed()
+        }
+    }
+
+    /// Returns the wrapping sum of all numbers. For counts, which only grow, it changes whenever one of them
+    /// does.
+    pub(super) fn digest(mut self) -> u64 {
+        let numbers = self.each().into_iter();
+        numbers.fold(0, |sum: u64, number| sum.wrapping_add(*number))
+    }
+
+    /// Returns the counts that remain of a process that has ended, all of whose submissions have completed.
+    pub(super) fn departed(&self) -> Self {
+        let nr_ended = self.kernels();
+        Self {
+            charged: 0,
+            overhead: 0,
+            kinds: [0; Kind::ALL.len()],
+            nr_ended,
+            swap: Swapped {
+                current: 0,
+                supply: 0,
+                swappable: 0,
+                ..self.swap
+            },
+            ..*self
+        }
+    }
+
+    /// Adds the numbers that the daemon itself has stored for a device.
+    fn add_control(&mut self, process: &Process, slot: usize, devices: &Devices) {
+        *self += Self {
+            overhead: overhead(process, slot, devices),
+            usage_nsec: charged_nsec(process, slot),
+            ..Self::default()
+        };
+    }
+}
+
+impl Sums {
+    /// Combines each number with the corresponding one of `other`.
+    fn combine(&mut self, mut other: Self, with: fn(u64, u64) -> u64) {
+        for (number, other) in self.each().into_iter().zip(other.each()) {
+            *number = with(*number, *other);
+        }
+    }
+
+    fn each(&mut self) -> impl IntoIterator<Item = &mut u64> {
+        let Self {
+            charged,
+            overhead,
+            kinds,
+            nr_alloc,
+            nr_free,
+            nr_alloc_fail,
+            nr_max,
+            nr_oom,
+            submitted,
+            graph_kernels,
+            nr_ended,
+            nr_frozen,
+            frozen_usec,
+            usage_nsec,
+            nr_throttled,
+            throttled_usec,
+            gate_timeouts,
+            swap,
+            nr_unknown_symbols,
+            nr_over_limit,
+            nr_reclaim,
+        } = self;
+        let single = [
+            charged,
+            overhead,
+            nr_alloc,
+            nr_free,
+            nr_alloc_fail,
+            nr_max,
+            nr_oom,
+            graph_kernels,
+            nr_ended,
+            nr_frozen,
+            frozen_usec,
+            usage_nsec,
+            nr_throttled,
+            throttled_usec,
+            gate_timeouts,
+            nr_unknown_symbols,
+            nr_over_limit,
+            nr_reclaim,
+        ];
+        single
+            .into_iter()
+            .chain(kinds)
+            .chain(submitted)
+            .chain(swap.each())
+    }
+
+    /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
+    /// out.
+    pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
+        self.overhead = self.overhead.min(current);
+        self.charged = self.charged.min(current - self.overhead);
+        for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
+            if *charged {
+                *bytes = (*bytes).min(self.charged);
+            }
+        }
+        self.swap.current = self.swap.current.min(swapped);
+        self.swap.supply = self.swap.supply.min(host.memory);
+        self.swap.swappable = self.swap.swappable.min(self.charged);
+    }
+
+    /// Subtracts counts brought from elsewhere, saturating at 0, since a process that leaves takes its counts
+    /// back.
+    pub(super) fn less(mut self, arrived: Self) -> Self {
+        self.combine(arrived, u64::saturating_sub);
+        self
+    }
+}
+
+impl AddAssign for Sums {
+    fn add_assign(&mut self, other: Self) {
+        self.combine(other, u64::saturating_add);
+    }
+}
+
+/// Returns `memory.current` of one process in bytes.
+pub(super) fn current(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
+    let on = |slot: usize| {
+        let charged = process.usage().charged(slot, device_total(slot, devices));
+        charged.saturating_add(overhead(process, slot, devices))
+    };
+    over_slots(device, devices.len(), on)
+}
+
+/// Returns the bytes that a process claims to have in host memory.
+pub(super) fn swapped(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
+    let on = |slot: usize| {
+        let usage = process.usage().device(slot);
+        usage.map_or(0, |usage| usage.swapped(devices.host.memory))
+    };
+    over_slots(device, devices.len(), on)
+}
+
+/// Returns `on` of a device, or its saturating sum over all slots.
+pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(usize) -> u64) -> u64 {
+    match device {
+        Some(device) => on(device),
+        None => slots(nr_devices).map(on).fold(0, u64::saturating_add),
+    }
+}
+
+/// Returns the bytes that a process holds beyond its ledger.
+pub(super) fn overhead(process: &Process, slot: usize, devices: &Devices) -> u64 {
+    let control = process.control().devices.get(slot);
+    control.map_or(0, |control| {
+        let bytes = control.memory_overhead.load(Relaxed);
+        bytes.min(device_total(slot, devices))
+    })
+}
+
+/// Returns the GPU time that a process was charged on a device, nanoseconds.
+fn charged_nsec(process: &Process, slot: usize) -> u64 {
+    let control = process.control().devices.get(slot);
+    control.map_or(0, |control| control.usage_nsec.load(Relaxed))
+}
+
+/// Returns the highest `memory.current` since the last reset, in bytes, as far as the daemon knows.
+///
+/// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
+/// at the reset and now is returned.
+pub(super) fn peak(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
+    let (usage, control) = (process.usage(), process.control());
+    // The number of the last reset that the process has seen and of the last one, and its peak.
+    let (kept, seen, asked, peak) = match device {
+        None => (
+            Some(&process.whole),
+            usage.peak_generation(),
+            control.peak_generation.load(Relaxed),
+            usage.memory_peak(device_total(OTHER_DEVICE, devices)),
+        ),
+        Some(index) => {
+            let (Some(usage), Some(control)) = (usage.device(index), control.devices.get(index)) else {
+                return 0;
+            };
+            (
+                process.devices.get(index),
+                usage.peak_generation(),
+                control.peak_generation.load(Relaxed),
+                usage.memory_peak(device_total(index, devices)),
+            )
+        }
+    };
+    let sums = Sums::of(process, device, devices);
+    let earlier = if seen == asked {
+        peak.saturating_add(sums.overhead)
+    } else {
+        0
+    };
+    earlier.max(sums.current()).max(kept.map_or(0, |kept| kept.peak))
+}

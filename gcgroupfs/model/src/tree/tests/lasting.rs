@@ -1,0 +1,169 @@
+//! Persistence of groups and processes over daemon restarts, and the life of transient groups.
+
+use std::collections::BTreeMap;
+
+use super::groups::{errno, hold, remove};
+use super::*;
+use crate::file;
+use crate::tree::fixture::new_group;
+use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Owner, Transient, Value};
+
+/// Returns the records of groups and the root, serialised and read back.
+pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
+    let again = |saved: &Saved| serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap();
+    let groups = paths.iter().map(|path| world.group(path));
+    let groups = groups
+        .map(|id| (id, again(&world.tree.saved_group(id))))
+        .collect();
+    (again(&world.tree.saved_root()), groups)
+}
+
+#[test]
+fn restored_groups_are_as_before() {
+    let world = World::new(1);
+    let gone = world.group("gone");
+    let inner = world.group("a/b");
+    let id = world.join(100);
+    world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    world.store("a/memory.limit", ROOT, "1G").unwrap();
+    world.store("a/b/0/compute.freeze", ROOT, "1").unwrap();
+    let given = world
+        .tree
+        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700));
+    world.tree.finish(given.unwrap());
+    world.submit(id, 0, 7);
+    world.tree.leave(id, 0);
+    let (root, mut groups) = kept(&world, &["a", "a/b"]);
+    remove(&world, "gone").unwrap();
+    groups.insert(gone, world.tree.saved_group(gone));
+    groups.insert(
+        GroupId(gone.0 + 100),
+        Saved {
+            group: Some(gone),
+            ..groups[&inner].clone()
+        },
+    );
+
+    let after = World::new(1);
+    after.tree.restore(root, groups);
+    assert_eq!(after.show("a/memory.limit"), "1073741824\n");
+    assert_eq!(after.show("a/b/0/compute.freeze"), "1\n");
+    assert!(after.show("a/compute.stat").contains("nr_launches 7\n"));
+    assert!(after.show("a/b/0/compute.stat").contains("nr_launches 7\n"));
+    assert_eq!(after.tree.access(Place::group(inner)).unwrap().mode, 0o700);
+    assert_eq!(errno(file::resolve(&after.tree, "gone")), libc::ENOENT);
+    assert!(after.group("new").0 > gone.0 + 100, "numbers are not reused");
+    // A process that registers again is where it was.
+    let saved = Saved {
+        group: Some(inner),
+        ..Saved::default()
+    };
+    let id = after.join_with(100, blocks(), saved);
+    assert_eq!(after.show("a/b/gcgroup.procs"), "100\n");
+    let gate = after.control(id).devices[0].gate.load(Relaxed);
+    assert_eq!(Gate::from_word(gate), Gate::Frozen);
+    let saved = Saved {
+        group: Some(gone),
+        ..Saved::default()
+    };
+    after.join_with(101, blocks(), saved);
+    assert_eq!(after.show("gcgroup.procs"), "100\n101\n");
+}
+
+#[test]
+fn process_counts_survive_restart() {
+    let world = World::new(1);
+    let id = world.join(100);
+    hold(&world, id, 0, 500);
+    world.store("100/0/memory.limit", ROOT, "1").unwrap();
+    world.store("100/memory.peak", ROOT, "0").unwrap();
+    let saved = serde_json::to_string(&world.tree.saved(id).unwrap()).unwrap();
+    let after = World::new(1);
+    after.join_with(100, blocks(), serde_json::from_str::<Saved>(&saved).unwrap());
+    assert!(after.show("100/memory.events").contains("over_limit 1\n"));
+    assert!(after.show("100/0/memory.events").contains("over_limit 1\n"));
+    assert_eq!(after.show("100/memory.peak"), "500\n");
+}
+
+#[test]
+fn transient_group_is_removed_with_last_process() {
+    let world = World::new(1);
+    let mut settings = Settings::default();
+    settings
+        .set(MEMORY_LIMIT, None, Value::Number(4096), true)
+        .unwrap();
+    settings
+        .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
+        .unwrap();
+    let transient = |settings| Transient {
+        owner: Owner { uid: 7, gid: 8 },
+        settings,
+    };
+    let outer = world
+        .tree
+        .make_transient_group(&new_group(Place::ROOT, "job"), transient(settings))
+        .unwrap();
+    assert_eq!(
+        world
+            .tree
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient(Settings::default())),
+        Ok(outer)
+    );
+    let inner = world
+        .tree
+        .make_transient_group(
+            &new_group(Place::group(outer), "step"),
+            transient(Settings::default()),
+        )
+        .unwrap();
+    assert_eq!(world.tree.owner(Place::group(inner)).unwrap().uid, 7);
+    let id = world.join(100);
+    world.store("job/step/gcgroup.procs", ROOT, "100").unwrap();
+    let control = world.control(id);
+    let device = &control.devices[0];
+    assert_eq!(
+        (device.group_limit.load(Relaxed), device.priority.load(Relaxed)),
+        (4096, 3)
+    );
+    world.take_notices();
+    world.tree.leave(id, 0);
+    assert!(!world.tree.has_group(outer) && !world.tree.has_group(inner));
+    let gone = |id, parent, name: &str| Notice::Removed {
+        id,
+        parent,
+        name: name.to_owned(),
+        is_reported: false,
+    };
+    let notices = world.take_notices();
+    assert!(
+        notices.contains(&gone(inner, Place::group(outer), "step")),
+        "{notices:?}"
+    );
+    assert!(notices.contains(&gone(outer, Place::ROOT, "job")));
+}
+
+#[test]
+fn held_group_stays_until_released() {
+    let world = World::new(1);
+    let transient = Transient {
+        owner: Owner { uid: 0, gid: 0 },
+        settings: Settings::default(),
+    };
+    let make = || {
+        world
+            .tree
+            .make_transient_group(&new_group(Place::ROOT, "job"), transient.clone())
+    };
+    let job = make().unwrap();
+    assert!(world.tree.hold_group(job) && world.tree.hold_group(job));
+    let id = world.join(100);
+    world.store("job/gcgroup.procs", ROOT, "100").unwrap();
+    world.tree.leave(id, 0);
+    world.tree.reap_transient(None);
+    assert_eq!(errno(world.tree.remove_group(Place::ROOT, "job")), libc::EBUSY);
+    world.tree.release_group(job);
+    assert_eq!(make(), Ok(job));
+    world.tree.release_group(job);
+    assert!(!world.tree.has_group(job));
+    assert!(!world.tree.hold_group(job));
+}

@@ -1,0 +1,87 @@
+//! A process's ledger for a device, and what the process holds beyond it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst, fence};
+
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, UsageDevice};
+
+use super::Untrusted;
+
+/// A process's ledger for a device as written by the process: only compared and subtracted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ledger {
+    charged: u64,
+    /// Bytes charged that are on the device only as far as they have been used there.
+    managed: u64,
+    /// Counters that change before bytes are uncharged that the device no longer holds, so equal values prove
+    /// that the ledger did not change.
+    counts: [u64; 4],
+    unsettled: u64,
+    unsettled_threads: u64,
+}
+
+impl Ledger {
+    /// Reads the ledger of a device, including what the process charged to devices whose number it did not
+    /// know: they may be this one.
+    pub fn of(usage: Untrusted<'_>, device: usize) -> Option<Self> {
+        let usage = usage.usage;
+        let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
+        // Bytes move from the second to the first, which is read last, so that none is missed.
+        let sum = |word: fn(&UsageDevice) -> &AtomicU64| {
+            let word = |slot: &&UsageDevice| word(slot).load(Acquire);
+            slots.iter().rev().map(word).fold(0, u64::wrapping_add)
+        };
+        fence(SeqCst);
+        let charged = sum(|slot| &slot.memory_current);
+        let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
+        let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
+        let ledger = Self {
+            charged,
+            managed: both(|counts| counts.kinds[Kind::Managed as usize]),
+            counts: [
+                both(|counts| counts.nr_alloc),
+                both(|counts| counts.nr_free),
+                both(|counts| counts.nr_unsettled),
+                sum(|slot| &slot.nr_alloc_fail),
+            ],
+            unsettled: sum(|slot| &slot.unsettled),
+            unsettled_threads: both(|counts| counts.unsettled_threads),
+        };
+        fence(SeqCst);
+        Some(ledger)
+    }
+
+    /// Returns whether no call is under way that may have made the device hold more than is charged.
+    pub fn is_settled(&self) -> bool {
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
+    }
+
+    /// Returns the bytes beyond the ledger, of `held` bytes in all and at most as many. No interface reports
+    /// how much managed memory is on the device, so the `known` result is kept as long as it is possible.
+    pub fn overhead(&self, held: u64, known: u64) -> u64 {
+        let least = held.saturating_sub(self.charged);
+        let most = held.saturating_sub(self.charged.saturating_sub(self.managed));
+        known.min(most).max(least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn managed_memory_elsewhere_does_not_hide_a_context() {
+        let ledger = |charged, managed| Ledger {
+            charged,
+            managed,
+            counts: [0; 4],
+            unsettled: 0,
+            unsettled_threads: 0,
+        };
+        assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
+        assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");
+        assert_eq!(ledger(1000, 1000).overhead(1064, 0), 64, "at least");
+        assert_eq!(ledger(1000, 400).overhead(650, 64), 50, "at most");
+        assert_eq!(ledger(u64::MAX, 0).overhead(650, 64), 0);
+        assert_eq!(ledger(0, u64::MAX).overhead(650, 64), 650);
+    }
+}

@@ -1,0 +1,109 @@
+//! The bounded numbers of a usage block, added up.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{Kind, MAX_DEVICES, UsageDevice};
+
+use super::super::claims::{Counts, device_total};
+use super::super::devices::Devices;
+use super::super::process::slots;
+use super::super::sums::{Sums, Swapped};
+use super::{MOST, Untrusted};
+
+impl Untrusted<'_> {
+    /// Returns the numbers of the block, on one device or on all: bytes charged on a device up to the
+    /// device's size, bytes of host memory up to the host's, counts and times up to `most`. Sums over devices
+    /// saturate.
+    pub(in crate::tree) fn sums(self, device: Option<usize>, most: Counts, devices: &Devices) -> Sums {
+        let mut sums = match device {
+            Some(device) => self.on_device(device, most, devices),
+            None => slots(devices.len()).fold(self.as_a_whole(most), |mut sums, slot| {
+                sums += self.on_device(slot, most, devices);
+                sums
+            }),
+        };
+        self.add_threads(&mut sums, device, most);
+        sums
+    }
+
+    /// Returns the numbers that are not counted by device.
+    fn as_a_whole(self, most: Counts) -> Sums {
+        Sums {
+            nr_max: at_most(&self.usage.nr_max, most.calls),
+            nr_oom: at_most(&self.usage.nr_oom, most.calls),
+            nr_unknown_symbols: at_most(&self.usage.nr_unknown_symbols, most.calls),
+            ..Sums::default()
+        }
+    }
+
+    fn on_device(self, slot: usize, most: Counts, devices: &Devices) -> Sums {
+        let Some(usage) = self.usage.devices.get(slot) else {
+            return Sums::default();
+        };
+        let total = device_total(slot, devices);
+        let count = |word: &AtomicU64| at_most(word, most.calls);
+        let waited = |word: &AtomicU64| at_most(word, most.waited_usec);
+        let allocations = self.usage.allocations(slot);
+        let mut sums = Sums {
+            charged: self.charged(slot, total),
+            nr_alloc: allocations.nr_alloc.min(most.calls).min(MOST),
+            nr_free: allocations.nr_free.min(most.calls).min(MOST),
+            nr_alloc_fail: count(&usage.nr_alloc_fail),
+            nr_max: count(&usage.nr_max),
+            nr_oom: count(&usage.nr_oom),
+            graph_kernels: at_most(&usage.graph_kernels, most.kernels),
+            nr_ended: at_most(&usage.nr_ended, most.kernels),
+            nr_frozen: count(&usage.nr_frozen),
+            frozen_usec: waited(&usage.frozen_usec),
+            nr_throttled: count(&usage.nr_throttled),
+            throttled_usec: waited(&usage.throttled_usec),
+            gate_timeouts: count(&usage.gate_timeouts),
+            swap: swapped(usage, most, total, devices.host.memory),
+            ..Sums::default()
+        };
+        for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut sums.kinds) {
+            // Negative for a moment, if one thread's free is seen and another's allocation is not.
+            let counted = if counted.cast_signed() < 0 { 0 } else { counted };
+            *sum = counted.min(if *charged {
+                total
+            } else {
+                total.max(devices.host.memory)
+            });
+        }
+        for (shared, sum) in usage.shared_exited.iter().zip(&mut sums.submitted) {
+            *sum = count(shared);
+        }
+        sums
+    }
+
+    fn add_threads(self, sums: &mut Sums, device: Option<usize>, most: Counts) {
+        for thread in self.usage.used_threads() {
+            let slot = thread.device.load(Relaxed) as usize;
+            if device.is_some_and(|device| device != slot) || slot >= MAX_DEVICES {
+                continue;
+            }
+            for ([_, exited], sum) in thread.submissions.iter().zip(&mut sums.submitted) {
+                let calls = at_most(exited, most.calls);
+                *sum = sum.saturating_add(calls).min(most.calls);
+            }
+        }
+    }
+}
+
+fn swapped(usage: &UsageDevice, most: Counts, total: u64, host_memory: u64) -> Swapped {
+    Swapped {
+        current: at_most(&usage.swap_current, host_memory),
+        supply: at_most(&usage.swap_supply, host_memory),
+        swappable: at_most(&usage.swappable, total),
+        out_bytes: at_most(&usage.swap_out_bytes, most.moved),
+        in_bytes: at_most(&usage.swap_in_bytes, most.moved),
+        nr_out: at_most(&usage.nr_swap_out, most.calls),
+        nr_in: at_most(&usage.nr_swap_in, most.calls),
+        nr_fail: at_most(&usage.nr_swap_fail, most.calls),
+    }
+}
+
+/// Returns a claimed number, bounded by `most` and [`MOST`].
+fn at_most(word: &AtomicU64, most: u64) -> u64 {
+    word.load(Relaxed).min(most).min(MOST)
+}

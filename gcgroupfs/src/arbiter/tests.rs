@@ -1,6 +1,0 @@
-//! Tests of policies as tables, and simulations of whole GPUs without clocks.
-
-mod groups;
-mod played;
-mod policies;
-pub(super) mod world;

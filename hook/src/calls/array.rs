@@ -1,0 +1,95 @@
+//! CUDA arrays.
+
+use gcgroup_abi::Kind;
+
+use super::sparse;
+use crate::driver::cuda::{CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{given, written};
+use crate::hook;
+use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
+use crate::memory::ledger::Entry;
+
+/// `cuArrayCreate`, `cuArray3DCreate`.
+pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
+    charge(made, wanted, 0, next)
+}
+
+/// `cuMipmappedArrayCreate`.
+pub(crate) fn create_mipmapped(
+    made: *mut CUmipmappedArray,
+    wanted: *const CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    next: Next<'_>,
+) -> CUresult {
+    charge(made, wanted, levels, next)
+}
+
+fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, next: Next<'_>) -> CUresult {
+    match given(wanted) {
+        Some(wanted) => charge_for(made, wanted.full(), levels, next),
+        None => next(),
+    }
+}
+
+#[inline(never)]
+fn charge_for<A: Array>(
+    made: *mut A,
+    wanted: CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    next: Next<'_>,
+) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let Some(place) = process.program.place() else {
+        return next();
+    };
+    // Mapped to memory of `cuMemCreate`, which is charged there.
+    if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
+        return next();
+    }
+    let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
+    let (charge, sums) = process.memory.try_charge(place.index, expected.unwrap_or(0))?;
+    let made_it = process.memory.pressing(place.index, expected.unwrap_or(0), next);
+    made_it.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let Some(array) = written(made) else { return Ok(()) };
+    let bytes = match expected {
+        Some(bytes) => {
+            charge.keep(sums);
+            Some(bytes)
+        }
+        None => fit(array, charge, sums, place.local)?,
+    };
+    if let Some(bytes) = bytes {
+        let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
+        process
+            .memory
+            .remember(&process.memory.arrays, array.key(), entry);
+    }
+    Ok(())
+}
+
+fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let result = process
+        .memory
+        .free(&process.memory.arrays, array.key(), next)
+        .result;
+    if result.is_ok() {
+        sparse::array_gone(process, array.key());
+    }
+    result
+}
+
+/// `cuArrayDestroy`.
+pub(crate) fn destroy(array: CUarray, next: Next<'_>) -> CUresult {
+    destroy_any(array, next)
+}
+
+/// `cuMipmappedArrayDestroy`.
+pub(crate) fn destroy_mipmapped(array: CUmipmappedArray, next: Next<'_>) -> CUresult {
+    destroy_any(array, next)
+}

@@ -1,0 +1,54 @@
+//! Executable graphs and their launches.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::Submission;
+
+use super::submit::{known_memory, submit};
+use crate::compute::graphs::{Known, kernels};
+use crate::driver::cuda::{CUgraph, CUgraphExec, CUresult, CUstream};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
+use crate::hook;
+
+/// Handles `cuGraphInstantiate` and its variants.
+pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
+        let compute = process.compute;
+        let memory = |address| known_memory(process, address);
+        let known = Known {
+            kernels: kernels(graph),
+            devices: compute.reach.devices(&compute.program.contexts, &memory, graph),
+        };
+        compute.graphs.insert(made, known);
+    }
+    Ok(())
+}
+
+/// Handles `cuGraphExecDestroy`.
+pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
+    let known = hook::get().and_then(|process| process.compute.graphs.remove(graph));
+    let result = next();
+    if let (Err(_), Some(process), Some(known)) = (result, hook::get(), known) {
+        process.compute.graphs.insert(graph, known);
+    }
+    result
+}
+
+/// Handles `cuGraphLaunch`.
+pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
+    let known = hook::get().and_then(|process| process.compute.graphs.get(graph));
+    let known = known.unwrap_or_default();
+    submit(
+        Submission::Graph,
+        stream,
+        known.devices,
+        &|usage| {
+            next()?;
+            usage.graph_kernels.fetch_add(known.kernels, Relaxed);
+            Ok(())
+        },
+        next,
+    )
+}

@@ -1,0 +1,98 @@
+//! Memory of other processes and other drivers: shown as `ipc`, charged to the process that made it.
+
+use std::ffi::c_void;
+
+use gcgroup_abi::Kind;
+
+use crate::driver;
+use crate::driver::cuda::{CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUdeviceptr, CUexternalMemory, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{given, written};
+use crate::hook::{self, Process};
+use crate::memory::ledger::Entry;
+
+/// Makes an entry for memory whose size the driver knows.
+fn entry_at(process: &Process, address: CUdeviceptr) -> Option<Entry> {
+    let place = process.program.place()?;
+    let (mut base, mut bytes) = (CUdeviceptr(0), 0);
+    driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).ok()?;
+    let entry = Entry::new(Kind::Ipc, bytes as u64, place.local, place.index, place.context);
+    Some(entry)
+}
+
+/// `cuIpcOpenMemHandle`.
+pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some((process, address)) = hook::get().zip(written(address))
+        && let Some(mut entry) = entry_at(process, address)
+    {
+        process.memory.follow(&mut entry);
+        if let Some(first) = process.memory.opened.open(address.0, || entry) {
+            process.memory.count_in(&first);
+        }
+    }
+    Ok(())
+}
+
+/// `cuIpcCloseMemHandle`.
+pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(process) = hook::get()
+        && let Some(closed) = process.memory.opened.close(address.0)
+    {
+        process.memory.discharge(&closed);
+    }
+    Ok(())
+}
+
+/// `cuMemPoolImportPointer`: freed by the same calls as allocations from a pool of this process.
+pub(crate) fn import_pointer(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some((process, address)) = hook::get().zip(written(address))
+        && let Some(entry) = entry_at(process, address)
+    {
+        process.memory.remember(&process.memory.blocks, address.0, entry);
+    }
+    Ok(())
+}
+
+/// `cuImportExternalMemory`: memory of another driver; its size is taken from the description.
+pub(crate) fn import_external(
+    memory: *mut CUexternalMemory,
+    description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    next: Next<'_>,
+) -> CUresult {
+    next()?;
+    if let Some(process) = hook::get()
+        && let (Some(memory), Some(description), Some(place)) =
+            (written(memory), given(description), process.program.place())
+    {
+        let entry = Entry::new(
+            Kind::Ipc,
+            description.size,
+            place.local,
+            place.index,
+            place.context,
+        );
+        process
+            .memory
+            .remember(&process.memory.external, key(memory), entry);
+    }
+    Ok(())
+}
+
+/// `cuDestroyExternalMemory`.
+pub(crate) fn destroy_external(memory: CUexternalMemory, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    process
+        .memory
+        .free(&process.memory.external, key(memory), next)
+        .result
+}
+
+fn key(memory: CUexternalMemory) -> u64 {
+    let pointer: *mut c_void = memory.0;
+    pointer.addr() as u64
+}

@@ -1,0 +1,107 @@
+//! `cuMemAlloc` and its variants, and `cuMemFree`, which frees memory of any kind by its address.
+
+use gcgroup_abi::Kind;
+
+use super::address::{Address, Out};
+use crate::driver::cuda::{CUdeviceptr, CUresult};
+use crate::driver::interpose::Next;
+use crate::memory::ledger::Entry;
+use crate::{driver, hook, swap};
+
+/// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is called, so that a refusal costs nothing.
+pub(crate) fn alloc<A: Address>(
+    kind: Kind,
+    address: *mut A,
+    bytes: impl Into<u64>,
+    next: Next<'_>,
+) -> CUresult {
+    alloc_at(kind, A::place(address), bytes.into(), next)
+}
+
+#[inline(never)]
+fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let Some(place) = process.program.place() else {
+        return next();
+    };
+    if kind == Kind::Linear
+        && let Some(result) = address
+            .wide()
+            .and_then(|wide| swap::alloc(process.swap, place, wide, bytes))
+    {
+        return result;
+    }
+    let (charge, sums) = process.memory.try_charge(place.index, bytes)?;
+    let made = process.memory.pressing(place.index, bytes, next);
+    made.inspect_err(|_| process.memory.count_failure(place.index))?;
+    if let Some(address) = address.written() {
+        charge.keep(sums);
+        let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
+        process.memory.remember(&process.memory.blocks, address, entry);
+    }
+    Ok(())
+}
+
+/// `cuMemAllocPitch`: the driver chooses the pitch. The expected size is charged first, or the requested
+/// bytes if that does not fit; the difference is settled after the call. If the actual size exceeds a limit,
+/// the memory is freed again: the only refusal that reaches the driver.
+pub(crate) fn alloc_pitched<A: Address>(
+    address: *mut A,
+    pitch: impl Into<Out>,
+    width: impl Into<u64>,
+    height: impl Into<u64>,
+    next: Next<'_>,
+) -> CUresult {
+    alloc_rows(A::place(address), pitch.into(), width.into(), height.into(), next)
+}
+
+#[inline(never)]
+fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let Some(place) = process.program.place() else {
+        return next();
+    };
+    let wanted = width.saturating_mul(height);
+    let steps = &process.memory.pitch;
+    let likely = steps.foretold(width).saturating_mul(height);
+    let (mut charge, sums) = process.memory.try_charge_likely(place.index, likely, wanted)?;
+    let made = process.memory.pressing(place.index, wanted, next);
+    made.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let pitch = pitch.written().unwrap_or(width);
+    let Some(address) = address.written() else {
+        return Ok(());
+    };
+    steps.learn(width, pitch);
+    let bytes = pitch.max(width).saturating_mul(height);
+    let sums = match charge.fit(sums, bytes) {
+        Ok(sums) => sums,
+        Err(refused) => {
+            // If freeing failed, the memory would exist without a charge.
+            driver::cuMemFree_v2(CUdeviceptr(address))?;
+            return Err(refused);
+        }
+    };
+    charge.keep(sums);
+    let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
+    process.memory.remember(&process.memory.blocks, address, entry);
+    Ok(())
+}
+
+/// `cuMemFree`: unknown addresses are left to the driver.
+pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    if let Some(result) = swap::free(process.swap, address.key()) {
+        return result;
+    }
+    let freed = process.memory.free(&process.memory.blocks, address.key(), next);
+    if freed.is_pools && freed.result.is_ok() {
+        process.memory.reserves.settle_all(process.memory);
+    }
+    freed.result
+}

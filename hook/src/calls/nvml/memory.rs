@@ -1,0 +1,86 @@
+//! `nvmlDeviceGetMemoryInfo`: the limit as total, `memory.current` as used.
+
+use super::seen::Seen;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
+use crate::driver::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
+use crate::driver::out_pointer::rewrite;
+
+/// `nvmlDeviceGetMemoryInfo`. If the device itself is short of memory, used and free add up to less than the
+/// total.
+pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(seen) = Seen::on(of) {
+        rewrite(memory, |told| told_v1(told, seen));
+    }
+    Ok(())
+}
+
+/// `nvmlDeviceGetMemoryInfo_v2`: used, free and reserved add up to the total.
+pub(crate) fn info_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(seen) = Seen::on(of) {
+        rewrite(memory, |told| {
+            let nvmlMemory_v2_t {
+                total, free, used, ..
+            } = told;
+            let nvmlMemory_t { total, free, used } = told_v1(nvmlMemory_t { total, free, used }, seen);
+            nvmlMemory_v2_t {
+                total,
+                free,
+                used,
+                reserved: total - used - free,
+                ..told
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Returns the values for version 1: at most what the device has, and free at most total minus used.
+fn told_v1(told: nvmlMemory_t, seen: Seen) -> nvmlMemory_t {
+    let total = told.total.min(seen.total);
+    let used = seen.current.min(total);
+    let free = told.free.min(seen.free).min(total - used);
+    nvmlMemory_t { total, free, used }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seen::Own;
+    use super::*;
+
+    const CARD: nvmlMemory_t = nvmlMemory_t {
+        total: 1000,
+        free: 600,
+        used: 400,
+    };
+
+    fn told(limit: u64, current: u64) -> (u64, u64, u64) {
+        let seen = Seen {
+            total: limit,
+            free: limit.saturating_sub(current),
+            current,
+            peak: current,
+            own: Own { pid: 1, outside: 0 },
+        };
+        let nvmlMemory_t { total, used, free } = told_v1(CARD, seen);
+        (total, used, free)
+    }
+
+    #[test]
+    fn total_is_the_limit_and_used_is_what_is_charged() {
+        assert_eq!(told(500, 100), (500, 100, 400));
+    }
+
+    #[test]
+    fn values_never_exceed_the_device() {
+        assert_eq!(told(5000, 100), (1000, 100, 600));
+        assert_eq!(told(900, 100), (900, 100, 600), "others hold the rest");
+    }
+
+    #[test]
+    fn usage_above_the_limit_leaves_zero_free() {
+        assert_eq!(told(50, 80), (50, 50, 0));
+    }
+}

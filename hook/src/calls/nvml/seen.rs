@@ -1,0 +1,213 @@
+//! View of one device for a limited process: its limit as the device's memory, and only itself.
+
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+use crate::driver;
+use crate::driver::cuda::CUuuid;
+use crate::driver::nvml::nvmlDevice_t;
+use crate::hook::{self, Process};
+use crate::memory::room::Room;
+use crate::shared::device;
+use crate::shared::environment::Options;
+
+/// Bytes of one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// The smallest limit.
+    pub(crate) total: u64,
+    /// The smallest remainder of any limit.
+    pub(crate) free: u64,
+    /// `memory.current`.
+    pub(crate) current: u64,
+    /// The highest `memory.current` so far.
+    pub(crate) peak: u64,
+    pub(crate) own: Own,
+}
+
+/// The pids under which NVML may know the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Own {
+    /// The pid in the process's own pid namespace.
+    pub(crate) pid: u32,
+    /// The pid as the daemon sees it; zero without a daemon.
+    pub(crate) outside: u32,
+}
+
+impl Seen {
+    /// Returns what the process sees; `None` if it has no limit on the device or the device is unknown:
+    /// NVML's answer is passed on.
+    pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
+        match hook::get() {
+            Some(process) if is_limited(process) => Self::by(process, of),
+            Some(_) => None,
+            None => Self::before_cuda(requested_limit()),
+        }
+    }
+
+    fn by(process: &Process, of: nvmlDevice_t) -> Option<Self> {
+        let index = slot(process, of)?;
+        let instance = (index == OTHER_DEVICE).then(|| used_instance(process, of));
+        Self::at(process, instance.flatten().unwrap_or(index))
+    }
+
+    fn at(process: &Process, index: usize) -> Option<Self> {
+        let room = Room::on(process.memory, index);
+        let (usage, control) = (
+            process.session.usage().devices.get(index)?,
+            process.session.control().devices.get(index)?,
+        );
+        let overhead = control.memory_overhead.load(Relaxed);
+        let current = process
+            .session
+            .usage()
+            .memory_current(index)
+            .saturating_add(overhead);
+        let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
+        (room.total != NO_LIMIT).then_some(Self {
+            total: room.total,
+            free: room.free,
+            current,
+            peak: peak.max(current),
+            own: Own {
+                pid: std::process::id(),
+                outside: process.session.control().pid.load(Relaxed),
+            },
+        })
+    }
+
+    /// Returns what a process sees that was started with a limit and has not used CUDA.
+    fn before_cuda(limit: u64) -> Option<Self> {
+        (limit != NO_LIMIT).then(|| Self {
+            total: limit,
+            free: limit,
+            current: 0,
+            peak: 0,
+            own: Own {
+                pid: std::process::id(),
+                outside: 0,
+            },
+        })
+    }
+}
+
+/// Returns the device's slot in the shared blocks.
+fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
+    let mut text = [0; 96];
+    driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
+    let uuid = device::uuid_words(uuid(&text)?);
+    Some(device::index_of(process.session.control(), uuid))
+}
+
+/// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
+/// no slot itself.
+fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
+    let mut count = 0;
+    driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &mut count).ok()?;
+    (0..count).find_map(|number| {
+        let mut instance = nvmlDevice_t(ptr::null_mut());
+        driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
+        let index = slot(process, instance).filter(|index| *index != OTHER_DEVICE)?;
+        let charged = process.session.usage().memory_current(index);
+        let beyond = process
+            .session
+            .control()
+            .devices
+            .get(index)?
+            .memory_overhead
+            .load(Relaxed);
+        (charged != 0 || beyond != 0).then_some(index)
+    })
+}
+
+/// Returns the limit that the process was started with. Read once, since monitors ask often and other threads
+/// may change the environment meanwhile.
+fn requested_limit() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| Options::from_environment().hello.memory_limit)
+}
+
+/// Returns whether any limit is set. Without one, NVML need not be asked for the device's identity.
+fn is_limited(process: &Process) -> bool {
+    let control = process.session.control();
+    let devices = &mut control.devices.iter();
+    let is_any = |limit: &AtomicU64| limit.load(Relaxed) != NO_LIMIT;
+    is_any(&control.memory_limit)
+        || devices.any(|device| is_any(&device.memory_limit) || is_any(&device.group_limit))
+}
+
+/// Parses the sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` or `MIG-…`.
+fn uuid(text: &[u8]) -> Option<CUuuid> {
+    let text = text
+        .strip_prefix(b"GPU-")
+        .or_else(|| text.strip_prefix(b"MIG-"))?;
+    let digits = text
+        .iter()
+        .take_while(|byte| **byte != 0)
+        .filter(|byte| **byte != b'-');
+    let mut values = digits.map(|byte| char::from(*byte).to_digit(16));
+    let mut bytes = [0; 16];
+    for byte in &mut bytes {
+        let (high, low) = (values.next()??, values.next()??);
+        *byte = u8::try_from(high << 4 | low).ok()?;
+    }
+    values.next().is_none().then_some(CUuuid { bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::block;
+
+    #[test]
+    fn uuid_text_of_nvml_parses_to_the_drivers_bytes() {
+        let text = b"GPU-01020304-0506-0708-090a-0b0c0d0e0fff\0\0\0";
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255];
+        assert_eq!(uuid(text), Some(CUuuid { bytes }));
+        for wrong in [
+            &b"GPU-01020304\0"[..],
+            b"",
+            b"01020304-0506-0708-090a-0b0c0d0e0fff",
+            b"GPU-0102030g-0506-0708-090a-0b0c0d0e0fff",
+            b"GPU-01020304-0506-0708-090a-0b0c0d0e0fff0",
+        ] {
+            assert_eq!(uuid(wrong), None);
+        }
+    }
+
+    #[test]
+    fn seen_only_on_devices_with_a_limit() {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        for device in &control.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+        }
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        control.nr_devices.store(2, Relaxed);
+        control.publish();
+        process.adopt(&file);
+        assert!(!is_limited(process) && Seen::at(process, 0).is_none());
+        control.devices[1].memory_limit.store(1000, Relaxed);
+        control.devices[1].memory_overhead.store(30, Relaxed);
+        control.pid.store(77, Relaxed);
+        process.session.usage().devices[1]
+            .memory_current
+            .store(100, Relaxed);
+        process.session.usage().devices[1].memory_peak.store(400, Relaxed);
+        assert!(is_limited(process) && Seen::at(process, 0).is_none());
+        let seen = Seen::at(process, 1).unwrap();
+        assert_eq!((seen.total, seen.free), (1000, 870));
+        assert_eq!((seen.current, seen.peak), (130, 430));
+        assert_eq!((seen.own.pid, seen.own.outside), (std::process::id(), 77));
+    }
+
+    #[test]
+    fn start_limit_is_seen_before_cuda_is_used() {
+        assert_eq!(Seen::before_cuda(NO_LIMIT), None);
+        let seen = Seen::before_cuda(4096).unwrap();
+        assert_eq!((seen.total, seen.free, seen.current), (4096, 4096, 0));
+    }
+}

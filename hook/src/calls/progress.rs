@@ -1,0 +1,42 @@
+//! Waits of the program, after which submitted work has completed.
+
+use crate::compute::progress;
+use crate::driver::cuda::CUresult;
+use crate::driver::interpose::Next;
+use crate::hook;
+
+/// Handles `cuCtxSynchronize`: if the process has no other context on the device, except green contexts that
+/// are parts of this one, all submitted work has completed.
+pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let before = process.compute.program.current().map(|bound| {
+        process.compute.program.slots.fold(process.session);
+        // A wait for a green context waits for nothing else.
+        let waits_for = if bound.owner() == bound.context() {
+            bound.owner()
+        } else {
+            0
+        };
+        (
+            bound.index(),
+            process.session.usage().kernels(bound.index()),
+            waits_for,
+        )
+    });
+    next()?;
+    if let Some((index, submitted, owner)) = before
+        && process
+            .compute
+            .program
+            .contexts
+            .on(|local| process.session.devices.index(local) == index)
+            .iter()
+            .all(|context| context.base().id() == owner)
+    {
+        progress::ended(process.session.usage(), index, submitted);
+    }
+    process.memory.context_synchronized();
+    Ok(())
+}

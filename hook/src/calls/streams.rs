@@ -1,0 +1,184 @@
+//! Handlers that create and destroy contexts and streams, and keep `contexts` up to date.
+//!
+//! An object is removed before the driver destroys it, and put back if the driver fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::slots::switch;
+use crate::driver;
+use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::written;
+use crate::hook::{self, Process};
+use crate::program::context::Context;
+use crate::shared::device::LocalDevice;
+use crate::swap;
+
+const CU_STREAM_NON_BLOCKING: u32 = 1;
+
+/// Wraps a call that may destroy a context; `is_gone` is asked after a success and tells whether it did.
+pub(super) fn leave(
+    context: Option<Arc<Context>>,
+    next: Next<'_>,
+    is_gone: impl FnOnce() -> bool,
+) -> CUresult {
+    let Some((process, context)) = hook::get().zip(context) else {
+        return switch(next);
+    };
+    let family = process.compute.program.contexts.family(&context);
+    family.iter().for_each(|context| context.leave());
+    let result = next();
+    if result.is_ok() && is_gone() {
+        remove(process, &context);
+    } else {
+        family.iter().for_each(|context| context.stay());
+    }
+    process.compute.program.moved();
+    result
+}
+
+/// Removes a destroyed context, and what it owned.
+pub(super) fn remove(process: &Process, context: &Arc<Context>) {
+    process.compute.program.contexts.remove(process.session, context);
+    if context.is_part() {
+        process.memory.synchronized(None);
+    } else {
+        process.memory.context_gone(context.id());
+        swap::context_gone(process.swap, context.id());
+        process.session.ring();
+    }
+}
+
+/// Handles `cuCtxDestroy`.
+pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
+    leave(
+        hook::get().and_then(|process| process.compute.program.contexts.find(handle)),
+        next,
+        || true,
+    )
+}
+
+/// Handles `cuCtxAttach`: adds a holder, which `cuCtxDetach` removes.
+pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
+    next()?;
+    let found = hook::get()
+        .zip(written(context))
+        .and_then(|(process, handle)| process.compute.program.contexts.find(handle));
+    if let Some(found) = found {
+        found.attach();
+    }
+    Ok(())
+}
+
+/// Handles `cuCtxDetach`: the last holder's call destroys the context.
+pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
+    let context = hook::get().and_then(|process| process.compute.program.contexts.find(handle));
+    let was_last = context.as_ref().is_none_or(|context| context.detach());
+    leave(context, next, || was_last)
+}
+
+/// Handles `cuDevicePrimaryCtxRetain`: the context is known from here on.
+pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
+        process.session.devices.learn(process.session.control(), local);
+        if let Some(context) = written(context) {
+            enter_primary(process, context, local);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+    if let Some(primary) = process.compute.program.contexts.primary(local) {
+        primary.store(handle.0.expose_provenance(), Relaxed);
+    }
+    process
+        .compute
+        .program
+        .contexts
+        .known(process.session, handle, local)
+}
+
+pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
+    let contexts = &hook::get()?.compute.program.contexts;
+    let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
+    contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
+}
+
+/// Handles `cuDevicePrimaryCtxRelease`: the last release destroys the context.
+pub(crate) fn release_primary(device: CUdevice, next: Next<'_>) -> CUresult {
+    leave(primary(device), next, || !is_active(device))
+}
+
+/// Returns whether the device has a primary context; true if the driver does not answer.
+pub(super) fn is_active(device: CUdevice) -> bool {
+    let (mut flags, mut is_active) = (0, 0);
+    driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active).is_err() || is_active != 0
+}
+
+/// Handles `cuDevicePrimaryCtxReset`: destroys the context even if it has holders.
+pub(crate) fn reset_primary(device: CUdevice, next: Next<'_>) -> CUresult {
+    leave(primary(device), next, || true)
+}
+
+/// Handles `cuStreamCreate` and its variants, in the current context.
+pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
+        enter(process, made, flags & CU_STREAM_NON_BLOCKING != 0);
+    }
+    Ok(())
+}
+
+/// Handles `cuGreenCtxStreamCreate`: such streams are non-blocking.
+pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
+        enter(process, made, true);
+    }
+    Ok(())
+}
+
+fn enter(process: &Process, made: CUstream, needs_own: bool) {
+    let mut handle = CUcontext::NULL;
+    let asked = driver::cuStreamGetCtx(made, &mut handle).or_else(|_| driver::cuCtxGetCurrent(&mut handle));
+    if asked.is_err() {
+        return;
+    }
+    // A green context's stream can be created with any or no context current.
+    let known = process.compute.program.contexts.find(handle).or_else(|| {
+        let mut device = 0;
+        driver::cuStreamGetDevice(made, &mut device)
+            .or_else(|_| driver::cuCtxGetDevice(&mut device))
+            .ok()?;
+        Some(
+            process
+                .compute
+                .program
+                .contexts
+                .known(process.session, handle, LocalDevice::of(device)?),
+        )
+    });
+    if let Some(context) = known {
+        context.enter(made, needs_own);
+    }
+}
+
+/// Handles `cuStreamDestroy`: pending work still runs, so a marker is left behind.
+pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let Some(context) = process.compute.program.contexts.holder(leaving) else {
+        return next();
+    };
+    let needs_own = context.take_out(leaving);
+    let result = next();
+    match result {
+        Ok(()) => process.compute.program.contexts.captures.forget(leaving),
+        Err(_) => context.enter(leaving, needs_own),
+    }
+    result
+}

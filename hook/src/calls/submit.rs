@@ -1,0 +1,48 @@
+//! Submissions that do not take the fast path.
+
+use gcgroup_abi::{Entrance, Submission, UsageDevice};
+
+use crate::compute::call::Arguments;
+use crate::compute::device_set::DeviceSet;
+use crate::compute::gate;
+use crate::driver::cuda::{CUresult, CUstream};
+use crate::driver::interpose::{self, Next};
+use crate::driver::thread;
+use crate::hook::{self, Process};
+use crate::program::slot::unaccounted;
+use crate::shared::device::LocalDevice;
+
+/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. If
+/// nothing governs the process, returns the slot whose counters have no meaning.
+pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
+    let is_nested = thread::is_inside();
+    let admitted = interpose::guarded(|| {
+        let process = hook::get()?;
+        let known = |address| known_memory(process, address);
+        gate::admit(process.compute, &known, call, arguments, is_nested)
+    });
+    admitted.flatten().unwrap_or_else(unaccounted)
+}
+
+/// Handles a submission that is not passed on by the fast path: waits at the gate and calls `body` with the
+/// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the
+/// stream's.
+pub(crate) fn submit(
+    what: Submission,
+    stream: CUstream,
+    devices: DeviceSet,
+    body: &dyn Fn(&UsageDevice) -> CUresult,
+    next: Next<'_>,
+) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    let known = |address| known_memory(process, address);
+    gate::submit(process.compute, &known, what, stream, devices, body, next)
+}
+
+/// Returns the device of an array or of memory that may be swapped out.
+pub(crate) fn known_memory(process: &Process, address: u64) -> Option<LocalDevice> {
+    let array = process.memory.arrays.local(address);
+    array.or_else(|| Some(process.swap.find(address)?.local))
+}

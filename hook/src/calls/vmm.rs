@@ -1,0 +1,252 @@
+//! Physical memory by handle (`cuMemCreate`), and multicast objects.
+
+use gcgroup_abi::Kind;
+
+use crate::driver;
+use crate::driver::cuda::{
+    CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,
+    CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
+};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{given, written};
+use crate::hook::{self, Process};
+use crate::memory::ledger::Entry;
+use crate::memory::physical::{Binder, Gone, Rare, Region};
+use crate::shared::device::LocalDevice;
+
+/// `cuMemCreate`. Memory outside devices is shown, not charged: of the host, and of locations newer than this
+/// library.
+pub(crate) fn create(
+    handle: *mut CUmemGenericAllocationHandle,
+    bytes: usize,
+    properties: *const CUmemAllocationProp,
+    next: Next<'_>,
+) -> CUresult {
+    let Some((process, properties)) = hook::get().zip(given(properties)) else {
+        return next();
+    };
+    let bytes = bytes as u64;
+    let Some(local) = properties.location.device().and_then(LocalDevice::of) else {
+        next()?;
+        let kind = match properties.location.kind {
+            CU_MEM_LOCATION_TYPE_HOST
+            | CU_MEM_LOCATION_TYPE_HOST_NUMA
+            | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Kind::Host,
+            _ => Kind::Unknown,
+        };
+        if let (Some(handle), Some((local, index))) = (written(handle), process.memory.somewhere()) {
+            process
+                .memory
+                .add_physical(handle, Entry::new(kind, bytes, local, index, 0));
+        }
+        return Ok(());
+    };
+    let index = process.session.devices.learn(process.session.control(), local);
+    let (charge, sums) = process.memory.try_charge(index, bytes)?;
+    let made = process.memory.pressing(index, bytes, next);
+    made.inspect_err(|_| process.memory.count_failure(index))?;
+    if let Some(handle) = written(handle) {
+        charge.keep(sums);
+        process
+            .memory
+            .add_physical(handle, Entry::new(Kind::Vmm, bytes, local, index, 0));
+    }
+    Ok(())
+}
+
+/// `cuMemImportFromShareableHandle`: charged to the process that created it.
+pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+    next()?;
+    let (Some(process), Some(handle)) = (hook::get(), written(handle)) else {
+        return Ok(());
+    };
+    if process.memory.physical(|all, _| all.hold_handle(handle.0)) {
+        return Ok(());
+    }
+    let mut properties = CUmemAllocationProp::NONE;
+    let is_memory = driver::cuMemGetAllocationPropertiesFromHandle(&mut properties, handle).is_ok();
+    let place = match properties.location.device().and_then(LocalDevice::of) {
+        Some(local) => Some((
+            local,
+            process.session.devices.learn(process.session.control(), local),
+        )),
+        None => process.memory.somewhere(),
+    };
+    if let Some((local, index)) = place {
+        // The size is known only once it is mapped, so it is counted with 0 bytes.
+        let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
+        process
+            .memory
+            .add_physical(handle, Entry::new(kind, 0, local, index, 0));
+    }
+    Ok(())
+}
+
+/// `cuMemRelease`.
+pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    // Before the call, after which the driver may reuse the number for another thread's memory.
+    let released = match process.memory.physical.objects.release(handle.0) {
+        Ok(None) => return next(),
+        Ok(Some(released)) => released,
+        Err(Rare) => return release_of_several(process, handle, next),
+    };
+    let result = next();
+    match result {
+        Ok(()) => drop(released.1.inspect(|freed| process.memory.discharge(freed))),
+        Err(_) => process.memory.undo_release(handle, released),
+    }
+    result
+}
+
+/// Releases a handle where other handles or other memory may be concerned.
+#[cold]
+#[inline(never)]
+fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+    let mut gone = Gone::default();
+    let released = process.memory.physical.objects.all().release(handle.0, &mut gone);
+    let Some(released) = released else {
+        return next();
+    };
+    let result = next();
+    match result {
+        Ok(()) => process.memory.bury(&gone),
+        // If it was a multicast object, its bindings are not restored.
+        Err(_) => process.memory.undo_release(handle, released),
+    }
+    result
+}
+
+/// `cuMemMap`.
+pub(crate) fn map(
+    address: CUdeviceptr,
+    bytes: usize,
+    handle: CUmemGenericAllocationHandle,
+    next: Next<'_>,
+) -> CUresult {
+    // Before the call: another thread may release the handle as soon as it is mapped.
+    let held = hook::get().and_then(|process| Some((process, process.memory.hold_physical(handle)?)));
+    let Some((process, (number, is_imported))) = held else {
+        return next();
+    };
+    next().inspect_err(|_| process.memory.let_go_physical(number))?;
+    let bytes = bytes as u64;
+    let objects = &process.memory.physical.objects;
+    if is_imported && let Some(more) = objects.grow(number, bytes) {
+        process.memory.levels.show(process.session.usage(), &more);
+    }
+    if let Some(before) = objects.map(address.0, bytes, number) {
+        process.memory.let_go_physical(before);
+    }
+    Ok(())
+}
+
+/// `cuMemUnmap`.
+pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUresult {
+    let Some(process) = hook::get() else {
+        return next();
+    };
+    // Before the call, after which another thread may map something there.
+    let objects = &process.memory.physical.objects;
+    let taken = objects.take_mappings(address.0, bytes as u64);
+    let result = next();
+    match result {
+        Ok(()) => taken.for_each(|(.., number)| process.memory.let_go_physical(*number)),
+        Err(_) => objects.put_back(&taken),
+    }
+    result
+}
+
+/// `cuMemRetainAllocationHandle`.
+pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(handle)) = (hook::get(), written(handle)) {
+        process.memory.physical(|all, _| all.retain(address, handle.0));
+    }
+    Ok(())
+}
+
+/// `cuMulticastCreate`: has no memory of its own.
+pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(process) = hook::get()
+        && let (Some(handle), Some((local, index))) = (written(handle), process.memory.somewhere())
+    {
+        process
+            .memory
+            .add_physical(handle, Entry::new(Kind::Multicast, 0, local, index, 0));
+    }
+    Ok(())
+}
+
+/// Memory to bind to a multicast object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bound {
+    Memory(CUmemGenericAllocationHandle),
+    Mapped(CUdeviceptr),
+}
+
+/// Returns a range of bytes of a multicast object for one device.
+fn bytes_of(device: CUdevice, offset: usize, bytes: usize) -> Region {
+    Region {
+        group: [device.cast_unsigned(), 0, 0],
+        start: [offset as u64, 0, 0],
+        extent: [bytes as u64, 1, 1],
+    }
+}
+
+/// `cuMulticastBindMem`, `cuMulticastBindAddr`: binding holds the memory, which stays charged to its creator.
+/// Without `device`, the memory's device is used.
+pub(crate) fn bind(
+    to: CUmemGenericAllocationHandle,
+    device: Option<CUdevice>,
+    offset: usize,
+    what: Bound,
+    bytes: usize,
+    next: Next<'_>,
+) -> CUresult {
+    next()?;
+    let Some(process) = hook::get() else {
+        return Ok(());
+    };
+    let shown = process.memory.physical(|physical, gone| {
+        let object = match what {
+            Bound::Memory(handle) => physical.of_handle(handle.0),
+            Bound::Mapped(address) => physical.at(address.0),
+        }?;
+        let multicast = physical.of_handle(to.0)?;
+        let memory = physical.entry(object)?;
+        let (local, index) = (memory.local, memory.index());
+        let region = bytes_of(device.unwrap_or(local.device()), offset, bytes);
+        let shown = Entry::new(Kind::Multicast, bytes as u64, local, index, 0);
+        physical.bind(Binder::Multicast(multicast), region, object, Some(shown), gone);
+        Some(shown)
+    });
+    shown.inspect(|shown| process.memory.levels.show(process.session.usage(), shown));
+    Ok(())
+}
+
+/// `cuMulticastUnbind`.
+pub(crate) fn unbind(
+    from: CUmemGenericAllocationHandle,
+    device: CUdevice,
+    offset: usize,
+    bytes: usize,
+    next: Next<'_>,
+) -> CUresult {
+    next()?;
+    if let Some(process) = hook::get() {
+        process.memory.physical(|physical, gone| {
+            if let Some(multicast) = physical.of_handle(from.0) {
+                physical.unbind(
+                    Binder::Multicast(multicast),
+                    &bytes_of(device, offset, bytes),
+                    gone,
+                );
+            }
+        });
+    }
+    Ok(())
+}

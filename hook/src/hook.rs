@@ -1,0 +1,350 @@
+//! The state of a process that uses CUDA.
+//!
+//! The object is made by the first successful `cuInit`, or before the first `cuInit` if the process must be
+//! governed, and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver
+//! state belong to the parent.
+
+use std::io;
+#[cfg(test)]
+use std::os::fd::OwnedFd;
+use std::ptr::null_mut;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+use std::time::{Duration, Instant};
+
+use crate::compute::Compute;
+use crate::compute::drain::Drain;
+use crate::compute::progress::Progress;
+use crate::compute::watch::Watch;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::interpose::{self, Next};
+use crate::driver::{exit, library, thread};
+use crate::helper::{self, Duties, Work};
+use crate::memory::Memory;
+use crate::memory::freeing::Settling;
+use crate::program::Program;
+use crate::shared::client::Refusal;
+use crate::shared::environment::Options;
+use crate::shared::session::Session;
+use crate::swap::Swap;
+use crate::swap::mover::Mover;
+use crate::sys;
+use crate::sys::descriptor::Descriptor;
+use crate::sys::mapping::{Mapping, PAGE};
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// A word that is not 0, except in a child: its page is wiped on fork.
+    own: Mapping,
+    pub(crate) session: &'static Session,
+    pub(crate) program: &'static Program,
+    pub(crate) compute: &'static Compute,
+    pub(crate) memory: &'static Memory,
+    pub(crate) swap: &'static Swap,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+
+/// [`IDLE`], or [`BUSY`] while some thread makes the process. A word and not a lock, so that a child can
+/// reset it.
+static STARTING: AtomicU32 = AtomicU32::new(IDLE);
+const IDLE: u32 = 0;
+const BUSY: u32 = 1;
+/// The longest time between two checks of [`STARTING`].
+const START_RECHECK: Duration = Duration::from_millis(100);
+/// The longest time for which a thread waits for the helper thread to make the process.
+const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
+/// Bytes of stack with which a thread makes the process itself: several times the size of a [`Process`].
+const ENOUGH_STACK: usize = 1 << 20;
+
+/// Whether [`exit::at_exit`] is registered.
+static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
+
+/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or answers
+/// `EAGAIN`; for a process that must be governed, also while there is no daemon. On an overloaded machine a
+/// daemon may be delayed by 3 s. The daemon delays a registration that comes too soon by less.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pause between two attempts.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Returns this process, if it uses CUDA.
+pub(crate) fn get() -> Option<&'static Process> {
+    // SAFETY: null or a process that was leaked.
+    let process = unsafe { PROCESS.load(Acquire).as_ref() }?;
+    if process.is_own() {
+        return Some(process);
+    }
+    forget();
+    None
+}
+
+/// Handles `cuInit`: the first successful call registers the process with the daemon.
+///
+/// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it
+/// cannot, the driver stays uninitialised and refuses every call, even if the program ignores the error of
+/// this one.
+pub(crate) fn init(next: Next<'_>) -> CUresult {
+    if is_required() {
+        // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
+        // the process, `start` waits for it.
+        interpose::guarded(|| thread::uncanceled(start));
+        if !get().is_some_and(|process| process.session.is_governed()) {
+            return Err(CUerror::SYSTEM_NOT_READY);
+        }
+    }
+    next()?;
+    // Registered after the driver's own exit handler, so that ours runs before it.
+    if !IS_EXIT_HANDLED.swap(true, Relaxed) {
+        sys::on_exit(exit::at_exit);
+    }
+    begin().inspect(|process| library::count_unknown(process.session.usage()));
+    Ok(())
+}
+
+/// Returns whether the program must not use CUDA without a daemon.
+fn is_required() -> bool {
+    get().map_or_else(
+        || Options::from_environment().required,
+        |process| process.session.is_required(),
+    )
+}
+
+/// Returns this process, made if there is none yet. Waits while another thread makes it: otherwise the caller
+/// could start work before the daemon's limits apply.
+fn begin() -> Option<&'static Process> {
+    match STARTING.load(Acquire) {
+        IDLE => get(),
+        _ => None,
+    }
+    .or_else(|| thread::uncanceled(start))
+}
+
+/// Resets [`STARTING`] when dropped.
+struct Starting;
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.store(IDLE, Release);
+        sys::futex_wake(&STARTING);
+    }
+}
+
+/// Makes the process: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper
+/// thread, for which the caller waits at most [`START_LIMIT`]. A thread may have a stack of 16 KiB, and a
+/// [`Process`] is larger. The caller's stack is preferred because the first call may come from a constructor
+/// of a library: dlopen(3) then holds the loader's lock, for which another thread's first access to
+/// thread-local data waits in glibc before 2.35. Where no thread can be started, the process has no helper.
+fn start() -> Option<&'static Process> {
+    static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
+    while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
+        sys::futex_wait(&STARTING, BUSY, START_RECHECK);
+    }
+    let starting = Starting;
+    if get().is_none() {
+        if !IS_FORK_HANDLED.swap(true, Relaxed) {
+            sys::on_fork(in_child);
+        }
+        if sys::stack_left().is_some_and(|left| left >= ENOUGH_STACK) {
+            if make().is_ok() {
+                let _ = sys::spawn(c"gcgroup", help);
+            }
+        } else if sys::spawn(c"gcgroup", live).is_ok() {
+            // The helper thread resets the word.
+            std::mem::forget(starting);
+            let deadline = Instant::now() + START_LIMIT;
+            while STARTING.load(Acquire) == BUSY && Instant::now() < deadline {
+                sys::futex_wait(&STARTING, BUSY, START_RECHECK);
+            }
+        } else {
+            let _ = make();
+        }
+    }
+    get()
+}
+
+/// Makes the process and runs the helper, in the helper thread.
+fn live() {
+    {
+        let _starting = Starting;
+        let _ = interpose::guarded(make);
+    }
+    help();
+}
+
+/// Runs the helper, in the helper thread.
+fn help() {
+    if let Some(process) = get() {
+        helper::run(process);
+    }
+}
+
+#[inline(never)]
+fn make() -> io::Result<()> {
+    sys::register_barrier();
+    let own = Mapping::anonymous(PAGE)?;
+    own.wipe_on_fork()?;
+    own_word(&own).store(1, Relaxed);
+    let session = Box::leak(Box::new(Session::new(Options::from_environment())?));
+    let process: &'static Process = Box::leak(Box::new(Process::new(own, session)?));
+    PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
+    *session.connection.lock() = process.enter();
+    Ok(())
+}
+
+/// Drops the parent's state in a forked child. Async-signal-safe, since other threads may have held any lock.
+unsafe extern "C" fn in_child() {
+    // SAFETY: null or a process that was leaked; the child has a copy of its memory.
+    if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
+        process.session.close_in_child();
+    }
+    exit::reset_in_child();
+    STARTING.store(IDLE, Relaxed);
+    forget();
+}
+
+fn forget() {
+    PROCESS.store(null_mut(), Relaxed);
+    thread::set_slot(thread::unbound());
+}
+
+impl Process {
+    fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
+        let program = &*Box::leak(Box::new(Program::new(session)?));
+        let memory = &*Box::leak(Box::new(Memory::new(program)));
+        let compute = &*Box::leak(Box::new(Compute::new(program)));
+        let swap = Box::leak(Box::new(Swap::new(memory, compute)));
+        Ok(Self {
+            own,
+            session,
+            program,
+            compute,
+            memory,
+            swap,
+        })
+    }
+
+    fn is_own(&self) -> bool {
+        own_word(&self.own).load(Relaxed) != 0
+    }
+
+    /// Registers for the first time. Retries for [`PATIENCE`] while a daemon listens that may admit the
+    /// process later. If the process must be governed, retries also while there is no daemon, and reports on
+    /// standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
+    /// the process.
+    fn enter(&'static self) -> Option<Descriptor> {
+        let is_required = self.session.is_required();
+        let mut left = PATIENCE;
+        let deadline = Instant::now() + left;
+        loop {
+            let refusal = match self.register(left) {
+                Ok(connection) => return Some(connection),
+                Err(refusal) => refusal,
+            };
+            left = deadline.saturating_duration_since(Instant::now());
+            let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
+            if left.is_zero() || !is_worth_it {
+                if is_required {
+                    self.session.complain_of_refusal(&refusal);
+                }
+                return None;
+            }
+            sys::poll([], Some(RETRY.min(left)));
+        }
+    }
+
+    /// Updates device numbers from a new control block, which may know more devices or number them
+    /// differently.
+    fn renumber(&self) {
+        self.session.devices.refresh(self.session.control());
+        self.memory.renumber();
+        self.swap.renumber();
+        self.program.renumber();
+    }
+}
+
+impl Duties for &'static Process {
+    fn session(&self) -> &Session {
+        self.session
+    }
+
+    fn work(&self) -> Vec<Work> {
+        let process = *self;
+        let (mut drain, mut progress, mut watch) = (Drain::new(), Progress::new(), Watch::new());
+        let (mut mover, mut settling) = (Mover::new(process.swap), Settling::new());
+        let compute = process.compute;
+        vec![
+            Box::new(move || drain.step(compute)),
+            Box::new(move || progress.step(compute)),
+            Box::new(move || watch.step(compute)),
+            Box::new(move || mover.step(process.swap)),
+            Box::new(move || settling.step(process.memory)),
+        ]
+    }
+
+    /// Registers with the daemon and takes its control block.
+    fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+        let connection = self.session.register(patience)?;
+        self.memory.grants.begin_again();
+        self.renumber();
+        Ok(connection)
+    }
+
+    fn look_for_devices(&self) {
+        if self.session.devices.are_outdated(self.session.control()) {
+            self.renumber();
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        get().is_some()
+    }
+}
+
+fn own_word(page: &Mapping) -> &AtomicU32 {
+    // SAFETY: the beginning of a page of ours that is mapped as long as the mapping lives.
+    unsafe { &*page.address().cast::<AtomicU32>() }
+}
+
+#[cfg(test)]
+impl Process {
+    /// Returns a process for a test, without a daemon, a helper or a driver; `limit` is the limit for all
+    /// devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        let own = Mapping::anonymous(PAGE).unwrap();
+        own.wipe_on_fork().unwrap();
+        own_word(&own).store(1, Relaxed);
+        Box::leak(Box::new(Self::new(own, Session::of_test(limit)).unwrap()))
+    }
+
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &OwnedFd) {
+        self.session.adopt(control);
+        self.renumber();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroup_abi::NO_LIMIT;
+
+    #[test]
+    fn child_without_fork_handler_is_detected() {
+        let process = Process::of_test(NO_LIMIT);
+        assert!(process.is_own());
+        // SAFETY: the child only reads a word and leaves.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if child == 0 {
+            let status = i32::from(process.is_own());
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: room for the status of a child of ours.
+        unsafe { libc::waitpid(i32::try_from(child).unwrap(), &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
+}

@@ -1,0 +1,253 @@
+//! A context of the program and its streams, as far as draining needs them.
+//!
+//! All work of a context is marked by an event of the context (`cuCtxRecordEvent`). Before CUDA 12.5 its
+//! streams are marked instead: a marker on the legacy stream passes when all blocking streams have reached
+//! it, per-thread default streams included (CUDA Driver API, "Stream synchronization behavior"); each
+//! non-blocking stream needs its own marker. A thread that destroys a context or stream first removes it
+//! here; the helper sets and queries markers under the context's lock, held for one driver call. So the
+//! driver is never given a stale handle.
+//!
+//! The context of a green context counts as a part of a primary context: it has its own streams; everything
+//! else, including the memory of its markers, belongs to the primary context. It may be current to one thread
+//! at a time (`cuGreenCtxCreate`), the program's, so markers are set with the primary context current: on a
+//! single stream, or on the whole green context with `cuGreenCtxRecordEvent`.
+
+mod marks;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::mark::{Sign, Signs, is_over};
+use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
+use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
+use crate::driver::{self, cuda};
+use crate::shared::device::LocalDevice;
+
+pub(crate) use self::marks::{Mark, Passed, ask_all, ask_each};
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Number of calls in progress that may destroy the context.
+    leaving: u32,
+    is_gone: bool,
+    /// Number of `cuCtxAttach` holders, beyond the creator.
+    attached: u32,
+    /// Stream handles, and whether each needs its own marker.
+    streams: Vec<(usize, bool)>,
+    /// Pending markers of streams that were destroyed while busy.
+    orphans: Vec<Sign>,
+}
+
+/// A context. Handles are stored as numbers and never dereferenced.
+#[derive(Debug)]
+pub(crate) struct Context {
+    handle: usize,
+    id: u32,
+    pub(crate) local: LocalDevice,
+    /// Primary context that a green context is a part of, and the `CUgreenCtx` handle; `None` for other
+    /// contexts.
+    base: Option<(Arc<Context>, usize)>,
+    signs: Arc<Signs>,
+    inner: Mutex<Inner>,
+}
+
+impl Context {
+    pub(super) fn new(handle: usize, id: u32, local: LocalDevice) -> Self {
+        Self {
+            handle,
+            id,
+            local,
+            base: None,
+            signs: Arc::default(),
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Creates the context of a green context, a part of `base`.
+    pub(super) fn new_part(handle: usize, id: u32, base: &Arc<Self>, green: usize) -> Self {
+        Self {
+            base: Some((Arc::clone(base), green)),
+            signs: Arc::clone(&base.signs),
+            ..Self::new(handle, id, base.local)
+        }
+    }
+
+    /// Returns the context that owns allocations made in this one: the primary one for a part, otherwise
+    /// itself.
+    pub(crate) fn base(self: &Arc<Self>) -> &Arc<Self> {
+        self.base.as_ref().map_or(self, |(base, _)| base)
+    }
+
+    pub(crate) fn is_part(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Returns the green context that this context belongs to.
+    fn green(&self) -> Option<CUgreenCtx> {
+        let (_, name) = self.base.as_ref()?;
+        Some(CUgreenCtx(std::ptr::with_exposed_provenance_mut(*name)))
+    }
+
+    /// Returns whether this context belongs to the green context `green`.
+    pub(super) fn is_green(&self, green: usize) -> bool {
+        self.base.as_ref().is_some_and(|(_, name)| *name == green)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has
+    /// succeeded since.
+    pub(crate) fn fault(&self) -> Option<CUerror> {
+        self.signs.fault()
+    }
+
+    /// Returns the `CUcontext` handle as a number.
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+
+    /// Runs `body` with this context, or the one it is a part of, current. Returns `Yes` without running it
+    /// if the context is gone, `NotYet` while a call that may destroy it is in progress.
+    fn visit(&self, body: impl FnOnce(&mut Inner) -> Passed) -> Passed {
+        let mut inner = self.inner.lock();
+        if inner.is_gone {
+            return Passed::Yes;
+        }
+        if inner.leaving != 0 {
+            return Passed::NotYet;
+        }
+        let handle = self.base.as_ref().map_or(self.handle, |(base, _)| base.handle);
+        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
+        if let Err(error) = driver::cuCtxPushCurrent_v2(handle) {
+            if is_over(error) {
+                return Passed::Yes;
+            }
+            self.signs.note_fault(error);
+            return Passed::NotYet;
+        }
+        let mut mode = cuda::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
+        let passed = body(&mut inner);
+        let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
+        let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
+        passed
+    }
+
+    /// Runs `body` with this context, or the one it is a part of, current, and keeps it from being destroyed.
+    /// Returns `None` if it is destroyed or a call that may destroy it is in progress.
+    pub(crate) fn with_current<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
+        let mut result = None;
+        self.visit(|_| {
+            result = Some(body());
+            Passed::Yes
+        });
+        result
+    }
+
+    /// Waits until all submitted work has completed. Called in a thread of the program, which keeps the
+    /// context alive.
+    pub(crate) fn synchronize(&self) -> CUresult {
+        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(self.handle));
+        driver::cuCtxPushCurrent_v2(handle)?;
+        let result = driver::cuCtxSynchronize();
+        let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
+        result
+    }
+
+    /// Marks the context as destroyed and returns the streams that it had.
+    pub(super) fn end(&self) -> Vec<CUstream> {
+        let mut inner = self.inner.lock();
+        inner.is_gone = true;
+        let streams = std::mem::take(&mut inner.streams);
+        streams.into_iter().map(|(number, _)| stream(number)).collect()
+    }
+
+    /// Returns whether the context has the stream.
+    pub(super) fn has(&self, wanted: CUstream) -> bool {
+        let number = wanted.0.addr();
+        self.inner.lock().streams.iter().any(|entry| entry.0 == number)
+    }
+
+    /// Records that a call that may destroy the context begins.
+    pub(crate) fn leave(&self) {
+        self.inner.lock().leaving += 1;
+    }
+
+    /// Records that such a call ended without destroying the context.
+    pub(crate) fn stay(&self) {
+        let mut inner = self.inner.lock();
+        inner.leaving = inner.leaving.saturating_sub(1);
+    }
+
+    /// Adds a holder.
+    pub(crate) fn attach(&self) {
+        self.inner.lock().attached += 1;
+    }
+
+    /// Removes a holder and returns whether it was the last.
+    pub(crate) fn detach(&self) -> bool {
+        let mut inner = self.inner.lock();
+        let was_last = inner.attached == 0;
+        inner.attached = inner.attached.saturating_sub(1);
+        was_last
+    }
+
+    /// Adds a stream, and whether it needs its own marker.
+    pub(crate) fn enter(&self, made: CUstream, needs_own: bool) {
+        let mut inner = self.inner.lock();
+        inner.take(made);
+        // A part may have no default stream, whose marker could cover others.
+        let needs_own = needs_own || self.is_part();
+        inner.streams.push((made.0.expose_provenance(), needs_own));
+    }
+
+    /// Removes a stream before its destruction, leaves a marker if it is busy, and returns whether it needed
+    /// its own.
+    pub(crate) fn take_out(&self, leaving: CUstream) -> bool {
+        let mut needs_own = None;
+        if is_capturing(leaving) == Some(false) {
+            self.visit(|inner| {
+                needs_own = inner.take(leaving);
+                self.leave_mark(inner, leaving);
+                Passed::Yes
+            });
+        }
+        needs_own
+            .or_else(|| self.inner.lock().take(leaving))
+            .unwrap_or(false)
+    }
+}
+
+impl Inner {
+    /// Removes a stream; returns whether it needed its own marker, `None` if unknown.
+    fn take(&mut self, leaving: CUstream) -> Option<bool> {
+        let found = self
+            .streams
+            .iter()
+            .position(|entry| entry.0 == leaving.0.addr())?;
+        Some(self.streams.swap_remove(found).1)
+    }
+
+    /// Returns whether the stream is known; default streams always are.
+    fn has(&self, number: usize) -> bool {
+        matches!(number, LEGACY | PER_THREAD) || self.streams.iter().any(|entry| entry.0 == number)
+    }
+}
+
+#[cfg(test)]
+impl Context {
+    /// Creates a context whose markers are completed by [`Self::pass`].
+    pub(super) fn by_hand() -> Arc<Self> {
+        Arc::new(Self {
+            signs: Arc::new(Signs::by_hand()),
+            ..Self::new(0, 0, LocalDevice::of(0).unwrap())
+        })
+    }
+
+    pub(super) fn pass(&self, sign: Sign) {
+        self.signs.pass(sign);
+    }
+}

@@ -1,0 +1,104 @@
+//! What the program has that calls refer to: its contexts and streams, and for each thread a slot with its
+//! counters.
+//!
+//! `contexts` lists the contexts and `context` describes one, with the markers (`mark`) that tell whether the
+//! GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a `slot`
+//! to each thread; `inside` is a snapshot of the threads that are inside submissions. A slot has its thread's
+//! in-flight window (`window`).
+
+pub(crate) mod capture;
+pub(crate) mod context;
+pub(crate) mod contexts;
+pub(crate) mod inside;
+mod mark;
+pub(crate) mod noted;
+pub(crate) mod slot;
+pub(crate) mod slots;
+pub(crate) mod window;
+
+use std::io;
+
+use crate::shared::place::Place;
+use crate::shared::session::Session;
+use contexts::Contexts;
+use slot::Bound;
+use slots::Slots;
+
+/// The program's contexts and threads.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) session: &'static Session,
+    pub(crate) contexts: Contexts,
+    pub(crate) slots: Slots,
+}
+
+impl Program {
+    pub(crate) fn new(session: &'static Session) -> io::Result<Self> {
+        Ok(Self {
+            session,
+            contexts: Contexts::new(),
+            slots: Slots::new()?,
+        })
+    }
+
+    /// Returns the calling thread's slot, taking one if needed; `None` without a current context.
+    #[inline]
+    pub(crate) fn bind(&self) -> Option<Bound<'_>> {
+        self.slots.bind(self.session, &self.contexts)
+    }
+
+    /// Returns the slot for a submission to the stream with that number.
+    pub(crate) fn bind_on(&self, stream: usize) -> Option<Bound<'_>> {
+        self.slots.bind_on(self.session, &self.contexts, stream)
+    }
+
+    /// Returns the calling thread's slot, if it has one on its current device.
+    #[inline]
+    pub(crate) fn current(&self) -> Option<Bound<'_>> {
+        self.slots.current(self.session)
+    }
+
+    /// Moves the calling thread to the slot of its current device, because its context may have changed.
+    pub(crate) fn moved(&self) {
+        self.slots.moved(self.session, &self.contexts);
+    }
+
+    /// Returns the device and context in which the calling thread allocates; `None` without a current
+    /// context, which the driver refuses itself.
+    #[inline]
+    pub(crate) fn place(&self) -> Option<Place> {
+        match self.slots.in_block_now(self.session) {
+            Some(bound) => bound.place(),
+            None => self.place_elsewhere().map(Place::unpacked),
+        }
+    }
+
+    /// Returned in one word, so that the rare call does not force the place into memory.
+    #[cold]
+    #[inline(never)]
+    fn place_elsewhere(&self) -> Option<u64> {
+        Some(self.bind()?.place()?.packed())
+    }
+
+    /// Follows a new control block, which may number devices differently.
+    pub(crate) fn renumber(&self) {
+        self.slots.renumber(self.session);
+        self.contexts.tell(self.session);
+    }
+}
+
+#[cfg(test)]
+impl Program {
+    /// Returns the contexts and threads of a process without a daemon, a helper or a driver; `limit` is the
+    /// memory limit for all devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        Box::leak(Box::new(Self::new(Session::of_test(limit)).unwrap()))
+    }
+
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
+        self.session.adopt(control);
+        self.session.devices.refresh(self.session.control());
+        self.renumber();
+    }
+}

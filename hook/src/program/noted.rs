@@ -1,0 +1,38 @@
+//! A thread's last note of a stream that it uses, so that its next submission to that stream needs none.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// Device index plus one: a slot may be bound to another device later.
+    device: AtomicU32,
+    round: AtomicU32,
+    context: AtomicU32,
+    stream: AtomicU64,
+}
+
+impl Noted {
+    pub(crate) const fn new() -> Self {
+        Self {
+            device: AtomicU32::new(0),
+            round: AtomicU32::new(0),
+            context: AtomicU32::new(0),
+            stream: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether the last note is of this device and round, and of this stream of the context.
+    pub(crate) fn is(&self, device: u32, round: u32, context: u32, stream: usize) -> bool {
+        self.device.load(Relaxed) == device
+            && self.round.load(Relaxed) == round
+            && self.context.load(Relaxed) == context
+            && self.stream.load(Relaxed) == stream as u64
+    }
+
+    pub(crate) fn set(&self, device: u32, round: u32, context: u32, stream: usize) {
+        self.device.store(device, Relaxed);
+        self.round.store(round, Relaxed);
+        self.context.store(context, Relaxed);
+        self.stream.store(stream as u64, Relaxed);
+    }
+}

@@ -1,0 +1,276 @@
+//! A slot: the counters of a thread, and process-private state of it.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+
+use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevice};
+
+use parking_lot::Mutex;
+
+use super::noted::Noted;
+use super::window::Window;
+use crate::shared::counters::add;
+use crate::shared::device::LocalDevice;
+use crate::shared::place::Place;
+use crate::sys;
+
+/// Process-private state of a slot: its thread and that thread's current context.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// Thread id; 0 if the slot is free.
+    pub(super) tid: AtomicU32,
+    pub(super) local: AtomicU32,
+    pub(super) context: AtomicU32,
+    /// Number of the context that owns what the thread allocates.
+    pub(super) owner: AtomicU32,
+    pub(super) handle: AtomicUsize,
+    /// Epoch of the contexts when `handle` was read.
+    pub(super) epoch: AtomicU32,
+    /// Number of submissions that may still pass a throttled gate.
+    pub(crate) credit: AtomicU32,
+    /// Used by the slot's thread only; locked just while it is taken out or put back.
+    pub(crate) window: Mutex<Option<Box<Window>>>,
+    pub(crate) noted: Noted,
+    /// Counted submissions that became part of a graph, by kind.
+    pub(super) captured: [AtomicU64; Submission::COUNT],
+}
+
+impl Side {
+    pub(super) const fn new() -> Self {
+        Self {
+            tid: AtomicU32::new(0),
+            local: AtomicU32::new(0),
+            context: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
+            handle: AtomicUsize::new(0),
+            epoch: AtomicU32::new(0),
+            credit: AtomicU32::new(0),
+            window: Mutex::new(None),
+            noted: Noted::new(),
+            captured: [const { AtomicU64::new(0) }; Submission::COUNT],
+        }
+    }
+}
+
+/// A slot on the heap, for threads that have none in the usage block.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Extra {
+    pub(crate) entrance: Entrance,
+    pub(super) thread: Thread,
+    pub(crate) side: Side,
+    /// Exits already added to the device's shared counters, by kind.
+    folded: [AtomicU64; Submission::COUNT],
+}
+
+/// Target of the gate pointers of heap slots, and of all slots while each submission must be examined.
+static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
+
+/// Slot of submissions that are not governed. Its counters have no meaning.
+static UNACCOUNTED: Entrance = Entrance {
+    gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+    thread: AtomicPtr::new((&raw const UNACCOUNTED_EXITS).cast_mut()),
+    entered: [const { AtomicU64::new(0) }; Submission::COUNT],
+};
+
+// SAFETY: consists of atomics, for which all zeroes is a valid value.
+static UNACCOUNTED_EXITS: Thread = unsafe { MaybeUninit::zeroed().assume_init() };
+
+/// Returns the slot of submissions that are not governed.
+pub(crate) fn unaccounted() -> *const Entrance {
+    &raw const UNACCOUNTED
+}
+
+/// Slot of the calling thread, or of a thread that is being examined.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bound<'a> {
+    pub(crate) entrance: &'a Entrance,
+    pub(crate) thread: &'a Thread,
+    pub(crate) side: &'a Side,
+    pub(super) extra: Option<&'a Extra>,
+}
+
+impl Bound<'_> {
+    /// Returns the device's index in the blocks.
+    pub(crate) fn index(&self) -> usize {
+        self.thread.device.load(Relaxed) as usize
+    }
+
+    pub(crate) fn local(&self) -> Option<LocalDevice> {
+        LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
+    }
+
+    /// Returns where the thread allocates.
+    #[inline]
+    pub(crate) fn place(&self) -> Option<Place> {
+        Some(Place {
+            local: self.local()?,
+            index: self.index(),
+            context: self.owner(),
+        })
+    }
+
+    /// Returns the number of the thread's current context.
+    pub(crate) fn context(&self) -> u32 {
+        self.side.context.load(Relaxed)
+    }
+
+    /// Returns the number of the context that owns what the thread allocates.
+    pub(crate) fn owner(&self) -> u32 {
+        self.side.owner.load(Relaxed)
+    }
+
+    pub(crate) fn enter(&self, what: Submission) {
+        self.entrance.enter(what);
+        self.tell_entry(what, 1);
+    }
+
+    /// Withdraws an [`Self::enter`].
+    pub(crate) fn uncount(&self, what: Submission) {
+        self.entrance.withdraw(what);
+        self.tell_entry(what, u64::MAX);
+    }
+
+    /// Publishes an entry. Used only by the daemon, as evidence of work while the thread is in the driver.
+    fn tell_entry(&self, what: Submission, amount: u64) {
+        if let Some([begun, _]) = self.thread.submissions.get(what as usize) {
+            add(begun, amount);
+        }
+    }
+
+    /// Returns the exit counters, by kind.
+    pub(super) fn exits(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.thread.submissions.iter().map(|[_, exited]| exited)
+    }
+
+    /// Returns whether the thread is in a submitting call.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.entrance.is_inside(self.thread)
+    }
+
+    /// Counts a submission that becomes part of a graph; [`Self::discount`] subtracts it after its exit.
+    pub(crate) fn count_captured(&self, what: Submission) {
+        if let Some(count) = self.side.captured.get(what as usize) {
+            add(count, 1);
+        }
+    }
+
+    /// Subtracts submissions that became part of graphs. For the slot's own thread, or a thread that takes
+    /// the slot over.
+    pub(crate) fn discount(&self) {
+        let counts = self.entrance.entered.iter().zip(self.exits());
+        for ((entered, exited), captured) in counts.zip(&self.side.captured) {
+            let captured = captured.swap(0, Relaxed);
+            if captured != 0 {
+                add(entered, captured.wrapping_neg());
+                add(exited, captured.wrapping_neg());
+            }
+        }
+    }
+
+    /// Makes the assembly count the thread's exits in this slot's own counters.
+    pub(super) fn lead(&self) {
+        let thread = ptr::from_ref(self.thread).cast_mut();
+        self.entrance.thread.store(thread, Relaxed);
+    }
+
+    /// Counts the exit of a submission whose driver call has returned.
+    pub(crate) fn exit(&self, what: Submission) {
+        self.thread.exit(what);
+    }
+
+    /// Returns the thread's id.
+    pub(crate) fn tid(&self) -> u32 {
+        self.side.tid.load(Relaxed)
+    }
+
+    /// Returns whether the slot has no thread or its thread is gone.
+    pub(super) fn is_dead(&self) -> bool {
+        let tid = self.side.tid.load(Acquire);
+        tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
+    }
+
+    /// Adds a heap slot's exits to the device's counters, which the daemon sees.
+    pub(crate) fn fold(&self, usage: &Usage) {
+        if let (Some(extra), Some(device)) = (self.extra, usage.devices.get(self.index())) {
+            extra.fold(device);
+        }
+    }
+}
+
+impl Extra {
+    pub(super) fn new() -> &'static Self {
+        // SAFETY: consists of atomics, for which all zeroes is a valid value.
+        let extra: &'static Self = Box::leak(unsafe { Box::new(MaybeUninit::zeroed().assume_init()) });
+        extra.bound().lead();
+        extra.entrance.gate.store((&raw const CLOSED).cast_mut(), Relaxed);
+        extra
+    }
+
+    /// Adds new exits to the shared counters. Safe in two threads at once: the swaps' differences add up in
+    /// any order.
+    pub(super) fn fold(&self, device: &UsageDevice) {
+        let counts = self.thread.submissions.iter().zip(&self.folded);
+        for (([_, exited], folded), shared) in counts.zip(&device.shared_exited) {
+            let now = exited.load(Acquire);
+            shared.fetch_add(now.wrapping_sub(folded.swap(now, AcqRel)), Relaxed);
+        }
+    }
+
+    pub(super) fn bound(&'static self) -> Bound<'static> {
+        Bound {
+            entrance: &self.entrance,
+            thread: &self.thread,
+            side: &self.side,
+            extra: Some(self),
+        }
+    }
+}
+
+/// Sets the exit counters of a dead thread's slot to its entry counters: it is outside the driver.
+pub(super) fn settle(bound: Bound<'_>) {
+    for (entered, exited) in bound.entrance.entered.iter().zip(bound.exits()) {
+        exited.store(entered.load(Relaxed), Relaxed);
+    }
+    let unsettled = &bound.thread.unsettled;
+    let before = unsettled.load(Relaxed);
+    unsettled.store(before.wrapping_add(before % 2), Relaxed);
+}
+
+/// Moves the counts to the device's shared counters when the slot is bound to another device.
+pub(super) fn leave_behind(bound: Bound<'_>, device: &UsageDevice) {
+    let counts = bound.entrance.entered.iter().zip(bound.exits());
+    for ((entered, exited), shared) in counts.zip(&device.shared_exited) {
+        entered.store(0, Relaxed);
+        shared.fetch_add(exited.swap(0, Relaxed), Relaxed);
+    }
+}
+
+/// Points a slot at the gate of the device with that index; with `is_watched`, every submission takes the
+/// slow path.
+pub(super) fn point(control: &Control, bound: Bound<'_>, index: usize, is_watched: bool) {
+    let Some(device) = control.devices.get(index) else {
+        return;
+    };
+    if bound.extra.is_none() {
+        let gate = if is_watched { &CLOSED } else { &device.gate };
+        bound.entrance.gate.store(ptr::from_ref(gate).cast_mut(), Release);
+    }
+    bound
+        .thread
+        .device
+        .store(u32::try_from(index).unwrap_or(0), Release);
+}
+
+#[cfg(test)]
+impl Bound<'_> {
+    /// Counts submissions that have entered and exited.
+    pub(crate) fn submit(&self, what: Submission, times: u64) {
+        (0..times).for_each(|_| self.enter(what));
+        add(self.thread.exited(what), times);
+    }
+}

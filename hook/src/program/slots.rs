@@ -1,0 +1,374 @@
+//! Assignment of slots to threads: a thread counts its submissions to a device in a slot of the usage block
+//! while there is room.
+//!
+//! The part of a slot that others read is in the usage block (`Thread`); the part that leads a submission
+//! into the driver is in memory private to the process (`Entrance`), where no other process can change it.
+//!
+//! A slot belongs to the thread whose id it carries until that thread has ended. Threads beyond the block's
+//! room get a slot on the heap. Its gate is always closed, so each of their submissions passes `gate::admit`,
+//! which adds their counts to the device's shared ones.
+
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
+use parking_lot::Mutex;
+
+use super::contexts::Contexts;
+use super::inside::Inside;
+use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
+use crate::driver::cuda::CUcontext;
+use crate::driver::streams::{PER_THREAD, stream};
+use crate::driver::{self, thread};
+use crate::shared::counters::Counts;
+use crate::shared::device::LocalDevice;
+use crate::shared::session::Session;
+use crate::sys;
+use crate::sys::mapping::Mapping;
+
+#[cfg(test)]
+mod tests;
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// [`MAX_THREADS`] of [`Entrance`], initially zero; untouched pages take no memory.
+    entrances: Mapping,
+    /// Made on the heap, because 96 KiB exceed the stack of some threads.
+    sides: Box<[Side; MAX_THREADS]>,
+    /// Number of slots of the block that have ever been taken. The block has a copy, which is not read here.
+    nr_used: AtomicU32,
+    /// Held while a slot is taken. Holds the heap slots.
+    extras: Mutex<Vec<&'static Extra>>,
+    /// Whether every submission must take the slow path, which examines its destination.
+    are_watched: AtomicBool,
+}
+
+impl Slots {
+    pub(crate) fn new() -> io::Result<Self> {
+        let sides: Box<[Side]> = (0..MAX_THREADS).map(|_| Side::new()).collect();
+        Ok(Self {
+            entrances: Mapping::anonymous(MAX_THREADS * size_of::<Entrance>())?,
+            sides: sides.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?,
+            nr_used: AtomicU32::new(0),
+            extras: Mutex::new(Vec::new()),
+            are_watched: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the entrances of the block's slots.
+    #[inline]
+    fn entrances(&self) -> &[Entrance; MAX_THREADS] {
+        // SAFETY: a page-aligned mapping of that size, which lives as long as `self`; atomics alone, which
+        // may be zero.
+        unsafe { &*self.entrances.address().cast() }
+    }
+
+    /// Returns the number of the calling thread's slot, if it is in the block.
+    #[inline]
+    fn number(&self) -> Option<usize> {
+        // Only slots of the block have their entrance in this mapping.
+        let offset = thread::slot()
+            .addr()
+            .wrapping_sub(self.entrances.address().addr());
+        let number = offset / size_of::<Entrance>();
+        (number < MAX_THREADS).then_some(number)
+    }
+
+    /// Returns the shared part of the calling thread's slot, if it is in the block.
+    #[inline]
+    fn own<'a>(&self, usage: &'a Usage) -> Option<&'a Thread> {
+        usage.threads.get(self.number()?)
+    }
+
+    pub(crate) fn are_watched(&self) -> bool {
+        self.are_watched.load(Relaxed)
+    }
+
+    /// Sends every submission through the slow path, or ends that.
+    pub(crate) fn watch(&self, session: &Session, is_wanted: bool) {
+        if self.are_watched() == is_wanted {
+            return;
+        }
+        // A thread that takes a slot holds this lock, so it sees the word or its slot is seen below.
+        let _extras = self.extras.lock();
+        self.are_watched.store(is_wanted, Relaxed);
+        self.in_block(session)
+            .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX))
+            .for_each(|bound| point(session.control(), bound, bound.index(), is_wanted));
+    }
+
+    /// Returns the threads inside submissions to any device.
+    pub(crate) fn inside(&self, session: &Session) -> Vec<Inside> {
+        let extras = self.extras.lock();
+        self.in_block(session)
+            .chain(extras.iter().map(|extra| extra.bound()))
+            .filter_map(Inside::of)
+            .collect()
+    }
+
+    /// Drops the threads that have left their submission from `inside`.
+    pub(crate) fn retain_inside(&self, session: &Session, inside: &mut Vec<Inside>) {
+        let extras = self.extras.lock();
+        inside.retain(|one| {
+            self.in_block(session)
+                .chain(extras.iter().map(|extra| extra.bound()))
+                .any(|bound| one.is_still(bound))
+        });
+    }
+
+    /// Returns where the calling thread counts its allocations on a device; `None` means in the device's own
+    /// counters.
+    #[inline]
+    pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
+        Counts::of(usage, self.own(usage)?, index)
+    }
+
+    /// Returns the calling thread's slot, if it is in the block.
+    #[inline]
+    pub(super) fn in_block_now<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        self.numbered(session.usage(), self.number()?)
+    }
+
+    #[inline]
+    fn numbered<'a>(&'a self, usage: &'a Usage, number: usize) -> Option<Bound<'a>> {
+        Some(Bound {
+            entrance: self.entrances().get(number)?,
+            thread: usage.threads.get(number)?,
+            side: self.sides.get(number)?,
+            extra: None,
+        })
+    }
+
+    /// Returns the calling thread's slot, if it has one on its current device.
+    #[inline]
+    pub(crate) fn current<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        self.in_block_now(session).or_else(|| self.current_extra())
+    }
+
+    /// Returns the calling thread's slot, if it is on the heap.
+    #[cold]
+    #[inline(never)]
+    fn current_extra<'a>(&self) -> Option<Bound<'a>> {
+        let slot = thread::slot();
+        if slot == thread::unbound() || slot.is_null() {
+            return None;
+        }
+        // SAFETY: a slot that is neither the unbound one nor in the block is the first field of an `Extra`,
+        // which is never freed.
+        let extra: &'static Extra = unsafe { &*slot.cast::<Extra>() };
+        Some(extra.bound())
+    }
+
+    /// Returns the calling thread's slot, taking one if needed; `None` without a current context.
+    #[inline]
+    pub(crate) fn bind<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
+        self.current(session)
+            .or_else(|| self.bind_anew(session, contexts))
+    }
+
+    /// Returns the slot for a submission to `stream`. Only default streams need a current context (CUDA
+    /// Driver API, `cuLaunchKernel`): without one, the thread counts on the stream's device.
+    pub(crate) fn bind_on<'a>(
+        &'a self,
+        session: &'a Session,
+        contexts: &Contexts,
+        number: usize,
+    ) -> Option<Bound<'a>> {
+        self.bind(session, contexts)
+            .or_else(|| self.bind_to(session, contexts, number))
+    }
+
+    /// Returns a slot without binding the thread to it, so that its next submission takes this path again.
+    #[cold]
+    #[inline(never)]
+    fn bind_to<'a>(&'a self, session: &'a Session, contexts: &Contexts, number: usize) -> Option<Bound<'a>> {
+        if number <= PER_THREAD {
+            return None;
+        }
+        let context = contexts.holder(stream(number))?;
+        let index = session.devices.index(context.local);
+        let bound = self.take(session, sys::gettid(), context.local, index);
+        bound.side.context.store(context.id(), Relaxed);
+        bound.side.owner.store(context.base().id(), Relaxed);
+        bound.side.handle.store(0, Relaxed);
+        Some(bound)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bind_anew<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
+        self.rebind(session, contexts, current_context()?)
+    }
+
+    /// Moves the calling thread to the slot of its current device, because its context may have changed.
+    pub(crate) fn moved(&self, session: &Session, contexts: &Contexts) {
+        let Some(context) = current_context() else {
+            return thread::set_slot(thread::unbound());
+        };
+        let epoch = contexts.epoch();
+        let is_same = |bound: &Bound<'_>| {
+            bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
+        };
+        if !self.current(session).is_some_and(|bound| is_same(&bound)) {
+            thread::set_slot(thread::unbound());
+            self.rebind(session, contexts, context);
+        }
+    }
+
+    fn rebind<'a>(
+        &'a self,
+        session: &'a Session,
+        contexts: &Contexts,
+        context: CUcontext,
+    ) -> Option<Bound<'a>> {
+        let epoch = contexts.epoch();
+        let mut device = 0;
+        driver::cuCtxGetDevice(&mut device).ok()?;
+        let local = LocalDevice::of(device)?;
+        let index = session.devices.learn(session.control(), local);
+        let is_new = contexts.find(context).is_none();
+        let known = contexts.known(session, context, local);
+        if is_new {
+            // The daemon has a new context to measure.
+            session.ring();
+        }
+        let bound = self.take(session, sys::gettid(), local, index);
+        bound.side.context.store(known.id(), Relaxed);
+        bound.side.owner.store(known.base().id(), Relaxed);
+        bound.side.handle.store(context.0.addr(), Relaxed);
+        bound.side.epoch.store(epoch, Relaxed);
+        thread::set_slot(ptr::from_ref(bound.entrance).cast_mut());
+        Some(bound)
+    }
+
+    /// Returns the slot of a thread on a device, taking one if needed.
+    fn take<'a>(&'a self, session: &'a Session, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
+        let is_own = |bound: &Bound<'_>| {
+            bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
+        };
+        // A slot with this thread's id was taken by it, or by an ended thread with the same id: no other
+        // thread touches it.
+        if let Some(own) = self.in_block(session).find(is_own) {
+            return own;
+        }
+        let mut extras = self.extras.lock();
+        if let Some(own) = extras.iter().map(|extra| extra.bound()).find(is_own) {
+            return own;
+        }
+        let free = self
+            .free(session, index)
+            .or_else(|| self.fresh(session))
+            .or_else(|| {
+                self.release_dead(session);
+                self.free(session, index)
+            })
+            .or_else(|| extras.iter().map(|extra| extra.bound()).find(Bound::is_dead));
+        let bound = free.unwrap_or_else(|| {
+            let extra = Extra::new();
+            extras.push(extra);
+            extra.bound()
+        });
+        self.give(session, bound, tid, local, index);
+        bound
+    }
+
+    fn in_block<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = Bound<'a>> {
+        let usage = session.usage();
+        let used = self.nr_used.load(Acquire) as usize;
+        (0..used).filter_map(move |number| self.numbered(usage, number))
+    }
+
+    /// Returns a slot of the block whose thread has ended, preferably one of the same device, whose counts
+    /// may stay.
+    fn free<'a>(&'a self, session: &'a Session, index: usize) -> Option<Bound<'a>> {
+        let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
+        self.in_block(session)
+            .find(|bound| is_free(bound) && bound.index() == index)
+            .or_else(|| self.in_block(session).find(is_free))
+    }
+
+    /// Returns a slot of the block that has never been used.
+    fn fresh<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
+        let usage = session.usage();
+        let used = self.nr_used.load(Relaxed);
+        let bound = self.numbered(usage, used as usize)?;
+        bound.lead();
+        // Set before others can see the slot: a slot in preparation belongs to no thread.
+        bound.side.tid.store(u32::MAX, Relaxed);
+        self.nr_used.store(used + 1, Release);
+        usage.nr_threads.store(used + 1, Release);
+        Some(bound)
+    }
+
+    fn release_dead(&self, session: &Session) {
+        for bound in self.in_block(session).filter(Bound::is_dead) {
+            settle(bound);
+            bound.side.tid.store(0, Release);
+        }
+    }
+
+    fn give(&self, session: &Session, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
+        settle(bound);
+        let moves = bound.index() != index;
+        match (bound.extra, session.usage().devices.get(bound.index())) {
+            (Some(extra), Some(device)) => extra.fold(device),
+            (None, Some(device)) if moves => leave_behind(bound, device),
+            _ => {}
+        }
+        bound.side.local.store(u32::from(local.number()), Relaxed);
+        point(session.control(), bound, index, self.are_watched());
+        bound.side.tid.store(tid, Release);
+    }
+
+    /// Points every slot at its device's gate in a new control block.
+    pub(crate) fn renumber(&self, session: &Session) {
+        let extras = self.extras.lock();
+        for bound in self
+            .in_block(session)
+            .chain(extras.iter().map(|extra| extra.bound()))
+        {
+            let Some(local) = bound.local() else { continue };
+            let index = session.devices.index(local);
+            if bound.index() != index && bound.side.tid.load(Acquire) != 0 {
+                bound.fold(session.usage());
+                point(session.control(), bound, index, self.are_watched());
+            }
+        }
+    }
+
+    /// Returns whether any thread is inside a submission to a device whose index `is_meant`. Exact if no
+    /// thread can enter any more.
+    pub(crate) fn is_any_inside(&self, session: &Session, is_meant: impl Fn(usize) -> bool) -> bool {
+        let extras = self.extras.lock();
+        self.in_block(session)
+            .chain(extras.iter().map(|extra| extra.bound()))
+            .filter(|bound| is_meant(bound.index()))
+            .any(|bound| {
+                bound.fold(session.usage());
+                // A thread that died inside the driver never leaves it.
+                bound.is_inside() && !bound.is_dead()
+            })
+    }
+
+    /// Adds the counts of heap slots to those that the daemon reads.
+    pub(crate) fn fold(&self, session: &Session) {
+        for extra in self.extras.lock().iter() {
+            extra.bound().fold(session.usage());
+        }
+    }
+}
+
+fn current_context() -> Option<CUcontext> {
+    let mut context = CUcontext::NULL;
+    driver::cuCtxGetCurrent(&mut context).ok()?;
+    (!context.is_null()).then_some(context)
+}
+
+#[cfg(test)]
+impl Slots {
+    /// Returns the calling thread's slot on a device as if it had been bound.
+    pub(crate) fn of_test<'a>(&'a self, session: &'a Session, local: LocalDevice, index: usize) -> Bound<'a> {
+        self.take(session, sys::gettid(), local, index)
+    }
+}

@@ -1,0 +1,340 @@
+//! In-flight window: limits the work that a thread keeps queued while others may need the device, in GPU time
+//! instead of a number of calls.
+//!
+//! The thread sets a marker on its streams every quarter of a window. It does not submit while its queued
+//! work, with the new submission, would take longer than the window (or, if the submission alone takes longer
+//! than that, while more than three quarters of a window are queued). So a process of higher priority waits
+//! for one window or one submission, whichever is longer. The cost of a submission is learned from when
+//! markers pass. Until the first submission of a kind has passed, which may take any time, nothing is queued
+//! behind it. A submission that ran while another process had the device has shared it, and counts only if
+//! many in a row agree (`costs`).
+
+mod costs;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gcgroup_abi::Submission;
+
+use self::costs::{Costs, Load, Longest};
+use super::context::{Context, Mark};
+
+/// Time after an expected end at which it is polled, nanoseconds: late rather than early.
+const LOOK: u64 = 20_000;
+/// Longest interval between polls of a late submission, nanoseconds.
+const LATE: u64 = 150_000;
+/// Maximum time since the previous poll at which a poll tells when the work ended, nanoseconds.
+const FRESH: u64 = 150_000;
+
+#[derive(Debug)]
+struct Batch {
+    mark: Mark,
+    load: Load,
+    /// When the first submission of it was made, and when the marker was set.
+    at: u64,
+    marked_at: u64,
+}
+
+/// In-flight window of a thread on one device. All times are nanoseconds.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Number of the context whose streams these are.
+    context: u32,
+    costs: Costs,
+    longest: Longest,
+    in_flight: VecDeque<Batch>,
+    /// Streams with submissions since their last marker: handle, load, and time of the first submission.
+    unmarked: Vec<(usize, Load, u64)>,
+    /// When the last known batch most likely passed, and when it was seen to have passed.
+    passed_at: u64,
+    passed_by: u64,
+    /// Time of the last poll.
+    looked_at: u64,
+    /// End of the time in which another process last had the device.
+    disturbed_until: u64,
+    /// Number of submissions whose patience ended since one was admitted.
+    tried: u32,
+}
+
+/// Answer to a request for admission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// There is room.
+    Room,
+    /// No room. Nanoseconds until there is, if the submissions take their usual time, or until more is known.
+    Later(u64),
+}
+
+impl Window {
+    pub(crate) fn new() -> Self {
+        Self {
+            context: 0,
+            costs: Costs::new(),
+            longest: Longest::default(),
+            in_flight: VecDeque::new(),
+            unmarked: Vec::new(),
+            passed_at: 0,
+            passed_by: 0,
+            looked_at: 0,
+            disturbed_until: 0,
+            tried: 0,
+        }
+    }
+
+    /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
+    /// captures.
+    pub(crate) fn admission(
+        &mut self,
+        context: Option<&Arc<Context>>,
+        what: Submission,
+        stream: usize,
+        window: u64,
+        now: u64,
+    ) -> Admission {
+        let id = context.map_or(0, |context| context.id());
+        if self.context != id {
+            self.forget();
+            self.context = id;
+        }
+        self.look(now);
+        let new = self.costs.of(what);
+        let limit = match self.costs.knows(what) || context.is_none() {
+            true => window.saturating_sub(new).max(window * 3 / 4),
+            false => 0,
+        };
+        if self.left(now) <= limit {
+            self.tried = 0;
+            self.mark(context, stream, window / 4, now);
+            return Admission::Room;
+        }
+        // All of the queue must be marked to learn when it has ended.
+        self.mark(context, stream, 0, now);
+        if self.left(now) <= limit {
+            self.tried = 0;
+            return Admission::Room;
+        }
+        Admission::Later(self.worth_a_look(limit, now))
+    }
+
+    /// Returns the nanoseconds until there is room, or until the running submission ends if that is earlier
+    /// and marked: a poll then shows when the next one began.
+    fn worth_a_look(&self, limit: u64, now: u64) -> u64 {
+        let room = self.expected(now).saturating_sub(limit);
+        let end = self.in_flight.front().map(|batch| self.expected_of(batch, now));
+        end.map_or(room, |end| room.min(end + LOOK))
+    }
+
+    /// Returns the nanoseconds until the running submission ends, if it takes its usual time; if it is late,
+    /// an eighth of the time it is late, so that a long wait wakes up less and less often.
+    pub(crate) fn next_end(
+        &mut self,
+        context: Option<&Arc<Context>>,
+        stream: usize,
+        now: u64,
+    ) -> Option<u64> {
+        if self.context != context?.id() {
+            return None;
+        }
+        self.look(now);
+        self.mark(context, stream, 0, now);
+        let running = self.in_flight.front()?;
+        let (cost, ran) = self.taken(running, now);
+        Some(cost.saturating_sub(ran).max(ran.saturating_sub(cost) / 8) + LOOK)
+    }
+
+    /// Records that the submission goes to the driver; returns its known cost, nanoseconds.
+    pub(crate) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
+        let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
+        if let Some((_, load, _)) = found {
+            load.add(what);
+        } else {
+            let mut load = Load::default();
+            load.add(what);
+            self.unmarked.push((stream, load, now));
+        }
+        self.costs.of(what)
+    }
+
+    /// Returns how many submissions of a kind fill half a window, 1 to 1024.
+    pub(crate) fn batch(&self, what: Submission, window: u64) -> u32 {
+        let cost = self.costs.of(what);
+        u32::try_from(window / 2 / cost.max(1))
+            .unwrap_or(u32::MAX)
+            .clamp(1, 1024)
+    }
+
+    /// Returns the longest time that a submission took lately, nanoseconds.
+    pub(crate) fn longest(&self) -> u64 {
+        self.longest.get()
+    }
+
+    /// Returns the number of submissions whose patience ended since one was admitted.
+    pub(crate) fn tried(&self) -> u32 {
+        self.tried
+    }
+
+    /// Counts a submission whose patience has ended.
+    pub(crate) fn try_more(&mut self) {
+        self.tried = self.tried.saturating_add(1);
+    }
+
+    /// Records that another process has the device, with windows of `window` nanoseconds. What it has queued
+    /// may still run, and its window may be a wide one, of four.
+    pub(crate) fn disturb(&mut self, window: u64, now: u64) {
+        self.disturbed_until = now + 4 * window;
+    }
+
+    /// Drops what is in flight, because it belongs to another context.
+    fn forget(&mut self) {
+        self.in_flight.drain(..).for_each(|batch| batch.mark.abandon());
+        self.unmarked.clear();
+    }
+
+    /// Returns an upper estimate of the queued work, nanoseconds: the running submission is a long one and
+    /// began as late as possible.
+    fn left(&self, now: u64) -> u64 {
+        self.queued(|batch| {
+            let cost = self.costs.of_load(&batch.load);
+            let is_one = batch.load.total() == 1;
+            let most = cost.max(if is_one { self.longest.get() } else { 0 });
+            let ran = now.saturating_sub(batch.at.max(self.passed_by));
+            // Already late: add a little, and a quarter of its time if it exceeds every earlier one.
+            let late = if is_one && ran > most { ran / 4 } else { 0 };
+            most.saturating_sub(ran).max(cost / 16).max(late)
+        })
+    }
+
+    /// Returns the expected queued work, nanoseconds: the running submission takes its usual time and began
+    /// when likely.
+    fn expected(&self, now: u64) -> u64 {
+        self.queued(|batch| self.expected_of(batch, now))
+    }
+
+    /// Returns a batch's cost and how long it has run if it is the running one, nanoseconds.
+    fn taken(&self, batch: &Batch, now: u64) -> (u64, u64) {
+        let ran = now.saturating_sub(batch.at.max(self.passed_at));
+        (self.costs.of_load(&batch.load), ran)
+    }
+
+    /// Returns what is left of the running batch, nanoseconds. A late one is assumed to be late by a little,
+    /// and is polled at that interval.
+    fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
+        let (cost, ran) = self.taken(batch, now);
+        let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
+        cost.saturating_sub(ran).max(late.min(LATE))
+    }
+
+    /// Returns the likely queued work, nanoseconds: a submission that exceeds its cost may be as long as the
+    /// longest.
+    pub(crate) fn likely(&self, now: u64) -> u64 {
+        self.queued(|batch| {
+            let (cost, ran) = self.taken(batch, now);
+            let is_one = batch.load.total() == 1;
+            let middle = if is_one {
+                self.longest.get().saturating_sub(ran) / 2
+            } else {
+                0
+            };
+            cost.saturating_sub(ran).max(middle)
+        })
+    }
+
+    fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
+        let unmarked: u64 = self
+            .unmarked
+            .iter()
+            .map(|(_, load, _)| self.costs.of_load(load))
+            .sum();
+        let mut batches = self.in_flight.iter();
+        let running = batches.next().map_or(0, left_of);
+        let queued: u64 = batches.map(|batch| self.costs.of_load(&batch.load)).sum();
+        running.saturating_add(queued).saturating_add(unmarked)
+    }
+
+    /// Polls the markers and learns from all batches that have passed together: single ends are not known.
+    fn look(&mut self, now: u64) {
+        let (mut passed, mut began) = (Load::default(), now);
+        let (mut at, mut was_seen) = (0, false);
+        while let Some(batch) = self.in_flight.get(at) {
+            if !batch.mark.has_passed() {
+                at += 1;
+                continue;
+            }
+            if let Some(batch) = self.in_flight.remove(at) {
+                passed.join(batch.load);
+                began = began.min(batch.at);
+                was_seen |= batch.marked_at < self.looked_at;
+                batch.mark.abandon();
+            }
+        }
+        if passed.total() != 0 {
+            self.account(passed, began, was_seen, now);
+        }
+        self.looked_at = now;
+    }
+
+    /// Accounts a load seen to have passed at `now` that began at `began` or later. `was_seen`: the last poll
+    /// saw it run.
+    fn account(&mut self, passed: Load, began: u64, was_seen: bool, now: u64) {
+        let began_by = began.max(self.passed_by);
+        let began = began.max(self.passed_at);
+        let most = now.saturating_sub(began);
+        let is_exact = was_seen && now.saturating_sub(self.looked_at) < FRESH;
+        let is_shared = began < self.disturbed_until;
+        let least = if is_shared || !was_seen {
+            0
+        } else if is_exact {
+            most
+        } else {
+            self.looked_at.saturating_sub(began).min(most)
+        };
+        if is_shared && is_exact {
+            self.costs.learn_shared(passed, most);
+        } else {
+            self.costs.learn(passed, least, most);
+        }
+        if !is_shared {
+            self.costs.know(passed);
+        }
+        if passed.total() == 1 && least != 0 {
+            // A late poll must not lengthen it: it took until the last poll that saw it run, and at most
+            // `LATE` more.
+            let seen = self.looked_at.saturating_sub(began_by);
+            self.longest.learn((seen + LATE).min(most));
+        }
+        // The end is estimated too: the next batch began there.
+        self.passed_by = now;
+        self.passed_at = match is_exact {
+            true => now,
+            false => began + self.costs.of_load(&passed).clamp(least, most),
+        };
+    }
+
+    /// Sets markers on streams with more than `least` nanoseconds of work since their last one. `in_use` is
+    /// the stream of the current call, which surely exists.
+    fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: u64, now: u64) {
+        let Some(context) = context else { return };
+        let Self {
+            costs,
+            in_flight,
+            unmarked,
+            ..
+        } = self;
+        unmarked.retain(|(stream, load, at)| {
+            if costs.of_load(load) <= least {
+                return true;
+            }
+            let mark = context.mark_own(*stream, *stream == in_use);
+            let is_marked = mark.is_some();
+            in_flight.extend(mark.map(|mark| Batch {
+                mark,
+                load: *load,
+                at: *at,
+                marked_at: now,
+            }));
+            !is_marked
+        });
+    }
+}

@@ -1,0 +1,411 @@
+//! The connection to the daemon: one `SOCK_SEQPACKET` socket. Registration passes two descriptors; doorbells
+//! follow.
+//!
+//! This module does not interpret the blocks. Every wait has a time limit.
+
+use std::ffi::OsStr;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::VERSION;
+use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
+
+use crate::sys;
+use crate::sys::descriptor::{self, Descriptor};
+
+/// Why the process is not registered.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// No daemon listens.
+    Absent,
+    /// A daemon listens but has closed the connection or not answered in time.
+    Unanswered,
+    /// The program has no free descriptor.
+    NoDescriptor,
+    /// The daemon has this other version of the blocks.
+    Version(u32),
+    /// The daemon refuses this process with this errno.
+    Refused(u32),
+}
+
+impl Refusal {
+    /// Returns whether a retry would fail in the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Version(_)) || self.is_for_permission()
+    }
+
+    /// Returns whether a listening daemon may admit the process on a retry.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unanswered)
+            || matches!(self, Self::Refused(errno) if *errno == libc::EAGAIN.cast_unsigned())
+    }
+
+    /// Returns whether the daemon refuses for lack of permission (EACCES, EPERM).
+    pub(crate) fn is_for_permission(&self) -> bool {
+        const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
+        matches!(self, Self::Refused(errno) if PERMISSION.contains(errno))
+    }
+}
+
+/// Classifies an error on an accepted connection.
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor,
+            _ => Self::Unanswered,
+        }
+    }
+}
+
+/// Registers the process. Returns the connection and the control block's file.
+///
+/// The program may close the connection at any time and open a file of its own under the number.
+///
+/// # Errors
+/// [`Refusal::Absent`] or [`Refusal::Unanswered`] if that happens; otherwise the reason why the process is
+/// not registered.
+pub(crate) fn register(
+    path: &OsStr,
+    hello: &Hello,
+    usage: &Descriptor,
+    patience: Duration,
+) -> Result<(Descriptor, Descriptor), Refusal> {
+    let deadline = Instant::now() + patience;
+    let socket = connect(path, patience).map_err(|error| match error.into() {
+        Refusal::NoDescriptor => Refusal::NoDescriptor,
+        _ => Refusal::Absent,
+    })?;
+    let fd = || socket.get().ok_or(Refusal::Unanswered);
+    let usage = usage.get().ok_or(Refusal::Unanswered)?;
+    send_with_file(fd()?, &hello.to_bytes(), usage)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Refusal::Unanswered);
+        }
+        if sys::poll([Some(fd()?)], Some(left)) == [false] {
+            continue;
+        }
+        let fd = fd()?;
+        if let Some(packet) = descriptor::with_room(|| receive(fd))? {
+            return welcomed(socket, packet);
+        }
+    }
+}
+
+fn welcomed(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descriptor), Refusal> {
+    let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
+    if welcome.abi != VERSION {
+        return Err(Refusal::Version(welcome.abi));
+    }
+    if welcome.status != 0 {
+        return Err(Refusal::Refused(welcome.status));
+    }
+    match packet.file {
+        Some(control) => Ok((socket, Descriptor::here(control)?)),
+        None if packet.is_cut => Err(Refusal::NoDescriptor),
+        None => Err(Refusal::Unanswered),
+    }
+}
+
+/// Result of [`listen`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Nothing,
+    Doorbell,
+    /// The daemon is gone, or the program closed the socket.
+    Lost,
+}
+
+/// Reads one packet, if there is one.
+pub(crate) fn listen(connection: &Descriptor) -> Heard {
+    let Some(fd) = connection.get() else {
+        return Heard::Lost;
+    };
+    match receive(fd) {
+        Ok(None) => Heard::Nothing,
+        Ok(Some(packet)) if packet.bytes().is_empty() => Heard::Lost,
+        // A packet kind of a later daemon is treated as a doorbell.
+        Ok(Some(_)) => Heard::Doorbell,
+        Err(_) => Heard::Lost,
+    }
+}
+
+/// Rings the daemon to look at the usage block. Returns false if the program closed the connection. If the
+/// socket is full, the daemon has been rung already.
+///
+/// Any thread of the program may call this. It makes the system call directly, because send(2) of the C
+/// library is a cancellation point.
+pub(crate) fn ring(connection: &Descriptor) -> bool {
+    let Some(fd) = connection.get() else { return false };
+    let packet = message::bare(Tag::Doorbell);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the packet outlives the call; no address.
+    unsafe { libc::syscall(libc::SYS_sendto, fd, packet.as_ptr(), packet.len(), flags, 0, 0) };
+    true
+}
+
+/// Returns the size of a type as socket calls take it.
+#[expect(clippy::cast_possible_truncation, reason = "small structures only")]
+const fn length<T>() -> libc::socklen_t {
+    assert!(size_of::<T>() < 4096);
+    size_of::<T>() as libc::socklen_t
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "one")]
+const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
+
+fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: numbers only.
+    let fd = descriptor::with_room(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened and not owned elsewhere.
+    let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?;
+    let fd = socket.get().ok_or(io::ErrorKind::NotConnected)?;
+    let mut address = libc::sockaddr_un {
+        sun_family: AF_UNIX,
+        sun_path: [0; 108],
+    };
+    let path = path.as_bytes();
+    if path.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = from.cast_signed();
+    }
+    // A full queue of a hung daemon must not block the program: unix(7), SO_SNDTIMEO.
+    let timeout = libc::timeval {
+        tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(1),
+        tv_usec: patience.subsec_micros().into(),
+    };
+    // SAFETY: option and address are of the sizes given, and outlive the calls.
+    let answer = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&raw const timeout).cast(),
+            length::<libc::timeval>(),
+        );
+        libc::connect(fd, (&raw const address).cast(), length::<libc::sockaddr_un>())
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
+
+/// Buffer for a control message with one descriptor, aligned as cmsg(3) requires.
+type Ancillary = [u64; 4];
+const _: () = {
+    // SAFETY: arithmetic only.
+    assert!(unsafe { libc::CMSG_SPACE(length::<RawFd>()) } as usize <= size_of::<Ancillary>());
+};
+
+fn send_with_file(socket: RawFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
+    let mut ancillary: Ancillary = [0; 4];
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut header = header(&mut part, &mut ancillary);
+    // SAFETY: the header names `ancillary`, which has room for one message with one descriptor, asserted
+    // above.
+    let sent = unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(length::<RawFd>()) as usize;
+        let message = libc::CMSG_FIRSTHDR(&raw const header);
+        (*message).cmsg_level = libc::SOL_SOCKET;
+        (*message).cmsg_type = libc::SCM_RIGHTS;
+        (*message).cmsg_len = libc::CMSG_LEN(length::<RawFd>()) as usize;
+        libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(file);
+        libc::sendmsg(socket, &raw const header, libc::MSG_NOSIGNAL)
+    };
+    if sent == bytes.len().cast_signed() {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+struct Packet {
+    buffer: [u8; MAX_LENGTH],
+    length: usize,
+    file: Option<OwnedFd>,
+    /// Whether the kernel dropped control data for lack of room (`MSG_CTRUNC`).
+    is_cut: bool,
+}
+
+impl Packet {
+    /// Returns the packet's bytes; empty if the other end is closed.
+    fn bytes(&self) -> &[u8] {
+        self.buffer.get(..self.length).unwrap_or(&[])
+    }
+}
+
+/// Receives the next packet, with its descriptor if it has one. Returns `None` if there is none yet.
+fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
+    let mut packet = Packet {
+        buffer: [0; MAX_LENGTH],
+        length: 0,
+        file: None,
+        is_cut: false,
+    };
+    let mut ancillary: Ancillary = [0; 4];
+    let mut part = libc::iovec {
+        iov_base: packet.buffer.as_mut_ptr().cast(),
+        iov_len: packet.buffer.len(),
+    };
+    let mut header = header(&mut part, &mut ancillary);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header names a buffer and room for control messages that outlive the call.
+    let length = unsafe { libc::recvmsg(socket, &raw mut header, flags) };
+    let Ok(length) = usize::try_from(length) else {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        };
+    };
+    packet.length = length;
+    packet.is_cut = header.msg_flags & libc::MSG_CTRUNC != 0;
+    // SAFETY: the kernel filled in the header and `ancillary`; a null pointer means no message.
+    let message = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() };
+    if let Some(message) =
+        message.filter(|m| m.cmsg_type == libc::SCM_RIGHTS && m.cmsg_level == libc::SOL_SOCKET)
+    {
+        // SAFETY: a message of this type carries at least one descriptor, just opened for us.
+        packet.file =
+            Some(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(message).cast::<RawFd>().read_unaligned()) });
+    }
+    Ok(Some(packet))
+}
+
+fn header(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
+    // SAFETY: all zeroes is an empty header.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = part;
+    header.msg_iovlen = 1;
+    header.msg_control = ancillary.as_mut_ptr().cast();
+    header.msg_controllen = size_of::<Ancillary>();
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
+
+    /// Makes both ends of a connection like the daemon's.
+    fn pair() -> (Descriptor, OwnedFd) {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors.
+        let answer = unsafe {
+            libc::socketpair(
+                libc::AF_UNIX,
+                libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                0,
+                ends.as_mut_ptr(),
+            )
+        };
+        assert_eq!(answer, 0);
+        // SAFETY: just made.
+        let [ours, theirs] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        (Descriptor::new(ours).unwrap(), theirs)
+    }
+
+    #[test]
+    fn register_without_listener_is_absent() {
+        let usage = Descriptor::new(descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap()).unwrap();
+        let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
+        let answer = register(path.as_os_str(), &Hello::PLAIN, &usage, Duration::from_secs(1));
+        assert!(matches!(answer, Err(Refusal::Absent)));
+        let long = "x".repeat(200);
+        let answer = register(long.as_ref(), &Hello::PLAIN, &usage, Duration::from_secs(1));
+        assert!(matches!(answer, Err(Refusal::Absent)));
+    }
+
+    #[test]
+    fn descriptor_is_received_with_packet() {
+        let (ours, theirs) = pair();
+        let file = descriptor::sealed_file(c"control", CONTROL_SIZE).unwrap();
+        send_with_file(
+            theirs.as_raw_fd(),
+            &Welcome {
+                abi: VERSION,
+                status: 0,
+            }
+            .to_bytes(),
+            file.as_raw_fd(),
+        )
+        .unwrap();
+        let packet = receive(ours.get().unwrap()).unwrap().unwrap();
+        assert!(Welcome::from_bytes(packet.bytes()).is_ok());
+        assert!(descriptor::has_fixed_size(
+            packet.file.as_ref().unwrap(),
+            CONTROL_SIZE
+        ));
+    }
+
+    #[test]
+    fn refusal_keeps_its_reason() {
+        for (welcome, want) in [
+            (
+                Welcome {
+                    abi: VERSION + 1,
+                    status: 0,
+                },
+                format!("Version({})", VERSION + 1),
+            ),
+            (
+                Welcome {
+                    abi: VERSION,
+                    status: 95,
+                },
+                "Refused(95)".to_owned(),
+            ),
+            (
+                Welcome {
+                    abi: VERSION,
+                    status: 0,
+                },
+                "Unanswered".to_owned(),
+            ),
+        ] {
+            let (ours, _theirs) = pair();
+            let mut buffer = [0; MAX_LENGTH];
+            buffer[..Welcome::LENGTH].copy_from_slice(&welcome.to_bytes());
+            let answer = welcomed(
+                ours,
+                Packet {
+                    buffer,
+                    length: Welcome::LENGTH,
+                    file: None,
+                    is_cut: false,
+                },
+            );
+            assert_eq!(format!("{:?}", answer.unwrap_err()), want);
+        }
+    }
+
+    #[test]
+    fn listen_reports_doorbell_and_closed_end() {
+        let (ours, theirs) = pair();
+        assert_eq!(listen(&ours), Heard::Nothing);
+        ring(&ours);
+        let packet = receive(theirs.as_raw_fd()).unwrap().unwrap();
+        assert_eq!(message::tag(packet.bytes()), Ok(Tag::Doorbell));
+        let theirs = Descriptor::new(theirs).unwrap();
+        ring(&theirs);
+        assert_eq!(listen(&ours), Heard::Doorbell);
+        drop(theirs);
+        assert_eq!(listen(&ours), Heard::Lost);
+    }
+}

@@ -1,0 +1,149 @@
+//! Settings requested by the environment: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`,
+//! `GCGROUP_SWAP`, `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. With a daemon, the daemon decides.
+
+use std::ffi::{OsStr, OsString};
+
+use gcgroup_abi::message::{GroupName, Hello};
+use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
+
+use crate::sys;
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) socket: OsString,
+    pub(crate) hello: Hello,
+    /// Whether CUDA is refused unless a daemon governs the process in the requested group.
+    pub(crate) required: bool,
+}
+
+impl Options {
+    /// Reads the environment. Values that cannot be parsed are ignored.
+    pub(crate) fn from_environment() -> Self {
+        Self::from(sys::variable)
+    }
+
+    fn from(get: impl Fn(&str) -> Option<OsString>) -> Self {
+        let text = |name| get(name).and_then(|value| value.into_string().ok());
+        let is_set = |name| text(name).is_some_and(|value| value.trim() == "1");
+        let priority = text("GCGROUP_PRIORITY").and_then(|value| value.trim().parse().ok());
+        // `1` means without a limit.
+        let swap = text("GCGROUP_SWAP").and_then(|value| bytes(&value));
+        let swap = swap.filter(|bytes| *bytes != 0);
+        let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
+        Self {
+            socket: get("GCGROUP_SOCKET")
+                .filter(|path| !path.is_empty())
+                .unwrap_or(DEFAULT_SOCKET.into()),
+            hello: Hello {
+                memory_limit: text("GCGROUP_MEMORY_LIMIT")
+                    .and_then(|value| bytes(&value))
+                    .unwrap_or(NO_LIMIT),
+                priority: priority.filter(|priority| *priority < 16).unwrap_or(u32::MAX),
+                freeze: is_set("GCGROUP_FREEZE").into(),
+                can_swap: swap.is_some().into(),
+                memory_swap_max: swap.unwrap_or(0),
+                group: text("GCGROUP_GROUP")
+                    .and_then(|name| GroupName::new(&name))
+                    .unwrap_or(GroupName::NONE),
+                ..Hello::PLAIN
+            },
+            required: is_set("GCGROUP_REQUIRED"),
+        }
+    }
+}
+
+/// Parses a size like [`bytes`]; 0 if it cannot be parsed.
+pub(crate) fn size(text: &OsStr) -> u64 {
+    text.to_str().and_then(bytes).unwrap_or(0)
+}
+
+/// Parses a size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`),
+/// or `max`. Returns bytes.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    if text == "max" {
+        return Some(NO_LIMIT);
+    }
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" => 0,
+        "k" | "ki" | "kib" => 10,
+        "m" | "mi" | "mib" => 20,
+        "g" | "gi" | "gib" => 30,
+        "t" | "ti" | "tib" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_syntax_matches_memory_limit() {
+        for (text, want) in [
+            ("4096", Some(4096)),
+            (" 010\n", Some(10)),
+            ("3K", Some(3072)),
+            ("3ki", Some(3072)),
+            ("2GiB", Some(2 << 30)),
+            ("1t", Some(1 << 40)),
+            ("max", Some(NO_LIMIT)),
+            ("18446744073709551615", Some(NO_LIMIT)),
+            ("16777216T", None),
+            ("", None),
+            ("-1", None),
+            ("0x10", None),
+            ("1.5G", None),
+            ("G", None),
+        ] {
+            assert_eq!(bytes(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn unparsable_value_is_ignored() {
+        let options = Options::from(|name| match name {
+            "GCGROUP_SOCKET" => None,
+            "GCGROUP_GROUP" => Some("x".repeat(GroupName::LONGEST + 1).into()),
+            _ => Some("16".into()),
+        });
+        assert_eq!(
+            options.hello,
+            Hello {
+                memory_limit: 16,
+                can_swap: 1,
+                memory_swap_max: 16,
+                ..Hello::PLAIN
+            }
+        );
+        assert_eq!(options.socket, DEFAULT_SOCKET);
+        assert!(!options.required);
+    }
+
+    #[test]
+    fn hello_carries_settings() {
+        let options = Options::from(|name| match name {
+            "GCGROUP_PRIORITY" => Some("3".into()),
+            "GCGROUP_FREEZE" => Some("1".into()),
+            "GCGROUP_SWAP" => Some("1".into()),
+            "GCGROUP_GROUP" => Some("team/a".into()),
+            "GCGROUP_SOCKET" => Some("/run/other".into()),
+            _ => None,
+        });
+        assert_eq!(
+            options.hello,
+            Hello {
+                priority: 3,
+                freeze: 1,
+                can_swap: 1,
+                memory_swap_max: NO_LIMIT,
+                group: GroupName::new("team/a").unwrap(),
+                ..Hello::PLAIN
+            }
+        );
+        assert_eq!(options.socket, "/run/other");
+    }
+}

@@ -1,0 +1,218 @@
+//! The process's side of what it shares with the daemon: both blocks, the connection, and the devices.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use gcgroup_abi::message::Hello;
+use gcgroup_abi::{Control, Usage};
+use parking_lot::Mutex;
+
+use super::block::{Blocks, NotOurs};
+use super::client::{self, Refusal};
+use super::device::Devices;
+use super::environment::Options;
+use super::line::Line;
+use crate::sys;
+use crate::sys::descriptor::{self, Descriptor};
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    blocks: Blocks,
+    options: Options,
+    pub(crate) devices: Devices,
+    /// The connection to the daemon. Used by the helper thread, by the thread that makes the process, and by
+    /// a child that closes its copy.
+    pub(crate) connection: Mutex<Option<Descriptor>>,
+    /// Wakes the helper.
+    pub(crate) line: Line,
+    /// The root directory when the session was made.
+    root: Option<descriptor::Identity>,
+    /// Whether a daemon ever accepted this process.
+    is_governed: AtomicBool,
+    has_complained: AtomicBool,
+    /// Whether the last attempt to register failed for want of a descriptor.
+    lacks_descriptor: AtomicBool,
+    has_lost_root: AtomicBool,
+}
+
+impl Session {
+    /// Makes a session without a daemon.
+    ///
+    /// # Errors
+    /// There is no memory for the blocks.
+    pub(crate) fn new(options: Options) -> io::Result<Self> {
+        let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
+        blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
+        blocks.usage().asks_to_swap.store(1, Relaxed);
+        Ok(Self {
+            blocks,
+            options,
+            devices: Devices::new(),
+            connection: Mutex::new(None),
+            line: Line::new(),
+            root: descriptor::root(),
+            is_governed: AtomicBool::new(false),
+            has_complained: AtomicBool::new(false),
+            lacks_descriptor: AtomicBool::new(false),
+            has_lost_root: AtomicBool::new(false),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn usage(&self) -> &Usage {
+        self.blocks.usage()
+    }
+
+    #[inline]
+    pub(crate) fn control(&self) -> &Control {
+        self.blocks.control()
+    }
+
+    /// Returns whether CUDA is refused unless a daemon governs the process.
+    pub(crate) fn is_required(&self) -> bool {
+        self.options.required
+    }
+
+    /// Returns whether a daemon ever accepted this process.
+    pub(crate) fn is_governed(&self) -> bool {
+        self.is_governed.load(Relaxed)
+    }
+
+    /// Registers with the daemon and takes its control block. The daemon may take `patience` to answer.
+    pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+        self.keep_usage();
+        // Once the process has started in its group, it may have been moved to another one.
+        let hello = Hello {
+            insists: (self.is_required() && !self.is_governed()).into(),
+            ..self.options.hello
+        };
+        let answer = self
+            .blocks
+            .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
+            .unwrap_or_else(|error| Err(error.into()));
+        let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
+        self.complain_of(answer.as_ref().err());
+        answer
+    }
+
+    fn govern(&self, connection: Descriptor, control: &Descriptor) -> Result<Descriptor, Refusal> {
+        let control = control.get().ok_or(Refusal::Absent)?;
+        self.blocks.adopt(&control).map_err(|not_ours| match not_ours {
+            NotOurs::Version(theirs) => Refusal::Version(theirs),
+            NotOurs::Kind => Refusal::Unanswered,
+        })?;
+        self.is_governed.store(true, Relaxed);
+        Ok(connection)
+    }
+
+    /// Copies what the last daemon charged and measured, so that the next one continues from there.
+    fn keep_usage(&self) {
+        for (control, usage) in self.control().devices.iter().zip(&self.usage().devices) {
+            usage
+                .usage_nsec_before
+                .store(control.usage_nsec.load(Relaxed), Relaxed);
+            usage
+                .memory_overhead_before
+                .store(control.memory_overhead.load(Relaxed), Relaxed);
+        }
+    }
+
+    /// Rings the daemon to look at the usage block. The lock is held for at most the time of one packet.
+    pub(crate) fn ring(&self) {
+        let connection = self.connection.lock();
+        let is_lost = connection
+            .as_ref()
+            .is_some_and(|connection| !client::ring(connection));
+        drop(connection);
+        if is_lost {
+            // The program closed the connection: the helper makes another.
+            self.line.wake();
+        }
+    }
+
+    /// Opens the gates, because the daemon has been away for longer than announced.
+    pub(crate) fn open_gates(&self, keep_frozen: bool) {
+        // Without memory the gates stay as they were.
+        let _ = self.blocks.open_gates(keep_frozen);
+    }
+
+    /// Closes a forked child's copies of the descriptors. Async-signal-safe.
+    pub(crate) fn close_in_child(&self) {
+        self.blocks.close_file();
+        descriptor::close_in_child(&self.connection);
+        self.line.close_in_child();
+        descriptor::restore_limit_in_child();
+    }
+
+    /// Reports on standard error why CUDA is refused to a process that must be governed.
+    pub(crate) fn complain_of_refusal(&self, refusal: &Refusal) {
+        let socket = self.options.socket.to_string_lossy();
+        let reason = match (refusal, self.options.hello.group.as_str()) {
+            (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
+            (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
+            (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
+            (refusal, Some(group)) if refusal.is_for_permission() => {
+                format!("the daemon does not admit this process to group {group}")
+            }
+            (Refusal::Refused(errno), _) => {
+                let error = io::Error::from_raw_os_error(errno.cast_signed());
+                format!("the daemon refuses this process: {error}")
+            }
+        };
+        sys::complain(&format!(
+            "CUDA is refused, since this process must be governed (GCGROUP_REQUIRED): {reason}"
+        ));
+    }
+
+    /// Reports on standard error why the process is not governed, once for each reason, where a daemon can be
+    /// expected.
+    fn complain_of(&self, refusal: Option<&Refusal>) {
+        let lacks_descriptor = matches!(refusal, Some(Refusal::NoDescriptor));
+        let lacked_descriptor = self.lacks_descriptor.swap(lacks_descriptor, Relaxed);
+        let socket = self.options.socket.to_string_lossy();
+        match refusal {
+            Some(Refusal::Version(theirs)) if !self.has_complained.swap(true, Relaxed) => {
+                let ours = gcgroup_abi::VERSION;
+                sys::complain(&format!(
+                    "the daemon speaks version {theirs}, this hook {ours}: not governed"
+                ));
+            }
+            Some(Refusal::NoDescriptor) if !lacked_descriptor && Path::new(&self.options.socket).exists() => {
+                sys::complain("no file descriptor is free: not governed until one is");
+            }
+            Some(Refusal::Absent)
+                if self.is_governed()
+                    && descriptor::root() != self.root
+                    && !self.has_lost_root.swap(true, Relaxed) =>
+            {
+                sys::complain(&format!(
+                    "no daemon answers at {socket} in the program's new root directory: the last limits hold"
+                ));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Returns a session for a test, without a daemon; `limit` is the limit for all devices together, bytes.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        let options = Options {
+            socket: "".into(),
+            hello: Hello {
+                memory_limit: limit,
+                ..Hello::PLAIN
+            },
+            required: false,
+        };
+        Box::leak(Box::new(Self::new(options).unwrap()))
+    }
+
+    /// Adopts `control` as the answer of a daemon.
+    pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
+        self.blocks.adopt(control).unwrap();
+    }
+}

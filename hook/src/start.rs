@@ -1,0 +1,51 @@
+//! Entry point of the library: the preload library calls it and passes it the lookups of driver symbols.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use gcgroup_abi::{Bridge, Resolve, VERSION};
+
+use crate::driver::{interpose, library};
+use crate::symbols;
+use crate::table::ROWS;
+
+/// Receives the preload library's side of the bridge and returns the function that answers lookups; `None` if
+/// the two are of different builds.
+///
+/// # Safety
+/// `bridge` must stay valid for the life of the process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Resolve> {
+    // SAFETY: the version is the first field in every version of the structure.
+    let version = unsafe { bridge.cast::<u32>().as_ref() }?;
+    if *version != VERSION {
+        return None;
+    }
+    // SAFETY: valid by the caller's contract, and of this version.
+    library::set_bridge(unsafe { &*bridge });
+    interpose::say_panics_once();
+    Some(resolve)
+}
+
+/// Answers a lookup of `name` that found `real`.
+unsafe extern "C" fn resolve(name: *const c_char, real: *mut c_void) -> *mut c_void {
+    if name.is_null() || real.is_null() {
+        return real;
+    }
+    // SAFETY: a C string, by the contract of `Resolve`.
+    let name = unsafe { CStr::from_ptr(name) };
+    let ours = interpose::guarded(|| symbols::wrapper(ROWS, name, real));
+    ours.flatten().unwrap_or(real)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_address_is_unchanged() {
+        let mut somewhere = 0_u8;
+        let real = (&raw mut somewhere).cast::<c_void>();
+        // SAFETY: a C string, and an address that is only compared.
+        assert_eq!(unsafe { resolve(c"cuMemAlloc_v2".as_ptr(), real) }, real);
+    }
+}

@@ -1,0 +1,9 @@
+//! Choices that the program's environment makes.
+
+#[derive(Debug)]
+pub(super) struct Manner {
+    /// Name of the reclaim policy (`GCGROUP_RECLAIM`).
+    pub(super) order: Option<String>,
+    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`) instead of running from host memory.
+    pub(super) waits: bool,
+}

@@ -1,0 +1,263 @@
+//! Descriptors that the hook keeps open inside the program, and memory files.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ptr::null;
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+
+use parking_lot::Mutex;
+
+/// Makes a memory file of exactly `size` bytes that cannot be resized. See memfd_create(2).
+pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
+    // SAFETY: a C string, which the kernel copies.
+    let fd = with_room(|| unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    });
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened and not owned elsewhere.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    let length = libc::off_t::try_from(size).map_err(io::Error::other)?;
+    // SAFETY: a file of ours.
+    if unsafe { libc::ftruncate(fd, length) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: a file of ours.
+    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// Returns whether a file has exactly `size` bytes and cannot be resized, so that reading a mapping of it
+/// cannot raise SIGBUS.
+pub(crate) fn has_fixed_size(file: &impl AsRawFd, size: usize) -> bool {
+    // SAFETY: asks for flags.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let wanted = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    seals >= 0
+        && seals & wanted == wanted
+        && status(file.as_raw_fd()).is_some_and(|(_, length)| length == size)
+}
+
+/// Identity of a file: device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// Returns identity and size of an open file.
+fn status(fd: RawFd) -> Option<(Identity, usize)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for what fstat(2) writes.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled in, since the call succeeded.
+    let stat = unsafe { stat.assume_init() };
+    Some(((stat.st_dev, stat.st_ino), usize::try_from(stat.st_size).ok()?))
+}
+
+/// Returns the identity of the program's root directory.
+pub(crate) fn root() -> Option<Identity> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a C string, and room for what stat(2) writes.
+    if unsafe { libc::stat(c"/".as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled in, since the call succeeded.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// A descriptor in a program that may close it and open another file under its number. The identity of the
+/// open file is checked before every use and before it is closed.
+#[derive(Debug)]
+pub(crate) struct Descriptor {
+    fd: RawFd,
+    identity: Identity,
+}
+
+impl Descriptor {
+    /// Takes over `file`, moved to a high number: some programs rely on the low ones.
+    pub(crate) fn new(file: OwnedFd) -> io::Result<Self> {
+        Self::here(raise(&file).unwrap_or(file))
+    }
+
+    /// Takes over `file` under its own number: for a descriptor that is closed soon.
+    pub(crate) fn here(file: OwnedFd) -> io::Result<Self> {
+        let (identity, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self {
+            fd: file.into_raw_fd(),
+            identity,
+        })
+    }
+
+    /// Returns the number, if it still refers to the same file.
+    pub(crate) fn get(&self) -> Option<RawFd> {
+        let (identity, _) = status(self.fd)?;
+        (identity == self.identity).then_some(self.fd)
+    }
+
+    /// Closes the descriptor. Safe in a forked child.
+    pub(crate) fn close(&self) {
+        if let Some(fd) = self.get() {
+            // SAFETY: ours: it is what we opened.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Closes the descriptor behind a lock, in a forked child, without taking the lock: a thread that does not
+/// exist in the child may hold it for ever.
+pub(crate) fn close_in_child(descriptor: &Mutex<Option<Descriptor>>) {
+    // SAFETY: this thread is the only one. If another was changing the value, it is a mixture of old and new:
+    // plain numbers, by which nothing else is closed, since `get` compares them with the open file.
+    let descriptor = unsafe { &*descriptor.data_ptr() };
+    descriptor.as_ref().inspect(|descriptor| descriptor.close());
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Soft limit of descriptors up to which all numbers are left to the program.
+const SMALL: u64 = 128;
+/// Amount by which the soft limit is raised while the hook opens descriptors.
+const EXTRA: u64 = 16;
+
+/// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2); where
+/// the program may use few numbers, to one beyond them.
+fn raise(file: &OwnedFd) -> Option<OwnedFd> {
+    let limit = change_limit(None)?;
+    let is_small = limit.rlim_cur <= SMALL;
+    let least = if is_small {
+        limit.rlim_cur
+    } else {
+        limit.rlim_cur.min(1024) - 64
+    };
+    let least = c_int::try_from(least).ok()?;
+    // SAFETY: duplicates a descriptor of ours.
+    let duplicate = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
+    let fd = if is_small {
+        with_raised_limit(duplicate)
+    } else {
+        duplicate()
+    };
+    // SAFETY: just opened and not owned elsewhere.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Runs `open`, which opens descriptors. If none is free, the soft `RLIMIT_NOFILE` is raised meanwhile, as
+/// far as the hard limit allows.
+pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
+    if is_any_free() {
+        open()
+    } else {
+        with_raised_limit(open)
+    }
+}
+
+/// Returns whether the program may open another descriptor.
+fn is_any_free() -> bool {
+    // SAFETY: a socket that is closed at once; numbers only.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        fd >= 0 && libc::close(fd) == 0
+    }
+}
+
+/// The soft limit before it was raised; 0 while it is not.
+static LIMIT_BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `body` with the soft `RLIMIT_NOFILE` raised by [`EXTRA`], if the hard one allows it and no other
+/// thread does so now.
+fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
+    struct Raised(libc::rlimit);
+    impl Drop for Raised {
+        fn drop(&mut self) {
+            restore_limit(self.0);
+        }
+    }
+    let Some(before) = change_limit(None) else {
+        return body();
+    };
+    let raised = libc::rlimit {
+        rlim_cur: before.rlim_cur.saturating_add(EXTRA).min(before.rlim_max),
+        rlim_max: before.rlim_max,
+    };
+    let is_mine = raised.rlim_cur > before.rlim_cur
+        && LIMIT_BEFORE
+            .compare_exchange(0, before.rlim_cur, AcqRel, Relaxed)
+            .is_ok();
+    if !is_mine {
+        return body();
+    }
+    change_limit(Some(raised));
+    let _raised = Raised(raised);
+    body()
+}
+
+/// Restores the limit that [`with_raised_limit`] has changed, unless the program has set one of its own
+/// meanwhile.
+fn restore_limit(raised: libc::rlimit) {
+    let rlim_cur = LIMIT_BEFORE.load(Relaxed);
+    let found = change_limit(Some(libc::rlimit { rlim_cur, ..raised }));
+    if let Some(theirs) = found.filter(|found| found.rlim_cur != raised.rlim_cur) {
+        change_limit(Some(theirs));
+    }
+    LIMIT_BEFORE.store(0, Release);
+}
+
+/// Restores the limit in a forked child, if another thread of the parent had raised it. Async-signal-safe.
+pub(crate) fn restore_limit_in_child() {
+    if LIMIT_BEFORE.load(Relaxed) != 0
+        && let Some(raised) = change_limit(None)
+    {
+        restore_limit(raised);
+    }
+}
+
+/// Sets the limit of descriptors to `new`, if given, and returns the previous one. See prlimit(2).
+fn change_limit(new: Option<libc::rlimit>) -> Option<libc::rlimit> {
+    let mut old = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let new = new.as_ref().map_or(null(), std::ptr::from_ref);
+    // SAFETY: null or a limit that outlives the call, and room for the previous one.
+    let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, new, &raw mut old) };
+    (answer == 0).then_some(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mapping::PAGE;
+
+    #[test]
+    fn sealed_file_cannot_be_resized() {
+        let file = sealed_file(c"test", 3 * PAGE).unwrap();
+        assert!(has_fixed_size(&file, 3 * PAGE));
+        assert!(!has_fixed_size(&file, PAGE));
+        // SAFETY: a file of ours.
+        assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 0) }, -1);
+    }
+
+    #[test]
+    fn descriptor_reused_by_program_is_left_alone() {
+        let ours = Descriptor::new(sealed_file(c"ours", PAGE).unwrap()).unwrap();
+        let fd = ours.get().unwrap();
+        assert!(fd >= 3);
+        let theirs = sealed_file(c"theirs", PAGE).unwrap();
+        // SAFETY: imitates a program that believes the number to be its own.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), fd) }, fd);
+        assert_eq!(ours.get(), None);
+        drop(ours);
+        assert!(status(fd).is_some(), "the program's file is still open");
+        // SAFETY: opened above.
+        unsafe { libc::close(fd) };
+    }
+}

@@ -1,0 +1,289 @@
+//! System calls of the hook: threads, futexes, barriers, waits.
+//!
+//! All other system calls are in `mapping`, `descriptor` and `client` (sockets).
+
+use std::ffi::{CStr, OsString, c_int, c_long, c_void};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+pub(crate) mod descriptor;
+pub(crate) mod mapping;
+
+use mapping::{Mapping, PAGE};
+
+/// Returns the calling thread's id.
+pub(crate) fn gettid() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::gettid() }.cast_unsigned()
+}
+
+/// Returns an environment variable. `None` in a program that runs with elevated privileges (set-user-ID),
+/// whose environment is not trusted: see secure_getenv(3).
+pub(crate) fn variable(name: &str) -> Option<OsString> {
+    // SAFETY: takes a number, cannot fail.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    if is_secure { None } else { std::env::var_os(name) }
+}
+
+/// Returns whether this process still has a thread with that id. See tgkill(2): signal 0 only checks.
+pub(crate) fn is_thread_alive(tid: u32) -> bool {
+    // SAFETY: sends nothing; the ids are plain numbers.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_tgkill,
+            c_long::from(libc::getpid()),
+            c_long::from(tid),
+            0 as c_long,
+        )
+    };
+    answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Returns the time of `CLOCK_MONOTONIC`, nanoseconds, which the daemon reads too. See clock_gettime(2).
+pub(crate) fn now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: room for what it writes.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let (seconds, rest) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
+}
+
+/// Makes short sleeps of the calling thread precise. See PR_SET_TIMERSLACK in prctl(2).
+pub(crate) fn sleep_precisely() {
+    // SAFETY: a number, for the calling thread alone.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000, 0, 0, 0) };
+}
+
+/// Returns a socket pair: bytes that [`post`] sends on one end wake [`poll`] on the other, and each end sees
+/// when the other closes.
+pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let mut ends = [-1; 2];
+    // SAFETY: room for two descriptors.
+    let make = || unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
+    if descriptor::with_room(make) != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened and not owned elsewhere.
+    Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
+}
+
+/// Sends a wake-up; a full socket has one pending already. Does not use send(3), which is a cancellation
+/// point.
+pub(crate) fn post(end: RawFd) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: a byte that is there, and no address.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sendto,
+            end,
+            &raw const BYTE,
+            1_usize,
+            flags,
+            null::<c_void>(),
+            0_usize,
+        )
+    };
+}
+
+/// Reads all pending wake-ups.
+pub(crate) fn hear(end: RawFd) {
+    let mut byte = 0_u8;
+    // SAFETY: room for a byte.
+    while unsafe { libc::recv(end, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) } == 1 {}
+}
+
+static BYTE: u8 = 1;
+
+/// Sleeps while `word` holds `expected`, for `longest` at most. Also returns on a signal. See futex(2).
+///
+/// Usable on read-only shared mappings that another process wakes: hence without `FUTEX_PRIVATE_FLAG`.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, longest: Duration) {
+    let timeout = timespec(longest);
+    // SAFETY: the word stays mapped, since it is borrowed; the kernel only reads it and the timeout.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            expected,
+            &raw const timeout,
+        );
+    }
+}
+
+/// Wakes all threads that wait on `word`.
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the address only names the queue to wake.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX);
+    }
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: c_long::from(duration.subsec_nanos().cast_signed()),
+    }
+}
+
+/// Waits until one of `descriptors` is readable or `longest` has passed. Returns which are readable. Without
+/// any descriptor it sleeps.
+pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Option<Duration>) -> [bool; N] {
+    let mut entries = descriptors.map(|fd| libc::pollfd {
+        fd: fd.unwrap_or(-1),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let timeout = longest.map(timespec);
+    let timeout = timeout.as_ref().map_or(null(), std::ptr::from_ref);
+    // SAFETY: N entries, and a timeout or none, that outlive the call.
+    let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, timeout, null()) };
+    if ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::InvalidInput {
+        // More entries than RLIMIT_NOFILE allows: a program can set that to 0.
+        std::thread::sleep(longest.unwrap_or(UNPOLLED).min(UNPOLLED));
+        return descriptors.map(|fd| fd.is_some());
+    }
+    entries.map(|entry| ready > 0 && entry.revents != 0)
+}
+
+/// Longest sleep where descriptors cannot be polled.
+const UNPOLLED: Duration = Duration::from_millis(10);
+
+const MEMBARRIER_CMD_GLOBAL: c_int = 1;
+const MEMBARRIER_CMD_PRIVATE_EXPEDITED: c_int = 8;
+const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED: c_int = 16;
+
+fn membarrier(command: c_int) -> bool {
+    // SAFETY: numbers only.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Makes [`barrier`] fast for this process; exec undoes it, fork keeps it.
+pub(crate) fn register_barrier() {
+    membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+}
+
+/// Executes a full memory barrier on every running thread of this process.
+///
+/// Where membarrier(2) is refused (old kernels, seccomp), a page's write permission is removed: the kernel
+/// must then interrupt every processor that runs the process to flush the translation.
+pub(crate) fn barrier() {
+    if membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) || membarrier(MEMBARRIER_CMD_GLOBAL) {
+        return;
+    }
+    let Ok(page) = Mapping::anonymous(PAGE) else {
+        return;
+    };
+    // SAFETY: the page is ours, writable, and large enough for a word.
+    unsafe { &*page.address().cast::<AtomicU32>() }.store(1, Relaxed);
+    page.protect();
+}
+
+/// Writes one line to standard error. Not `eprintln`, whose lock may be held in a forked child.
+pub(crate) fn complain(line: &str) {
+    let text = format!("gcgroup: {line}\n");
+    // SAFETY: the text outlives the call.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// Returns how many bytes of the calling thread's stack are left; `None` if the C library cannot tell, or if
+/// the caller runs on another stack.
+pub(crate) fn stack_left() -> Option<usize> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut lowest, mut size) = (null_mut::<c_void>(), 0);
+    // SAFETY: the first call initialises the structure if it succeeds; it is destroyed once, and not used
+    // after.
+    let is_known = unsafe {
+        libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 && {
+            let error = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size);
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+            error == 0
+        }
+    };
+    // A coroutine runs on a stack of its own, somewhere else in memory.
+    let left = std::ptr::from_ref(&size).addr().checked_sub(lowest.addr());
+    left.filter(|left| is_known && *left < size)
+}
+
+/// Starts a detached thread with every signal blocked, since signals are for the program's own threads.
+pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
+    struct Start {
+        name: &'static CStr,
+        run: fn(),
+    }
+    extern "C" fn begin(argument: *mut c_void) -> *mut c_void {
+        // SAFETY: the box made below, handed to this thread alone.
+        let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
+        // SAFETY: names the calling thread.
+        unsafe { libc::pthread_setname_np(libc::pthread_self(), start.name.as_ptr()) };
+        (start.run)();
+        null_mut()
+    }
+    let start = Box::into_raw(Box::new(Start { name, run }));
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut blocked = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
+    // SAFETY: each structure is initialised by the first call that takes it and used after; the mask is put
+    // back.
+    let error = unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::sigfillset(blocked.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
+        let error = libc::pthread_create(
+            thread.as_mut_ptr(),
+            attributes.as_ptr(),
+            begin,
+            start.cast::<c_void>(),
+        );
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        error
+    };
+    if error == 0 {
+        return Ok(());
+    }
+    // SAFETY: the thread was not made, so the box is still ours.
+    drop(unsafe { Box::from_raw(start) });
+    Err(io::Error::from_raw_os_error(error))
+}
+
+/// Stack size, bytes: room for the driver's frames and for other libraries' thread-local data, which the C
+/// library places there.
+const STACK: usize = 512 * 1024;
+
+/// Registers `child` to run in every child that fork(3) makes.
+pub(crate) fn on_fork(child: unsafe extern "C" fn()) {
+    // SAFETY: a function of a library that is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Registers `handler` to run when the program exits normally, before all handlers registered earlier.
+pub(crate) fn on_exit(handler: extern "C" fn()) {
+    // SAFETY: a function of a library that is never unloaded.
+    unsafe { libc::atexit(handler) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ended_thread_is_not_alive() {
+        assert!(is_thread_alive(gettid()));
+        let gone = std::thread::spawn(gettid).join().unwrap();
+        // The kernel may remove the thread slightly after join returns.
+        while is_thread_alive(gone) {
+            std::thread::yield_now();
+        }
+    }
+}
