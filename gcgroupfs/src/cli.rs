@@ -23,7 +23,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
-use crate::{forget, launch, manual, receive, sever, touch};
+use crate::forget;
+use crate::manual;
+use crate::sever;
+use gcgroupfs_fuse::touch;
+use gcgroupfs_server::receive;
+use gcgroupfs_sys::launch;
 
 /// Cgroups for GPU processes: memory limits, freezing, scheduling and counts, by control files
 #[derive(Debug, Parser)]
@@ -89,7 +94,11 @@ enum Command {
     Completions { shell: Shell },
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch(touch::Arguments),
+    Touch {
+        point: PathBuf,
+        /// The mount's device number
+        device: u64,
+    },
     /// Invalidates cached names
     #[command(hide = true)]
     Forget(forget::Arguments),
@@ -137,7 +146,7 @@ fn run(socket: &Path, command: Command) -> ExitCode {
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),
-        Command::Touch(arguments) => touch::run(&arguments),
+        Command::Touch { point, device } => touch::run(&point, device),
         Command::Forget(arguments) => forget::run(&arguments),
         Command::Launch => launch::run(),
         Command::Receive => receive::run(),

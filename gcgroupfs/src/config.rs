@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
-use crate::arbiter::Options;
-use crate::rules::{Names, Rules, with_names};
+use gcgroupfs_model::arbiter::Options;
+use gcgroupfs_model::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -117,8 +117,8 @@ pub fn place(text: &str, offset: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arbiter::{self, STRICT};
-    use crate::rules::Facts;
+    use gcgroupfs_model::arbiter::{self, STRICT};
+    use gcgroupfs_model::rules::Facts;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {
         parse(text, Path::new("gcgroupfs.toml"))

@@ -18,7 +18,9 @@ use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::{fuse, mount, sys};
+use gcgroupfs_fuse as fuse;
+use gcgroupfs_fuse::mount;
+use gcgroupfs_sys as sys;
 
 /// Interval of the checks whether the writer is blocked.
 const PAUSE: Duration = Duration::from_millis(10);

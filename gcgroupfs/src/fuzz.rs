@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::message::{self, Hello, Welcome};
 
-use crate::file::{self, ControlFile, Io, Node, PAGE};
-use crate::protocol::{Answer, MAX_ANSWER, Request};
-use crate::rules::Facts;
-use crate::server::answer::{Credentials, answer};
-use crate::tree::fixture::{OWNER, ROOT, World, words};
-use crate::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
-use crate::{config, journal};
+use crate::config;
+use gcgroupfs_model::file::{self, ControlFile, Io, Node, PAGE};
+use gcgroupfs_model::rules::Facts;
+use gcgroupfs_model::tree::fixture::{OWNER, ROOT, World, words};
+use gcgroupfs_model::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
+use gcgroupfs_server::journal;
+use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Request};
+use gcgroupfs_server::socket::answer::{Credentials, answer};
 
 /// Function under test, which takes any bytes.
 pub type Target = fn(&[u8]);
@@ -195,7 +196,7 @@ pub fn settings(text: &[u8]) {
         other.tree.restore(saved.clone(), groups.into());
         show_tree(&other, Place::ROOT);
         with_world(|world, _| {
-            let id = world.join_with(PID + 1, crate::tree::fixture::blocks(), saved);
+            let id = world.join_with(PID + 1, gcgroupfs_model::tree::fixture::blocks(), saved);
             let caller = Caller { pid: 7, ..OWNER };
             let _ = world.store("101/memory.limit", caller, "1");
             for path in ["101", "101/0"] {

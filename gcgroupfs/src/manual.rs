@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::arbiter;
-use crate::file::{ControlFile, On};
-use crate::files;
-use crate::tree::SETTINGS;
+use gcgroupfs_model::arbiter;
+use gcgroupfs_model::file::{ControlFile, On};
+use gcgroupfs_model::files;
+use gcgroupfs_model::tree::SETTINGS;
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
@@ -143,6 +143,23 @@ mod tests {
         for line in page().lines().filter(|line| line.starts_with(['.', '\''])) {
             let request = line.split(' ').next().unwrap();
             assert!(known.contains(&request), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_setting_is_documented() {
+        let page = page();
+        let (_, rules) = page.split_once("FILE is\n").unwrap();
+        let (rules, _) = rules.split_once(".TP").unwrap();
+        for setting in SETTINGS {
+            let entry = format!("\n.BR {} \" (rw; ", setting.name);
+            assert_eq!(page.matches(&entry).count(), 1, "{}", setting.name);
+            assert_eq!(
+                rules.contains(setting.name),
+                setting.for_rules,
+                "{}",
+                setting.name
+            );
         }
     }
 }

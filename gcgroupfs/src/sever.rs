@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use nix::sys::socket::{Shutdown, UnixAddr, getsockname, getsockopt, shutdown, sockopt};
 
-use crate::sys;
+use gcgroupfs_sys as sys;
 
 #[derive(Debug, Args)]
 pub struct Arguments {

@@ -8,9 +8,9 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::config;
-use crate::facts;
-use crate::rules::{Facts, Rules, Verdict};
-use crate::text::word;
+use gcgroupfs_model::rules::{Facts, Rules, Verdict};
+use gcgroupfs_model::text::word;
+use gcgroupfs_server::facts;
 
 #[derive(Debug, Args)]
 pub struct Arguments {

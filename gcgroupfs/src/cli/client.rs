@@ -10,8 +10,8 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
-use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
-use crate::server::new_socket;
+use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
+use gcgroupfs_server::socket::new_socket;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::str::FromStr;
 
-use crate::text::parse_bytes;
+use gcgroupfs_model::text::parse_bytes;
 
 /// Whether an operator accepts the order of the shown value relative to the given one.
 type Accepts = fn(Ordering) -> bool;

@@ -7,7 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
-use crate::text::word;
+use gcgroupfs_model::text::word;
 
 /// Line of the daemon's answer: a process, or a process on one device.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -356,7 +356,10 @@ mod tests {
     #[test]
     fn files_of_columns_exist() {
         for file in FILES {
-            assert!(crate::files::all().any(|row| row.name == *file), "{file}");
+            assert!(
+                gcgroupfs_model::files::all().any(|row| row.name == *file),
+                "{file}"
+            );
         }
     }
 }

@@ -23,21 +23,21 @@ use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{places, supervise};
-use crate::arbiter::{POLICIES, Policy, Settings};
 use crate::config;
-use crate::devices;
-use crate::fuse;
-use crate::host;
-use crate::journal::Journal;
-use crate::keep::Inheritance;
-use crate::launch::Launcher;
 use crate::log::Log;
-use crate::mount::{self, Mount, Watch};
-use crate::overhead;
-use crate::server::{self, Listener, Server};
-use crate::sys;
-use crate::ticks;
-use crate::tree::{Owner, Tree};
+use gcgroupfs_fuse as fuse;
+use gcgroupfs_fuse::keep::Inheritance;
+use gcgroupfs_fuse::mount::{self, Mount, Watch};
+use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
+use gcgroupfs_model::tree::{Owner, Tree};
+use gcgroupfs_server::devices;
+use gcgroupfs_server::host;
+use gcgroupfs_server::journal::Journal;
+use gcgroupfs_server::overhead;
+use gcgroupfs_server::socket::{self, Listener, Server};
+use gcgroupfs_server::ticks;
+use gcgroupfs_sys as sys;
+use gcgroupfs_sys::launch::Launcher;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -168,18 +168,18 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found, host::this()));
     let (journal, mut remembered) = if arguments.beside_killed {
-        Journal::open_beside_killed(state_dir, server::sift)?
+        Journal::open_beside_killed(state_dir, socket::sift)?
     } else {
-        Journal::open(state_dir, server::sift)?
+        Journal::open(state_dir, socket::sift)?
     };
-    server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
+    socket::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
     let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let receivers = launcher.clone();
     let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
-    let mut server = Server::new(server::Options {
+    let mut server = Server::new(socket::Options {
         listener,
         tree: tree.clone(),
         journal: Arc::new(journal),

@@ -7,12 +7,12 @@ use std::thread;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-use crate::arbiter::{Policy, Settings};
 use crate::config::{Config, Source};
-use crate::keep::Note;
-use crate::server::CurrentRules;
-use crate::ticks;
-use crate::tree::Tree;
+use gcgroupfs_fuse::keep::Note;
+use gcgroupfs_model::arbiter::{Policy, Settings};
+use gcgroupfs_model::tree::Tree;
+use gcgroupfs_server::socket::CurrentRules;
+use gcgroupfs_server::ticks;
 
 /// Parts of the daemon that a configuration applies to.
 #[derive(Debug)]

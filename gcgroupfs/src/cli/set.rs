@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::client::Client;
 use super::wait::{deadline, seconds};
-use crate::text::{parse_bytes, parse_flag};
+use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
 /// Pause between two reads.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -26,12 +26,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{info, warn};
 
 use self::restarts::{Life, Restarts};
-use crate::fuse;
-use crate::keep::Keeper;
-use crate::launch;
-use crate::mount::Mount;
-use crate::server::Listener;
-use crate::sys;
+use gcgroupfs_fuse as fuse;
+use gcgroupfs_fuse::keep::Keeper;
+use gcgroupfs_fuse::mount::Mount;
+use gcgroupfs_server::socket::Listener;
+use gcgroupfs_sys as sys;
+use gcgroupfs_sys::launch;
 
 mod ends;
 

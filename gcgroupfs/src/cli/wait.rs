@@ -14,8 +14,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::client::Client;
 use super::expression::{Expression, Verdict};
-use crate::file::PAGE;
-use crate::mount;
+use gcgroupfs_fuse::mount;
+use gcgroupfs_model::file::PAGE;
 
 /// Pause between two reads of a file that does not notify of changes: one that is no events file, and any
 /// file over the socket.

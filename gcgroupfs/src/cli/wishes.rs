@@ -3,7 +3,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::tree::{Kind, SETTINGS, Setting, Value, Wish};
+use gcgroupfs_model::tree::{Kind, SETTINGS, Setting, Value, Wish};
 
 /// The settings that were given, as environment variables of the program and their values.
 #[derive(Debug)]

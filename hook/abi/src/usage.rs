@@ -1,6 +1,6 @@
 //! The usage block: written by the hook, read by the daemon. The daemon bounds what it reads (in
-//! `gcgroupfs/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an address.
-//! The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
+//! `gcgroupfs/model/src/tree/untrusted.rs`, nowhere else) and never uses it as an index, a length or an
+//! address. The daemon itself writes only the grants of each device, [`UsageDevice::memory_granted`] and
 //! [`UsageDevice::swap_granted`].
 
 mod device;
@@ -191,8 +191,8 @@ pub struct Usage {
     pub peak_generation: AtomicU32,
     /// The `progress_generation` for which `nr_ended` is up to date.
     ///
-    /// Ordering: the hook stores `Release` after `nr_ended`; the daemon loads `Relaxed` and compares, so an
-    /// `nr_ended` that it reads next may be from before.
+    /// Ordering: the hook stores `Release` after `nr_ended`; the daemon loads `Acquire`: an `nr_ended` that
+    /// it reads next is at least as new.
     pub progress_generation: AtomicU32,
     /// Number of allocations that hit the limit of the process as a whole.
     ///

@@ -8,9 +8,9 @@ use anyhow::bail;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use tracing::warn;
 
-use crate::keep::Keeper;
-use crate::mount::{self, Mount, Watch};
-use crate::server::Listener;
+use gcgroupfs_fuse::keep::Keeper;
+use gcgroupfs_fuse::mount::{self, Mount, Watch};
+use gcgroupfs_server::socket::Listener;
 
 pub(super) struct Ends {
     pub(super) mount: Mount,

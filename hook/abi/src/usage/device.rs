@@ -28,8 +28,8 @@ pub struct UsageDevice {
     pub peak_generation: AtomicU32,
     /// The freeze generation for which all submitted work has completed and no more can be submitted.
     ///
-    /// Ordering: the hook stores `Release` after all exits are visible to it; the daemon loads `Relaxed` and
-    /// compares, so counts that it reads next may be from before.
+    /// Ordering: the hook stores `Release` after all exits are visible to it; the daemon loads `Acquire`:
+    /// counts that it reads next are at least as new.
     pub drained_generation: AtomicU32,
     /// Bytes by [`Kind`](crate::Kind), as far as they are not in the threads' own counters
     /// ([`crate::Usage::allocations`]).

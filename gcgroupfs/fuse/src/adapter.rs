@@ -1,0 +1,388 @@
+//! Callbacks for the kernel's requests.
+//!
+//! No callback waits for anything but the tree's lock, and none accesses the mount, which would wait for this
+//! very loop.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    Request, TimeOrNow, WriteFlags,
+};
+
+use super::announce::{Announcer, Disguise};
+use super::ask::{Asks, Read};
+use super::invalidate::Invalidator;
+use super::long::Long;
+use super::nodes::{BLOCK, LONG, Nodes};
+use super::outcome::{errno, guarded};
+use super::queue::Queue;
+use gcgroupfs_model::error::Error;
+use gcgroupfs_model::tree::Caller;
+
+/// Longest write(2) that arrives in one piece, in bytes. Must exceed the longest command: otherwise the
+/// kernel would split one that is too long into several that are not.
+const MAX_WRITE: u32 = 128 << 10;
+
+pub(super) struct Adapter {
+    pub(super) nodes: Arc<Nodes>,
+    pub(super) invalidator: Arc<Invalidator>,
+    pub(super) announcer: Arc<Announcer>,
+    /// Stores changes before their writes are answered, so that reads do not wait for a disk.
+    pub(super) stores: Queue,
+    pub(super) long: Arc<Long>,
+    pub(super) asks: Asks,
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+/// Returns whether the kernel sends this request again, because an earlier daemon did not answer it:
+/// `FUSE_UNIQUE_RESEND` in include/uapi/linux/fuse.h.
+fn is_again(request: &Request) -> bool {
+    u64::from(request.unique()) >> 63 != 0
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Optimisations; without them everything works.
+        for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ATOMIC_O_TRUNC] {
+            let _ = config.add_capabilities(capability);
+        }
+        // The kernel treats RELEASE as background work and keeps back what exceeds this number, while reads
+        // and opens go on: many threads at once would close fewer files than they open.
+        let _ = config.set_max_background(u16::MAX);
+        config
+            .set_max_write(MAX_WRITE)
+            .map(drop)
+            .map_err(|_| io::ErrorKind::Unsupported.into())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            return match disguise.found() {
+                Ok(ino) => reply.entry(&Duration::ZERO, &self.nodes.bare_directory(ino), Generation(0)),
+                Err(error) => reply.error(errno(&error)),
+            };
+        }
+        match guarded(|| self.nodes.lookup(parent, name)) {
+            Ok((node, ttl, attr)) => {
+                if self.nodes.is_events(node) {
+                    self.announcer
+                        .known
+                        .look_up(attr.ino, self.nodes.nr_changes(attr.ino));
+                }
+                let is_fresh = self.announcer.is_fresh(node);
+                let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
+                reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
+                // If the directory went between lookup and reply, no other notice tells the kernel again.
+                if self.nodes.is_gone(node) {
+                    self.invalidator.invalidate_entry(parent, name, node);
+                }
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, nr_lookups: u64) {
+        self.announcer.known.forget(ino, nr_lookups);
+    }
+
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.long.run(request.uid(), move |nodes| {
+            match guarded(|| nodes.attributes(nodes.node(ino)?)) {
+                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    /// Accepts and ignores size and times, since `echo 1 > file` truncates first. Mode and owner can be
+    /// changed for the directories of the root and of groups only.
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if mode.is_none() && uid.is_none() && gid.is_none() {
+            return self.getattr(request, ino, None, reply);
+        }
+        let (caller, invalidator) = (caller(request), self.invalidator.clone());
+        self.stores.push(caller.uid, move |nodes| {
+            let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
+            match changed {
+                Ok((ttl, attr)) => {
+                    // Before the answer: the caller may open the files of the directory next.
+                    invalidator.invalidate_attributes(nodes.below(ino));
+                    reply.attr(&ttl, &attr);
+                }
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match guarded(|| self.nodes.open(caller(request), ino, flags)) {
+            // Contents change at any time, so no page is cached; close(2) never commits anything.
+            Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let read = Read {
+            uid: request.uid(),
+            ino,
+            handle,
+            offset,
+            size,
+            reply,
+        };
+        let asks = self.asks.clone();
+        self.long
+            .run(read.uid, move |nodes| match guarded(|| nodes.ask(ino, offset)) {
+                Ok(Some(patience)) => asks.push(read, patience),
+                // An error here is reported again by the read.
+                Ok(None) | Err(_) => read.answer(nodes),
+            });
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        // In force at once: a thaw does not wait for the thread that stores it.
+        let caller = caller(request);
+        let change = match guarded(|| self.nodes.write(caller, ino, handle, data)) {
+            Ok(change) => change,
+            Err(errno) => return reply.error(errno),
+        };
+        // At most a page, or it would have been refused.
+        let length = u32::try_from(data.len()).unwrap_or(0);
+        if !change.must_be_stored() {
+            return reply.written(length);
+        }
+        self.stores.push(caller.uid, move |nodes| {
+            nodes.store(change);
+            reply.written(length);
+        });
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        notifier: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        match guarded(|| self.nodes.poll(ino, handle, notifier)) {
+            Ok(events) => reply.poll(events),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.nodes.handles.close_file(handle);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let uid = request.uid();
+        self.long.run(uid, move |nodes| {
+            let opened = guarded(|| {
+                nodes.reached(ino)?;
+                nodes.handles.open_dir(uid, ino, nodes.entries(ino)?)
+            });
+            match opened {
+                Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    /// Uses positions in the snapshot as cookies, so that no entry is repeated or missed.
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        self.long.run(request.uid(), move |nodes| {
+            let entries = guarded(|| match nodes.handles.entries(handle, ino, offset == 0) {
+                Some(entries) => Ok(entries),
+                // Rewound: take a new snapshot.
+                None => nodes.handles.keep_entries(handle, ino, nodes.entries(ino)?),
+            });
+            let entries = match entries {
+                Ok(entries) => entries,
+                Err(errno) => return reply.error(errno),
+            };
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            for (position, entry) in entries.iter().enumerate().skip(start) {
+                if reply.add(entry.ino, position as u64 + 1, entry.kind, &*entry.name) {
+                    break;
+                }
+            }
+            reply.ok();
+        });
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.nodes.handles.close_dir(handle);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(0, 0, 0, 0, 0, BLOCK, 255, BLOCK);
+    }
+
+    fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        reply.error(errno(&Error::NoCreate));
+    }
+
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, mode: u32, _: u32, _: u32, reply: ReplyEntry) {
+        let regular = mode & libc::S_IFMT == libc::S_IFREG;
+        reply.error(errno(if regular {
+            &Error::NoCreate
+        } else {
+            &Error::FixedShape
+        }));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            let made = match disguise {
+                Disguise::Absent => guarded(|| self.nodes.lookup(parent, name)),
+                Disguise::Present(_) => Err(errno(&Error::Exists)),
+            };
+            return match made {
+                Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            };
+        }
+        let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
+        self.stores.push(caller.uid, move |nodes| {
+            match guarded(|| nodes.make_group(caller, (parent, &name), mode, again)) {
+                Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        match self.announcer.disguise(request, parent, name) {
+            // If a new directory has the name, the kernel would take this for its removal.
+            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
+            Some(_) => return reply.error(errno(&Error::FixedShape)),
+            None => {}
+        }
+        let (name, again) = (name.to_owned(), is_again(request));
+        self.stores.push(request.uid(), move |nodes| {
+            match guarded(|| nodes.remove_group(parent, &name, again)) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: INodeNo,
+        _: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(errno(&Error::FixedShape));
+    }
+}

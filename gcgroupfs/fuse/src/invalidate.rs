@@ -1,0 +1,165 @@
+//! Invalidates directory entries in the kernel's cache. They are cached for an hour, so without this a
+//! removed directory would seem to exist.
+//!
+//! The kernel locks the directory for that, and the thread that holds the lock may be waiting for the daemon.
+//! So this is done on a thread of its own, never on one that answers requests.
+
+use std::ffi::OsStr;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use fuser::{INodeNo, Notifier};
+
+use super::announce::{Announcer, Directory, News};
+use super::backlog::{Sender, backlog};
+use super::forget::Forgetter;
+use super::inode;
+use gcgroupfs_model::file::Node;
+use gcgroupfs_model::tree::{Listener, Notice, Place};
+
+/// A directory entry to be invalidated.
+#[derive(Debug)]
+struct Entry {
+    parent: INodeNo,
+    child: INodeNo,
+    name: Box<OsStr>,
+}
+
+/// Tasks of the thread, done in order.
+#[derive(Debug)]
+enum Task {
+    Invalidate(Entry),
+    /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
+    Announce(News),
+}
+
+/// Queues invalidations. Those before [`start`](Self::start) are dropped, since the kernel cannot know the
+/// entries.
+#[derive(Debug)]
+pub(super) struct Invalidator {
+    announcer: Arc<Announcer>,
+    queue: OnceLock<Sender<Task>>,
+    notifier: OnceLock<Notifier>,
+}
+
+impl Invalidator {
+    pub(super) fn new(announcer: Arc<Announcer>) -> Self {
+        Self {
+            announcer,
+            queue: OnceLock::new(),
+            notifier: OnceLock::new(),
+        }
+    }
+
+    /// Starts the invalidating thread.
+    pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
+        let (sender, receiver) = backlog("invalidating names in the kernel");
+        let announcer = self.announcer.clone();
+        thread::Builder::new()
+            .name("fuse-invalidate".to_owned())
+            .spawn(move || {
+                while let Some(task) = receiver.next() {
+                    match task {
+                        Task::Invalidate(entry) => invalidate(&forgetter, &entry),
+                        Task::Announce(news) => announcer.tell(news),
+                    }
+                }
+            })?;
+        // Called once.
+        let _ = self.queue.set(sender);
+        let _ = self.notifier.set(notifier);
+        Ok(())
+    }
+
+    /// Invalidates the attributes of these inodes. This takes no lock that a waiting process can hold, so any
+    /// thread may do it.
+    pub(super) fn invalidate_attributes(&self, nodes: Vec<INodeNo>) {
+        // A negative offset invalidates the attributes only.
+        const ATTRIBUTES: i64 = -1;
+        for ino in nodes {
+            let known = self
+                .notifier
+                .get()
+                .map(|notifier| notifier.inval_inode(ino, ATTRIBUTES, 0));
+            // Most files are unknown to the kernel.
+            tracing::trace!(?ino, ?known, "attributes have changed");
+        }
+    }
+
+    /// Invalidates an entry that went before the kernel was told of it, for which no further notice comes.
+    pub(super) fn invalidate_entry(&self, parent: INodeNo, name: &OsStr, node: Node) {
+        self.push(Task::Invalidate(Entry {
+            parent,
+            child: inode::number(node),
+            name: name.into(),
+        }));
+    }
+
+    /// Invalidates a removed directory and its watched files. `is_reported`: the kernel itself reports it to
+    /// watchers.
+    fn gone(&self, directory: Directory, is_reported: bool) {
+        let Directory { place, parent, name } = &directory;
+        // Files first: after the directory, their removal would not be reported to watchers.
+        for child in self.announcer.known.take(place.entity) {
+            if let Ok((place, Some(file))) = inode::parts(child) {
+                self.push(Task::Invalidate(Entry {
+                    parent: inode::number(Node::Dir(place)),
+                    child,
+                    name: OsStr::new(file.name).into(),
+                }));
+            }
+        }
+        self.push(Task::Invalidate(Entry {
+            parent: inode::number(Node::Dir(*parent)),
+            child: inode::number(Node::Dir(*place)),
+            name: OsStr::new(name).into(),
+        }));
+        if !is_reported {
+            self.push(Task::Announce(News::Gone(directory)));
+        }
+    }
+
+    fn push(&self, task: Task) {
+        if let Some(queue) = self.queue.get() {
+            // An entry that stays cached leads to no inode, and is looked up again.
+            queue.send(task);
+        }
+    }
+}
+
+impl Listener for Invalidator {
+    fn notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Left { id, pid, .. } => {
+                let directory = Directory {
+                    place: Place::process(*id),
+                    parent: Place::ROOT,
+                    name: pid.to_string(),
+                };
+                self.gone(directory, false);
+            }
+            Notice::Removed {
+                id,
+                parent,
+                name,
+                is_reported,
+            } => {
+                let directory = Directory {
+                    place: Place::group(*id),
+                    parent: *parent,
+                    name: name.clone(),
+                };
+                self.gone(directory, *is_reported);
+            }
+            // Absent names are not cached, so a new one needs no invalidation.
+            _ => {}
+        }
+    }
+}
+
+fn invalidate(forgetter: &Forgetter, Entry { parent, child, name }: &Entry) {
+    if let Err(error) = forgetter.delete(*parent, *child, name) {
+        tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
+    }
+}

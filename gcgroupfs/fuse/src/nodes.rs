@@ -1,0 +1,423 @@
+//! Implements the adapter's callbacks; each returns a value or an error for the reply.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
+
+use super::handles::{Entry, Handles, OpenFile};
+use super::inode;
+use super::known::Known;
+use gcgroupfs_model::error::{Error, Result};
+use gcgroupfs_model::file::{self, Attributes, Contents, Node};
+use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Entity, NewGroup, Place, Tree};
+
+/// How long the kernel may cache names and attributes: until they are invalidated.
+pub(super) const LONG: Duration = Duration::from_secs(3600);
+
+/// Block size shown, in bytes.
+pub(super) const BLOCK: u32 = 4096;
+
+/// The tree as inodes and open files.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    tree: Arc<Tree>,
+    pub(super) handles: Handles,
+    /// Timestamp of every node.
+    since: SystemTime,
+}
+
+impl Nodes {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
+        Self {
+            tree,
+            handles: Handles::default(),
+            since: SystemTime::now(),
+        }
+    }
+
+    pub(super) fn node(&self, ino: INodeNo) -> Result<Node> {
+        inode::node(&self.tree, ino)
+    }
+
+    /// Returns the node of an inode reached by a path. The kernel may have cached a process's directory that
+    /// is gone, while another one has that name: after an exec(2), within milliseconds.
+    pub(super) fn reached(&self, ino: INodeNo) -> Result<Node> {
+        self.node(ino).map_err(|error| match error {
+            Error::Gone => Error::Stale,
+            error => error,
+        })
+    }
+
+    /// Returns whether a node no longer exists.
+    pub(super) fn is_gone(&self, node: Node) -> bool {
+        let (Node::Dir(place) | Node::File(place, _)) = node;
+        self.tree.level(place).is_err()
+    }
+
+    /// Returns whether poll(2) waits for changes of the file.
+    pub(super) fn is_events(&self, node: Node) -> bool {
+        matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
+    }
+
+    /// Returns the events files of an entity: those of its directory and of its device directories.
+    pub(super) fn events_files(&self, place: Place) -> Vec<INodeNo> {
+        let below = self.tree.directories(place).unwrap_or_default().into_iter();
+        let on_devices = below.filter(|(_, below)| below.entity == place.entity);
+        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
+        let files = places.flat_map(|place| {
+            let files = file::files_in(&self.tree, place).into_iter().flatten();
+            files.map(move |file| Node::File(place, file)).collect::<Vec<_>>()
+        });
+        files
+            .filter(|node| self.is_events(*node))
+            .map(inode::number)
+            .collect()
+    }
+
+    /// Notes that the kernel may have cached all events files of a directory and of those in it.
+    pub(super) fn know_events(&self, known: &Known, place: Place) {
+        for ino in self.events_files(place) {
+            known.look_up(ino, self.nr_changes(ino));
+        }
+    }
+
+    /// Notes that the kernel may have cached the events files of the root and of all groups.
+    pub(super) fn know_groups(&self, known: &Known) {
+        self.know_events(known, Place::ROOT);
+        for group in self.tree.groups() {
+            self.know_events(known, Place::group(group));
+        }
+    }
+
+    /// Returns the path of a group's directory below the mount point; empty for the root.
+    pub(super) fn path(&self, place: Place) -> String {
+        match place.whose() {
+            Entity::Group(id) => self.tree.path(Some(id)),
+            Entity::Root | Entity::Process(_) => String::new(),
+        }
+    }
+
+    /// Returns whether a directory has no entry of that name.
+    pub(super) fn has_no_directory(&self, parent: Place, name: impl AsRef<OsStr>) -> bool {
+        let name = name.as_ref().to_str();
+        name.is_none_or(|name| self.tree.directory(parent, name).is_err())
+    }
+
+    /// Returns whether the directory with this inode number has no entry of that name.
+    pub(super) fn is_absent(&self, parent: INodeNo, name: &OsStr) -> bool {
+        match self.node(parent) {
+            Ok(Node::Dir(parent)) => self.has_no_directory(parent, name),
+            _ => true,
+        }
+    }
+
+    /// Returns attributes of a directory of which only the inode number matters.
+    pub(super) fn bare_directory(&self, ino: INodeNo) -> FileAttr {
+        FileAttr {
+            ino,
+            size: 0,
+            blocks: 0,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind: FileType::Directory,
+            perm: 0o755,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        }
+    }
+
+    pub(super) fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
+        let Attributes {
+            owner,
+            mode,
+            size,
+            constant,
+        } = file::attributes(&self.tree, node)?;
+        let (kind, nlink) = match node {
+            Node::Dir(_) => (FileType::Directory, 2),
+            Node::File(..) => (FileType::RegularFile, 1),
+        };
+        let attr = FileAttr {
+            size,
+            blocks: size.div_ceil(512),
+            kind,
+            perm: mode,
+            nlink,
+            uid: owner.uid,
+            gid: owner.gid,
+            ..self.bare_directory(inode::number(node))
+        };
+        Ok((if constant { LONG } else { Duration::ZERO }, attr))
+    }
+
+    pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
+        let Node::Dir(place) = self.reached(parent)? else {
+            return Err(Error::NotDirectory);
+        };
+        let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
+        let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
+        Ok((node, ttl, attr))
+    }
+
+    /// Creates a group in a directory that the kernel lets the caller write. `is_again`: the request is
+    /// resent, so an earlier daemon may have done it without answering.
+    pub(super) fn make_group(
+        &self,
+        caller: Caller,
+        (parent, name): (INodeNo, &OsStr),
+        mode: u32,
+        is_again: bool,
+    ) -> Result<(Duration, FileAttr)> {
+        let Node::Dir(parent) = self.node(parent)? else {
+            return Err(Error::NotDirectory);
+        };
+        let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
+        // Only the permission bits are used, and these fit.
+        let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
+        let new = NewGroup {
+            parent,
+            name,
+            caller,
+            mode,
+        };
+        let made = match file::make_group(&self.tree, &new) {
+            Ok((made, change)) => {
+                self.tree.finish(change.through_mount());
+                made
+            }
+            // Created by an earlier daemon that could not answer.
+            Err(Error::Exists) if is_again => self.tree.made_by(parent, name, caller).ok_or(Error::Exists)?,
+            Err(error) => return Err(error),
+        };
+        self.attributes(Node::Dir(made))
+    }
+
+    /// Removes a group from a directory that the kernel lets the caller write. `is_again`: the request is
+    /// resent, so an earlier daemon may have done it without answering.
+    pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr, is_again: bool) -> Result<()> {
+        let Node::Dir(parent) = self.node(parent)? else {
+            return Err(Error::NotDirectory);
+        };
+        let name = name.to_str().ok_or(Error::NotFound)?;
+        match self.tree.remove_group(parent, name) {
+            Ok(change) => self.tree.finish(change.through_mount()),
+            Err(Error::NotFound) if is_again => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Changes the owner or the mode of a group's directory or of the root.
+    pub(super) fn set_access(
+        &self,
+        caller: Caller,
+        ino: INodeNo,
+        owner: (Option<u32>, Option<u32>),
+        mode: Option<u32>,
+    ) -> Result<(Duration, FileAttr)> {
+        let Node::Dir(place) = self.node(ino)? else {
+            return Err(Error::FixedShape);
+        };
+        let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
+        let change = self.tree.set_access(place, caller, owner, mode)?;
+        self.tree.finish(change);
+        self.attributes(Node::Dir(place))
+    }
+
+    /// Returns the nodes that share a directory's owner: its files, and its device directories with their
+    /// files.
+    pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
+        let Ok(Node::Dir(place)) = self.node(ino) else {
+            return Vec::new();
+        };
+        let on_devices = self.tree.directories(place).unwrap_or_default().into_iter();
+        let on_devices = on_devices.filter(|(_, below)| below.entity == place.entity);
+        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
+        let nodes = places.flat_map(|place| {
+            let files = file::files_in(&self.tree, place).into_iter().flatten();
+            let files = files.map(move |file| Node::File(place, file));
+            files.chain([Node::Dir(place)]).collect::<Vec<_>>()
+        });
+        nodes.map(inode::number).filter(|below| *below != ino).collect()
+    }
+
+    pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
+        let Node::File(_, file) = self.reached(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        let wanted = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => 0o400,
+            OpenAccMode::O_WRONLY => 0o200,
+            OpenAccMode::O_RDWR => 0o600,
+        };
+        // The kernel has checked the mode for the caller, but lets root pass in any case.
+        if file.mode() & wanted != wanted {
+            return Err(Error::WrongAccess);
+        }
+        self.handles.open_file(OpenFile::new(caller, ino))
+    }
+
+    /// Returns the text to read from: rendered at offset 0, and unchanged for later offsets.
+    pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
+        // A stored text is not readable either once the directory is gone.
+        let Node::File(place, file) = self.node(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        if let Some(text) = self.handles.text(handle, ino).filter(|_| offset > 0) {
+            return Ok(text);
+        }
+        let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
+        let text = Arc::<str>::from(text);
+        // A reader that continues where a predecessor's answer ended, beyond this text, has read all of that
+        // answer. So it gets the end of the file, not the tail of another text.
+        if offset > 0 && self.handles.is_inherited(handle, ino) && text.len() <= size as usize {
+            return Ok(Arc::from(""));
+        }
+        self.handles.keep_text(handle, ino, text.clone(), nr_changes)?;
+        Ok(text)
+    }
+
+    /// Requests the data that a read from the start would show. Returns how long to wait for the answer.
+    pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<Option<Duration>> {
+        match self.node(ino)? {
+            Node::File(place, file) if offset == 0 => file.ask(&self.tree, place),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns whether the answer has arrived, or is no longer needed.
+    pub(super) fn has_answer(&self, ino: INodeNo) -> bool {
+        match self.node(ino) {
+            Ok(Node::File(place, file)) => file.has_answer(&self.tree, place).unwrap_or(true),
+            _ => true,
+        }
+    }
+
+    /// Returns the poll events of a file: whether an events file has changed. Other files are always ready,
+    /// like any plain file.
+    pub(super) fn poll(
+        &self,
+        ino: INodeNo,
+        handle: FileHandle,
+        notifier: PollNotifier,
+    ) -> Result<PollEvents> {
+        const PLAIN: PollEvents = PollEvents::POLLIN
+            .union(PollEvents::POLLRDNORM)
+            .union(PollEvents::POLLOUT)
+            .union(PollEvents::POLLWRNORM);
+        const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
+        let Ok(Node::File(_, file)) = self.node(ino) else {
+            return Ok(CHANGED);
+        };
+        if !matches!(file.contents, Contents::Events(_)) {
+            return Ok(PLAIN);
+        }
+        let has_news = self.handles.wait(handle, ino, notifier);
+        // The directory may have disappeared before the poller was registered.
+        let has_news = has_news || self.node(ino).is_err();
+        Ok(if has_news { CHANGED } else { PLAIN })
+    }
+
+    /// Returns how often the contents of an open file have changed; those of a file that is gone never change
+    /// again.
+    pub(super) fn nr_changes(&self, ino: INodeNo) -> u64 {
+        match self.node(ino) {
+            Ok(Node::File(place, file)) => file.nr_changes(&self.tree, place).unwrap_or(u64::MAX),
+            Ok(Node::Dir(_)) => 0,
+            Err(_) => u64::MAX,
+        }
+    }
+
+    /// Writes a file and announces the change. The caller answers once it is stored.
+    pub(super) fn write(
+        &self,
+        caller: Caller,
+        ino: INodeNo,
+        handle: FileHandle,
+        data: &[u8],
+    ) -> Result<Change> {
+        let Node::File(place, file) = self.node(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
+        // not gain its rights.
+        let caller = self.handles.opener(handle, caller);
+        let change = file.store(&self.tree, place, caller, data).inspect_err(|error| {
+            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
+        })?;
+        Ok(self.tree.announce(change))
+    }
+
+    /// Makes an announced change durable; waits for the disk.
+    pub(super) fn store(&self, change: Change) {
+        self.tree.store(change);
+    }
+
+    pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
+        let Node::Dir(place) = self.node(ino)? else {
+            return Err(Error::NotDirectory);
+        };
+        let entry = |node, name: &str| Entry {
+            ino: inode::number(node),
+            kind: match node {
+                Node::Dir(_) => FileType::Directory,
+                Node::File(..) => FileType::RegularFile,
+            },
+            name: name.into(),
+        };
+        let mut entries = vec![
+            entry(Node::Dir(place), "."),
+            entry(Node::Dir(self.tree.parent(place)), ".."),
+        ];
+        entries
+            .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));
+        let directories = self.tree.directories(place)?;
+        entries.extend(
+            directories
+                .iter()
+                .map(|(name, place)| entry(Node::Dir(*place), name)),
+        );
+        Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroupfs_model::tree::fixture::{OWNER, World};
+
+    /// ESTALE makes the kernel resolve the path again and find the present process, or none.
+    #[test]
+    fn path_to_an_ended_process_is_reported_as_stale() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let nodes = Nodes::new(world.tree.clone());
+        let number = |path: &str| inode::number(file::resolve(&world.tree, path).unwrap());
+        let (directory, file) = (number("100"), number("100/gcgroup.stat"));
+        nodes.lookup(directory, OsStr::new("gcgroup.stat")).unwrap();
+        world.tree.leave(id, 0);
+        world.join(100);
+        let stale = [
+            nodes.lookup(directory, OsStr::new("gcgroup.stat")).map(drop),
+            nodes.reached(directory).map(drop),
+            nodes.open(OWNER, file, OpenFlags(libc::O_RDONLY)).map(drop),
+        ];
+        for result in stale {
+            assert_eq!(result.map_err(|error| error.errno()), Err(libc::ESTALE));
+        }
+        assert_eq!(
+            nodes.attributes(nodes.node(number("100")).unwrap()).map(drop),
+            Ok(())
+        );
+        let never = nodes.lookup(number("100"), OsStr::new("never"));
+        assert_eq!(never.map(drop).map_err(|error| error.errno()), Err(libc::ENOENT));
+    }
+}

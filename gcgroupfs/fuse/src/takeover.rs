@@ -1,0 +1,260 @@
+//! Takes over a mount that another daemon has served. The kernel's FUSE_INIT was read long ago: it is
+//! replayed over a socket pair, and then the device takes the socket pair's place. Requests that the
+//! predecessor read and did not answer are sent again by the kernel (Linux 6.9).
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::{Config, INodeNo, Notifier, PollHandle, Session, SessionACL};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use tracing::{debug, warn};
+
+use super::adapter::Adapter;
+use super::forget::{Forgetter, RESEND, notification};
+use crate::keep::Slots;
+use gcgroupfs_model::tree::{Listener, Notice, Tree};
+use gcgroupfs_sys as sys;
+use gcgroupfs_sys::process;
+
+/// Time for processes to register again before requests are answered without them.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause between two checks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Makes a session on `device` from the FUSE_INIT message `init`. The kernel takes the first reply to it
+/// only.
+pub(super) fn session(
+    adapter: Adapter,
+    device: &OwnedFd,
+    init: &[u8],
+    config: Config,
+) -> io::Result<Session<Adapter>> {
+    let (ours, theirs) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?;
+    nix::unistd::write(&ours, init)?;
+    let number = theirs.as_raw_fd();
+    let session = Session::from_fd(adapter, theirs, SessionACL::All, config)?;
+    let mut reply = [0; 512];
+    let length = nix::unistd::read(&ours, &mut reply)?;
+    // The kernel knows no such request any more, if a predecessor has answered it.
+    match nix::unistd::write(device, reply.get(..length).unwrap_or_default()) {
+        Ok(_) | Err(Errno::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    sys::replace(number, device)?;
+    Ok(session)
+}
+
+/// Reads the kernel's FUSE_INIT: a `struct fuse_in_header` (40 bytes; the second word is the opcode), and a
+/// `struct fuse_init_in`, whose fifth word has the flags from bit 32 on.
+pub(super) fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
+    const INIT: u32 = 26;
+    const HAS_RESEND: u32 = 1 << (39 - 32);
+    // The kernel refuses buffers below 8 KiB.
+    let mut message = vec![0; 64 << 10];
+    let length = loop {
+        match nix::unistd::read(device, &mut message) {
+            Err(Errno::EINTR | Errno::ENOENT | Errno::EAGAIN) => {}
+            result => break result?,
+        }
+    };
+    message.truncate(length);
+    let word = |at: usize| {
+        let bytes = message.get(at..)?.first_chunk().copied();
+        bytes.map(u32::from_ne_bytes)
+    };
+    if word(4) != Some(INIT) || word(40 + 16).is_none_or(|flags| flags & HAS_RESEND == 0) {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the kernel does not support taking over a mount (Linux 6.9 or newer does)",
+        ));
+    }
+    Ok(message)
+}
+
+/// Remaining steps of a takeover, before the first request is answered.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    device: OwnedFd,
+    roster: Arc<Slots<24>>,
+    pollers: Arc<Slots<8>>,
+    /// Processes that the predecessor governed.
+    before: Vec<Entry>,
+    /// Poll handles of sleeping pollers.
+    sleepers: Vec<[u8; 8]>,
+}
+
+impl Takeover {
+    pub(super) fn new(device: OwnedFd, roster: Arc<Slots<24>>, pollers: Arc<Slots<8>>) -> io::Result<Self> {
+        let before = roster.inherit()?.into_iter().filter_map(entry).collect();
+        let sleepers = pollers.inherit()?;
+        Ok(Self {
+            device,
+            roster,
+            pollers,
+            before,
+            sleepers,
+        })
+    }
+
+    /// Returns the listener that records processes for the next daemon.
+    pub(super) fn roster(&self) -> Arc<Roster> {
+        Arc::new(Roster(self.roster.clone()))
+    }
+
+    pub(super) fn pollers(&self) -> Arc<Slots<8>> {
+        self.pollers.clone()
+    }
+
+    pub(super) fn entities(&self) -> HashSet<u64> {
+        self.before.iter().map(|(_, entity, _)| *entity).collect()
+    }
+
+    /// Waits for the processes, invalidates the names of those that do not return, and has requests sent
+    /// again.
+    pub(super) fn finish(self, tree: &Tree, forgetter: Forgetter, notifier: &Notifier) {
+        let gone = wait_for(tree, &self.before);
+        for entry in &gone {
+            self.roster.remove(record(*entry));
+        }
+        // The holder of the directory's lock may wait for the daemon, so on a thread of its own.
+        let forgotten = thread::Builder::new()
+            .name("fuse-takeover".to_owned())
+            .spawn(move || {
+                for (pid, ..) in gone {
+                    let _ = forgetter.inval_entry(INodeNo::ROOT, OsStr::new(&pid.to_string()));
+                }
+            });
+        if let Err(error) = forgotten {
+            warn!("names of processes that have ended stay cached: {error}");
+        }
+        if let Err(error) = nix::unistd::write(&self.device, &notification(RESEND, &[])) {
+            warn!("the kernel does not send unanswered requests again: {error}");
+        }
+        // They poll again and get the current state.
+        for sleeper in self.sleepers {
+            self.pollers.remove(sleeper);
+            let woken = notifier.poll(PollHandle(u64::from_le_bytes(sleeper)));
+            debug!(?woken, "woke a poller of the previous daemon");
+        }
+    }
+}
+
+/// Records for the next daemon which processes' directories the kernel may know.
+#[derive(Debug)]
+pub(super) struct Roster(pub(super) Arc<Slots<24>>);
+
+/// One record: pid, entity, start time.
+type Entry = (u32, u64, u64);
+
+fn record((pid, entity, start_time): Entry) -> [u8; 24] {
+    let mut record = [0; 24];
+    let words = [u64::from(pid), entity, start_time];
+    for (place, word) in record.as_chunks_mut().0.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
+    record
+}
+
+fn entry(record: [u8; 24]) -> Option<Entry> {
+    let [pid, entity, start_time] = record.as_chunks().0 else {
+        return None;
+    };
+    let pid = u32::try_from(u64::from_le_bytes(*pid)).ok()?;
+    Some((pid, u64::from_le_bytes(*entity), u64::from_le_bytes(*start_time)))
+}
+
+impl Listener for Roster {
+    fn notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Joined { id, pid, start_time } => self.0.put(record((*pid, id.0, *start_time))),
+            Notice::Left { id, pid, start_time } => self.0.remove(record((*pid, id.0, *start_time))),
+            _ => {}
+        }
+    }
+}
+
+/// Waits for the processes that the predecessor governed. Returns those that do not register again.
+fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut missing = before.to_vec();
+    let mut gone = Vec::new();
+    while !missing.is_empty() && Instant::now() < deadline {
+        missing.retain(|entry| {
+            let (pid, entity, start_time) = *entry;
+            // One lookup: a process that registers between two would seem to be another.
+            let is_over = match tree.find(pid) {
+                Some(found) if found.0 == entity => return false,
+                // It runs another program now, with another directory.
+                Some(_) => true,
+                None => !process::is_alive(pid, start_time),
+            };
+            if is_over {
+                gone.push(*entry);
+            }
+            !is_over
+        });
+        if !missing.is_empty() {
+            thread::sleep(PAUSE);
+        }
+    }
+    gone.extend(missing);
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroupfs_model::tree::Settings;
+    use gcgroupfs_model::tree::fixture::{World, blocks, identity};
+
+    #[test]
+    fn process_that_registers_during_wait_is_not_gone() {
+        let me = std::process::id();
+        let start_time = process::stat(me).unwrap().start_time;
+        for _ in 0..200 {
+            let world = World::new(1);
+            let mut identity = identity(me);
+            identity.start_time = start_time;
+            let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
+            let id = join();
+            let before = [(me, id.0, start_time)];
+            assert!(wait_for(&world.tree, &before).is_empty(), "registered");
+            world.tree.leave(id, 0);
+            thread::scope(|scope| {
+                let found = scope.spawn(|| wait_for(&world.tree, &before));
+                assert_eq!(join(), id);
+                assert_eq!(found.join().unwrap(), [], "registered again");
+            });
+            identity.image = Some((1, 1));
+            let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
+            join();
+            assert_eq!(wait_for(&world.tree, &before), before, "runs another program");
+        }
+    }
+
+    #[test]
+    fn dead_process_is_not_waited_for() {
+        let world = World::new(1);
+        // No process has this pid: kernel.pid_max is 2^22 at most.
+        let before = [(u32::MAX, 7, 5)];
+        assert_eq!(wait_for(&world.tree, &before), before);
+    }
+
+    #[test]
+    fn entry_reads_back_its_record() {
+        let one = (4711, 1 << 47, 123_456);
+        assert_eq!(entry(record(one)), Some(one));
+    }
+}

@@ -1,0 +1,29 @@
+//! The arbiter: decides which process has the turn on each GPU and whose quota is used up. It reads what
+//! processes publish and sets gates.
+//!
+//! * `policy`: the table of policies, pure functions.
+//! * `division`: divides time in which several processes had work.
+//! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
+//! * `state`: one tick over the whole tree.
+//!
+//! The daemon's `ticks` decides when to tick.
+#![doc = include_str!("scheduling.md")]
+
+mod division;
+mod gpu;
+mod member;
+mod policy;
+mod quota;
+mod settings;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(any(test, feature = "fixture"))]
+pub use policy::{STRICT, WEIGHTED};
+
+pub use member::Seen;
+pub use policy::{POLICIES, Policy, Time, described, names};
+pub use settings::{Options, Settings, sample};
+pub use state::{Next, State};

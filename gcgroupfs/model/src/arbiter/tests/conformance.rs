@@ -1,0 +1,140 @@
+//! Conformance tests that every policy of the table must pass, in the simulation.
+
+use super::played::{HARDWARE, MSEC, Played, Player, SEC, USEC, play, play_on};
+use crate::arbiter::policy::POLICIES;
+
+fn sum(played: &Played) -> u64 {
+    played.used.iter().sum()
+}
+
+#[test]
+fn gpu_is_busy_while_any_process_has_work() {
+    for policy in POLICIES {
+        for hardware in HARDWARE {
+            let mut players: Vec<_> = [2, 7, 8, 10]
+                .map(|priority| Player::new(priority, MSEC / 4))
+                .into();
+            let busy = sum(&play_on(hardware, policy, &mut players, 2 * SEC));
+            assert!(busy > 2 * SEC * 97 / 100, "{}, {hardware:?}: {busy}", policy.name);
+            // The gaps of the process of higher priority are used, too, except while it counts as busy.
+            let mut players = [
+                Player::new(2, MSEC / 4).bursts(30 * MSEC, 30 * MSEC),
+                Player::new(10, MSEC / 4),
+            ];
+            let busy = sum(&play_on(hardware, policy, &mut players, 2 * SEC));
+            assert!(busy > 2 * SEC * 93 / 100, "{}, {hardware:?}: {busy}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn equal_priorities_share_equally() {
+    for policy in POLICIES {
+        for hardware in HARDWARE {
+            // Turns beside a process of another priority begin and end within slices of the hardware.
+            for (others, percent) in [(0, 5), (1, 30)] {
+                let mut players = vec![Player::new(8, MSEC / 4); 3];
+                players.extend(vec![Player::new(9, MSEC / 4); others]);
+                let played = play_on(hardware, policy, &mut players, 3 * SEC);
+                let equals = &played.used[..3];
+                let (least, most) = (equals.iter().min().unwrap(), equals.iter().max().unwrap());
+                let what = format!("{}, {hardware:?}, {others} others: {equals:?}", policy.name);
+                assert!(*least > 0 && most - least < most * percent / 100, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn frozen_process_uses_nothing_and_holds_no_other() {
+    for policy in POLICIES {
+        for priority in [2, 8, 10] {
+            let mut players = [
+                Player::new(priority, MSEC / 4).frozen(2 * SEC),
+                Player::new(8, MSEC / 4),
+            ];
+            let played = play(policy, &mut players, 2 * SEC);
+            assert_eq!(played.used[0], 0, "{} {priority}", policy.name);
+            assert!(
+                played.used[1] > 2 * SEC * 99 / 100,
+                "{} {priority}: {:?}",
+                policy.name,
+                played.used
+            );
+            // It has its turns again from the thaw on.
+            let mut players = [
+                Player::new(priority, MSEC / 4).frozen(SEC),
+                Player::new(8, MSEC / 4),
+            ];
+            let played = play(policy, &mut players, 3 * SEC);
+            assert!(
+                played.used[0] > 0,
+                "{} {priority}: {:?}",
+                policy.name,
+                played.used
+            );
+        }
+    }
+}
+
+#[test]
+fn quota_holds_at_every_priority_and_the_rest_is_used() {
+    for policy in POLICIES {
+        for priority in [2, 8, 10] {
+            let mut players = [
+                Player::new(priority, 100 * USEC).quota(20_000, 100_000),
+                Player::new(8, 100 * USEC),
+            ];
+            let played = play(policy, &mut players, 5 * SEC);
+            let what = format!("{} {priority}: {:?}", policy.name, played.used);
+            assert!(played.used[0] < 5 * SEC * 21 / 100, "{what}");
+            assert!(played.used[1] > 5 * SEC * 78 / 100, "{what}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_priorities_none_starves() {
+    for policy in POLICIES {
+        let mut players: Vec<_> = (0..16).map(|priority| Player::new(priority, MSEC / 4)).collect();
+        let played = play(policy, &mut players, 5 * SEC);
+        for (priority, hungriest) in played.hungriest.iter().enumerate() {
+            assert!(*hungriest < 250 * MSEC, "{} {priority}: {hungriest}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn false_waiters_cost_others_at_most_three_percent() {
+    for policy in POLICIES {
+        for nr_liars in [1, 10] {
+            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
+            let without = play(policy, &mut players, 10 * SEC).used;
+            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
+            players.extend((0..nr_liars).map(|_| Player::liar(2)));
+            let with = play(policy, &mut players, 10 * SEC).used;
+            for (with, without) in with.iter().zip(&without) {
+                let what = format!("{}, {nr_liars} liars: {with} instead of {without}", policy.name);
+                assert!(with * 100 >= without * 97, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_ticks_without_contention_or_quota() {
+    for policy in POLICIES {
+        let mut alone = [Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC)];
+        assert!(play(policy, &mut alone, 10 * SEC).nr_ticks <= 2);
+        let mut equal = [
+            Player::new(8, MSEC),
+            Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC),
+        ];
+        assert!(play(policy, &mut equal, 10 * SEC).nr_ticks <= 2);
+        let mut one_is_idle = [
+            Player::new(2, MSEC).bursts(7 * MSEC, 3 * MSEC),
+            Player::new(10, MSEC).bursts(MSEC, 100 * SEC),
+        ];
+        assert!(play(policy, &mut one_is_idle, 10 * SEC).nr_ticks <= 50);
+    }
+}

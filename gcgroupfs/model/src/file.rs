@@ -1,0 +1,405 @@
+//! Control files, and how a path or name leads to one. Adapters (the mount, the socket) use the tree through
+//! this module and know no file by name.
+
+mod node;
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::tree::{Caller, Change, Edit, Level, Place, Setting, Tree, View};
+
+pub use node::{
+    Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
+    make_transient_group, resolve_if,
+};
+
+#[cfg(any(test, fuzzing, feature = "fixture"))]
+pub use node::resolve;
+
+/// Longest write in bytes, and the constant size of every file whose contents are bounded.
+pub const PAGE: usize = 4096;
+
+/// Renders the file's whole contents.
+pub type Show = fn(&View<'_>) -> Result<String>;
+
+/// Applies one write, with surrounding blanks stripped.
+pub type Store = fn(&mut Edit<'_>, &str) -> Result<()>;
+
+/// Access to the file. Its mode follows from this alone.
+#[derive(Debug, Clone, Copy)]
+pub enum Io {
+    /// 0444
+    Read(Show),
+    /// 0644
+    ReadWrite(Show, Store),
+    /// 0200
+    Write(Store),
+    /// 0644
+    Setting(&'static Setting),
+}
+
+impl Io {
+    fn show(self, view: &View<'_>) -> Result<String> {
+        match self {
+            Self::Read(show) | Self::ReadWrite(show, _) => show(view),
+            Self::Setting(setting) => Ok(setting.show(view.setting(setting)?)),
+            Self::Write(_) => Err(Error::WrongAccess),
+        }
+    }
+
+    fn store(self, edit: &mut Edit<'_>, text: &str) -> Result<()> {
+        match self {
+            Self::Write(store) | Self::ReadWrite(_, store) => store(edit, text),
+            Self::Setting(setting) => edit.set(setting, text),
+            Self::Read(_) => Err(Error::WrongAccess),
+        }
+    }
+}
+
+/// Directories that have the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct On {
+    pub root: bool,
+    pub process: bool,
+    pub group: bool,
+    /// Directories of processes and groups on one device, too.
+    pub device: bool,
+}
+
+impl On {
+    pub const ROOT: Self = Self {
+        root: true,
+        process: false,
+        group: false,
+        device: false,
+    };
+    pub const MEMBERS: Self = Self {
+        root: true,
+        process: true,
+        group: true,
+        device: false,
+    };
+    pub const GOVERNED: Self = Self {
+        root: false,
+        process: true,
+        group: true,
+        device: true,
+    };
+    pub const EVERY: Self = Self {
+        root: true,
+        process: true,
+        group: true,
+        device: true,
+    };
+
+    fn has(self, level: Level) -> bool {
+        match level {
+            Level::Root => self.root,
+            Level::Process => self.process,
+            Level::ProcessDevice => self.process && self.device,
+            Level::Group => self.group,
+            Level::GroupDevice => self.group && self.device,
+        }
+    }
+}
+
+/// Kind of contents.
+#[derive(Debug, Clone, Copy)]
+pub enum Contents {
+    /// At most [`PAGE`] bytes.
+    Page,
+    /// Unbounded: grows with the number of entries.
+    List,
+    /// Requested from processes at each read; the reader waits for the answers, [`Asked::patience`] at most.
+    Asked(Asked),
+    /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts the changes.
+    Events(fn(&View<'_>) -> Result<u64>),
+}
+
+impl Contents {
+    /// Returns whether they are unbounded; otherwise they are at most [`PAGE`] bytes.
+    pub fn are_list(&self) -> bool {
+        matches!(self, Self::List | Self::Asked(Asked { is_list: true, .. }))
+    }
+}
+
+/// How to request contents that processes must provide.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    pub is_list: bool,
+    pub ask: fn(&View<'_>),
+    /// Whether all processes that were asked have answered.
+    pub is_answered: fn(&View<'_>) -> bool,
+    /// Longest wait of a reader, after which the last known values are shown.
+    pub patience: Duration,
+}
+
+/// Row of the table of control files.
+#[derive(Debug)]
+pub struct ControlFile {
+    pub name: &'static str,
+    pub on: On,
+    pub contents: Contents,
+    pub io: Io,
+    /// Entry in the manual page gcgroupfs(5).
+    pub doc: &'static str,
+}
+
+impl ControlFile {
+    /// Returns the row of a setting's control file.
+    pub const fn of(setting: &'static Setting) -> Self {
+        Self {
+            name: setting.name,
+            on: On::GOVERNED,
+            contents: Contents::Page,
+            io: Io::Setting(setting),
+            doc: setting.doc,
+        }
+    }
+
+    pub fn mode(&self) -> u16 {
+        match self.io {
+            Io::Read(_) => 0o444,
+            Io::ReadWrite(..) | Io::Setting(_) => 0o644,
+            Io::Write(_) => 0o200,
+        }
+    }
+
+    /// Returns the file's whole contents.
+    ///
+    /// # Errors
+    /// * `ENODEV`: its directory is gone.
+    /// * `EACCES`: the file is write-only.
+    pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
+        self.show_and_count(tree, place).map(|(text, _)| text)
+    }
+
+    /// Returns the file's contents and the number of changes up to them; 0 unless they are
+    /// [`Contents::Events`].
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
+        let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
+        match self.contents {
+            Contents::Events(_) => tree.view_events(place, show),
+            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(place, show),
+        }
+    }
+
+    /// Requests the contents from the processes that provide them. Returns how long a reader should wait for
+    /// the answer; `None` if it need not.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn ask(&self, tree: &Tree, place: Place) -> Result<Option<Duration>> {
+        let Contents::Asked(Asked { ask, patience, .. }) = self.contents else {
+            return Ok(None);
+        };
+        tree.view(place, |view| {
+            ask(view);
+            Ok(())
+        })?;
+        self.has_answer(tree, place)
+            .map(|answered| (!answered).then_some(patience))
+    }
+
+    /// Returns whether all processes that were asked have answered.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn has_answer(&self, tree: &Tree, place: Place) -> Result<bool> {
+        let Contents::Asked(Asked { is_answered, .. }) = self.contents else {
+            return Ok(true);
+        };
+        tree.view(place, |view| Ok(is_answered(view)))
+    }
+
+    /// Returns the number of changes so far; 0 unless the contents are [`Contents::Events`].
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn nr_changes(&self, tree: &Tree, place: Place) -> Result<u64> {
+        tree.view(place, |view| self.count(view))
+    }
+
+    fn count(&self, view: &View<'_>) -> Result<u64> {
+        match self.contents {
+            Contents::Page | Contents::List | Contents::Asked(_) => Ok(0),
+            Contents::Events(count) => count(view),
+        }
+    }
+
+    /// Applies one write as one command, as a whole or not at all. Surrounding blanks and the final newline
+    /// are ignored. A newline alone is accepted only by a file that accepts anything, as cgroup v2's
+    /// `memory.peak`.
+    ///
+    /// # Errors
+    /// * `EACCES`: the file is read-only, or the caller is neither the directory's owner nor root.
+    /// * `E2BIG`: more than [`PAGE`] bytes.
+    /// * `EINVAL`: empty, or in a wrong format.
+    /// * `ERANGE`, `EPERM`: as documented for the file.
+    /// * `ENODEV`: its directory is gone.
+    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Change> {
+        if self.mode() & 0o200 == 0 {
+            return Err(Error::WrongAccess);
+        }
+        if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
+            return Err(Error::WrongAccess);
+        }
+        if data.is_empty() {
+            return Err(Error::bad("a value", ""));
+        }
+        if data.len() > PAGE {
+            return Err(Error::TooLong(PAGE));
+        }
+        let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are not UTF-8"))?;
+        let text = text.trim_matches([' ', '\t', '\n']);
+        tree.edit(place, caller, |edit| self.io.store(edit, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
+
+    pub(super) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+        result.map(drop).unwrap_err().errno()
+    }
+
+    pub(super) fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+        match resolve(&world.tree, path).unwrap() {
+            Node::File(place, file) => (place, file),
+            Node::Dir(_) => panic!("{path} is a directory"),
+        }
+    }
+
+    fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
+        let (place, file) = file(world, path);
+        file.store(&world.tree, place, caller, data)
+            .map(|change| world.tree.finish(change))
+    }
+
+    fn show(world: &World, path: &str) -> String {
+        let (place, file) = file(world, path);
+        file.show(&world.tree, place).unwrap()
+    }
+
+    #[test]
+    fn a_read_counts_the_changes_that_it_shows() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.group("a/b");
+        world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+        world.store("a/compute.freeze", ROOT, "1").unwrap();
+        let count = |path: &str| {
+            let (place, file) = file(&world, path);
+            file.nr_changes(&world.tree, place).unwrap()
+        };
+        let read = |path: &str| {
+            let (place, file) = file(&world, path);
+            file.show_and_count(&world.tree, place).unwrap()
+        };
+        // As the hook does before it rings.
+        let drain = |generation: u32| {
+            for (usage, control) in world.usage(id).devices.iter().zip(&world.control(id).devices) {
+                let frozen = control.freeze_generation.load(Relaxed).wrapping_sub(generation);
+                usage.drained_generation.store(frozen, Relaxed);
+            }
+        };
+        for place in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{place}/gcgroup.events");
+            drain(1);
+            world.tree.rung(id);
+            let before = count(&events);
+            drain(0);
+            let (text, counted) = read(&events);
+            assert!(text.contains("frozen 1\n"), "{place}: {text}");
+            assert_eq!(counted, before + 1, "{place}");
+            world.tree.rung(id);
+            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+        }
+        for place in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{place}/memory.events");
+            let before = count(&events);
+            let max = &world.usage(id).devices[0].nr_max;
+            let seen = max.fetch_add(1, Relaxed) + 1;
+            let (text, counted) = read(&events);
+            assert!(text.contains(&format!("max {seen}\n")), "{place}: {text}");
+            assert!(counted > before, "{place}");
+            world.tree.rung(id);
+            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+        }
+    }
+
+    #[test]
+    fn store_ignores_surrounding_blanks() {
+        let world = World::new(1);
+        world.join(100);
+        for data in ["4096", "4096\n", " 4096 \n", "\t4K\n"] {
+            store(&world, "100/memory.limit", ROOT, b"max\n").unwrap();
+            store(&world, "100/memory.limit", ROOT, data.as_bytes()).unwrap();
+            assert_eq!(show(&world, "100/memory.limit"), "4096\n");
+        }
+        for data in [&b""[..], b"\n", b"  ", b"1\n2", b"1 2", b"\xff", b"1\0"] {
+            assert_eq!(
+                errno(store(&world, "100/memory.limit", ROOT, data)),
+                libc::EINVAL,
+                "{data:?}"
+            );
+        }
+        assert_eq!(
+            errno(store(&world, "100/memory.limit", ROOT, &[b'1'; PAGE + 1])),
+            libc::E2BIG
+        );
+        assert_eq!(show(&world, "100/memory.limit"), "4096\n");
+    }
+
+    #[test]
+    fn store_newline_alone_resets_peaks_only() {
+        let world = World::new(1);
+        world.join(100);
+        let places = [
+            (Level::Root, ""),
+            (Level::Process, "100/"),
+            (Level::ProcessDevice, "100/0/"),
+        ];
+        for (level, place) in places {
+            let writable =
+                |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_) | Io::Setting(_));
+            let here = crate::files::all().filter(|file| file.on.has(level));
+            for file in here.filter(writable) {
+                let path = format!("{place}{}", file.name);
+                let stored = store(&world, &path, ROOT, b"\n");
+                match file.name {
+                    "memory.peak" => stored.unwrap(),
+                    _ => assert_eq!(errno(stored), libc::EINVAL, "{path}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn store_is_permitted_to_owner_and_root_only() {
+        let world = World::new(1);
+        world.join(100);
+        assert_eq!(
+            errno(store(&world, "100/compute.freeze", STRANGER, b"1")),
+            libc::EACCES
+        );
+        store(&world, "100/compute.freeze", OWNER, b"1").unwrap();
+        store(&world, "100/compute.freeze", ROOT, b"1").unwrap();
+        assert_eq!(
+            errno(store(&world, "100/compute.freeze", OWNER, b"0")),
+            libc::EPERM
+        );
+        assert_eq!(show(&world, "100/compute.freeze"), "1\n");
+        assert_eq!(
+            errno(store(&world, "100/memory.current", ROOT, b"1")),
+            libc::EACCES
+        );
+    }
+}

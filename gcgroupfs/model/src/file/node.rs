@@ -1,0 +1,224 @@
+//! Directories and files: resolution of paths and names, and attributes for stat(2).
+
+use super::{ControlFile, PAGE};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::tree::{Access, Change, GroupId, MAX_DEPTH, NewGroup, Owner, Place, Transient, Tree, check_name};
+
+/// A directory or a file.
+#[derive(Debug, Clone, Copy)]
+pub enum Node {
+    Dir(Place),
+    File(Place, &'static ControlFile),
+}
+
+/// Attributes of a node for stat(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub owner: Owner,
+    /// Permission bits.
+    pub mode: u16,
+    pub size: u64,
+    /// Whether the attributes stay the same for as long as the node exists.
+    pub constant: bool,
+}
+
+/// Makes a group. The adapter has checked the caller's right to change the parent.
+///
+/// # Errors
+/// * `EEXIST`, `EINVAL`: the name of a control file.
+/// * As [`Tree::make_group`].
+pub fn make_group(tree: &Tree, new: &NewGroup<'_>) -> Result<(Place, Change)> {
+    check_free(tree, new.parent, new.name)?;
+    let (id, change) = tree.make_group(new)?;
+    Ok((Place::group(id), change))
+}
+
+/// Makes a group that is removed with its last member. An existing group is returned unchanged.
+///
+/// # Errors
+/// As [`make_group`].
+pub fn make_transient_group(tree: &Tree, new: &NewGroup<'_>, transient: Transient) -> Result<GroupId> {
+    check_free(tree, new.parent, new.name)?;
+    tree.make_transient_group(new, transient)
+}
+
+/// Returns whether any directory has a control file of that name, which no group can have then.
+pub fn is_taken(name: &str) -> bool {
+    files::all().any(|file| file.name == name)
+}
+
+/// Checks that a group of that path from the root could exist.
+///
+/// # Errors
+/// * `EAGAIN`: nested too deeply.
+/// * As [`make_group`].
+pub fn check_group_path(path: &str) -> Result<()> {
+    for (depth, name) in path.split('/').enumerate() {
+        if depth >= MAX_DEPTH {
+            return Err(Error::TooMany);
+        }
+        check_name(name)?;
+        if is_taken(name) {
+            return Err(Error::BadName("a control file has this name"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no control file has the name.
+fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
+    if !is_taken(name) {
+        return Ok(());
+    }
+    Err(match lookup(tree, parent, name) {
+        Ok(_) => Error::Exists,
+        Err(_) => Error::BadName("a control file has this name"),
+    })
+}
+
+/// Returns the files of a directory, in the table's order.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone.
+pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'static ControlFile>> {
+    let level = tree.level(place)?;
+    Ok(files::all().filter(move |file| file.on.has(level)))
+}
+
+/// Checks that this directory has the file.
+///
+/// # Errors
+/// * `ENODEV`: the directory is gone.
+/// * `ENOENT`: it has no such file.
+pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
+    let level = tree.level(place)?;
+    if file.on.has(level) {
+        Ok(())
+    } else {
+        Err(Error::NotFound)
+    }
+}
+
+/// Looks a name up in a directory.
+///
+/// # Errors
+/// `ENOENT`, also if the directory itself is gone.
+pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
+    let level = tree.level(place).map_err(|_| Error::NotFound)?;
+    match files::all().find(|file| file.name == name) {
+        Some(file) if file.on.has(level) => Ok(Node::File(place, file)),
+        Some(_) => Err(Error::NotFound),
+        None => tree.directory(place, name).map(Node::Dir),
+    }
+}
+
+/// Resolves a path from the root for a caller that may search some of the directories. Empty components and a
+/// leading slash are ignored.
+///
+/// # Errors
+/// * `ENOENT`: no such file or directory.
+/// * `ENOTDIR`: below a file.
+/// * `EACCES`: `may_search` is false.
+pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<bool>) -> Result<Node> {
+    path.split('/')
+        .filter(|name| !name.is_empty())
+        .try_fold(Node::Dir(Place::ROOT), |at, name| match at {
+            Node::Dir(place) if may_search(place).map_err(|_| Error::NotFound)? => lookup(tree, place, name),
+            Node::Dir(_) => Err(Error::WrongAccess),
+            Node::File(..) => Err(Error::NotDirectory),
+        })
+}
+
+/// Resolves a path from the root for a caller that may search all directories.
+#[cfg(any(test, fuzzing, feature = "fixture"))]
+pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
+    resolve_if(tree, path, |_| Ok(true))
+}
+
+/// Returns the attributes of a node for stat(2).
+///
+/// # Errors
+/// `ENODEV` if it is gone.
+pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
+    match node {
+        Node::Dir(place) => {
+            let Access { owner, mode } = tree.access(place)?;
+            Ok(Attributes {
+                owner,
+                mode,
+                size: 0,
+                constant: true,
+            })
+        }
+        Node::File(place, file) => {
+            let constant = !file.contents.are_list();
+            let length = if constant {
+                PAGE
+            } else {
+                file.show(tree, place)?.len()
+            };
+            let size = length.max(1).next_multiple_of(PAGE) as u64;
+            Ok(Attributes {
+                owner: tree.owner(place)?,
+                mode: file.mode(),
+                size,
+                constant,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::tests::{errno, file};
+    use crate::tree::fixture::{ROOT, World};
+
+    #[test]
+    fn resolve_finds_existing_nodes_only() {
+        let world = World::new(2);
+        let id = world.join(100);
+        for path in ["", "/", "100", "/100/", "100/0", "100//1"] {
+            assert!(matches!(resolve(&world.tree, path), Ok(Node::Dir(_))), "{path}");
+        }
+        for path in [
+            "0100",
+            "+100",
+            "101",
+            "100/2",
+            "100/00",
+            "100/0/0",
+            "memory.limit",
+            "nothing",
+            "100/devices",
+        ] {
+            assert_eq!(errno(resolve(&world.tree, path)), libc::ENOENT, "{path}");
+        }
+        assert_eq!(errno(resolve(&world.tree, "devices/x")), libc::ENOTDIR);
+        let (place, file) = file(&world, "100/0/memory.limit");
+        world.tree.leave(id, 0);
+        assert_eq!(errno(resolve(&world.tree, "100/0/memory.limit")), libc::ENOENT);
+        assert_eq!(errno(file.show(&world.tree, place)), libc::ENODEV);
+        assert_eq!(errno(file.store(&world.tree, place, ROOT, b"1")), libc::ENODEV);
+    }
+
+    #[test]
+    fn attributes_sizes_are_whole_pages() {
+        let world = World::new(1);
+        for pid in 1..3000 {
+            world.join(pid);
+        }
+        let (place, procs) = file(&world, "gcgroup.procs");
+        let size = attributes(&world.tree, Node::File(place, procs)).unwrap().size;
+        assert!(
+            size >= world.show("gcgroup.procs").len() as u64 && size > 4096 && size.is_multiple_of(4096),
+            "{size}"
+        );
+        let (place, limit) = file(&world, "7/memory.limit");
+        assert_eq!(
+            attributes(&world.tree, Node::File(place, limit)).unwrap().size,
+            4096
+        );
+    }
+}

@@ -1,0 +1,457 @@
+//! The model: devices, governed processes, groups and their settings. It knows no mount, no GPU, no disk and
+//! no clock but the one that it is given. It stores into control blocks, reads usage blocks, and notifies
+//! listeners of changes that others must act on.
+//!
+//! All state is behind one lock, held for loads and stores only, so no caller waits for a system call.
+#![doc = include_str!("tree/groups.md")]
+
+mod access;
+mod arbitration;
+mod change;
+mod claims;
+mod devices;
+mod directories;
+mod edit;
+mod enforce;
+mod events;
+mod exited;
+mod grants;
+mod group;
+mod groups;
+mod host_claims;
+mod inherited;
+mod joining;
+mod legacy;
+mod moves;
+mod notice;
+mod peaks;
+mod place;
+mod pressure;
+mod process;
+mod quota;
+mod records;
+mod requests;
+mod saved;
+mod settings;
+mod storage;
+mod sums;
+mod swap_bounds;
+mod transient;
+mod ungoverned;
+mod unmanaged;
+mod untrusted;
+mod view;
+
+#[cfg(any(test, fuzzing, feature = "fixture"))]
+pub mod fixture;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use gcgroup_abi::Control;
+use parking_lot::{Mutex, RwLock};
+
+use self::devices::Devices;
+use self::grants::{Grants, Resource};
+use crate::arbiter::Policy;
+use crate::error::Result;
+
+pub use arbitration::{Arbitration, GateOrder, Opened};
+pub use change::Change;
+pub use devices::Host;
+pub use edit::Edit;
+pub use exited::Exited;
+pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
+pub use legacy::leave_behind;
+pub use notice::{Listener, Notice};
+pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
+pub use pressure::Sight;
+pub use process::{Evidence, Identity, Process};
+pub use quota::Quota;
+pub use records::Subject;
+pub use saved::Saved;
+#[cfg(test)]
+pub use settings::SAMPLE;
+pub use settings::{
+    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,
+    Settings, Value, Wish,
+};
+pub use storage::Storage;
+pub use sums::Sums;
+pub use transient::Transient;
+pub use unmanaged::{Reason, Unmanaged};
+pub use untrusted::{Ledger, Untrusted};
+pub use view::{Scope, View};
+
+/// Largest `compute.priority`, which is the lowest priority.
+pub const MAX_PRIORITY: u32 = 15;
+
+/// One GPU, or one MIG instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Slot in every block, and name of its directory. Equals its position in the tree's list.
+    pub index: usize,
+    /// UUID as returned by `cuDeviceGetUuid_v2`.
+    pub uuid: [u8; 16],
+    /// UUID as NVML spells it (`GPU-...`, `MIG-...`); key of the settings, which so survive a renumbering.
+    pub uuid_text: String,
+    /// PCI address of the GPU as NVML spells it (`00000000:01:00.0`), also for its instances.
+    pub pci: String,
+    /// Memory size in bytes; zero if unknown.
+    pub total: u64,
+    pub name: String,
+}
+
+/// The two mapped blocks of a process. Implementations keep them mapped while they live.
+pub trait Blocks: fmt::Debug + Send + Sync {
+    fn control(&self) -> &Control;
+    fn usage(&self) -> Untrusted<'_>;
+}
+
+/// The model, behind its lock.
+pub struct Tree {
+    state: Mutex<State>,
+    listeners: RwLock<Vec<Arc<dyn Listener>>>,
+}
+
+/// State protected by the lock.
+#[derive(Debug)]
+pub struct State {
+    /// Owner of the root: the user that runs the daemon. This user has root's rights in it.
+    owner: Owner,
+    devices: Devices,
+    /// Settings of the root, which hold for all processes.
+    root: Settings,
+    /// Owner and mode of the root's directory.
+    access: Option<Access>,
+    groups: BTreeMap<GroupId, Group>,
+    /// Groups directly in the root.
+    top: BTreeMap<String, GroupId>,
+    /// Number of the next group.
+    next_group: GroupId,
+    /// Grants of the groups' memory limits.
+    grants: Grants,
+    /// Grants of the groups' swap limits.
+    swap_grants: Grants,
+    /// Requests for grants that cannot be answered yet.
+    asking: BTreeSet<ProcessId>,
+    /// Processes of groups that may use the GPU although they are not registered, by pid and start time.
+    ungoverned: BTreeMap<(u32, u64), GroupId>,
+    /// Claims of host memory that processes are about to take.
+    host_claims: host_claims::HostClaims,
+    /// Number of existing groups that each user has created.
+    nr_made: HashMap<u32, usize>,
+    /// Policy in force until `compute.policy` is written.
+    default_policy: &'static Policy,
+    /// Boxed, because the map moves its values and has spare capacity.
+    processes: BTreeMap<ProcessId, Box<Process>>,
+    /// Process that owns the directory of each pid.
+    pids: BTreeMap<u32, ProcessId>,
+    exited: VecDeque<Exited>,
+    pressure: pressure::Pressure,
+    /// Counts of processes that have left, under this daemon and earlier ones, so that a total never falls.
+    departed: Sums,
+    /// Subjects that changed together and may not all be stored yet, if records are kept.
+    unwritten: Option<Vec<Notice>>,
+    audit: unmanaged::Audit,
+    storage: Storage,
+    /// Number of requests to look for new devices.
+    nr_devices_asked: u64,
+}
+
+impl Tree {
+    /// Creates an empty tree with `devices` of `host`, without those beyond the blocks' slots. Its root
+    /// belongs to `owner`.
+    pub fn new(owner: Owner, devices: Vec<Device>, host: Host) -> Self {
+        let devices = Devices::new(devices, host);
+        let grants = Grants::new(Resource::Memory, &devices);
+        let swap_grants = Grants::new(Resource::Swap, &devices);
+        let state = State {
+            owner,
+            devices,
+            root: Settings::default(),
+            access: None,
+            groups: BTreeMap::new(),
+            top: BTreeMap::new(),
+            next_group: GroupId::FIRST,
+            grants,
+            swap_grants,
+            asking: BTreeSet::new(),
+            ungoverned: BTreeMap::new(),
+            host_claims: host_claims::HostClaims::default(),
+            nr_made: HashMap::new(),
+            default_policy: Default::default(),
+            processes: BTreeMap::new(),
+            pids: BTreeMap::new(),
+            exited: VecDeque::new(),
+            pressure: pressure::Pressure::default(),
+            departed: Sums::default(),
+            unwritten: None,
+            audit: unmanaged::Audit::default(),
+            storage: Storage::default(),
+            nr_devices_asked: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            listeners: RwLock::default(),
+        }
+    }
+
+    /// Notifies `listener` of all changes from now on.
+    pub fn listen(&self, listener: Arc<dyn Listener>) {
+        self.listeners.write().push(listener);
+    }
+
+    /// Handles a process's doorbell: its usage block has changed, in its work, its requests for grants, or
+    /// what events files show.
+    pub fn rung(&self, id: ProcessId) {
+        // Done first: the process, or one of higher priority, may be waiting.
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.answer_requests(id, &mut notices);
+        let now = (state.devices.host.uptime)();
+        state.answer_claim(id, now, &mut notices);
+        state.note_pressure(id);
+        drop(state);
+        notices.push(Notice::Rung(id));
+        self.tell(&notices);
+        self.note_events(id);
+    }
+
+    /// Returns a process's pid and the driver error (CUresult) that prevents its freeze from being known to
+    /// have drained, if there is one: `drain_error` of `gcgroup.events`.
+    pub fn drain_error(&self, id: ProcessId) -> Option<(u32, u32)> {
+        let state = self.state.lock();
+        let process = state.processes.get(&id)?;
+        let error = process.drain_error(None, state.devices.len())?;
+        Some((process.identity.pid, error))
+    }
+
+    /// Notifies listeners of changes in what events files show.
+    fn note_events(&self, id: ProcessId) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.note_events(id, &mut notices);
+        drop(state);
+        self.tell(&notices);
+    }
+
+    /// Sets whether the process still has its connection. If not, it is shown as `hook lost`.
+    pub fn set_hook(&self, id: ProcessId, ok: bool) {
+        if let Some(process) = self.state.lock().processes.get_mut(&id) {
+            process.hook_ok = ok;
+        }
+        self.note_events(id);
+    }
+
+    /// Sets the policy that holds until `compute.policy` is written.
+    pub fn set_default_policy(&self, policy: &'static Policy) {
+        self.state.lock().default_policy = policy;
+    }
+
+    /// Stores the number of bytes that the process holds on a device beyond its own ledger, according to the
+    /// driver.
+    pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
+        let mut state = self.state.lock();
+        let State {
+            processes, devices, ..
+        } = &mut *state;
+        if let (Some(process), true) = (processes.get_mut(&id), device < devices.len()) {
+            // The shown peak is the ledger's peak plus the present overhead; it must not fall below what it
+            // was with the earlier overhead.
+            process.keep_peaks(device, devices);
+            enforce::store_overhead(process, device, bytes);
+            state.grants.set_overhead(id, device, bytes);
+            state.observe(id);
+        }
+    }
+
+    /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has
+    /// left.
+    pub fn evidence(&self, id: ProcessId, device: usize) -> Evidence {
+        let state = self.state.lock();
+        let process = state.processes.get(&id);
+        let kept = process.and_then(|process| process.devices.get(device));
+        kept.map_or(Evidence::Unknown, |kept| kept.evidence)
+    }
+
+    /// Stores whether there is evidence that the process uses a device as it claims.
+    pub fn set_evidence(&self, id: ProcessId, device: usize, evidence: Evidence) {
+        let mut state = self.state.lock();
+        let process = state.processes.get_mut(&id);
+        let before = process
+            .and_then(|process| process.kept_mut(Some(device)))
+            .map(|kept| std::mem::replace(&mut kept.evidence, evidence));
+        drop(state);
+        let before = before.unwrap_or(evidence);
+        if (before == Evidence::Refuted) != (evidence == Evidence::Refuted) {
+            // Other processes may proceed, or have to wait.
+            self.tell(&[Notice::Rung(id)]);
+        }
+    }
+
+    /// Stores how many bytes NVML shows each of these processes to hold on a device, contexts included.
+    pub fn show_held(&self, device: usize, held: &[(ProcessId, u64)]) {
+        // In parts, so that other threads get the lock in between.
+        for some in held.chunks(64) {
+            let mut state = self.state.lock();
+            for (id, bytes) in some {
+                state.grants.show(*id, device, *bytes);
+            }
+        }
+    }
+
+    /// Returns the pid and the blocks of each process, for comparison with the driver's data.
+    pub fn ledgers(&self) -> Vec<(ProcessId, u32, Arc<dyn Blocks>)> {
+        let state = self.state.lock();
+        let ledger = |(pid, id): (&u32, &ProcessId)| {
+            let process = state.processes.get(id)?;
+            Some((*id, *pid, process.blocks.clone()))
+        };
+        state.pids.iter().filter_map(ledger).collect()
+    }
+
+    /// Returns the number of requests for a scan for GPU processes without a hook.
+    pub fn nr_audits_asked(&self) -> u64 {
+        self.state.lock().audit.nr_asked()
+    }
+
+    /// Stores the result of a scan, which answers the first `asked` requests.
+    pub fn set_unmanaged(&self, found: Vec<Unmanaged>, asked: u64) {
+        self.state.lock().audit.answer(found, asked);
+    }
+
+    /// Returns the number of devices.
+    pub fn nr_devices(&self) -> usize {
+        self.state.lock().devices.len()
+    }
+
+    /// Returns the process's identity, or `None` if it has left.
+    pub fn identity(&self, id: ProcessId) -> Option<Identity> {
+        let state = self.state.lock();
+        Some(state.processes.get(&id)?.identity.clone())
+    }
+
+    /// Returns the process's blocks, or `None` if it has left.
+    #[cfg(any(test, fuzzing, feature = "fixture"))]
+    pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
+        self.state
+            .lock()
+            .processes
+            .get(&id)
+            .map(|process| process.blocks.clone())
+    }
+
+    /// Returns the process whose directory is named `pid`.
+    pub fn find(&self, pid: u32) -> Option<ProcessId> {
+        self.state.lock().pids.get(&pid).copied()
+    }
+
+    /// Returns all processes, by pid.
+    pub fn processes(&self) -> Vec<(ProcessId, Identity)> {
+        let state = self.state.lock();
+        state
+            .pids
+            .values()
+            .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
+            .collect()
+    }
+
+    /// Returns whether the caller has root's rights: root, and the user that runs the daemon.
+    pub fn is_root(&self, caller: Caller) -> bool {
+        self.state.lock().is_root(caller)
+    }
+
+    /// Reads: calls `show` with a view of a place.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], and those of `show`.
+    pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let result = state.view(place, show, &mut notices);
+        drop(state);
+        self.tell(&notices);
+        result
+    }
+
+    /// Reads an events file like [`view`](Self::view), after counting every change that `show` sees. A
+    /// process changes its usage block before it rings, so otherwise a reader could see a change that is
+    /// counted and reported to pollers later.
+    ///
+    /// # Errors
+    /// Those of [`view`](Self::view).
+    pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
+        /// Maximum number of attempts, because processes change meanwhile. Pollers of one that changes
+        /// continually are woken once too often.
+        const MOST: usize = 4;
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.note_events_below(place, &mut notices);
+        let mut result = state.view(place, &show, &mut notices);
+        for _ in 1..MOST {
+            if !state.note_events_below(place, &mut notices) {
+                break;
+            }
+            result = state.view(place, &show, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+        result
+    }
+
+    /// Writes: calls `store` with an editor of a place, with the caller's rights. The changes are in the
+    /// control block when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], and those of `store`, which then has changed nothing.
+    pub fn edit(
+        &self,
+        place: Place,
+        caller: Caller,
+        store: impl FnOnce(&mut Edit<'_>) -> Result<()>,
+    ) -> Result<Change> {
+        let mut state = self.state.lock();
+        state.level(place)?;
+        let mut edit = Edit::new(&mut state, place, caller);
+        store(&mut edit)?;
+        Ok(Change::new(edit.into_notices()))
+    }
+}
+
+impl fmt::Debug for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tree")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn view<T>(
+        &mut self,
+        place: Place,
+        show: impl FnOnce(&View<'_>) -> Result<T>,
+        notices: &mut Vec<Notice>,
+    ) -> Result<T> {
+        let view = View::new(self, self.scope(place)?);
+        let result = show(&view);
+        let (told, shown) = view.into_parts();
+        notices.extend(told);
+        for (group, device, bytes) in shown {
+            self.was_shown(group, device, bytes);
+        }
+        result
+    }
+
+    fn is_root(&self, caller: Caller) -> bool {
+        caller.uid == 0 || caller.uid == self.owner.uid
+    }
+
+    fn policy(&self) -> &'static Policy {
+        self.root.policy().unwrap_or(self.default_policy)
+    }
+}

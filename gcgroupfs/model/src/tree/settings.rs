@@ -1,0 +1,253 @@
+//! Settings of processes and groups, and the check of permissions to set them. Pure values; serialised, they
+//! are the persistent state.
+
+mod table;
+#[cfg(test)]
+mod tests;
+mod value;
+mod values;
+
+use std::collections::BTreeMap;
+
+use gcgroup_abi::DEFAULT_PRIORITY;
+use gcgroup_abi::message::Hello;
+use serde::{Deserialize, Serialize};
+
+use self::values::Values;
+use super::Quota;
+use crate::arbiter::Policy;
+use crate::error::{Error, Result};
+
+#[cfg(test)]
+pub use self::table::SAMPLE;
+pub use self::table::{
+    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Wish,
+};
+pub use self::value::{Kind, Tighter, Value};
+
+/// Settings of a process or a group, as a whole and on single devices. Devices are named by UUID.
+///
+/// Those of the process and of a device apply independently, unless the setting
+/// [inherits](Setting::inherits): then one set for the process replaces those set for its devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    #[serde(skip_serializing_if = "is_default")]
+    process: Values,
+    #[serde(skip_serializing_if = "is_default")]
+    devices: BTreeMap<String, Values>,
+    /// Set for the root only.
+    #[serde(skip_serializing_if = "is_default")]
+    policy: Option<&'static Policy>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// A priority in force at some level, and its bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ranked {
+    /// `compute.priority`; `None` if it is not set here or above.
+    pub priority: Option<u32>,
+    /// The nearest priority that root has set, here or above. Other users may set higher numbers only;
+    /// without it they are bounded by [`DEFAULT_PRIORITY`].
+    pub root: Option<u32>,
+}
+
+impl Ranked {
+    /// Returns the priority in force.
+    pub fn in_force(self) -> u32 {
+        self.priority.unwrap_or(DEFAULT_PRIORITY)
+    }
+
+    /// Returns the lowest number that a user other than root may set.
+    pub fn least(self) -> u32 {
+        self.root.unwrap_or(DEFAULT_PRIORITY)
+    }
+}
+
+impl Settings {
+    /// Applies the settings that a process was started with, as far as they are within root's. Invalid ones
+    /// are ignored. `bound` is the lowest priority number that the process's user may set
+    /// ([`Tree::least_priority`]); `None` for root, whose request counts as set by root unless a rule has set
+    /// the priority. Returns the bound if the requested priority was below it and was raised to it.
+    ///
+    /// [`Tree::least_priority`]: super::Tree::least_priority
+    pub fn wish(&mut self, hello: &Hello, bound: Option<u32>) -> Option<u32> {
+        let bound = bound.or_else(|| Some(self.process.get(COMPUTE_PRIORITY).root?.priority()));
+        for setting in SETTINGS {
+            let asked = setting.wish.as_ref().map(|wish| wish.asked);
+            let Some(asked) = asked.and_then(|asked| asked(hello)) else {
+                continue;
+            };
+            // A value beyond root's is ignored.
+            let _ = if *setting == COMPUTE_PRIORITY {
+                let least = Value::Number(bound.unwrap_or(0).into());
+                let value = if asked.number() < least.number() {
+                    least
+                } else {
+                    asked
+                };
+                self.set(setting, None, value, bound.is_none())
+            } else {
+                self.set(setting, None, asked, false)
+            };
+        }
+        bound.filter(|bound| hello.priority < *bound)
+    }
+
+    /// Returns the settings of a process in no group, as its user requests them.
+    #[cfg(any(test, fuzzing, feature = "fixture"))]
+    pub fn wished(hello: &Hello) -> Self {
+        let mut settings = Self::default();
+        settings.wish(hello, Some(DEFAULT_PRIORITY));
+        settings
+    }
+
+    /// Returns whether nothing is set.
+    #[cfg(test)]
+    pub fn is_default(&self) -> bool {
+        is_default(self)
+    }
+
+    fn at(&self, device: Option<&str>) -> Option<&Values> {
+        match device {
+            None => Some(&self.process),
+            Some(uuid) => self.devices.get(uuid),
+        }
+    }
+
+    fn at_mut(&mut self, device: Option<&str>) -> &mut Values {
+        match device {
+            None => &mut self.process,
+            Some(uuid) => self.devices.entry(uuid.to_owned()).or_default(),
+        }
+    }
+
+    /// Returns the values of the whole and of all devices.
+    fn all(&self) -> impl Iterator<Item = (Option<&str>, &Values)> {
+        let devices = self.devices.iter();
+        let devices = devices.map(|(uuid, values)| (Some(uuid.as_str()), values));
+        [(None, &self.process)].into_iter().chain(devices)
+    }
+
+    /// Returns the value that has been set for the process or group itself, or for it on a device.
+    pub fn own(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+        self.at(device)?.get(setting).value
+    }
+
+    /// Returns the last value that root has set for it.
+    fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+        self.at(device)?.get(setting).root
+    }
+
+    /// Returns the value of a group, or of a group or process on a device.
+    pub fn of_group(&self, setting: &Setting, device: Option<&str>) -> Value {
+        self.own(setting, device).unwrap_or(setting.default)
+    }
+
+    /// Returns the value of a process, or of it on a device.
+    pub fn get(&self, setting: &Setting, device: Option<&str>) -> Value {
+        let of_whole = setting.process_default.filter(|_| device.is_none());
+        self.own(setting, device).or(of_whole).unwrap_or(setting.default)
+    }
+
+    /// Returns whether `memory.swap.max` of a group limits anything, as a whole or on a device.
+    pub fn bounds_swap(&self) -> bool {
+        let mut all = self
+            .all()
+            .filter_map(|(_, values)| values.get(MEMORY_SWAP_MAX).value);
+        all.any(|bytes| bytes != Value::MAX)
+    }
+
+    /// Returns `compute.priority` in force with these settings below `above`. A number set by a user other
+    /// than root is raised to the bound, since it may have been set in another group, or before root wrote.
+    pub fn rank(&self, device: Option<&str>, above: Ranked) -> Ranked {
+        let find = |get: fn(&Self, &Setting, Option<&str>) -> Option<Value>| {
+            let at = get(self, COMPUTE_PRIORITY, device);
+            at.or_else(|| get(self, COMPUTE_PRIORITY, None))
+                .map(Value::priority)
+        };
+        let bound = Ranked {
+            priority: None,
+            root: find(Self::root).or(above.root),
+        };
+        let own = find(Self::own).map(|own| own.max(bound.least()));
+        Ranked {
+            priority: own.or(above.priority),
+            ..bound
+        }
+    }
+
+    /// Returns `compute.priority` of a process in no group.
+    #[cfg(test)]
+    pub fn priority(&self, device: Option<&str>) -> u32 {
+        self.rank(device, Ranked::default()).in_force()
+    }
+
+    /// Returns whether root froze the process or group, as a whole or on a device.
+    pub fn is_frozen_by_root(&self) -> bool {
+        let mut all = self
+            .all()
+            .filter_map(|(_, values)| values.get(COMPUTE_FREEZE).root);
+        all.any(Value::is_on)
+    }
+
+    /// Sets a value. One that inherits, for the process as a whole, also replaces those on its devices.
+    ///
+    /// # Errors
+    /// `EPERM` if a user other than root exceeds what root has set here. Of a setting that inherits, root's
+    /// value for the whole also bounds a device without one, and those of all devices bound the whole; the
+    /// caller checks the bound of the groups above ([`Tree::least_priority`](super::Tree::least_priority)).
+    pub fn set(
+        &mut self,
+        setting: &'static Setting,
+        device: Option<&str>,
+        value: Value,
+        by_root: bool,
+    ) -> Result<()> {
+        let own = self.root(setting, device);
+        let bounds = match device {
+            Some(_) if setting.inherits => vec![own.or_else(|| self.root(setting, None))],
+            None if setting.inherits => self.all().map(|(_, values)| values.get(setting).root).collect(),
+            _ => vec![own],
+        };
+        let is_within = |bound| setting.tighter.is_within(value, bound);
+        if !by_root && !bounds.into_iter().flatten().all(is_within) {
+            return Err(Error::BeyondRoot(setting.refusal));
+        }
+        if device.is_none() && setting.inherits {
+            for values in self.devices.values_mut() {
+                values.change(setting, |bounded| {
+                    bounded.value = None;
+                    bounded.root = bounded.root.filter(|_| !by_root);
+                });
+            }
+            self.devices.retain(|_, values| !values.is_empty());
+        }
+        self.at_mut(device).change(setting, |bounded| {
+            bounded.value = Some(value);
+            if by_root {
+                bounded.root = Some(value);
+            }
+        });
+        Ok(())
+    }
+
+    /// Returns `compute.policy`, if it has been written.
+    pub fn policy(&self) -> Option<&'static Policy> {
+        self.policy
+    }
+
+    pub fn set_policy(&mut self, policy: &'static Policy) {
+        self.policy = Some(policy);
+    }
+
+    /// Returns every quota of the process, as a whole and on devices.
+    pub fn quotas(&self) -> impl Iterator<Item = (Option<&str>, Quota)> {
+        let all = self.all();
+        all.filter_map(|(device, values)| Some((device, values.get(COMPUTE_MAX).value?.quota())))
+            .filter(|(_, quota)| !quota.is_none())
+    }
+}

@@ -1,0 +1,142 @@
+//! Rows of the table of settings: each is a control file, a record of the journal, and as far as its row says
+//! a key of rules.
+
+use super::*;
+use crate::rules::{Facts, Rules};
+use crate::tree::settings::{Kind, SAMPLE, SETTINGS, Setting, Tighter};
+
+/// Returns two values as the control file shows them: one that root sets, and a looser one.
+fn values(setting: &Setting) -> (&'static str, &'static str) {
+    match (setting.kind, setting.tighter) {
+        (Kind::Bytes, _) => ("4096", "8192"),
+        (Kind::Flag, _) => ("1", "0"),
+        (Kind::Quota, _) => ("25000 50000", "max 100000"),
+        (Kind::Number { .. }, Tighter::Lower) => ("2", "3"),
+        (Kind::Number { .. }, Tighter::Higher) => ("3", "2"),
+    }
+}
+
+/// Returns a world in which a process that can swap is in a group.
+fn world() -> (World, crate::tree::ProcessId) {
+    let world = World::new(2);
+    world.group("team");
+    let id = world.join(100);
+    world.usage(id).can_swap.store(1, Relaxed);
+    (world, id)
+}
+
+#[test]
+fn every_setting_is_stored_bounded_and_restored() {
+    for setting in SETTINGS {
+        let (tight, loose) = values(setting);
+        let name = setting.name;
+        for place in ["100", "100/1", "team", "team/1"] {
+            let (world, id) = world();
+            let path = format!("{place}/{name}");
+            if place == "100" {
+                let default = setting.process_default.unwrap_or(setting.default);
+                assert_eq!(world.show(&path), setting.show(default), "{path}");
+            }
+            world.store(&path, ROOT, tight).unwrap();
+            assert_eq!(world.show(&path), format!("{tight}\n"), "{path}");
+            if !place.starts_with("team") {
+                let refused = world.store(&path, OWNER, loose).unwrap_err();
+                assert_eq!(refused, Error::BeyondRoot(setting.refusal), "{path}");
+            }
+            world.store(&path, OWNER, "nonsense").unwrap_err();
+
+            let saved = match place.split('/').next() {
+                Some("team") => world.tree.saved_group(world.group("team")),
+                _ => world.tree.saved(id).unwrap(),
+            };
+            let text = serde_json::to_string(&saved).unwrap();
+            assert!(
+                text.contains(&format!("\"{}\":{{\"value\":", setting.key)),
+                "{text}"
+            );
+            assert_eq!(serde_json::from_str::<Saved>(&text).unwrap(), saved, "{text}");
+            if !place.starts_with("team") {
+                let after = World::new(2);
+                let blocks = blocks();
+                blocks.usage().raw().can_swap.store(1, Relaxed);
+                after.join_with(100, blocks, serde_json::from_str::<Saved>(&text).unwrap());
+                assert_eq!(after.show(&path), format!("{tight}\n"), "{path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_setting_is_settable_by_rules_as_its_row_says() {
+    #[derive(serde::Deserialize)]
+    struct Of {
+        rule: Rules,
+    }
+    for setting in SETTINGS {
+        let (tight, _) = values(setting);
+        let text = format!("[[rule]]\nprocess.{} = \"{tight}\"\n", setting.name);
+        match toml::from_str::<Of>(&text) {
+            Ok(Of { rule }) => {
+                let verdict = rule.verdict(&Facts::default());
+                assert_eq!(verdict.process.lines(), [format!("{} {tight}", setting.name)]);
+                let shown = verdict.process.settings().get(setting, None);
+                assert_eq!(setting.show(shown).trim_end(), tight);
+                assert!(setting.for_rules, "{}", setting.name);
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("unknown field"), "{error}");
+                assert!(!setting.for_rules, "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn defaults_are_of_their_kind_and_names_are_unique() {
+    for (at, setting) in SETTINGS.iter().enumerate() {
+        let defaults = [Some(setting.default), setting.process_default];
+        assert!(
+            defaults
+                .into_iter()
+                .flatten()
+                .all(|value| setting.kind.has(value)),
+            "{}",
+            setting.name
+        );
+        let others = &SETTINGS[at + 1..];
+        assert!(
+            others
+                .iter()
+                .all(|other| other.key != setting.key && other.name != setting.name)
+        );
+        if let Kind::Number { most, expected } = setting.kind {
+            assert_eq!(expected, format!("a number from 0 to {most}"));
+        }
+    }
+}
+
+#[test]
+fn new_row_with_a_handler_is_published() {
+    let world = World::new(1);
+    let id = world.join(100);
+    world.store("100/compute.sample", OWNER, "7").unwrap();
+    assert_eq!(world.control(id).host_answer.load(Relaxed), 7);
+    let refused = world.store("100/compute.sample", OWNER, "10").unwrap_err();
+    assert_eq!(refused.errno(), libc::ERANGE);
+    assert_eq!(SAMPLE.name, "compute.sample");
+}
+
+#[test]
+fn damaged_or_unknown_values_of_the_journal_are_told_apart() {
+    let read = |text: &str| serde_json::from_str::<Settings>(text);
+    let later = r#"{"process":{"of.later":{"value":[1]},"freeze":{"value":true}},"devices":{}}"#;
+    assert!(read(later).unwrap().get(COMPUTE_FREEZE, None).is_on());
+    for damaged in [
+        r#"{"process":{"freeze":{"value":1}}}"#,
+        r#"{"process":{"priority":{"value":16}}}"#,
+        r#"{"process":{"memory_limit":{"root":true}}}"#,
+        r#"{"process":{"compute_max":{"value":25000}}}"#,
+    ] {
+        assert!(read(damaged).is_err(), "{damaged}");
+    }
+}

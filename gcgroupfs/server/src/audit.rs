@@ -1,0 +1,160 @@
+//! Detection of device use that hooks do not account for: by processes without a hook, and by processes that
+//! hold more than their ledger.
+//!
+//! The daemon cannot prevent such use; it is made visible in `unmanaged` and the log.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tracing::info;
+
+use crate::log_limit::LogLimit;
+use gcgroupfs_model::tree::{Reason, Unmanaged};
+use gcgroupfs_sys::process;
+
+/// Time after the daemon's start in which a process without a hook may be a governed one that has not
+/// registered again.
+const COMING_BACK: Duration = Duration::from_secs(2);
+
+/// Bytes that each context of a process explains: the context itself, and what the driver reserves in it for
+/// stacks, heaps and queues.
+const PER_CONTEXT: u64 = 2 << 30;
+
+/// Pid, start time, device and reason.
+type Seen = (u32, u64, usize, Reason);
+
+#[derive(Debug)]
+pub struct Audit {
+    began: Instant,
+    /// When each was first found, seconds since 1970.
+    since: HashMap<Seen, u64>,
+    found: Vec<Unmanaged>,
+    log_limit: LogLimit,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            since: HashMap::new(),
+            found: Vec::new(),
+            log_limit: LogLimit::default(),
+        }
+    }
+}
+
+impl Audit {
+    /// Returns whether unmanaged processes can be told from governed ones that have not registered again.
+    pub fn can_tell(&self) -> bool {
+        self.began.elapsed() >= COMING_BACK
+    }
+
+    /// Notes a process without a hook that is on a device and holds `bytes` there.
+    pub fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+        self.note(pid, device, bytes, Reason::NoHook);
+    }
+
+    /// Notes a governed process that holds `bytes` on a device beyond its ledger, unless its contexts explain
+    /// them.
+    pub fn beyond_ledger(&mut self, pid: u32, device: usize, bytes: u64, contexts: u64) {
+        if bytes > contexts.saturating_mul(PER_CONTEXT) {
+            self.note(pid, device, Some(bytes), Reason::BeyondLedger);
+        }
+    }
+
+    /// Notes a process whose claim to use a device is refuted.
+    pub fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+        self.note(pid, device, bytes, Reason::ClaimsUse);
+    }
+
+    /// Notes a process that claims `bytes` on a device beyond what it holds there.
+    pub fn claims_more(&mut self, pid: u32, device: usize, bytes: u64) {
+        self.note(pid, device, Some(bytes), Reason::ClaimsMore);
+    }
+
+    fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) {
+        // It has ended since.
+        let (Ok(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
+            return;
+        };
+        let (comm, uid) = (stat.comm, file.uid());
+        let seen = (pid, stat.start_time, device, reason);
+        let since = *self.since.entry(seen).or_insert_with(|| {
+            let does = match reason {
+                Reason::NoHook => format!("uses device {device} without a hook"),
+                Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
+                Reason::ClaimsMore => format!("claims more on device {device} than NVML shows"),
+                Reason::ClaimsUse => {
+                    format!("claims to use device {device} without evidence; the claim is ignored")
+                }
+            };
+            if self.log_limit.allows(uid, Instant::now()) {
+                info!("{pid} ({comm}) of user {uid} {does}");
+            }
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs())
+        });
+        self.found.push(Unmanaged {
+            pid,
+            device,
+            uid,
+            comm,
+            bytes,
+            since,
+            reason,
+        });
+    }
+
+    /// Returns what was noted since the last call, by pid and device.
+    pub fn take(&mut self) -> Vec<Unmanaged> {
+        self.log_limit.sum_up(Instant::now());
+        let mut found = std::mem::take(&mut self.found);
+        found.sort_unstable_by_key(|one| (one.pid, one.device));
+        self.since.retain(|(pid, _, device, reason), _| {
+            found
+                .iter()
+                .any(|one| (one.pid, one.device, one.reason) == (*pid, *device, *reason))
+        });
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn found_again_keeps_its_first_time() {
+        let mut audit = Audit::default();
+        let me = std::process::id();
+        audit.no_hook(me, 1, Some(7));
+        audit.no_hook(me, 0, None);
+        // No process has this pid: kernel.pid_max is 2^22 at most.
+        audit.no_hook(u32::MAX, 0, Some(1));
+        let first = audit.take();
+        let devices: Vec<_> = first.iter().map(|one| (one.pid, one.device, one.bytes)).collect();
+        assert_eq!(devices, [(me, 0, None), (me, 1, Some(7))]);
+        audit.since.values_mut().for_each(|since| *since = 3);
+        audit.no_hook(me, 1, Some(8));
+        assert_eq!(audit.take()[0].since, 3);
+        audit.no_hook(me, 0, Some(8));
+        assert_ne!(audit.take()[0].since, 3, "it was absent in between");
+        assert!(audit.take().is_empty() && audit.since.is_empty());
+    }
+
+    #[test]
+    fn contexts_explain_a_fixed_number_of_bytes() {
+        let mut audit = Audit::default();
+        let me = std::process::id();
+        let mut is_noted = |bytes, contexts| {
+            audit.beyond_ledger(me, 0, bytes, contexts);
+            !audit.take().is_empty()
+        };
+        assert!(is_noted(1, 0) && !is_noted(0, 0));
+        assert!(!is_noted(PER_CONTEXT, 1) && is_noted(PER_CONTEXT + 1, 1));
+        assert!(!is_noted(u64::MAX, u64::MAX));
+    }
+}

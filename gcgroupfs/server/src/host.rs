@@ -1,0 +1,42 @@
+//! The host: its memory, processors and clock, asked of the kernel.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
+
+use gcgroupfs_model::tree::Host;
+
+/// Bytes of memory assumed if the kernel does not say; more than a host has.
+const UNKNOWN_MEMORY: u64 = 4 << 40;
+
+/// Returns this host.
+pub fn this() -> Host {
+    let of = |name| sysconf(name).ok().flatten();
+    let of = |name| of(name).and_then(|number| u64::try_from(number).ok());
+    let pages = of(SysconfVar::_PHYS_PAGES).zip(of(SysconfVar::PAGE_SIZE));
+    Host {
+        memory: pages.map_or(UNKNOWN_MEMORY, |(pages, size)| pages.saturating_mul(size)),
+        nr_cpus: std::thread::available_parallelism().map_or(1, |number| number.get() as u64),
+        ticks_per_second: of(SysconfVar::CLK_TCK).unwrap_or(100),
+        uptime,
+    }
+}
+
+/// Returns the time since boot, also while suspended (`CLOCK_BOOTTIME`).
+fn uptime() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_has_memory_and_a_clock() {
+        let host = this();
+        assert!(host.memory > 0 && host.memory != UNKNOWN_MEMORY);
+        let before = (host.uptime)();
+        assert!((host.uptime)() >= before && before != Duration::MAX);
+    }
+}

@@ -1,0 +1,184 @@
+//! Samples of all processes: what each holds beyond its ledger, and what it claims without evidence.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::evidence::{Driver, UseClaim, UseRecords};
+use super::memory_claims::{MemoryClaim, Unconfirmed};
+use super::{Held, PAUSE, PERIOD, Source};
+use crate::audit::Audit;
+use gcgroupfs_model::tree::{Blocks, Evidence, Ledger, ProcessId, Tree};
+
+/// A governed process: its number, its pid and its shared blocks.
+type Governed = (ProcessId, u32, Arc<dyn Blocks>);
+
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    /// Bytes beyond the ledger in the last sample, by process and device.
+    pub(super) last: HashMap<(ProcessId, usize), u64>,
+    uses: UseRecords,
+    unconfirmed: Unconfirmed,
+    audit: Audit,
+    /// Number of audits that had been asked for at the last sample.
+    asked: u64,
+    /// Time at which counts were last written.
+    written: Option<Instant>,
+}
+
+/// A look at one device.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    tree: &'a Tree,
+    device: usize,
+}
+
+/// A process's own account of a device, read before NVML is asked.
+struct Before {
+    ledger: Option<Ledger>,
+    memory: MemoryClaim,
+    usage: Option<UseClaim>,
+}
+
+impl Samples {
+    /// Samples every process once, and lists the processes that use a device without a hook. Returns the time
+    /// until the next sample; `None` if there is nothing to sample until a notice arrives.
+    pub(super) fn take(&mut self, tree: &Tree, source: &impl Source) -> Option<Duration> {
+        let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
+        self.retain(&processes.iter().map(|(id, ..)| *id).collect());
+        if processes.is_empty() && asked == self.asked {
+            return None;
+        }
+        let can_tell = self.audit.can_tell();
+        for device in 0..tree.nr_devices() {
+            self.take_device(Look { tree, device }, source, &processes, can_tell);
+        }
+        tree.look_at(processes.iter().map(|(id, ..)| *id));
+        if self.written.is_none_or(|when| when.elapsed() >= PERIOD) {
+            tree.write_some_counts();
+            self.written = Some(Instant::now());
+        }
+        let found = self.audit.take();
+        if !can_tell {
+            return Some(PAUSE);
+        }
+        tree.set_unmanaged(found, asked);
+        self.asked = asked;
+        (!processes.is_empty()).then_some(PERIOD)
+    }
+
+    /// Drops what is remembered of processes that have gone.
+    fn retain(&mut self, there: &HashSet<ProcessId>) {
+        self.last.retain(|(id, _), _| there.contains(id));
+        self.uses.retain(|id| there.contains(&id));
+        self.unconfirmed.retain(there);
+    }
+
+    fn take_device(&mut self, look: Look<'_>, source: &impl Source, processes: &[Governed], can_tell: bool) {
+        let Look { tree, device } = look;
+        let before: Vec<_> = processes
+            .iter()
+            .map(|(id, _, blocks)| Before {
+                ledger: Ledger::of(blocks.usage(), device),
+                memory: MemoryClaim::of(blocks.usage(), device),
+                usage: UseClaim::of(tree, *id, blocks.as_ref(), device),
+            })
+            .collect();
+        let held = source.held(device);
+        let driver = Driver::new(tree, source, device, held.as_ref());
+        for (process, before) in processes.iter().zip(&before) {
+            self.judge_use(tree, process, before, &driver);
+        }
+        let Some(held) = held else {
+            return;
+        };
+        let mut shown = Vec::new();
+        for (process, before) in processes.iter().zip(before) {
+            let (id, pid, _) = process;
+            // A process that is not listed holds nothing.
+            let bytes = match held.get(pid) {
+                Some(None) => continue,
+                Some(Some(bytes)) => Some(*bytes),
+                None => None,
+            };
+            shown.push((*id, bytes.unwrap_or(0)));
+            self.measure(look, process, before, bytes);
+        }
+        tree.show_held(device, &shown);
+        if can_tell {
+            self.find_unmanaged(tree, device, &held);
+        }
+    }
+
+    /// Records whether there is evidence that the process uses the device as it claims.
+    fn judge_use<S: Source>(
+        &mut self,
+        tree: &Tree,
+        (id, pid, _): &Governed,
+        before: &Before,
+        driver: &Driver<'_, S>,
+    ) {
+        let Some(claim) = &before.usage else { return };
+        let evidence = self.uses.judge(Instant::now(), (*id, *pid), claim, driver);
+        tree.set_evidence(*id, driver.device, evidence);
+        if evidence == Evidence::Refuted && claim.claims_now {
+            self.audit.claims_use(*pid, driver.device, driver.bytes(*pid));
+        }
+    }
+
+    /// Compares what the process holds, `None` if the device does not list it, with what it claims and has
+    /// charged.
+    fn measure(&mut self, look: Look<'_>, process: &Governed, before: Before, held: Option<u64>) {
+        let (device, (id, pid, blocks)) = (look.device, process);
+        let claims = [before.memory, MemoryClaim::of(blocks.usage(), device)];
+        let beyond = self.unconfirmed.note((*id, device), claims, held, Instant::now());
+        if let Some(beyond) = beyond {
+            self.audit.claims_more(*pid, device, beyond);
+        }
+        let found = self.settle(look, process, before.ledger, held.unwrap_or(0));
+        let contexts = blocks.usage().nr_contexts(device);
+        self.audit.beyond_ledger(*pid, device, found, contexts);
+    }
+
+    /// Lists the processes on the device that have no hook. They are looked up after the device was asked: a
+    /// process registers before it uses one.
+    fn find_unmanaged(&mut self, tree: &Tree, device: usize, held: &Held) {
+        let unmanaged = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
+        for (pid, bytes) in unmanaged {
+            self.audit.no_hook(*pid, device, *bytes);
+        }
+    }
+
+    /// Charges what the process holds beyond its ledger. Returns the part that is certain: the lesser of the
+    /// last two samples.
+    fn settle(
+        &mut self,
+        Look { tree, device }: Look<'_>,
+        (id, _, blocks): &Governed,
+        before: Option<Ledger>,
+        held: u64,
+    ) -> u64 {
+        let id = *id;
+        let last = self.last.get(&(id, device)).copied().unwrap_or(0);
+        let after = Ledger::of(blocks.usage(), device);
+        let (Some(ledger), Some(control)) = (
+            before.filter(|before| before.is_settled() && Some(*before) == after),
+            blocks.control().devices.get(device),
+        ) else {
+            return last;
+        };
+        let known = control.memory_overhead.load(Relaxed);
+        let found = ledger.overhead(held, known);
+        if found == 0 {
+            self.last.remove(&(id, device));
+        } else {
+            self.last.insert((id, device), found);
+        }
+        let overhead = found.max(last);
+        if overhead != known {
+            tree.set_overhead(id, device, overhead);
+        }
+        found.min(last)
+    }
+}

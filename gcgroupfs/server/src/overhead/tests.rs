@@ -1,0 +1,187 @@
+//! Samples of memory beyond the ledgers, from simulated sources.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{OTHER_DEVICE, Thread, UsageDevice};
+
+use super::Source;
+use super::samples::Samples;
+use gcgroupfs_model::tree::Evidence;
+use gcgroupfs_model::tree::fixture::World;
+
+/// Reports that process 100 holds this many bytes, after calling the function.
+struct Says<F>(Option<u64>, F);
+
+impl<F: Fn() + Send> Source for Says<F> {
+    fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+        (self.1)();
+        Some(HashMap::from([(100, self.0)]))
+    }
+}
+
+const NOTHING: fn() = || ();
+
+/// Returns the overhead shown after two samples.
+fn overhead(world: &World, source: &impl Source) -> String {
+    let mut samples = Samples::default();
+    samples.take(&world.tree, source).unwrap();
+    samples.take(&world.tree, source).unwrap();
+    let stat = world.show("100/0/memory.stat");
+    let line = stat.lines().find(|line| line.starts_with("context "));
+    line.unwrap_or_default().to_owned()
+}
+
+#[test]
+fn bytes_beyond_the_ledger_are_overhead() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let current = &world.usage(id).devices[0].memory_current;
+    current.store(70, Relaxed);
+    assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 30");
+    assert_eq!(world.show("100/memory.current"), "100\n");
+    assert_eq!(
+        overhead(&world, &Says(None, NOTHING)),
+        "context 30",
+        "nobody can say"
+    );
+    current.store(170, Relaxed);
+    assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 0");
+    assert_eq!(world.show("100/memory.peak"), "200\n");
+    assert_eq!(overhead(&world, &Says(Some(190), NOTHING)), "context 20");
+    assert_eq!(
+        overhead(&world, &Says(Some(0), NOTHING)),
+        "context 0",
+        "it has left the device"
+    );
+    assert_eq!(world.show("100/memory.peak"), "200\n", "a peak never falls");
+}
+
+#[test]
+fn sample_during_a_change_is_ignored() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let usage = world.usage(id);
+    let device = &usage.devices[0];
+    assert_eq!(overhead(&world, &Says(Some(30), NOTHING)), "context 30");
+    type Word = fn(&UsageDevice) -> &AtomicU64;
+    let moved: [Word; 5] = [
+        |device| &device.memory_current,
+        |device| &device.nr_alloc,
+        |device| &device.nr_free,
+        |device| &device.nr_alloc_fail,
+        |device| &device.unsettled,
+    ];
+    for word in moved {
+        let held = world.usage(id);
+        let meanwhile = move || {
+            word(&held.devices[0]).fetch_add(1 << 32, Relaxed);
+        };
+        assert_eq!(overhead(&world, &Says(Some(5 << 32), meanwhile)), "context 30");
+    }
+    usage.nr_threads.store(1, Relaxed);
+    let own: [fn(&Thread) -> &AtomicU64; 2] = [|slot| &slot.nr_alloc, |slot| &slot.nr_free];
+    for word in own {
+        let held = world.usage(id);
+        let meanwhile = move || {
+            word(&held.threads[0]).fetch_add(1, Relaxed);
+        };
+        assert_eq!(overhead(&world, &Says(Some(6 << 32), meanwhile)), "context 30");
+    }
+    device.memory_current.store(8, Relaxed);
+    device.unsettled.fetch_add((1 << 32) + 1, Relaxed);
+    assert_eq!(
+        overhead(&world, &Says(Some(5000), NOTHING)),
+        "context 30",
+        "a call is under way"
+    );
+    device.unsettled.fetch_sub(1, Relaxed);
+    usage.threads[0].unsettled.store(1, Relaxed);
+    assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 30");
+    let held = world.usage(id);
+    let meanwhile = move || {
+        held.threads[0].unsettled.fetch_add(2, Relaxed);
+    };
+    usage.threads[0].unsettled.store(2, Relaxed);
+    assert_eq!(overhead(&world, &Says(Some(5000), meanwhile)), "context 30");
+    assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
+}
+
+#[test]
+fn charge_made_before_the_daemon_is_no_overhead() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let other = &world.usage(id).devices[OTHER_DEVICE];
+    other.memory_current.store(70, Relaxed);
+    assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 30");
+}
+
+#[test]
+fn greater_of_two_samples_counts() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let mut samples = Samples::default();
+    for (held, shown) in [(30, 30), (20, 30), (20, 20), (50, 50), (0, 50), (0, 0)] {
+        samples.take(&world.tree, &Says(Some(held), NOTHING));
+        assert_eq!(world.control(id).devices[0].memory_overhead.load(Relaxed), shown);
+    }
+    world.tree.leave(id, 0);
+    assert!(samples.take(&world.tree, &Says(Some(1), NOTHING)).is_none());
+    assert!(samples.last.is_empty());
+}
+
+/// Lists exactly these pids.
+struct Lists<'a>(&'a [u32]);
+
+impl Source for Lists<'_> {
+    fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+        Some(self.0.iter().map(|pid| (*pid, Some(5))).collect())
+    }
+
+    fn sees_everybody(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn use_claim_is_refuted_until_the_process_is_listed() {
+    let world = World::new(1);
+    let (liar, idle) = (world.join(100), world.join(101));
+    let claims = |nr_contexts| {
+        world.usage(liar).devices[0]
+            .nr_contexts
+            .store(nr_contexts, Relaxed)
+    };
+    let mut samples = Samples::default();
+    let mut look = |listed: &[u32]| {
+        samples.take(&world.tree, &Lists(listed));
+        [liar, idle].map(|id| world.tree.evidence(id, 0))
+    };
+    assert_eq!(look(&[101]), [Evidence::Unknown, Evidence::Confirmed]);
+    claims(1);
+    assert_eq!(look(&[]), [Evidence::Confirmed; 2], "an empty list says nothing");
+    assert_eq!(look(&[7]), [Evidence::Confirmed; 2], "nor does one of strangers");
+    assert_eq!(look(&[101]), [Evidence::Refuted, Evidence::Confirmed]);
+    claims(0);
+    assert_eq!(look(&[101])[0], Evidence::Refuted, "it may claim again at once");
+    claims(1);
+    assert_eq!(look(&[100, 101])[0], Evidence::Confirmed);
+    claims(0);
+    assert_eq!(look(&[101])[0], Evidence::Unknown, "its context has gone");
+    world.submit(liar, 0, 1);
+    world.usage(liar).devices[0].busy_since.store(1, Relaxed);
+    assert_eq!(look(&[100])[0], Evidence::Confirmed);
+}
+
+#[test]
+fn short_claim_between_two_looks_is_refuted() {
+    let world = World::new(1);
+    let (liar, _) = (world.join(100), world.join(101));
+    let waiting = &world.usage(liar).devices[0].nr_waiting;
+    waiting.store(1, Relaxed);
+    world.tree.arbitrate(|tree| tree.seen(5, 0, |_| false));
+    waiting.store(0, Relaxed);
+    let mut samples = Samples::default();
+    samples.take(&world.tree, &Lists(&[101]));
+    assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
+}

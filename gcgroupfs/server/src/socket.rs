@@ -1,0 +1,399 @@
+//! The daemon's Unix socket: hooks register on it, the command line sends requests on it. One thread runs one
+//! epoll loop, which never waits for a client, whether it does not read its answers or sent a descriptor that
+//! takes long to close (the daemon never holds such a descriptor).
+//!
+//! All input is treated as hostile until it has been checked. This module does not know what control files
+//! mean.
+#![doc = include_str!("socket/takeover.md")]
+
+mod accept;
+pub mod answer;
+mod awaited;
+mod begin;
+mod bells;
+mod connection;
+mod connections;
+mod enquiry;
+mod listener;
+mod living;
+mod rate;
+mod receivers;
+mod registry;
+mod remembered;
+mod room;
+mod scribe;
+mod stored;
+mod strangers;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{MsgFlags, send};
+use tracing::warn;
+
+use self::bells::Bells;
+use self::connections::Connections;
+use self::enquiry::Enquiries;
+use self::rate::Rate;
+use self::receivers::Receivers;
+use self::registry::Registry;
+use self::scribe::Scribe;
+use self::stored::show_condition;
+use self::strangers::Strangers;
+use self::token::Token;
+use crate::journal::{Journal, Key};
+use gcgroupfs_model::share::Shares;
+use gcgroupfs_model::tree::{Saved, Tree};
+use gcgroupfs_sys::{self as sys, Received};
+
+pub use self::enquiry::Current as CurrentRules;
+pub use self::listener::{Listener, new_socket};
+pub use self::receivers::Start as StartReceiver;
+pub use self::stored::{restore, sift};
+
+/// Log lines per second that misbehaving clients can cause.
+const MAX_COMPLAINTS: u32 = 5;
+
+/// Loop time that one user may use in one burst.
+const ADVANCE: Duration = Duration::from_millis(25);
+
+/// Granularity of timers in this module.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
+/// once.
+const MAX_DUE: usize = 64;
+
+/// Interval between checks of processes whose connection was lost but that have not died.
+const TEND: Duration = Duration::from_secs(1);
+
+/// Time after start at which processes governed before the restart are taken to have registered again.
+/// Transient groups that are empty by then are removed. Processes that are alive but have not registered are
+/// checked again after each such interval.
+const RETURN: Duration = Duration::from_secs(10);
+
+/// Event loop of the daemon's socket.
+#[derive(Debug)]
+pub struct Server {
+    epoll: Arc<Epoll>,
+    listener: Listener,
+    /// Readable when [`Self::run`] must call `go_on` again or an enquiry has been answered.
+    woken: UnixStream,
+    waker: UnixStream,
+    tree: Arc<Tree>,
+    journal: Arc<Journal>,
+    receivers: Receivers,
+    /// Socket to the supervisor, if there is one.
+    line: Option<OwnedFd>,
+    registry: Registry,
+    enquiries: Enquiries,
+    connections: Connections,
+    last_number: u64,
+    /// No connection is accepted before this time, because descriptors or memory had run out.
+    full_until: Option<Instant>,
+    complaints: Rate,
+    shares: Shares,
+    next_tidy: Instant,
+    strangers: Strangers,
+    next_tend: Option<Instant>,
+    next_journal: Instant,
+    /// Next check for processes that have not registered again after a restart.
+    all_back: Option<Instant>,
+    /// Next check that the socket's file exists.
+    next_look: Option<Instant>,
+}
+
+/// Parts that a server works with.
+#[allow(missing_debug_implementations, reason = "the receiver's starter is a closure")]
+pub struct Options {
+    pub listener: Listener,
+    pub tree: Arc<Tree>,
+    pub journal: Arc<Journal>,
+    /// Records of the journal.
+    pub remembered: BTreeMap<Key, Saved>,
+    /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
+    pub grace_msec: u32,
+    /// Starts the receiver of usage blocks.
+    pub receiver: StartReceiver,
+}
+
+impl Server {
+    /// Sets up the event loop with the records remembered from the journal. Serves nothing until
+    /// [`Self::run`].
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn new(options: Options) -> anyhow::Result<Self> {
+        let Options {
+            listener,
+            tree,
+            journal,
+            remembered,
+            grace_msec,
+            receiver,
+        } = options;
+        let epoll =
+            Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
+        let (woken, waker) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        waker.set_nonblocking(true)?;
+        epoll.add(
+            &listener,
+            EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()),
+        )?;
+        epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
+        let next_look = listener.next_look(Instant::now());
+        let bells = Arc::new(Bells::default());
+        // Doorbells before the journal: a thaw should not wait for the disk.
+        tree.listen(bells.clone());
+        show_condition(&tree, &journal);
+        tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
+        let receivers = Receivers::new(receiver, epoll.clone());
+        let enquiries = Enquiries::start(waker.try_clone()?)?;
+        let mut registry = Registry::new(registry::Options {
+            tree: tree.clone(),
+            bells,
+            epoll: epoll.clone(),
+            journal: journal.clone(),
+            grace_msec,
+            remembered,
+        });
+        let mut last_number = 0;
+        registry.watch_remembered(|| {
+            last_number += 1;
+            last_number
+        });
+        Ok(Self {
+            epoll,
+            listener,
+            woken,
+            waker,
+            tree,
+            journal,
+            receivers,
+            line: None,
+            registry,
+            enquiries,
+            connections: Connections::new(room::for_visitors()),
+            last_number,
+            full_until: None,
+            complaints: Rate::new(MAX_COMPLAINTS),
+            shares: Shares::new(ADVANCE),
+            next_tidy: Instant::now(),
+            strangers: Strangers::default(),
+            // Processes governed before a restart may register again.
+            next_tend: Some(Instant::now() + TICK),
+            next_journal: Instant::now(),
+            all_back: Some(Instant::now() + RETURN),
+            next_look,
+        })
+    }
+
+    /// Returns a socket to which a byte is written to make [`Self::run`] call `go_on` again.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn waker(&self) -> std::io::Result<UnixStream> {
+        self.waker.try_clone()
+    }
+
+    /// Returns the rules that are applied to new processes. They are empty at first.
+    pub fn rules(&self) -> CurrentRules {
+        self.enquiries.rules()
+    }
+
+    /// Tells the supervisor at the other end of `line` that the daemon serves, and answers each of its later
+    /// checks.
+    ///
+    /// # Errors
+    /// The kernel refuses to watch the descriptor.
+    pub fn report_to(&mut self, line: OwnedFd) -> anyhow::Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Supervisor.into());
+        self.epoll
+            .add(&line, event)
+            .context("cannot watch the supervisor")?;
+        self.line = Some(line);
+        self.reassure();
+        Ok(())
+    }
+
+    fn reassure(&self) {
+        // Takes the tree's lock, so the answer also proves that the lock is not held for ever.
+        let _ = self.tree.processes();
+        if let Some(line) = &self.line {
+            let _ = send(
+                line.as_raw_fd(),
+                &[0],
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            );
+        }
+    }
+
+    fn answer_supervisor(&mut self) {
+        let Some(line) = &self.line else { return };
+        match sys::receive(line, &mut [0]) {
+            Ok(Received {
+                length: 1..,
+                descriptors,
+                ..
+            }) => match descriptors.into_iter().next() {
+                Some(socket) => {
+                    let old = self.listener.replace(socket);
+                    self.listen_anew(old);
+                }
+                None => self.reassure(),
+            },
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            // The supervisor has ended; a signal reports that separately.
+            Ok(_) | Err(_) => {
+                let _ = self.epoll.delete(line);
+                self.line = None;
+            }
+        }
+    }
+
+    /// Serves until `go_on`, which is called after each wake-up, returns false.
+    ///
+    /// # Errors
+    /// The kernel refuses to report events.
+    pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
+        let mut events = [EpollEvent::empty(); 64];
+        while go_on() {
+            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+                Ok(ready) => ready,
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error).context("cannot wait for events"),
+            };
+            for event in events.iter().take(ready) {
+                match Token::from(event.data()) {
+                    Token::Listener => self.accept(),
+                    Token::Wake => self.drain_wake(),
+                    Token::Receiver => self.take_usage_blocks(),
+                    Token::Supervisor => self.answer_supervisor(),
+                    Token::Connection(number) => self.serve(number),
+                    Token::Process(number) => self.registry.died(number),
+                }
+            }
+            self.tick();
+        }
+        self.tree.write_all_counts();
+        self.retire_all();
+        Ok(())
+    }
+
+    /// Returns how long the loop may sleep: until the earliest timer, or without limit if none is set.
+    fn timeout(&self) -> EpollTimeout {
+        let now = Instant::now();
+        let tick = self.receivers.depends_on_time().then(|| now + TICK);
+        match [
+            tick,
+            self.connections.next_due(),
+            self.full_until,
+            self.next_tend,
+            self.all_back,
+            Some(self.next_journal),
+            self.next_look,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        {
+            // Rounded up, so that the loop does not spin through the last millisecond.
+            Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
+                .map_or(EpollTimeout::ZERO, EpollTimeout::from),
+            None => EpollTimeout::NONE,
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_tidy {
+            self.shares.tidy(now);
+            self.next_tidy = now + TICK;
+            if let Some((number, usage)) = self.receivers.tick(now) {
+                self.take_usage(number, usage);
+            }
+        }
+        if now >= self.next_journal || self.journal.is_due() {
+            self.tend_journal(now);
+        }
+        for _ in 0..MAX_DUE {
+            let Some(number) = self.connections.pop_due(now) else {
+                break;
+            };
+            let Some(connection) = self.connections.get_mut(&number) else {
+                continue;
+            };
+            if connection.is_expired(now) {
+                self.hang_up(number);
+                continue;
+            }
+            connection.unmute(now, |socket| {
+                watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
+            });
+            if let Some(when) = connection.next_look() {
+                self.connections.look_at(number, when);
+            }
+        }
+        if self.next_tend.is_some_and(|when| when <= now) {
+            self.next_tend = self.registry.tend(now).map(|pause| now + pause);
+        }
+        if self.all_back.is_some_and(|when| when <= now) {
+            self.all_back = self.registry.tend_remembered().then_some(now + RETURN);
+        }
+        if self.next_look.is_some_and(|when| when <= now) {
+            self.next_look = self.listener.next_look(now);
+            if let Some(old) = self.listener.look() {
+                self.listen_anew(old);
+            }
+        }
+        if self.full_until.is_some_and(|when| when <= now) {
+            self.full_until = None;
+            self.listen(EpollFlags::EPOLLIN);
+        }
+    }
+
+    fn drain_wake(&mut self) {
+        // Stops when the socket is empty or closed.
+        while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
+        while let Some((applicant, verdict)) = self.enquiries.answer() {
+            self.admit_or_refuse(applicant, verdict);
+        }
+    }
+
+    /// Closes all connections before the daemon ends, so that exit(2) does not have to close descriptors that
+    /// clients have sent.
+    fn retire_all(&mut self) {
+        self.listener.refuse();
+        while let Ok(socket) = sys::accept(&self.listener) {
+            self.receivers.retire(Arc::new(socket));
+        }
+        for connection in self.connections.take_all() {
+            self.receivers.retire(connection.into_socket());
+        }
+        self.receivers.close_doomed();
+    }
+
+    fn new_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+/// Changes the epoll events of a connection.
+fn watch(epoll: &Epoll, socket: &OwnedFd, number: u64, flags: EpollFlags) {
+    let mut event = EpollEvent::new(flags, Token::Connection(number).into());
+    if let Err(error) = epoll.modify(socket, &mut event) {
+        warn!("cannot watch a connection: {error}");
+    }
+}

@@ -1,0 +1,263 @@
+//! Answers requests of the command line from the table of control files, with the permissions that hold on
+//! the mount.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gcgroup_abi::message::Malformed;
+use serde::Serialize;
+
+use super::begin::may_begin;
+use crate::protocol::{Answer, Operation, Request};
+use gcgroupfs_model::error::{Error, Result};
+use gcgroupfs_model::file::{self, Node};
+use gcgroupfs_model::tree::{DIRECTORY_MODE, GroupId, NewGroup, Place, Tree};
+
+pub use super::begin::Credentials;
+
+/// Maximum number of files that a list request may name per directory.
+const MAX_FILES: usize = 64;
+
+/// One line of the answer to a list request.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    pid: &'a str,
+    /// `None` for the process's own directory.
+    device: Option<&'a str>,
+    uid: u32,
+    comm: &'a str,
+    /// Path of its group; empty for the root. Absent if the client could not find it out on the mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
+    /// Contents of each requested file, by name, without files that do not exist.
+    files: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Answers one packet. `text` is what the connection has been reading; the second value returned is what it
+/// reads from then on. Returns `None` if the packet is not a request.
+pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let request = match Request::from_bytes(packet) {
+        Ok(request) => request,
+        Err(Malformed::Tag | Malformed::Length | Malformed::Protocol) => return None,
+    };
+    let text = match (request.operation, request.offset) {
+        (Operation::Get, 0) => get(tree, asker, request.name),
+        (Operation::List, 0) => list(tree, asker, request.name),
+        (Operation::Get | Operation::List, _) => Ok(text),
+        (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
+        (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
+        (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
+        (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
+    };
+    Some(match text {
+        Ok(text) => {
+            let part = Answer::part(&text, request.offset);
+            let is_last = request.offset as usize + part.part.len() >= text.len();
+            (part.to_bytes(), if is_last { Vec::new() } else { text })
+        }
+        Err(error) => (Answer::refusal(error.errno()).to_bytes(), Vec::new()),
+    })
+}
+
+/// Resolves a path, if the client may search all directories on it.
+fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
+    file::resolve_if(tree, path, |place| asker.may_search(tree, place))
+}
+
+fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
+    match resolve(tree, asker, path)? {
+        Node::File(place, file) => {
+            // Does not wait for the process's answer: it is shown to the next reader.
+            file.ask(tree, place)?;
+            Ok(file.show(tree, place)?.into_bytes())
+        }
+        Node::Dir(_) => Err(Error::IsDirectory),
+    }
+}
+
+fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
+    match resolve(tree, asker, request.name)? {
+        Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
+        Node::File(place, file) => {
+            tree.finish(file.store(tree, place, asker.caller(), request.value)?);
+            Ok(())
+        }
+        Node::Dir(_) => Err(Error::IsDirectory),
+    }
+}
+
+fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
+    let (parent, name) = parent(tree, asker, path)?;
+    let new = NewGroup {
+        parent,
+        name,
+        caller: asker.caller(),
+        mode: DIRECTORY_MODE,
+    };
+    let (_, change) = file::make_group(tree, &new)?;
+    tree.finish(change);
+    Ok(())
+}
+
+fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
+    let (parent, name) = parent(tree, asker, path)?;
+    match file::lookup(tree, parent, name)? {
+        Node::Dir(_) => {
+            tree.finish(tree.remove_group(parent, name)?);
+            Ok(())
+        }
+        Node::File(..) => Err(Error::NotDirectory),
+    }
+}
+
+/// Returns the directory that contains the path's last name, if the client may change that directory, and the
+/// last name.
+fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place, &'a str)> {
+    let path = path.trim_matches('/');
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    match resolve(tree, asker, above)? {
+        Node::Dir(parent) if asker.may_change(tree, parent)? => Ok((parent, name)),
+        Node::Dir(_) => Err(Error::WrongAccess),
+        Node::File(..) => Err(Error::NotDirectory),
+    }
+}
+
+/// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
+fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
+    if !asker.may_search(tree, Place::ROOT)? {
+        return Err(Error::WrongAccess);
+    }
+    let mut groups = BTreeMap::new();
+    let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
+    let mut out = Vec::new();
+    for (id, identity) in tree.processes() {
+        let (pid, whole) = (identity.pid.to_string(), Place::process(id));
+        let group = tree.group_of(id).flatten();
+        let group = groups
+            .entry(group)
+            .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
+            .as_deref();
+        let mut push = |place, device: Option<&str>| {
+            let files = names.iter().filter_map(|name| show(tree, place, name)).collect();
+            let line = Line {
+                pid: &pid,
+                device,
+                uid: identity.uid,
+                comm: &identity.comm,
+                group,
+                files,
+            };
+            if let Ok(line) = serde_json::to_vec(&line) {
+                out.extend(line);
+                out.push(b'\n');
+            }
+        };
+        push(whole, None);
+        for (device, place) in tree.directories(whole).unwrap_or_default() {
+            push(place, Some(&device));
+        }
+    }
+    Ok(out)
+}
+
+/// Returns whether the client could find the group on the mount and see its members.
+fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
+    let mut place = Place::of(group);
+    let mut open = asker.may_search(tree, place).unwrap_or(false);
+    while open && place != Place::ROOT {
+        place = tree.parent(place);
+        open = asker.may_find(tree, place).unwrap_or(false);
+    }
+    open
+}
+
+fn show(tree: &Tree, place: Place, name: &str) -> Option<(String, serde_json::Value)> {
+    match file::lookup(tree, place, name) {
+        Ok(Node::File(place, file)) => Some((name.to_owned(), file.show(tree, place).ok()?.into())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroupfs_model::tree::Caller;
+    use gcgroupfs_model::tree::fixture::World;
+
+    const ALICE: u32 = 1000;
+
+    /// Performs a request and returns its errno, or 0.
+    fn go(world: &World, asker: &Credentials, operation: Operation, name: &str, value: &[u8]) -> i32 {
+        let request = Request {
+            operation,
+            offset: 0,
+            name,
+            value,
+        };
+        let (answer, _) = answer(&world.tree, asker, Vec::new(), &request.to_bytes()).unwrap();
+        Answer::from_bytes(&answer).unwrap().status.cast_signed()
+    }
+
+    #[test]
+    fn request_below_a_closed_directory_is_refused() {
+        let world = World::new(1);
+        let root = Credentials::default();
+        let alice = Credentials {
+            uid: ALICE,
+            gid: ALICE,
+            groups: vec![27],
+            is_contained: false,
+        };
+        let contained = Credentials {
+            is_contained: true,
+            ..Credentials::default()
+        };
+        for path in ["above", "above/hers"] {
+            assert_eq!(go(&world, &root, Operation::Make, path, b""), 0);
+        }
+        let give = |path, uid, gid, mode| {
+            let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+                panic!("{path} is no directory");
+            };
+            let by = Caller {
+                uid: 0,
+                gid: 0,
+                pid: 0,
+            };
+            let given = world
+                .tree
+                .set_access(place, by, (Some(uid), Some(gid)), Some(mode));
+            world.tree.finish(given.unwrap());
+        };
+        give("above/hers", ALICE, ALICE, 0o700);
+        for (gid, mode, hers, a_containers) in [
+            (0, 0o755, true, false),
+            (0, 0o711, true, false),
+            (0, 0o750, false, false),
+            (27, 0o750, true, false),
+            (27, 0o705, false, false),
+        ] {
+            give("above", 0, gid, mode);
+            let errno = |may| if may { 0 } else { libc::EACCES };
+            let file = "above/hers/memory.limit";
+            for (operation, path, value) in [
+                (Operation::Get, file, &b""[..]),
+                (Operation::Set, file, b"1G"),
+                (Operation::Make, "above/hers/new", b""),
+                (Operation::MayBegin, "above/hers/new", b""),
+                (Operation::Remove, "above/hers/new", b""),
+            ] {
+                let case = format!("{gid} {mode:o} {path}");
+                assert_eq!(go(&world, &alice, operation, path, value), errno(hers), "{case}");
+            }
+            assert_eq!(go(&world, &root, Operation::Get, file, b""), 0);
+            assert_eq!(
+                go(&world, &contained, Operation::Get, file, b""),
+                errno(a_containers)
+            );
+        }
+        assert_eq!(
+            go(&world, &root, Operation::Remove, "devices", b""),
+            libc::ENOTDIR
+        );
+    }
+}

@@ -1,0 +1,478 @@
+//! One connection: of a hook, of the command line, or of a client that has not sent anything yet.
+
+mod request;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use std::io::IoSlice;
+
+use gcgroup_abi::message::{self, Hello, Tag, Welcome};
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
+use nix::unistd::geteuid;
+use tracing::{debug, info, warn};
+
+use super::enquiry::Applicant;
+use super::{Server, TEND, TICK, watch};
+use crate::block;
+use crate::journal::Key;
+use crate::protocol::MAX_REQUEST;
+use gcgroupfs_model::rules::Verdict;
+use gcgroupfs_model::share::User;
+use gcgroupfs_model::tree::ProcessId;
+use gcgroupfs_sys::process::{self, Peer};
+use gcgroupfs_sys::{self as sys, Plain};
+
+/// How long a connection may stay open without a first request, or after its last one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Doorbells that a hook may ring in one [`super::TICK`]; beyond that its connection is not read until the
+/// tick is over.
+///
+/// An honest hook rings when work begins after its process was idle, at most once a millisecond, and for each
+/// allocation once its groups' grants are used up, which takes 100 us or more.
+const MAX_RINGS: u32 = 1024;
+
+#[derive(Debug)]
+pub struct Connection {
+    socket: Arc<OwnedFd>,
+    /// Pid of the process that connected; 0 if it is not visible in the daemon's pid namespace.
+    pid: u32,
+    uid: u32,
+    gid: u32,
+    /// Set at the first query: see [`process::is_contained`].
+    is_contained: Option<bool>,
+    kind: Kind,
+    /// Time of the last relevant packet.
+    last: Instant,
+    nr_rings: u32,
+    /// The connection is not read before this time.
+    muted_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Has not sent anything.
+    New,
+    /// A process that registers, while its usage block is received.
+    Sender(Hello),
+    /// A process that registers, while the rules are evaluated for it.
+    Applicant,
+    /// The command line, with the text that it is reading.
+    Client(Vec<u8>),
+    /// A registered process.
+    Hook {
+        process: u64,
+        id: ProcessId,
+        /// Whether there was a [`Tree::drain_error`](gcgroupfs_model::tree::Tree::drain_error) at the last
+        /// doorbell.
+        has_drain_error: bool,
+    },
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, pid: u32, uid: u32, gid: u32) -> Self {
+        let socket = Arc::new(socket);
+        Self {
+            socket,
+            pid,
+            uid,
+            gid,
+            is_contained: None,
+            kind: Kind::New,
+            last: Instant::now(),
+            nr_rings: 0,
+            muted_until: None,
+        }
+    }
+
+    pub fn into_socket(self) -> Arc<OwnedFd> {
+        self.socket
+    }
+
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn is_new(&self) -> bool {
+        matches!(self.kind, Kind::New)
+    }
+
+    pub fn is_visitor(&self) -> bool {
+        !matches!(self.kind, Kind::Hook { .. })
+    }
+
+    /// Returns when the connection must be examined next; `None` for a hook that is not muted.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.muted_until
+            .or_else(|| self.is_visitor().then(|| self.last + PATIENCE))
+    }
+
+    pub fn is_expired(&self, now: Instant) -> bool {
+        self.is_visitor() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+    }
+
+    /// Returns the size of the text that the client is reading, in bytes.
+    pub fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Client(text) => text.len(),
+            _ => 0,
+        }
+    }
+
+    /// Returns the user to whom the client's requests are charged.
+    fn user(&mut self) -> User {
+        let socket = &self.socket;
+        let is_contained = *self
+            .is_contained
+            .get_or_insert_with(|| process::is_contained(&**socket));
+        (self.uid, is_contained)
+    }
+
+    /// Reads again from a client that rang too often, used too much time or registered too soon.
+    pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
+        if self.muted_until.is_some_and(|until| until <= now) {
+            self.muted_until = None;
+            watch(&self.socket);
+        }
+    }
+
+    /// Counts a doorbell and returns whether it exceeds the limit.
+    fn is_ringing_too_often(&mut self) -> bool {
+        let now = Instant::now();
+        if now.duration_since(self.last) >= TICK {
+            (self.last, self.nr_rings) = (now, 0);
+        }
+        self.nr_rings += 1;
+        self.nr_rings > MAX_RINGS
+    }
+}
+
+impl Server {
+    /// Handles one packet, so that all connections are served in turn.
+    pub(super) fn serve(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        if connection.is_visitor() {
+            // Its packets are not watched for, so the event reports its end.
+            if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
+                return self.hang_up(number);
+            }
+            let now = Instant::now();
+            if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
+                connection.last = now;
+                return self.mute(number, now + TICK);
+            }
+        }
+        let mut buffer = [0; MAX_REQUEST];
+        let is_sensible = match sys::receive_plain(&connection.socket, &mut buffer) {
+            Ok(Plain::Packet(length)) => self.take(number, buffer.get(..length).unwrap_or_default()),
+            Ok(Plain::WithRights(length)) => {
+                self.take_with_rights(number, buffer.get(..length).unwrap_or_default())
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => true,
+            Ok(Plain::Senseless) | Err(_) => false,
+        };
+        if !is_sensible {
+            self.hang_up(number);
+        }
+    }
+
+    /// Stops reading a connection until `until`. Its end is still reported.
+    fn mute(&mut self, number: u64, until: Instant) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.muted_until = Some(until);
+            watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+            self.connections.look_at(number, until);
+        }
+    }
+
+    /// Handles a packet without descriptors. Returns whether it is valid on this connection.
+    fn take(&mut self, number: u64, packet: &[u8]) -> bool {
+        let tag = message::tag(packet);
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        match (tag, &connection.kind) {
+            (Ok(Tag::Doorbell), Kind::Hook { id, .. })
+                if packet.len() == message::bare(Tag::Doorbell).len() =>
+            {
+                let id = *id;
+                if connection.is_ringing_too_often() {
+                    let until = connection.last + TICK;
+                    self.mute(number, until);
+                }
+                self.tree.rung(id);
+                self.report_drain_error(number, id);
+                true
+            }
+            (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
+            // A registration without a usage block.
+            (Ok(Tag::Hello), Kind::New) => {
+                if self.hello(number, packet).is_some() {
+                    self.refuse(number, Errno::EINVAL);
+                }
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Handles a packet that carries descriptors and returns whether it is valid. The packet stays in the
+    /// socket, to be read by a receiver.
+    fn take_with_rights(&mut self, number: u64, packet: &[u8]) -> bool {
+        let is_hello = message::tag(packet) == Ok(Tag::Hello);
+        if !is_hello
+            || !self
+                .connections
+                .get(&number)
+                .is_some_and(|connection| connection.is_new())
+        {
+            return false;
+        }
+        let Some(hello) = self.hello(number, packet) else {
+            return false;
+        };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        let now = Instant::now();
+        if let Some(delay) = self.registry.delay(connection.pid, now) {
+            // The packet waits in the socket and costs no more than any connection.
+            self.mute(number, now + delay);
+            return true;
+        }
+        // A hook with `GCGROUP_REQUIRED` lets nothing through when it gives up.
+        if hello.insists == 0 {
+            self.registry.asks(connection.pid);
+        }
+        let asked = (self.receivers).ask(number, connection.uid, connection.socket.clone());
+        if let Err(errno) = asked {
+            self.refuse(number, errno);
+            return false;
+        }
+        connection.kind = Kind::Sender(hello);
+        // Only the receiver reads from the socket until it has answered. The connection's end is still
+        // reported.
+        watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+        true
+    }
+
+    /// Parses a registration. If it is malformed or of another version, sends the error and returns `None`.
+    fn hello(&mut self, number: u64, packet: &[u8]) -> Option<Hello> {
+        // The version is checked first: other versions may have other lengths.
+        if let Ok(version) = message::version(packet)
+            && version != gcgroup_abi::VERSION
+        {
+            self.complain_of(number, version);
+            self.welcome_not(number, Errno::EPROTONOSUPPORT);
+            return None;
+        }
+        let hello = Hello::from_bytes(packet);
+        if hello.is_err() {
+            self.refuse(number, Errno::EPROTO);
+        }
+        hello.ok()
+    }
+
+    /// Continues the registrations whose usage blocks have been received.
+    pub(super) fn take_usage_blocks(&mut self) {
+        while let Some((number, usage)) = self.receivers.answer() {
+            self.take_usage(number, usage);
+        }
+    }
+
+    /// Continues a registration whose usage block has been received, or sends the process the error.
+    pub(super) fn take_usage(&mut self, number: u64, usage: nix::Result<OwnedFd>) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let Kind::Sender(hello) = connection.kind else {
+            return;
+        };
+        connection.kind = Kind::Applicant;
+        watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
+        if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
+            self.refuse(number, errno);
+            self.hang_up(number);
+        }
+    }
+
+    /// Registers the process at once, or after the rules have been evaluated. A user's daemon governs only
+    /// that user's processes.
+    fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
+        let Some(connection) = self.connections.get(&number) else {
+            return Err(Errno::ENOTCONN);
+        };
+        let usage = block::map_usage(usage)?;
+        let peer: Peer = process::peer(&*connection.socket)?;
+        let own = geteuid();
+        if !own.is_root() && peer.uid != own.as_raw() {
+            return Err(Errno::EPERM);
+        }
+        let is_known = self.registry.is_known(&peer);
+        let applicant = Applicant {
+            number,
+            peer,
+            hello: *hello,
+            usage,
+        };
+        if is_known || !self.enquiries.are_needed() {
+            return self.admit(applicant, &Verdict::default());
+        }
+        self.enquiries.ask(applicant)
+    }
+
+    /// Continues a registration after its verdict.
+    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: nix::Result<Verdict>) {
+        let number = applicant.number;
+        if let Err(errno) = verdict.and_then(|verdict| self.admit(applicant, &verdict)) {
+            self.refuse(number, errno);
+            self.hang_up(number);
+        }
+    }
+
+    fn admit(&mut self, applicant: Applicant, verdict: &Verdict) -> nix::Result<()> {
+        let number = applicant.number;
+        let Some(connection) = self.connections.get(&number) else {
+            return Err(Errno::ENOTCONN);
+        };
+        let socket = connection.socket.clone();
+        let registered = self.registry.register(applicant, verdict, socket.clone())?;
+        if let Some(superseded) = registered.superseded {
+            self.forget(superseded);
+        }
+        let welcome = Welcome {
+            abi: gcgroup_abi::VERSION,
+            status: 0,
+        }
+        .to_bytes();
+        let control = [registered.control.as_raw_fd()];
+        let sent = sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&welcome)],
+            &[ControlMessage::ScmRights(&control)],
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            None,
+        );
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.kind = Kind::Hook {
+                process: registered.number,
+                id: registered.id,
+                has_drain_error: false,
+            };
+            self.connections.is_hook_now(number);
+        }
+        if let Err(error) = sent {
+            // The process has ended already; its end is noticed in the usual way.
+            debug!("a process left while it registered: {error}");
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, number: u64, errno: Errno) {
+        // A process that cannot be examined yet may try again.
+        let errno = match errno {
+            Errno::ETIMEDOUT => Errno::EAGAIN,
+            errno => errno,
+        };
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        if self.registry.may_log_of(connection.uid) {
+            info!("a process of user {} was refused: {errno}", connection.uid);
+        }
+        self.welcome_not(number, errno);
+    }
+
+    /// Logs, once for each process, that its hook has another version. The hook keeps trying, because the
+    /// next daemon may match.
+    fn complain_of(&mut self, number: u64, version: u32) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let Ok(peer) = process::peer(&*connection.socket) else {
+            return;
+        };
+        let key = Key {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+        };
+        if self.strangers.meets(key) && self.registry.may_log_of(peer.uid) {
+            warn!(
+                "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
+                peer.pid,
+                peer.stat.comm,
+                peer.uid,
+                gcgroup_abi::VERSION
+            );
+        }
+    }
+
+    /// Logs when a driver error first prevents a freeze from being known to have drained.
+    fn report_drain_error(&mut self, number: u64, process: ProcessId) {
+        let error = self.tree.drain_error(process);
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let uid = connection.uid;
+        let Kind::Hook { has_drain_error, .. } = &mut connection.kind else {
+            return;
+        };
+        let had_one = std::mem::replace(has_drain_error, error.is_some());
+        if let Some((pid, error)) = error.filter(|_| !had_one)
+            && self.registry.may_log_of(uid)
+        {
+            warn!(
+                "{pid} cannot tell whether its frozen work has ended: the driver answers with error {error}"
+            );
+        }
+    }
+
+    fn welcome_not(&self, number: u64, errno: Errno) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let status = (errno as i32).unsigned_abs();
+        let welcome = Welcome {
+            abi: gcgroup_abi::VERSION,
+            status,
+        }
+        .to_bytes();
+        // A client that does not read it notices the end of the connection.
+        let _ = send(
+            connection.socket.as_raw_fd(),
+            &welcome,
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+        );
+    }
+
+    /// Closes a connection and ends what depends on it.
+    pub(super) fn hang_up(&mut self, number: u64) {
+        match self.connections.get(&number) {
+            Some(Connection {
+                kind: Kind::Hook { process, .. },
+                ..
+            }) => {
+                self.registry.lost(*process, number);
+                self.next_tend = self.next_tend.or(Some(Instant::now() + TEND));
+            }
+            // This may be a hook that gave up waiting: its packets have not been read.
+            Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
+            _ => {}
+        }
+        self.forget(number);
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number) {
+            // The epoll set refers to the open file, which may outlive this descriptor.
+            let _ = self.epoll.delete(&*connection.socket);
+            self.receivers.retire(connection.socket);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Handles requests of the command line: they are answered at once, within the user's shares of loop time and
+//! memory.
+
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+use nix::sys::socket::{MsgFlags, send};
+
+use super::Kind;
+use crate::protocol::{Answer, Operation, Request};
+use crate::socket::Server;
+use crate::socket::answer::{Credentials, answer};
+use gcgroupfs_sys as sys;
+
+impl Server {
+    /// Answers a request without waiting: a client that does not read its answers is disconnected.
+    pub(super) fn take_request(&mut self, number: u64, packet: &[u8]) -> bool {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        let held = connection.held();
+        let text = match &mut connection.kind {
+            Kind::Client(text) => std::mem::take(text),
+            _ => Vec::new(),
+        };
+        let user = connection.user();
+        let asker = Credentials {
+            uid: connection.uid,
+            gid: connection.gid,
+            groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
+            is_contained: user.1,
+        };
+        self.connections.note_text(asker.uid, held, 0);
+        let begun = Instant::now();
+        let answered = match Request::from_bytes(packet) {
+            // A rule may admit a process to a group that its user may not enter: only a registration can
+            // tell.
+            Ok(request) if request.operation == Operation::MayBegin && self.enquiries.are_needed() => {
+                Some((Answer::part(&[], 0).to_bytes(), Vec::new()))
+            }
+            _ => answer(&self.tree, &asker, text, packet),
+        };
+        let Some((mut answered, mut text)) = answered else {
+            return false;
+        };
+        let now = Instant::now();
+        self.shares.take(user, now.duration_since(begun), now);
+        if !self.connections.has_room_for_text(asker.uid, text.len()) {
+            (answered, text) = (Answer::refusal(libc::EMFILE).to_bytes(), Vec::new());
+        }
+        self.connections.note_text(asker.uid, 0, text.len());
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        connection.last = now;
+        connection.kind = Kind::Client(text);
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        send(connection.socket.as_raw_fd(), &answered, flags).is_ok()
+    }
+}

@@ -1,0 +1,357 @@
+//! The socket's file: taken over from a dead daemon, never from a living one, and created again when it has
+//! been removed.
+
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    shutdown, socket, sockopt,
+};
+use nix::unistd::geteuid;
+use tracing::warn;
+
+use gcgroupfs_sys::process;
+
+mod restore;
+
+use restore::{Restored, restore};
+
+/// Length of the accept queue; the kernel lowers it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// Interval between checks of the socket's file.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How long to wait for another daemon that is starting at the same path.
+const TAKEOVER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Device, inode and ctime of a file; inode numbers are soon reused.
+type FileId = (u64, u64, i64, i64);
+
+fn id(file: &Metadata) -> FileId {
+    (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
+}
+
+/// A listening `SOCK_SEQPACKET` socket, for root's daemon open to all users. Its file is removed on drop.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    /// Path and identity of its file, if it is ours to remove; the identity protects a successor's file.
+    file: Option<(PathBuf, FileId)>,
+    /// Last logged reason why the file cannot be created again.
+    complaint: String,
+    /// Whether another process held the directory's lock at the last check.
+    has_waited: bool,
+}
+
+impl Listener {
+    /// Creates the socket, and its directory if missing.
+    ///
+    /// # Errors
+    /// Another daemon listens there, the file there is not a socket, or the path cannot be written.
+    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+        let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let directory = make_directory(path)?;
+        // Checking and taking over are several steps; two daemons must not take them at once.
+        let _turn = turn(directory)?;
+        clear(path, &address)?;
+        let (socket, file) = make(path, &address)?;
+        Ok(Self {
+            socket,
+            file: Some((path.to_owned(), file)),
+            complaint: String::new(),
+            has_waited: false,
+        })
+    }
+
+    /// Returns a listener for a socket that belongs to the supervisor.
+    pub fn kept(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            file: None,
+            complaint: String::new(),
+            has_waited: false,
+        }
+    }
+
+    /// Returns when to [look](Self::look) next, if there is a file to check.
+    pub fn next_look(&self, now: Instant) -> Option<Instant> {
+        self.file.is_some().then(|| now + LOOK)
+    }
+
+    /// Checks the socket's file. If it was removed or replaced, creates another socket there and returns the
+    /// old one, which can no longer be reached. Does not wait. Failures are logged once and the check is
+    /// repeated: another daemon that listens there is left alone. Any other file there is renamed to
+    /// `NAME.displaced`.
+    pub fn look(&mut self) -> Option<OwnedFd> {
+        let (path, ours) = self.file.as_mut()?;
+        let needs_lock = !std::mem::take(&mut self.has_waited);
+        match restore(path, ours, needs_lock) {
+            Ok(Restored::IsThere) => self.complaint.clear(),
+            Ok(Restored::Waits) => self.has_waited = true,
+            Ok(Restored::Made(socket)) => {
+                let path = path.display();
+                warn!("{path} was removed or replaced; another socket is there now");
+                self.complaint.clear();
+                return Some(std::mem::replace(&mut self.socket, socket));
+            }
+            Err(error) => {
+                let complaint = format!("{error:#}");
+                if complaint != self.complaint {
+                    warn!("the socket was removed or replaced: new processes are not governed: {complaint}");
+                    self.complaint = complaint;
+                }
+            }
+        }
+        None
+    }
+
+    /// Replaces the socket and returns the old one.
+    pub fn replace(&mut self, socket: OwnedFd) -> OwnedFd {
+        std::mem::replace(&mut self.socket, socket)
+    }
+
+    /// Refuses further connections, unless the socket belongs to a supervisor.
+    pub fn refuse(&self) {
+        if self.file.is_some() {
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Duplicates the socket for daemons that accept on it. The file is still removed by this process.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, ours)) = &self.file
+            && fs::symlink_metadata(path).is_ok_and(|file| id(&file) == *ours)
+        {
+            // A failure cannot be reported any more; the next daemon removes the file.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Creates the directory of a socket if missing, and returns its path.
+fn make_directory(path: &Path) -> anyhow::Result<&Path> {
+    let directory = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        _ => Path::new("."),
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    Ok(directory)
+}
+
+/// Listens at a path where no file exists.
+fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
+    let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
+    bind(socket.as_raw_fd(), address).with_context(|| format!("cannot make {}", path.display()))?;
+    // A user's daemon serves only that user's processes.
+    let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+    fs::set_permissions(path, Permissions::from_mode(mode))?;
+    let file = fs::symlink_metadata(path)?;
+    listen(&socket, Backlog::new(BACKLOG)?)?;
+    Ok((socket, id(&file)))
+}
+
+pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
+    socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        flags | SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+}
+
+/// Waits for the directory's lock, at most [`TAKEOVER_PATIENCE`]: any process that can open the directory can
+/// hold it.
+fn turn(directory: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let mut file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let deadline = Instant::now() + TAKEOVER_PATIENCE;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(turn) => return Ok(Some(turn)),
+            Err(_) if Instant::now() > deadline => return Ok(None),
+            Err((back, _)) => file = back,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Removes a socket on which no process listens.
+fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Ok(file) if !file.file_type().is_socket() => bail!("{} is there and is no socket", path.display()),
+        Ok(_) => {}
+    }
+    let deadline = Instant::now() + TAKEOVER_PATIENCE;
+    loop {
+        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        match connect(probe.as_raw_fd(), address) {
+            Err(Errno::ECONNREFUSED) => {
+                return fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()));
+            }
+            Err(Errno::ENOENT) => return Ok(()),
+            // The daemon was killed while it started a process: that copy of the socket is closed when the
+            // process executes its program.
+            Ok(()) if is_orphan(&probe) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Includes a full backlog and a socket of another type: a process listens there.
+            _ => bail!(
+                "another daemon listens on {} (give this one another --socket)",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// Returns whether the process that called listen(2) on the other end is dead; see `SO_PEERCRED` in unix(7).
+fn is_orphan(probe: &OwnedFd) -> bool {
+    let listener = getsockopt(probe, sockopt::PeerCredentials).map(|peer| u32::try_from(peer.pid()));
+    matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid) == Err(Errno::ESRCH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_has_its_mode_and_is_removed_with_its_listener() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new/s.sock");
+        let listener = Listener::bind(&path).unwrap();
+        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn socket_of_a_living_daemon_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let _listener = Listener::bind(&path).unwrap();
+        let error = Listener::bind(&path).unwrap_err().to_string();
+        assert!(error.contains("another daemon"), "{error}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn dead_daemon_does_not_remove_its_successors_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut dead = Listener::bind(&path).unwrap();
+        // As after `kill -9`: the file exists and no process listens.
+        dead.socket = new_socket(SockFlag::empty()).unwrap();
+        let _successor = Listener::bind(&path).unwrap();
+        drop(dead);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn removed_socket_is_made_again_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        assert!(listener.look().is_none());
+        fs::remove_file(&path).unwrap();
+        assert!(listener.look().is_some() && listener.look().is_none());
+        let probe = new_socket(SockFlag::empty()).unwrap();
+        connect(probe.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        fs::remove_dir_all(directory.path()).unwrap();
+        assert!(listener.look().is_some());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn foreign_lock_delays_a_new_socket_by_one_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        let held = File::open(directory.path()).unwrap();
+        let _held = Flock::lock(held, FlockArg::LockExclusiveNonblock).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(listener.look().is_none() && !path.exists());
+        assert!(listener.look().is_some() && path.exists());
+    }
+
+    #[test]
+    fn changed_permissions_do_not_replace_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        assert!(listener.look().is_none());
+        drop(listener);
+        assert!(!path.exists(), "its file is known as its own");
+    }
+
+    #[test]
+    fn file_in_place_of_the_socket_is_moved_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(listener.look().is_some());
+        let aside = directory.path().join("s.sock.displaced");
+        assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
+    }
+
+    #[test]
+    fn another_daemon_in_place_of_the_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut other = Listener::bind(&path).unwrap();
+        assert!(listener.look().is_none() && listener.complaint.contains("another daemon"));
+        assert!(other.look().is_none());
+        drop(other);
+        assert!(listener.look().is_some() && listener.complaint.is_empty());
+    }
+
+    #[test]
+    fn file_that_is_no_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(Listener::bind(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn path_too_long_for_a_socket_is_reported() {
+        let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let error = format!("{:#}", Listener::bind(&path).unwrap_err());
+        assert!(error.contains("File name too long"), "{error}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Creates the socket again where its file was removed or replaced, without waiting.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{SockFlag, UnixAddr, connect};
+
+use super::{FileId, id, make, make_directory, new_socket};
+use gcgroupfs_sys::process;
+
+/// State of the socket's file after a check.
+pub(super) enum Restored {
+    IsThere,
+    /// The file is missing, and another process, perhaps a starting daemon, holds the directory's lock.
+    Waits,
+    /// The file was missing; this is the new socket.
+    Made(OwnedFd),
+}
+
+/// Creates a socket at `path` unless the file identified by `ours` is there, and stores the new file's
+/// identity in `ours`. Ignores a directory lock held by another process if `needs_lock` is false.
+///
+/// # Errors
+/// Another daemon listens there, or the path cannot be written.
+pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyhow::Result<Restored> {
+    if is_there(path, ours)? {
+        return Ok(Restored::IsThere);
+    }
+    let address = UnixAddr::new(path)?;
+    let directory = make_directory(path)?;
+    let file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let turn = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+    if turn.is_err() && needs_lock {
+        return Ok(Restored::Waits);
+    }
+    clear_away(path, &address)?;
+    let (socket, file) = make(path, &address)?;
+    *ours = file;
+    Ok(Restored::Made(socket))
+}
+
+/// Returns whether the file at `path` is our socket's. Its inode number may have been reused; if the ctime
+/// differs as well, the kernel is asked which process listens there.
+fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
+    let there = match fs::symlink_metadata(path) {
+        Ok(file) => id(&file),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(false);
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+    };
+    if there == *ours {
+        return Ok(true);
+    }
+    let is_same = (there.0, there.1) == (ours.0, ours.1) && {
+        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        connect(probe.as_raw_fd(), &UnixAddr::new(path)?).is_ok()
+            && process::owner(&probe).is_ok_and(|(pid, ..)| pid == std::process::id())
+    };
+    if is_same {
+        *ours = there;
+    }
+    Ok(is_same)
+}
+
+/// Removes a socket on which no process listens, and renames any other file to `NAME.displaced`.
+fn clear_away(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Ok(file) if file.file_type().is_socket() => {
+            let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+            match connect(probe.as_raw_fd(), address) {
+                Err(Errno::ECONNREFUSED) => Ok(fs::remove_file(path)?),
+                Err(Errno::ENOENT) => Ok(()),
+                _ => bail!("another daemon listens on {}", path.display()),
+            }
+        }
+        Ok(_) => {
+            let mut aside = path.as_os_str().to_owned();
+            aside.push(".displaced");
+            fs::rename(path, &aside).with_context(|| format!("cannot move {} away", path.display()))
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! Registered processes, identified by the kernel's word, and what is remembered of them between
+//! registrations.
+//!
+//! A process is identified by pid and start time. It keeps its settings while it lives: over an exec, a lost
+//! connection and a restart of the daemon.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use gcgroup_abi::message::{GroupName, Hello};
+use nix::errno::Errno;
+use nix::sys::epoll::Epoll;
+use tracing::{debug, info, warn};
+
+use super::awaited::Awaited;
+use super::begin::{Beginner, Beginning, Credentials, begin};
+use super::bells::{Bells, Mapped};
+use super::enquiry::Applicant;
+use super::living::{Living, Registration};
+use super::remembered::Remembered;
+use super::{TEND, TICK};
+use crate::block;
+use crate::journal::{Journal, Key};
+use crate::log_limit::LogLimit;
+use gcgroupfs_model::rules::{Given, Verdict};
+use gcgroupfs_model::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
+use gcgroupfs_sys::process::{self, Peer, Stat};
+
+/// Attempts to choose and hold a group that may be emptied and removed meanwhile.
+const MAX_BEGINNINGS: usize = 8;
+
+/// Maximum number of ancestors examined.
+const MAX_ANCESTORS: usize = 64;
+
+#[derive(Debug)]
+pub struct Registry {
+    tree: Arc<Tree>,
+    bells: Arc<Bells>,
+    journal: Arc<Journal>,
+    /// Stored in each control block: how long gates stay closed without a daemon, in ms.
+    grace_msec: u32,
+    living: Living,
+    /// Processes that are not registered now.
+    remembered: Remembered,
+    awaited: Awaited,
+    log_limit: LogLimit,
+}
+
+/// Result of a registration.
+#[derive(Debug)]
+pub struct Registered {
+    /// The process's number.
+    pub number: u64,
+    pub id: ProcessId,
+    /// Descriptor of the control block, to be sent to the process.
+    pub control: OwnedFd,
+    /// Connection of an earlier registration, to be closed.
+    pub superseded: Option<u64>,
+}
+
+/// Parts that a registry works with.
+#[derive(Debug)]
+pub struct Options {
+    pub tree: Arc<Tree>,
+    pub bells: Arc<Bells>,
+    pub epoll: Arc<Epoll>,
+    pub journal: Arc<Journal>,
+    /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
+    pub grace_msec: u32,
+    /// Records of the journal.
+    pub remembered: BTreeMap<Key, Saved>,
+}
+
+/// A process that registers for the first time.
+struct Newcomer<'a> {
+    pid: u32,
+    stat: &'a Stat,
+    who: &'a Credentials,
+    verdict: &'a Verdict,
+    hello: &'a Hello,
+}
+
+impl Registry {
+    pub fn new(options: Options) -> Self {
+        let Options {
+            tree,
+            bells,
+            epoll,
+            journal,
+            grace_msec,
+            remembered,
+        } = options;
+        let awaited = Awaited::new(tree.clone(), &remembered);
+        let remembered = Remembered::new(tree.clone(), remembered);
+        Self {
+            tree,
+            bells,
+            journal,
+            grace_msec,
+            living: Living::new(epoll),
+            remembered,
+            awaited,
+            log_limit: LogLimit::default(),
+        }
+    }
+
+    /// Returns whether a further line about the user may be logged.
+    pub fn may_log_of(&mut self, uid: u32) -> bool {
+        self.log_limit.allows(uid, Instant::now())
+    }
+
+    /// Returns whether the process is still tracked, so that its end, if it has ended, is yet to be handled.
+    pub fn has_in_mind(&self, key: Key) -> bool {
+        self.living.find(key).is_some() || self.remembered.get(key).is_some()
+    }
+
+    /// Returns whether the process has registered before, so that its settings are known.
+    pub fn is_known(&self, peer: &Peer) -> bool {
+        self.saved(key(peer)).is_some()
+    }
+
+    /// Returns how long the registration of the process with this pid must wait, if it registers too often.
+    pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
+        let delay = self.living.find_pid(pid)?.pace.delay(now);
+        (!delay.is_zero()).then_some(delay)
+    }
+
+    /// Notes that a hook in the process with this pid has asked to be registered, or has closed its
+    /// connection without an answer: from then until it is registered it may give up waiting and let
+    /// everything through.
+    pub fn asks(&mut self, pid: u32) {
+        if let Some(known) = self.living.find_pid_mut(pid) {
+            known.is_asking = true;
+            self.remembered.set_ungoverned(known.key);
+        }
+    }
+
+    /// Registers a process and creates its directory, in place of any earlier one. The verdict is used only
+    /// at the first registration.
+    ///
+    /// # Errors
+    /// `EDQUOT` if its user has too many processes, `EAGAIN` if it comes before [`delay`](Self::delay) is
+    /// over, `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
+    pub fn register(
+        &mut self,
+        applicant: Applicant,
+        verdict: &Verdict,
+        socket: Arc<OwnedFd>,
+    ) -> nix::Result<Registered> {
+        let Applicant {
+            number,
+            peer,
+            hello,
+            usage,
+        } = applicant;
+        let key = key(&peer);
+        let Peer {
+            pid,
+            uid,
+            gid,
+            groups,
+            is_contained,
+            stat,
+            pidfd,
+        } = peer;
+        if !self.living.has_room_for(key, uid) {
+            return Err(Errno::EDQUOT);
+        }
+        let process = self.living.know(number, key, uid, pidfd)?;
+        if self
+            .living
+            .get_mut(process)
+            .is_some_and(|known| !known.pace.allows(Instant::now()))
+        {
+            return Err(Errno::EAGAIN);
+        }
+        let (control, file) = block::new_control()?;
+        control.grace_msec.store(self.grace_msec, Relaxed);
+        // Taken before the process is visible to writers, so that records of later changes have higher
+        // numbers.
+        let seq = self.journal.number();
+        self.remembered.comes_as(key, stat.image);
+        let is_kept;
+        let (mut saved, is_new) = match self.saved(key) {
+            Some(saved) => {
+                let before = self.living.find(key).map(|known| known.wish);
+                is_kept = self.is_kept(hello.group, saved.group, before);
+                if hello.insists != 0 && !is_kept {
+                    return Err(Errno::EACCES);
+                }
+                if let Some(registration) = self.registration(key)
+                    && saved.is_of_another(stat.image)
+                {
+                    self.tree.write_counts_of(registration.id);
+                }
+                (saved, false)
+            }
+            None => {
+                let who = Credentials {
+                    uid,
+                    gid,
+                    groups,
+                    is_contained,
+                };
+                let newcomer = Newcomer {
+                    pid,
+                    stat: &stat,
+                    who: &who,
+                    verdict,
+                    hello: &hello,
+                };
+                let (group, kept) = self.begin(&newcomer)?;
+                is_kept = kept;
+                let (settings, trouble) = self.settings_of(verdict, &hello, group, &who);
+                if let Some(trouble) = trouble {
+                    warn!("{pid} ({}) of user {uid} {trouble}", stat.comm);
+                }
+                let mut saved = Saved::from(settings);
+                saved.group = group;
+                (saved, true)
+            }
+        };
+        if is_new && (verdict.process != Given::default() || saved.group.is_some()) {
+            self.journal.append(seq, key, &saved);
+        }
+        saved.is_awaited = self.awaited.is_awaited(key);
+        saved.is_held = is_new || self.registration(key).is_none() && self.remembered.take(key);
+        let identity = Identity {
+            pid,
+            start_time: stat.start_time,
+            image: stat.image,
+            started: now(),
+            uid,
+            gid,
+            comm: stat.comm,
+        };
+        let place = match self.tree.path(saved.group).as_str() {
+            "" => String::new(),
+            path => format!(" {path:?}"),
+        };
+        if self.may_log_of(uid) {
+            info!(
+                "{} ({}) of user {} joined{place}",
+                identity.pid, identity.comm, identity.uid
+            );
+        }
+        let blocks = Arc::new(Mapped { control, usage });
+        let id = self.tree.join(identity, blocks.clone(), saved);
+        self.bells.hang(id, blocks, socket);
+        self.awaited.came(key);
+        let registration = Registration {
+            id,
+            connection: Some(number),
+            image: stat.image,
+        };
+        let known = self.living.get_mut(process).ok_or(Errno::ESRCH)?;
+        known.wish = if is_kept { hello.group } else { GroupName::NONE };
+        known.is_asking = false;
+        let old = known.registration.replace(registration);
+        self.remembered.remove(key);
+        if let Some(old) = old.as_ref().filter(|old| old.id != id) {
+            self.bells.remove(old.id);
+        }
+        Ok(Registered {
+            number: process,
+            id,
+            control: file,
+            superseded: old.and_then(|old| old.connection),
+        })
+    }
+
+    /// Handles the loss of a process's connection. The process has ended, executes another program, or has
+    /// closed a descriptor it did not know. In the last case its directory stays, and changes still reach it
+    /// through shared memory.
+    pub fn lost(&mut self, process: u64, connection: u64) {
+        let Some(known) = self.living.get_mut(process) else {
+            return;
+        };
+        let Some(registration) = &mut known.registration else {
+            return;
+        };
+        if registration.connection != Some(connection) {
+            return;
+        }
+        registration.connection = None;
+        let (id, pid) = (registration.id, known.key.pid);
+        self.bells.mute(id);
+        if known.is_same_program() {
+            if self.log_limit.allows(known.uid(), Instant::now()) {
+                info!("{pid}: connection to its hook lost");
+            }
+            self.tree.set_hook(id, false);
+        } else {
+            self.end_registration(process);
+        }
+    }
+
+    /// Handles the end of a process, reported by its pidfd.
+    pub fn died(&mut self, process: u64) {
+        self.end_registration(process);
+        if let Some(key) = self.living.remove(process) {
+            self.remembered.ended(key);
+        }
+    }
+
+    /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
+    /// are left.
+    pub fn tend(&mut self, now: Instant) -> Option<Duration> {
+        for key in self.awaited.tend(now) {
+            if self.living.find(key).is_none_or(|known| !known.is_asking) {
+                self.tree.clear_ungoverned((key.pid, key.start_time));
+            }
+        }
+        let is_any_lost = self.tend_lost();
+        let later = self.log_limit.sum_up(now);
+        self.awaited
+            .is_any()
+            .then_some(TICK)
+            .or(is_any_lost.then_some(TEND))
+            .or(later)
+    }
+
+    /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
+    /// held for a process is not removed.
+    pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
+        for key in self.remembered.in_groups() {
+            match self.living.watch(new_number(), key) {
+                Ok(()) => {}
+                Err(Errno::ESRCH) => self.remembered.ended(key),
+                // They are also checked periodically.
+                Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
+            }
+        }
+    }
+
+    /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
+    /// whether any are left that have not registered again.
+    pub fn tend_remembered(&mut self) -> bool {
+        let is_any_left = self.remembered.tend();
+        self.tree.reap_transient(None);
+        is_any_left
+    }
+
+    /// Ends the registrations of processes that lost their connection and execute another program. Returns
+    /// whether others with a lost connection remain.
+    fn tend_lost(&mut self) -> bool {
+        let mut is_any_left = false;
+        for process in self.living.lost() {
+            match self.living.get_mut(process) {
+                Some(known) if known.is_same_program() => is_any_left = true,
+                _ => self.end_registration(process),
+            }
+        }
+        is_any_left
+    }
+
+    /// Removes the process's directory; its settings are remembered until it ends.
+    fn end_registration(&mut self, process: u64) {
+        let Some(known) = self.living.get_mut(process) else {
+            return;
+        };
+        let Some(registration) = known.registration.take() else {
+            return;
+        };
+        let (key, is_asking) = (known.key, known.is_asking);
+        if let Some(identity) = self.tree.identity(registration.id)
+            && self.log_limit.allows(identity.uid, Instant::now())
+        {
+            info!("{} ({}) left", identity.pid, identity.comm);
+        }
+        // Stored before the counts appear as those of an ended program, so that a daemon killed then has
+        // shown nothing that the next one does not know.
+        self.tree.write_counts_of(registration.id);
+        // Done before it leaves its group, which would otherwise be removed with its last member.
+        if let Some(mut saved) = self.tree.saved(registration.id) {
+            saved.take_counts();
+            self.remembered.insert(key, saved);
+            if is_asking {
+                self.remembered.set_ungoverned(key);
+            }
+        }
+        // Settings may have been written meanwhile.
+        match self.tree.leave(registration.id, now()) {
+            Some(saved) if !saved.is_default() => self.remembered.insert(key, saved),
+            _ => self.remembered.remove(key),
+        }
+        self.bells.remove(registration.id);
+    }
+
+    /// Returns the record of a process that registers again, as of its last registration.
+    fn saved(&self, key: Key) -> Option<Saved> {
+        let registration = self.registration(key);
+        let saved = registration.and_then(|registration| self.tree.saved(registration.id));
+        saved.or_else(|| self.remembered.get(key).cloned())
+    }
+
+    fn registration(&self, key: Key) -> Option<&Registration> {
+        self.living.find(key)?.registration.as_ref()
+    }
+
+    /// Chooses the group in which a new process begins and holds it until the process has joined, because it
+    /// might be emptied and removed meanwhile. Also returns whether the process's request is fulfilled.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
+    /// examined; `EACCES` if the process insists on another group.
+    fn begin(&mut self, newcomer: &Newcomer<'_>) -> nix::Result<(Option<GroupId>, bool)> {
+        let Newcomer {
+            pid,
+            stat,
+            who,
+            verdict,
+            hello,
+        } = *newcomer;
+        for _ in 0..MAX_BEGINNINGS {
+            let (above, wish_above) = self.group_above(stat)?.unzip();
+            let beginner = Beginner {
+                above: above.flatten(),
+                verdict,
+                wish: hello.group.as_str(),
+                who,
+            };
+            let Beginning {
+                group,
+                is_as_wished,
+                troubles,
+            } = begin(&self.tree, &beginner);
+            let is_kept = is_as_wished || self.is_kept(hello.group, group, wish_above);
+            if hello.insists != 0 && !is_kept {
+                debug!("{pid} insists on its group: {troubles:?}");
+                // The groups that were made for it.
+                self.tree.reap_transient(None);
+                return Err(Errno::EACCES);
+            }
+            if group.is_some_and(|group| !self.tree.hold_group(group)) {
+                continue;
+            }
+            for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
+                warn!("{pid} ({}) of user {} {trouble}", stat.comm, who.uid);
+            }
+            return Ok((group, is_kept));
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
+    /// its user may not set the priority that it asks for, also returns a log message.
+    fn settings_of(
+        &self,
+        verdict: &Verdict,
+        hello: &Hello,
+        group: Option<GroupId>,
+        who: &Credentials,
+    ) -> (Settings, Option<String>) {
+        let mut settings = verdict.process.settings();
+        let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
+        let raised = settings.wish(hello, bound);
+        let trouble = raised.map(|least| {
+            let wished = hello.priority;
+            format!("does not get priority {wished}: {least} is the lowest number that its user may set")
+        });
+        (settings, trouble)
+    }
+
+    /// Returns whether the request `wish` is fulfilled by `group`: that is the requested group or one below
+    /// it; or the process, or its nearest governed ancestor, was in such a group by the same request
+    /// (`before`) and was moved since.
+    fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
+        let Some(wanted) = wish.as_str() else { return true };
+        let path = self.tree.path(group);
+        let below = path.strip_prefix(wanted.trim_matches('/'));
+        before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }
+
+    /// Returns the group of the nearest governed ancestor (`None` for the root) and the group it had asked
+    /// for. Where a parent has ended, its children were reparented and their origin is unknown.
+    ///
+    /// # Errors
+    /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
+    fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
+        let (mut parent, mut start_time) = (stat.parent, stat.start_time);
+        for _ in 0..MAX_ANCESTORS {
+            let (stat, known, saved) = match process::stat(parent) {
+                // Younger than its child: another process has the parent's pid now.
+                Ok(stat) if stat.start_time > start_time => return Ok(None),
+                Ok(stat) => {
+                    let key = Key {
+                        pid: parent,
+                        start_time: stat.start_time,
+                    };
+                    (Some(stat), self.living.find(key), self.remembered.get(key))
+                }
+                Err(Errno::ETIMEDOUT) => (
+                    None,
+                    self.living.find_pid(parent),
+                    self.remembered.find_pid(parent),
+                ),
+                Err(_) => return Ok(None),
+            };
+            let registered = known.and_then(|known| known.registration.as_ref());
+            let wish = known.map_or(GroupName::NONE, |known| known.wish);
+            if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
+                return Ok(Some((group, wish)));
+            }
+            if let Some(saved) = saved {
+                return Ok(Some((saved.group, wish)));
+            }
+            let stat = stat.ok_or(Errno::EAGAIN)?;
+            (parent, start_time) = (stat.parent, stat.start_time);
+        }
+        Ok(None)
+    }
+}
+
+fn key(peer: &Peer) -> Key {
+    Key {
+        pid: peer.pid,
+        start_time: peer.stat.start_time,
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

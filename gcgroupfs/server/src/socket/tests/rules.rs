@@ -1,0 +1,96 @@
+//! Processes for which rules are evaluated.
+
+use super::*;
+use gcgroupfs_model::rules::Rules;
+
+impl World {
+    /// Sets the rules from the text of a configuration.
+    fn rule(&self, text: &str) {
+        #[derive(serde::Deserialize)]
+        struct Of {
+            rule: Rules,
+        }
+        self.rules.set(toml::from_str::<Of>(text).unwrap().rule);
+    }
+
+    fn limit(&self) -> String {
+        self.show(&format!("{}/memory.limit", me()))
+    }
+}
+
+#[test]
+fn settings_of_the_first_rule_hold_from_the_start() {
+    let world = World::new();
+    let exe = std::env::current_exe().unwrap();
+    world.rule(&format!(
+        "[[rule]]
+         match.comm = \"no such name\"
+         process.memory.limit = 1
+         [[rule]]
+         match = {{ exe = {exe:?}, uid = {} }}
+         process.memory.limit = 4096
+         [[rule]]
+         process.memory.limit = 2",
+        nix::unistd::geteuid()
+    ));
+    let hello = Hello {
+        memory_limit: 1 << 30,
+        priority: 3,
+        ..Hello::PLAIN
+    };
+    let hook = Hook::register(world.connect(), &hello, good_usage_file());
+    assert_eq!(
+        hook.control.memory_limit.load(Relaxed),
+        4096,
+        "no more than the rule"
+    );
+    assert_eq!(world.show(&format!("{}/compute.priority", me())), "3\n", "a wish");
+}
+
+#[test]
+fn stored_settings_and_verdict_outrank_new_rules() {
+    let world = World::new();
+    world.rule("[[rule]]\nprocess.memory.limit = 4096");
+    let hook = world.register();
+    assert_eq!(world.limit(), "4096\n");
+    let other = "[[rule]]\nprocess.memory.limit = 5000";
+    world.rule(other);
+    let _again = world.register();
+    assert_eq!(world.limit(), "4096\n", "by the rules of then");
+    drop(hook);
+
+    let world = world.restart();
+    world.rule(other);
+    let _hook = world.register();
+    assert_eq!(world.limit(), "4096\n", "over a restart");
+    world.store(&format!("{}/memory.limit", me()), "6000");
+    let _again = world.register();
+    assert_eq!(world.limit(), "6000\n");
+}
+
+#[test]
+fn client_gone_before_the_verdict_delays_no_other() {
+    let world = World::new();
+    world.rule("[[rule]]\nmatch.uid = 4294967294\ngroup.name = \"{user}\"");
+    for _ in 0..10 {
+        let (socket, usage) = (world.connect(), good_usage_file());
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    }
+    let hook = world.register();
+    world.until("it is back", || world.pids() == [me()]);
+    drop(hook);
+    world.assert_well();
+}
+
+#[test]
+fn second_packet_around_the_verdict_ends_the_connection() {
+    let world = World::new();
+    world.rule("[[rule]]\nprocess.memory.limit = 4096");
+    let (socket, usage) = (world.connect(), good_usage_file());
+    transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    // A second Hello is invalid either way.
+    transmit(&socket, &Hello::PLAIN.to_bytes(), &[]).unwrap();
+    let mut buffer = [0; 64];
+    while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).is_ok_and(|length| length > 0) {}
+    world.assert_well();
+}
