@@ -36,10 +36,9 @@ hook="
     nvml::list nvml::memory nvml::processes nvml::utilization
     rows::tests::a_name swap::policy wishes::
 "
-daemon="
+model="
     arbiter::division arbiter::member arbiter::quota
-    cli::expression
-    rules::template server::rate
+    rules::template
 "
 # Takes the lock 80 000 times.
 long="--skip memory::lock::tests::one_thread_at_a_time"
@@ -56,5 +55,7 @@ test_package gcgroup-abi
 # shellcheck disable=SC2086  # lists of names
 {
     test_package gcgroup-hook $hook $long
-    test_package gcgroupfs $daemon
+    test_package gcgroupfs-model $model
+    test_package gcgroupfs-server socket::rate
+    test_package gcgroupfs cli::expression
 }

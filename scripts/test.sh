@@ -60,6 +60,7 @@ if [ "$quick" = no ]; then
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
+        step scripts/crates.py --check
     fi
     if have cargo-deny "licences and advisories of dependencies"; then
         step cargo deny --locked --log-level error check bans licenses sources

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use gcgroup_abi::environment::GCGROUP_SOCKET;
 
 use self::client::Client;
 use crate::forget;
@@ -36,7 +37,7 @@ use gcgroupfs_sys::launch;
 struct Cli {
     /// The daemon's socket [default: the user's own daemon's in $XDG_RUNTIME_DIR/gcgroupfs if it answers,
     /// otherwise /run/gcgroupfs/gcgroup.sock]
-    #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET")]
+    #[arg(long, global = true, value_name = "PATH", env = GCGROUP_SOCKET.name)]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,

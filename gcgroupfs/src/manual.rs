@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use gcgroup_abi::environment::{VARIABLES, Variable};
 use gcgroupfs_model::arbiter;
 use gcgroupfs_model::file::{ControlFile, On};
 use gcgroupfs_model::files;
@@ -14,6 +15,7 @@ const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
 const FILES: &str = "@FILES@\n";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 const RULE_FILES: &str = "@RULE_FILES@";
+const VARIABLES_PLACE: &str = "@VARIABLES@\n";
 
 /// Placeholder in the entry of `compute.policy`.
 const POLICIES: &str = "@POLICIES@";
@@ -51,6 +53,19 @@ pub fn page() -> String {
         .replace(FILES, &files)
         .replace(DEFAULTS_PLACE, &roff(&arbiter::sample()))
         .replace(RULE_FILES, &rule_files())
+        .replace(VARIABLES_PLACE, &variables())
+}
+
+/// The environment variables, as entries.
+fn variables() -> String {
+    VARIABLES.iter().fold(String::new(), |mut out, variable| {
+        let Variable { name, value, doc, .. } = variable;
+        let is_placeholder = value.bytes().all(|byte| byte.is_ascii_uppercase());
+        let font = if is_placeholder { "BI" } else { "B" };
+        let gap = if is_placeholder { " " } else { "" };
+        let _ = writeln!(out, ".TP\n.{font} {name}={gap}{value}\n{}", roff(doc.trim()));
+        out
+    })
 }
 
 /// The settings that rules may make, as a list in bold.
@@ -120,8 +135,22 @@ mod tests {
             );
         }
         assert_eq!(table.lines().count(), 2 + files::all().count());
-        for placeholder in [FILES, DEFAULTS_PLACE, RULE_FILES, POLICIES] {
+        for placeholder in [FILES, DEFAULTS_PLACE, RULE_FILES, POLICIES, VARIABLES_PLACE] {
             assert!(!page.contains(placeholder.trim()));
+        }
+    }
+
+    #[test]
+    fn every_variable_has_its_entry() {
+        let page = page();
+        for Variable { name, doc, .. } in VARIABLES {
+            assert_eq!(
+                page.matches(&format!("\n.TP\n.BI {name}= ")).count()
+                    + page.matches(&format!("\n.TP\n.B {name}=")).count(),
+                1,
+                "{name}"
+            );
+            assert!(page.contains(&roff(doc.trim())), "{name}");
         }
     }
 

@@ -95,7 +95,7 @@ fn architecture_names_files_that_exist() {
     let names = text.split('`').skip(1).step_by(2);
     let mut nr_names = 0;
     for name in names.filter(|name| name.ends_with(".rs") && !name.contains(['*', ' '])) {
-        let roots = ["", "gcgroupfs/src", "hook/src"];
+        let roots = ["", "gcgroupfs", "hook/src"];
         let exists = roots
             .iter()
             .any(|root| repository().join(root).join(name).exists());

@@ -1,6 +1,6 @@
 //! The daemon's model: the tree of processes and groups, the arbiter's decisions, the rules' verdicts, and
-//! the control files over them. It has no clock, makes no system call and knows no mount, GPU or disk;
-//! values come in, and listeners carry changes out.
+//! the control files over them. It has no clock, makes no system call and knows no mount, GPU or disk; values
+//! come in, and listeners carry changes out.
 
 #![deny(unsafe_code)]
 #![cfg_attr(

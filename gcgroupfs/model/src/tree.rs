@@ -73,7 +73,7 @@ pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
-#[cfg(test)]
+#[cfg(any(test, feature = "fixture"))]
 pub use settings::SAMPLE;
 pub use settings::{
     COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,

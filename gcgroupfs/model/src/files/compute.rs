@@ -25,7 +25,7 @@ pub(super) const FILES: &[ControlFile] = &[
     },
     ControlFile::of(COMPUTE_MAX),
     ControlFile::of(COMPUTE_FREEZE),
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fixture"))]
     ControlFile::of(crate::tree::SAMPLE),
     ControlFile {
         name: "compute.stat",

@@ -18,7 +18,7 @@ use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fixture"))]
 pub use self::table::SAMPLE;
 pub use self::table::{
     COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Wish,

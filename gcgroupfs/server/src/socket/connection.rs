@@ -67,7 +67,7 @@ pub(super) enum Kind {
     Hook {
         process: u64,
         id: ProcessId,
-        /// Whether there was a [`Tree::drain_error`](gcgroupfs_model::tree::Tree::drain_error) at the last
+        /// Whether there was a [`drain_error`](gcgroupfs_model::tree::Tree::drain_error) at the last
         /// doorbell.
         has_drain_error: bool,
     },
