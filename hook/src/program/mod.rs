@@ -9,7 +9,6 @@ pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
 pub(crate) mod inside;
-pub(crate) mod kept;
 mod mark;
 pub(crate) mod noted;
 pub(crate) mod slot;
