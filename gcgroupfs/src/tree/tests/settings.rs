@@ -91,7 +91,7 @@ fn every_setting_is_settable_by_rules_as_its_row_says() {
 
 #[test]
 fn every_setting_is_documented() {
-    let page = manual::page();
+    let page = manual::page(crate::cli::definition());
     let (_, rules) = page.split_once("FILE is\n").unwrap();
     let (rules, _) = rules.split_once(".TP").unwrap();
     for setting in SETTINGS {
