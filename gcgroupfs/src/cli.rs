@@ -41,8 +41,8 @@ struct Cli {
 /// The hook's report of coverage. Included as text, since daemon and hook never depend on each other.
 const COVERAGE: &str = include_str!("../../hook/COVERAGE.md");
 
-/// Defines the commands: a row is a variant with its arguments, and a handler that is passed the socket and the
-/// arguments. The variant's documentation is the command's help and its entry in the manual page.
+/// Defines the commands: a row is a variant with its arguments, and a handler that is passed the socket and
+/// the arguments. The variant's documentation is the command's help and its entry in the manual page.
 macro_rules! commands {
     ($( $(#[$meta:meta])* $name:ident($arguments:ty) => $handler:expr; )*) => {
         #[derive(Debug, Subcommand)]

@@ -1,5 +1,5 @@
-//! Checks that every environment variable of programs is in the table of `gcgroup_abi::environment`, and every
-//! variable of scripts and tests in that of `CONTRIBUTING.md`.
+//! Checks that every environment variable of programs is in the table of `gcgroup_abi::environment`, and
+//! every variable of scripts and tests in that of `CONTRIBUTING.md`.
 
 use std::collections::BTreeSet;
 use std::fs;
