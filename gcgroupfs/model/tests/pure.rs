@@ -1,5 +1,6 @@
 //! The model decides from values only: it links nothing that reaches the system, and uses nothing of std that
 //! does.
+#![allow(clippy::tests_outside_test_module, reason = "this file is a test")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -33,8 +33,8 @@ macro_rules! variables {
 variables! {
     /// Path of the daemon's socket. Also used by the commands of gcgroupfs, where --socket is not given.
     GCGROUP_SOCKET = "PATH", "hook, gcgroupfs";
-    /// Group in which the process asks to begin, as run --group. The rules of the daemon decide, by
-    /// match.wish.
+    /// Group in which the process asks to begin, as run --group: below the group that a rule of the daemon
+    /// gives.
     GCGROUP_GROUP = "NAME", "hook, gcgroupfs";
     /// With 1, cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY unless a daemon governs the process in its
     /// group.
