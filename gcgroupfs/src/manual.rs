@@ -7,7 +7,7 @@ use gcgroup_abi::environment::{VARIABLES, Variable};
 use gcgroupfs_model::arbiter;
 use gcgroupfs_model::file::{ControlFile, On};
 use gcgroupfs_model::files;
-use gcgroupfs_model::tree::SETTINGS;
+use gcgroupfs_model::tree::{SETTINGS, all_counters};
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
@@ -18,6 +18,9 @@ const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 const RULE_FILES: &str = "@RULE_FILES@";
 const COMMANDS: &str = "@COMMANDS@\n";
 const VARIABLES_PLACE: &str = "@VARIABLES@\n";
+
+/// Placeholder in the entries of files that show counters.
+const COUNTERS: &str = "@COUNTERS@";
 
 /// Placeholder in the entry of `compute.policy`.
 const POLICIES: &str = "@POLICIES@";
@@ -100,7 +103,12 @@ fn rule_files() -> String {
 
 /// The file's entry.
 fn doc(file: &ControlFile) -> String {
-    file.doc.replace(POLICIES, &arbiter::described())
+    let shown = all_counters().filter_map(|counter| counter.shown);
+    let here = shown.filter(|(place, ..)| *place == file.name);
+    let counters: Vec<String> = here.map(|(_, key, doc)| format!("{key} ({doc})")).collect();
+    file.doc
+        .replace(POLICIES, &arbiter::described())
+        .replace(COUNTERS, &counters.join(", "))
 }
 
 fn access(file: &ControlFile) -> &'static str {
@@ -160,6 +168,7 @@ mod tests {
             DEFAULTS_PLACE,
             RULE_FILES,
             POLICIES,
+            COUNTERS,
             VARIABLES_PLACE,
             COMMANDS,
         ] {

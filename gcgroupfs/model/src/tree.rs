@@ -9,6 +9,7 @@ mod access;
 mod arbitration;
 mod change;
 mod claims;
+mod counters;
 mod devices;
 mod directories;
 mod edit;
@@ -61,6 +62,7 @@ use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
+pub use counters::Counter;
 pub use devices::Host;
 pub use edit::Edit;
 pub use exited::Exited;
@@ -80,7 +82,7 @@ pub use settings::{
     Settings, Value, Wish,
 };
 pub use storage::Storage;
-pub use sums::Sums;
+pub use sums::{Sums, Swapped, all_counters};
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};

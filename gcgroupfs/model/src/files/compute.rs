@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::file::Contents::Page;
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
 use crate::text::{flat_keyed, parse_policy, value};
-use crate::tree::{COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, View};
+use crate::tree::{COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, View, all_counters};
 
 pub(super) const FILES: &[ControlFile] = &[
     ControlFile::of(COMPUTE_PRIORITY),
@@ -33,32 +33,21 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: usage_usec (GPU time charged, measured under a quota, where priorities differ, and for 10 s \
-              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), nr_throttled and \
-              throttled_usec (submissions that waited for a turn or a quota, and for how long), nr_frozen and \
-              frozen_usec (submissions that a freeze held back, and for how long), gate_timeouts (batches submitted \
-              after the longest wait); of a process as a whole also nr_unknown_symbols (look-ups of driver functions \
-              that are newer than the library).",
+              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), @COUNTERS@.",
     },
 ];
 
 fn stat(view: &View<'_>) -> Result<String> {
     view.watch();
     let sums = view.sums();
-    let unknown = view
-        .is_process()
-        .then_some(("nr_unknown_symbols", sums.nr_unknown_symbols));
-    let counts = [
+    let numbers = [
         ("usage_usec", sums.usage_nsec / 1000),
         ("nr_launches", sums.submitted(Submission::Kernel)),
         ("nr_graphs", sums.submitted(Submission::Graph)),
         ("nr_copies", sums.submitted(Submission::Copy)),
-        ("nr_throttled", sums.nr_throttled),
-        ("throttled_usec", sums.throttled_usec),
-        ("nr_frozen", sums.nr_frozen),
-        ("frozen_usec", sums.frozen_usec),
-        ("gate_timeouts", sums.gate_timeouts),
     ];
-    Ok(flat_keyed(counts.into_iter().chain(unknown)))
+    let counters = view.counters(all_counters(), "compute.stat");
+    Ok(flat_keyed(numbers.into_iter().chain(counters)))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, parse_bytes, value};
-use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, View};
+use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, Sums, Swapped, View, all_counters};
 
 pub(super) const FILES: &[ControlFile] = &[
     ControlFile::of(MEMORY_LIMIT),
@@ -46,11 +46,7 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::GOVERNED,
         contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
-        doc: "Flat keys: max (allocations that hit a limit; of a group, those refused), oom (allocations refused \
-              because of the limit), over_limit (times that a limit was set below usage), reclaim (requests to move \
-              memory out, by writes of memory.reclaim and, on a GPU, for processes of higher priority), swap_in, \
-              swap_out and swap_fail (allocations moved to the device and to the host, and failed moves). poll(2) \
-              reports each change.",
+        doc: "Flat keys: @COUNTERS@. poll(2) reports each change.",
     },
     ControlFile {
         name: "memory.stat",
@@ -60,38 +56,25 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
               is what the driver holds for contexts and modules, measured), swapped (bytes in host memory), \
               swap_supply (host memory made for a coming move, or left by one within the last second, in addition to \
-              swapped), pinned_unswappable (charged bytes that cannot move), bytes swapped in and out so far, and \
-              counts of allocations, frees and failed allocations.",
+              swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",
     },
 ];
 
 fn events(view: &View<'_>) -> Result<String> {
-    let sums = view.sums();
-    Ok(flat_keyed([
-        ("max", sums.nr_max),
-        ("oom", sums.nr_oom),
-        ("over_limit", sums.nr_over_limit),
-        ("reclaim", sums.nr_reclaim),
-        ("swap_in", sums.swap.nr_in),
-        ("swap_out", sums.swap.nr_out),
-        ("swap_fail", sums.swap.nr_fail),
-    ]))
+    Ok(flat_keyed(view.counters(all_counters(), "memory.events")))
 }
 
 fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
     let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
-    Ok(flat_keyed(kinds.chain([
+    let numbers = kinds.chain([
         ("context", sums.overhead),
         ("swapped", sums.swap.current),
         ("swap_supply", sums.swap.supply),
         ("pinned_unswappable", sums.unswappable()),
-        ("swap_in_bytes", sums.swap.in_bytes),
-        ("swap_out_bytes", sums.swap.out_bytes),
-        ("nr_alloc", sums.nr_alloc),
-        ("nr_free", sums.nr_free),
-        ("nr_alloc_fail", sums.nr_alloc_fail),
-    ])))
+    ]);
+    let counters = Swapped::COUNTERS.iter().chain(Sums::COUNTERS);
+    Ok(flat_keyed(numbers.chain(view.counters(counters, "memory.stat"))))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
-use super::{Devices, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
+use super::{Devices, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums, all_counters};
 
 /// State shown by the events files of one directory, each with its number of changes: a poller compares that
 /// number with the one of its last read.
@@ -227,24 +227,10 @@ impl Process {
     }
 
     fn counts(&self, device: Option<usize>, devices: &Devices) -> u64 {
-        let Sums {
-            nr_max,
-            nr_oom,
-            nr_over_limit,
-            nr_reclaim,
-            swap,
-            ..
-        } = Sums::of(self, device, devices);
-        [
-            nr_max,
-            nr_oom,
-            nr_over_limit,
-            nr_reclaim,
-            swap.nr_in,
-            swap.nr_out,
-            swap.nr_fail,
-        ]
-        .into_iter()
-        .fold(0, u64::wrapping_add)
+        let mut sums = Sums::of(self, device, devices);
+        let counters = all_counters().filter(|counter| counter.file() == Some("memory.events"));
+        counters.fold(0, |sum: u64, counter| {
+            sum.wrapping_add(*(counter.number)(&mut sums))
+        })
     }
 }

@@ -8,81 +8,83 @@ use serde::{Deserialize, Serialize};
 
 use super::Host;
 use super::claims::{Counts, device_total};
+use super::counters::{Counter, Numbers, counters};
 use super::devices::Devices;
 use super::process::{Kept, Process, slots};
 
-/// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Sums {
-    /// Bytes charged by the process's ledger.
-    pub charged: u64,
-    /// Bytes held beyond the ledger: contexts and other memory that the driver keeps for the process.
-    pub overhead: u64,
-    /// Bytes by kind, in the order of [`Kind::ALL`].
-    pub kinds: [u64; Kind::ALL.len()],
-    pub nr_alloc: u64,
-    pub nr_free: u64,
-    pub nr_alloc_fail: u64,
-    pub nr_max: u64,
-    pub nr_oom: u64,
-    /// Counts by [`Submission`].
-    pub submitted: [u64; Submission::COUNT],
-    /// Kernels in launched graphs.
-    pub graph_kernels: u64,
-    /// Kernels known to have completed.
-    pub nr_ended: u64,
-    pub nr_frozen: u64,
-    pub frozen_usec: u64,
-    /// GPU time charged.
-    pub usage_nsec: u64,
-    pub nr_throttled: u64,
-    pub throttled_usec: u64,
-    pub gate_timeouts: u64,
-    pub swap: Swapped,
-    /// Counted for processes as a whole; 0 on a device.
-    pub nr_unknown_symbols: u64,
-    /// Number of times that a limit was set below usage.
-    pub nr_over_limit: u64,
-    /// Number of requests to swap memory out.
-    pub nr_reclaim: u64,
-}
-
-/// Memory moved between devices and the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Swapped {
-    /// Bytes of device allocations that are in host memory.
-    pub current: u64,
-    /// Bytes of host memory in the swap pool, not in use.
-    pub supply: u64,
-    /// Bytes that could be moved to the host.
-    pub swappable: u64,
-    /// Bytes and blocks moved so far.
-    pub out_bytes: u64,
-    pub in_bytes: u64,
-    pub nr_out: u64,
-    pub nr_in: u64,
-    /// Moves that failed.
-    pub nr_fail: u64,
-}
-
-impl Swapped {
-    fn each(&mut self) -> [&mut u64; 8] {
-        let Self {
-            current,
-            supply,
-            swappable,
-            out_bytes,
-            in_bytes,
-            nr_out,
-            nr_in,
-            nr_fail,
-        } = self;
-        [
-            current, supply, swappable, out_bytes, in_bytes, nr_out, nr_in, nr_fail,
-        ]
+counters! {
+    /// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
+    pub struct Sums {
+        /// Bytes charged by the process's ledger.
+        pub charged: u64,
+        /// Bytes held beyond the ledger: contexts and other memory that the driver keeps for the process.
+        pub overhead: u64,
+        /// Bytes by kind, in the order of [`Kind::ALL`].
+        pub kinds: [u64; Kind::ALL.len()],
+        /// Counts by [`Submission`].
+        pub submitted: [u64; Submission::COUNT],
+        /// GPU time charged.
+        pub usage_nsec: u64,
+        pub swap: Swapped,
     }
+    counters {
+        nr_alloc as "memory.stat" "nr_alloc" "allocations";
+        nr_free as "memory.stat" "nr_free" "frees";
+        nr_alloc_fail = device.nr_alloc_fail, most calls
+            as "memory.stat" "nr_alloc_fail" "failed allocations";
+        nr_max = device.nr_max, process.nr_max, most calls
+            as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
+        nr_oom = device.nr_oom, process.nr_oom, most calls
+            as "memory.events" "oom" "allocations refused because of the limit";
+        /// Number of times that a limit was set below usage.
+        nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage";
+        /// Number of requests to swap memory out.
+        nr_reclaim as "memory.events" "reclaim" "requests to move memory out, by writes of memory.reclaim and, on a \
+            GPU, for processes of higher priority";
+        /// Kernels in launched graphs.
+        graph_kernels = device.graph_kernels, most kernels;
+        /// Kernels known to have completed.
+        nr_ended = device.nr_ended, most kernels;
+        nr_throttled = device.nr_throttled, most calls
+            as "compute.stat" "nr_throttled" "submissions that waited for a turn or a quota";
+        throttled_usec = device.throttled_usec, most waited_usec
+            as "compute.stat" "throttled_usec" "time for which they waited";
+        nr_frozen = device.nr_frozen, most calls
+            as "compute.stat" "nr_frozen" "submissions that a freeze held back";
+        frozen_usec = device.frozen_usec, most waited_usec
+            as "compute.stat" "frozen_usec" "time for which they waited";
+        gate_timeouts = device.gate_timeouts, most calls
+            as "compute.stat" "gate_timeouts" "batches submitted after the longest wait";
+        nr_unknown_symbols = process.nr_unknown_symbols, most calls
+            as "compute.stat" "nr_unknown_symbols" "look-ups of driver functions that are newer than the library; \
+            of a process as a whole";
+    }
+}
+
+counters! {
+    /// Memory moved between devices and the host.
+    pub struct Swapped in swap {
+        /// Bytes of device allocations that are in host memory.
+        pub current: u64,
+        /// Bytes of host memory in the swap pool, not in use.
+        pub supply: u64,
+        /// Bytes that could be moved to the host.
+        pub swappable: u64,
+    }
+    counters {
+        in_bytes = device.swap_in_bytes, most moved as "memory.stat" "swap_in_bytes" "bytes moved to the device";
+        out_bytes = device.swap_out_bytes, most moved as "memory.stat" "swap_out_bytes" "bytes moved to the host";
+        nr_in = device.nr_swap_in, most calls
+            as "memory.events" "swap_in" "allocations moved to the device";
+        nr_out = device.nr_swap_out, most calls
+            as "memory.events" "swap_out" "allocations moved to the host";
+        nr_fail = device.nr_swap_fail, most calls as "memory.events" "swap_fail" "failed moves";
+    }
+}
+
+/// Returns all counters.
+pub fn all_counters() -> impl Iterator<Item = &'static Counter> {
+    Sums::COUNTERS.iter().chain(Swapped::COUNTERS)
 }
 
 impl Sums {
@@ -144,9 +146,8 @@ impl Sums {
 
     /// Returns the wrapping sum of all numbers. For counts, which only grow, it changes whenever one of them
     /// does.
-    pub(super) fn digest(mut self) -> u64 {
-        let numbers = self.each().into_iter();
-        numbers.fold(0, |sum: u64, number| sum.wrapping_add(*number))
+    pub(super) fn digest(&self) -> u64 {
+        self.total()
     }
 
     /// Returns the counts that remain of a process that has ended, all of whose submissions have completed.
@@ -178,64 +179,6 @@ impl Sums {
 }
 
 impl Sums {
-    /// Combines each number with the corresponding one of `other`.
-    fn combine(&mut self, mut other: Self, with: fn(u64, u64) -> u64) {
-        for (number, other) in self.each().into_iter().zip(other.each()) {
-            *number = with(*number, *other);
-        }
-    }
-
-    fn each(&mut self) -> impl IntoIterator<Item = &mut u64> {
-        let Self {
-            charged,
-            overhead,
-            kinds,
-            nr_alloc,
-            nr_free,
-            nr_alloc_fail,
-            nr_max,
-            nr_oom,
-            submitted,
-            graph_kernels,
-            nr_ended,
-            nr_frozen,
-            frozen_usec,
-            usage_nsec,
-            nr_throttled,
-            throttled_usec,
-            gate_timeouts,
-            swap,
-            nr_unknown_symbols,
-            nr_over_limit,
-            nr_reclaim,
-        } = self;
-        let single = [
-            charged,
-            overhead,
-            nr_alloc,
-            nr_free,
-            nr_alloc_fail,
-            nr_max,
-            nr_oom,
-            graph_kernels,
-            nr_ended,
-            nr_frozen,
-            frozen_usec,
-            usage_nsec,
-            nr_throttled,
-            throttled_usec,
-            gate_timeouts,
-            nr_unknown_symbols,
-            nr_over_limit,
-            nr_reclaim,
-        ];
-        single
-            .into_iter()
-            .chain(kinds)
-            .chain(submitted)
-            .chain(swap.each())
-    }
-
     /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
     /// out.
     pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
@@ -254,14 +197,14 @@ impl Sums {
     /// Subtracts counts brought from elsewhere, saturating at 0, since a process that leaves takes its counts
     /// back.
     pub(super) fn less(mut self, arrived: Self) -> Self {
-        self.combine(arrived, u64::saturating_sub);
+        self.combine(&arrived, u64::saturating_sub);
         self
     }
 }
 
 impl AddAssign for Sums {
     fn add_assign(&mut self, other: Self) {
-        self.combine(other, u64::saturating_add);
+        self.combine(&other, u64::saturating_add);
     }
 }
 

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use super::settings::{MEMORY_SWAP_MAX, Setting, Value};
 use super::{
-    Device, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums, Unmanaged, enforce, sums,
+    Counter, Device, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums, Unmanaged,
+    enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -232,6 +233,15 @@ impl<'a> View<'a> {
     /// Returns how well settings are stored; `None` except at the root.
     pub fn storage(&self) -> Option<Storage> {
         matches!(self.scope, Scope::Root).then_some(self.state.storage)
+    }
+
+    /// Returns key and number of each of the counters that `file` shows here.
+    pub fn counters(
+        &self,
+        counters: impl IntoIterator<Item = &'static Counter>,
+        file: &str,
+    ) -> impl Iterator<Item = (&'static str, u64)> {
+        Counter::pairs(counters, file, self.sums(), self.is_process())
     }
 
     /// Returns how often the contents of `memory.events` have changed.

@@ -7,7 +7,7 @@ use gcgroup_abi::{Kind, MAX_DEVICES, UsageDevice};
 use super::super::claims::{Counts, device_total};
 use super::super::devices::Devices;
 use super::super::process::slots;
-use super::super::sums::{Sums, Swapped};
+use super::super::sums::{Sums, Swapped, all_counters};
 use super::{MOST, Untrusted};
 
 impl Untrusted<'_> {
@@ -28,12 +28,13 @@ impl Untrusted<'_> {
 
     /// Returns the numbers that are not counted by device.
     fn as_a_whole(self, most: Counts) -> Sums {
-        Sums {
-            nr_max: at_most(&self.usage.nr_max, most.calls),
-            nr_oom: at_most(&self.usage.nr_oom, most.calls),
-            nr_unknown_symbols: at_most(&self.usage.nr_unknown_symbols, most.calls),
-            ..Sums::default()
+        let mut sums = Sums::default();
+        for counter in all_counters() {
+            if let Some(word) = counter.as_a_whole {
+                *(counter.number)(&mut sums) = at_most(word(self.usage), (counter.most)(most));
+            }
         }
+        sums
     }
 
     fn on_device(self, slot: usize, most: Counts, devices: &Devices) -> Sums {
@@ -42,25 +43,19 @@ impl Untrusted<'_> {
         };
         let total = device_total(slot, devices);
         let count = |word: &AtomicU64| at_most(word, most.calls);
-        let waited = |word: &AtomicU64| at_most(word, most.waited_usec);
         let allocations = self.usage.allocations(slot);
         let mut sums = Sums {
             charged: self.charged(slot, total),
             nr_alloc: allocations.nr_alloc.min(most.calls).min(MOST),
             nr_free: allocations.nr_free.min(most.calls).min(MOST),
-            nr_alloc_fail: count(&usage.nr_alloc_fail),
-            nr_max: count(&usage.nr_max),
-            nr_oom: count(&usage.nr_oom),
-            graph_kernels: at_most(&usage.graph_kernels, most.kernels),
-            nr_ended: at_most(&usage.nr_ended, most.kernels),
-            nr_frozen: count(&usage.nr_frozen),
-            frozen_usec: waited(&usage.frozen_usec),
-            nr_throttled: count(&usage.nr_throttled),
-            throttled_usec: waited(&usage.throttled_usec),
-            gate_timeouts: count(&usage.gate_timeouts),
-            swap: swapped(usage, most, total, devices.host.memory),
+            swap: held(usage, total, devices.host.memory),
             ..Sums::default()
         };
+        for counter in all_counters() {
+            if let Some(word) = counter.on_device {
+                *(counter.number)(&mut sums) = at_most(word(usage), (counter.most)(most));
+            }
+        }
         for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut sums.kinds) {
             // Negative for a moment, if one thread's free is seen and another's allocation is not.
             let counted = if counted.cast_signed() < 0 { 0 } else { counted };
@@ -90,16 +85,12 @@ impl Untrusted<'_> {
     }
 }
 
-fn swapped(usage: &UsageDevice, most: Counts, total: u64, host_memory: u64) -> Swapped {
+fn held(usage: &UsageDevice, total: u64, host_memory: u64) -> Swapped {
     Swapped {
         current: at_most(&usage.swap_current, host_memory),
         supply: at_most(&usage.swap_supply, host_memory),
         swappable: at_most(&usage.swappable, total),
-        out_bytes: at_most(&usage.swap_out_bytes, most.moved),
-        in_bytes: at_most(&usage.swap_in_bytes, most.moved),
-        nr_out: at_most(&usage.nr_swap_out, most.calls),
-        nr_in: at_most(&usage.nr_swap_in, most.calls),
-        nr_fail: at_most(&usage.nr_swap_fail, most.calls),
+        ..Swapped::default()
     }
 }
 
