@@ -1,5 +1,4 @@
-//! What the program has that calls refer to: its contexts and streams, and for each thread a slot with its
-//! counters.
+//! Contexts and streams of the program, and for each of its threads a slot with counters.
 //!
 //! `contexts` lists the contexts and `context` describes one, with the markers (`mark`) that tell whether the
 //! GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a `slot`
