@@ -32,7 +32,7 @@ cd "$(dirname "$0")/.."
 # Modules, as test filters.
 hook="
     compute::named compute::reach
-    memory::few memory::fresh memory::ledger memory::lock memory::recent memory::sparse
+    memory::fresh memory::ledger memory::lock memory::sparse
     nvml::list nvml::memory nvml::processes nvml::utilization
     rows::tests::a_name swap::policy wishes::
 "
