@@ -33,7 +33,7 @@ cd "$(dirname "$0")/.."
 hook="
     calls::nvml::list calls::nvml::memory calls::nvml::processes calls::nvml::utilization calls::sparse
     compute::named compute::reach
-    memory::few memory::fresh memory::ledger memory::lock memory::recent
+    memory::fresh memory::ledger memory::lock
     rows::tests::a_name shared::environment swap::policy
 "
 model="
