@@ -153,7 +153,9 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
     let taken = objects.take_mappings(address.0, bytes as u64);
     let result = next();
     match result {
-        Ok(()) => taken.for_each(|(.., number)| process.memory.let_go_physical(*number)),
+        Ok(()) => taken
+            .iter()
+            .for_each(|(.., number)| process.memory.let_go_physical(*number)),
         Err(_) => objects.put_back(&taken),
     }
     result

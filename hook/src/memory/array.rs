@@ -5,14 +5,11 @@
 //! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is not charged
 //! here; the daemon sees it in what the process holds beyond its charges.
 
-use std::hash::{Hash, Hasher};
-
 use hashbrown::HashMap;
 
 use super::charge::Charge;
 use super::levels::Sums;
 use super::lock::Lock;
-use super::recent::Recent;
 use crate::driver;
 use crate::driver::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUerror, CUmipmappedArray, CUresult,
@@ -149,51 +146,23 @@ pub(crate) fn fit<A: Array>(
 /// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
 /// making an array without memory, asking, and destroying it.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes {
-    /// The latest answers. Written only while `all` is locked.
-    recent: Recent<{ Description::WORDS }>,
-    all: Lock<HashMap<Description, u64>>,
-}
+pub(crate) struct Sizes(Lock<HashMap<Description, u64>>);
 
 /// Most cached sizes; when they are exceeded, the cache is emptied.
 const MOST_SIZES: usize = 512;
 
 /// Extent, format and channels, flags, device, and levels of a mipmapped array.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Description([u64; Self::WORDS]);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Description([u64; 6]);
 
 impl Description {
-    const WORDS: usize = 6;
-
     fn of(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, local: LocalDevice) -> Self {
         let [width, height, depth] = [wanted.width, wanted.height, wanted.depth].map(|size| size as u64);
         let [format, channels, flags] = [wanted.format, wanted.num_channels, wanted.flags].map(u64::from);
         let place = u64::from(levels) << 32 | u64::from(local.number());
         Self([width, height, depth, place, format << 32 | channels, flags])
     }
-
-    /// Returns a hash of all words at once: hashing word by word takes as long as the rest of a lookup.
-    fn sum(&self) -> u64 {
-        let products = self.0.iter().zip(ODD).map(|(word, odd)| word.wrapping_mul(odd));
-        products.fold(0, u64::wrapping_add)
-    }
 }
-
-impl Hash for Description {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.sum());
-    }
-}
-
-/// Digits of pi, made odd, so that no two words of a description cancel each other out.
-const ODD: [u64; Description::WORDS] = [
-    0x243f_6a88_85a3_08d3,
-    0x1319_8a2e_0370_7345,
-    0xa409_3822_299f_31d1,
-    0x082e_fa98_ec4e_6c89,
-    0x4528_21e6_38d0_1377,
-    0xbe54_66cf_34e9_0c6d,
-];
 
 impl Sizes {
     /// Returns the bytes that such an array takes; `None` if the driver does not tell beforehand.
@@ -205,33 +174,15 @@ impl Sizes {
         place: Place,
     ) -> Option<u64> {
         let description = Description::of(wanted, levels, place.local);
-        let recent = self.recent.get(description.sum(), &description.0);
-        recent.or_else(|| self.found::<A>(description, wanted, levels, place))
-    }
-
-    #[inline(never)]
-    fn found<A: Array>(
-        &self,
-        description: Description,
-        wanted: CUDA_ARRAY3D_DESCRIPTOR,
-        levels: u32,
-        place: Place,
-    ) -> Option<u64> {
-        let keep = |bytes| self.recent.put(description.sum(), &description.0, bytes);
-        {
-            let all = self.all.lock();
-            if let Some(bytes) = all.get(&description) {
-                keep(*bytes);
-                return Some(*bytes);
-            }
+        if let Some(bytes) = self.0.lock().get(&description) {
+            return Some(*bytes);
         }
         let bytes = ask::<A>(wanted, levels, place)?;
-        let mut all = self.all.lock();
+        let mut all = self.0.lock();
         if all.len() == MOST_SIZES {
             all.clear();
         }
         all.insert(description, bytes);
-        keep(bytes);
         Some(bytes)
     }
 }

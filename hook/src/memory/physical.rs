@@ -14,7 +14,6 @@ mod objects;
 #[cfg(test)]
 mod tests;
 
-use super::few::Few;
 use super::ledger::Entry;
 use super::lock::{Guard, Lock};
 pub(crate) use all::All;
@@ -49,9 +48,6 @@ impl Number {
 /// A mapping that was removed: address, bytes, number of the object.
 pub(crate) type Place = (u64, u64, Number);
 
-/// Mappings that were removed.
-pub(crate) type Mapped = Few<Place>;
-
 /// A released handle: the object's number, and the object's entry if it has been freed.
 pub(crate) type Released = (Number, Option<Entry>);
 
@@ -83,8 +79,8 @@ pub(crate) struct Physical {
 /// Entries that an operation has freed, and entries no longer to be shown.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gone {
-    pub(crate) freed: Few<Entry>,
-    pub(crate) hidden: Few<Entry>,
+    pub(crate) freed: Vec<Entry>,
+    pub(crate) hidden: Vec<Entry>,
 }
 
 /// Returns the shard of a hash, by bits that the tables do not use and neighbours share.
@@ -161,8 +157,8 @@ impl Physical {
 
     /// Removes every mapping that begins within a range; the memory is still held for them.
     #[inline]
-    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Mapped {
-        let mut taken = Mapped::default();
+    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Vec<Place> {
+        let mut taken = Vec::new();
         let end = address.saturating_add(length);
         let mut next = address;
         while next < end {
@@ -180,17 +176,17 @@ impl Physical {
 
     #[cold]
     #[inline(never)]
-    fn take_scattered(&self, from: u64, end: u64, taken: &mut Mapped) {
+    fn take_scattered(&self, from: u64, end: u64, taken: &mut Vec<Place>) {
         for shard in &self.mapped {
             shard.0.lock().take_within(from..end, |place| taken.push(place));
         }
     }
 
     /// Puts removed mappings back.
-    pub(crate) fn put_back(&self, taken: &Mapped) {
-        taken.for_each(|(address, length, number)| {
+    pub(crate) fn put_back(&self, taken: &[Place]) {
+        for (address, length, number) in taken {
             self.map(*address, *length, *number);
-        });
+        }
     }
 
     /// Drops a hold by a mapping or binding; returns the entry if it was the last hold.

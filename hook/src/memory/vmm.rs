@@ -30,8 +30,9 @@ impl Memory {
     }
 
     pub(crate) fn bury(&self, gone: &Gone) {
-        gone.freed.for_each(|entry| self.discharge(entry));
+        gone.freed.iter().for_each(|entry| self.discharge(entry));
         gone.hidden
+            .iter()
             .for_each(|entry| self.levels.hide(self.usage(), entry));
     }
 

@@ -44,7 +44,9 @@ impl Physical {
     fn unmaps(&self, address: u64, length: u64) -> Gone {
         let mut gone = Gone::default();
         let taken = self.take_mappings(address, length);
-        taken.for_each(|(.., number)| self.gone(*number, &mut gone));
+        taken
+            .iter()
+            .for_each(|(.., number)| self.gone(*number, &mut gone));
         gone
     }
 
@@ -68,13 +70,7 @@ fn freed(physical: &Physical, handle: u64) -> Option<Entry> {
 }
 
 fn unmap(physical: &Physical, address: u64, length: u64) -> Vec<Entry> {
-    all(&physical.unmaps(address, length).freed)
-}
-
-fn all(entries: &Few<Entry>) -> Vec<Entry> {
-    let mut all = Vec::new();
-    entries.for_each(|entry| all.push(*entry));
-    all
+    physical.unmaps(address, length).freed
 }
 
 fn region(start: u64, extent: u64) -> Region {
@@ -154,7 +150,7 @@ fn undone_calls_change_nothing() {
 fn reused_handle_frees_its_former_object() {
     let physical = Physical::default();
     assert_eq!(physical.created(7, entry(100)), Gone::default());
-    assert_eq!(all(&physical.created(7, entry(200)).freed), [entry(100)]);
+    assert_eq!(physical.created(7, entry(200)).freed, [entry(100)]);
     assert_eq!(freed(&physical, 7), Some(entry(200)));
 }
 
@@ -201,8 +197,8 @@ fn multicast_object_holds_bound_memory_until_freed() {
     physical.maps(0x1_0000, 0x1000, 1);
     assert_eq!(freed(&physical, 1), None, "still mapped");
     let gone = physical.unmaps(0x1_0000, 0x1000);
-    assert_eq!(all(&gone.freed), [of(Kind::Multicast, 0), entry(100)]);
-    assert_eq!(all(&gone.hidden), [shown]);
+    assert_eq!(gone.freed, [of(Kind::Multicast, 0), entry(100)]);
+    assert_eq!(gone.hidden, [shown]);
     assert!(physical.is_empty());
 }
 
@@ -228,13 +224,13 @@ fn sparse_tiles_hold_memory_until_the_stream_unmaps_them() {
     physical.all().passed(6, &mut gone);
     assert_eq!(gone, Gone::default());
     physical.all().passed(5, &mut gone);
-    assert_eq!(all(&gone.freed), [entry(10)]);
+    assert_eq!(gone.freed, [entry(10)]);
     physical.created(3, entry(30));
     let memory = physical.all().of_handle(3).unwrap();
     physical
         .all()
         .bind(array, region(64, 64), memory, None, &mut gone);
-    assert_eq!(all(&gone.freed), [entry(10), entry(20)], "replaced by another");
+    assert_eq!(gone.freed, [entry(10), entry(20)], "replaced by another");
     physical.all().unbind_all(array, &mut gone);
     assert_eq!(freed(&physical, 3), Some(entry(30)));
     assert!(physical.is_empty());
@@ -277,7 +273,9 @@ fn racing_threads_free_each_object_once() {
         let mut gone = Gone::default();
         let mut unmap = || {
             for address in &addresses {
-                all(&physical.unmaps(*address, 0x1000).freed)
+                physical
+                    .unmaps(*address, 0x1000)
+                    .freed
                     .iter()
                     .for_each(|entry| gone.freed.push(*entry));
             }
@@ -295,7 +293,7 @@ fn racing_threads_free_each_object_once() {
             released.extend(release());
             unmap();
         }
-        released.extend(all(&gone.freed));
+        released.extend(gone.freed);
         assert_eq!(released.len(), 1);
         freed.fetch_add(released[0].size, Relaxed);
         names.lock().extend(handles.into_iter().chain(addresses));
