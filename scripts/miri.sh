@@ -31,10 +31,10 @@ cd "$(dirname "$0")/.."
 
 # Modules, as test filters.
 hook="
+    calls::nvml::list calls::nvml::memory calls::nvml::processes calls::nvml::utilization calls::sparse
     compute::named compute::reach
-    memory::few memory::fresh memory::ledger memory::lock memory::recent memory::sparse
-    nvml::list nvml::memory nvml::processes nvml::utilization
-    rows::tests::a_name swap::policy wishes::
+    memory::few memory::fresh memory::ledger memory::lock memory::recent
+    rows::tests::a_name shared::environment swap::policy
 "
 model="
     arbiter::division arbiter::member arbiter::quota

@@ -1,4 +1,4 @@
-//! The command line: one enum of commands, from which help and completions are generated.
+//! The command line: a row for each command, from which dispatch, help, completions and manual entry follow.
 
 mod cdi;
 mod check_config;
@@ -16,11 +16,12 @@ mod wait;
 mod wishes;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use gcgroup_abi::environment::GCGROUP_SOCKET;
 
 use self::client::Client;
 use crate::forget;
@@ -36,7 +37,7 @@ use gcgroupfs_sys::launch;
 struct Cli {
     /// The daemon's socket [default: the user's own daemon's in $XDG_RUNTIME_DIR/gcgroupfs if it answers,
     /// otherwise /run/gcgroupfs/gcgroup.sock]
-    #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET")]
+    #[arg(long, global = true, value_name = "PATH", env = GCGROUP_SOCKET.name)]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -45,128 +46,168 @@ struct Cli {
 /// The hook's report of coverage. Included as text, since daemon and hook never depend on each other.
 const COVERAGE: &str = include_str!("../../hook/COVERAGE.md");
 
-#[derive(Debug, Subcommand)]
-enum Command {
+/// Defines the commands: a row is a variant with its arguments, and a handler that is passed the socket and
+/// the arguments. The variant's documentation is the command's help and its entry in the manual page.
+macro_rules! commands {
+    ($( $(#[$meta:meta])* $name:ident($arguments:ty) => $handler:expr; )*) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $( $(#[$meta])* $name($arguments), )*
+        }
+
+        impl Command {
+            fn run(self, socket: Socket) -> ExitCode {
+                match self {
+                    $( Self::$name(arguments) => handle($handler, socket, arguments), )*
+                }
+            }
+        }
+    };
+}
+
+commands! {
     /// Runs the daemon in the foreground and shows its control files at a mount point.
-    Mount(mount::Arguments),
+    Mount(mount::Arguments) => |socket, arguments| mount::run(&socket.of_new()?, &arguments);
     /// Prints a control file, without the mount.
-    Get {
-        /// Below the mount point, as 1234/memory.current
-        path: String,
-    },
+    Get(File) => |socket, file| print(&socket.client()?.get(&file.path)?);
     /// Writes a value to a control file, without the mount.
-    Set(set::Set),
+    Set(set::Set) => |socket, arguments| set::run(&socket.of_daemon(), &arguments);
     /// Makes a group, without the mount.
-    Mkdir {
-        /// Below the mount point, as team/a
-        path: String,
-    },
+    Mkdir(Group) => |socket, group| socket.client()?.make(&group.path);
     /// Removes a group, without the mount.
-    Rmdir {
-        /// Below the mount point, as team/a
-        path: String,
-    },
+    Rmdir(Group) => |socket, group| socket.client()?.remove(&group.path);
     /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
-    Wait(wait::Arguments),
+    Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Lists the governed processes.
-    Ls {
-        /// Print everything, as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Ls(ls::Arguments) => |socket, arguments| print(&ls::list(&mut socket.client()?, &arguments)?);
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
-    Run(run::Arguments),
+    Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.
-    Freeze(freeze::Freeze),
+    Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(&socket.of_daemon(), &arguments);
     /// Thaws processes and groups.
-    Thaw(freeze::Thaw),
+    Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(&socket.of_daemon(), &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
-    CheckConfig(check_config::Arguments),
+    CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
-    Cdi,
+    Cdi(Nothing) => |socket, _| print(cdi::specification(&socket.of_daemon())?.as_bytes());
     /// Prints the table of control files, in Markdown.
-    Files,
+    Files(Nothing) => |_, _| print(manual::table().as_bytes());
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
-    Manual,
+    Manual(Nothing) => |_, _| print(manual::page(Cli::command()).as_bytes());
     /// Prints how each driver function is treated: counted, held, or passed, and why.
-    Coverage,
+    Coverage(Nothing) => |_, _| print(COVERAGE.as_bytes());
     /// Prints completions for a shell.
-    Completions { shell: Shell },
+    Completions(Completions) => |_, arguments| print(&completions(arguments.shell));
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch {
-        point: PathBuf,
-        /// The mount's device number
-        device: u64,
-    },
+    Touch(Touch) => |_, arguments| touch::run(&arguments.point, arguments.device);
     /// Invalidates cached names
     #[command(hide = true)]
-    Forget(forget::Arguments),
+    Forget(forget::Arguments) => |_, arguments| forget::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
-    Launch,
+    Launch(Nothing) => |_, _| launch::run();
     /// Receives descriptors for the daemon
     #[command(hide = true)]
-    Receive,
+    Receive(Nothing) => |_, _| receive::run();
     /// Shuts down a killed daemon's connections
     #[command(hide = true)]
-    Sever(sever::Arguments),
+    Sever(sever::Arguments) => |_, arguments| sever::run(&arguments);
+}
+
+#[derive(Debug, Args)]
+struct Nothing {}
+
+#[derive(Debug, Args)]
+struct File {
+    /// Below the mount point, as 1234/memory.current
+    path: String,
+}
+
+#[derive(Debug, Args)]
+struct Group {
+    /// Below the mount point, as team/a
+    path: String,
+}
+
+#[derive(Debug, Args)]
+struct Touch {
+    point: PathBuf,
+    /// The mount's device number
+    device: u64,
+}
+
+#[derive(Debug, Args)]
+struct Completions {
+    shell: Shell,
+}
+
+/// The socket that was given; `None`: a default.
+struct Socket(Option<PathBuf>);
+
+impl Socket {
+    /// Returns the socket of the daemon that is to be started.
+    ///
+    /// # Errors
+    /// None was given, and there is no path for a user's own daemon.
+    fn of_new(self) -> anyhow::Result<PathBuf> {
+        self.0.map_or_else(places::new_socket, Ok)
+    }
+
+    /// Returns the socket of the daemon to connect to.
+    fn of_daemon(self) -> PathBuf {
+        self.0.unwrap_or_else(places::socket)
+    }
+
+    fn client(self) -> anyhow::Result<Client> {
+        Client::connect(&self.of_daemon())
+    }
+}
+
+/// Result of a handler.
+trait Outcome {
+    fn finish(self) -> ExitCode;
+}
+
+impl Outcome for ExitCode {
+    fn finish(self) -> ExitCode {
+        self
+    }
+}
+
+impl Outcome for anyhow::Result<()> {
+    /// Prints the error on standard error.
+    fn finish(self) -> ExitCode {
+        match self {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("gcgroupfs: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn handle<A, O: Outcome>(handler: impl FnOnce(Socket, A) -> O, socket: Socket, arguments: A) -> ExitCode {
+    handler(socket, arguments).finish()
 }
 
 /// Runs the command that the arguments name. Errors are printed on standard error.
 pub fn main() -> ExitCode {
     let Cli { socket, command } = Cli::parse();
-    let socket = match socket {
-        Some(socket) => Ok(socket),
-        None if matches!(command, Command::Mount(_)) => places::new_socket(),
-        None => Ok(places::socket()),
-    };
-    match socket {
-        Ok(socket) => run(&socket, command),
-        Err(error) => finish(Err(error)),
-    }
+    command.run(Socket(socket))
 }
 
-fn run(socket: &Path, command: Command) -> ExitCode {
-    finish(match command {
-        Command::Mount(arguments) => mount::run(socket, &arguments),
-        Command::Get { path } => Client::connect(socket).and_then(|mut client| print(&client.get(&path)?)),
-        Command::Mkdir { path } => Client::connect(socket).and_then(|mut client| client.make(&path)),
-        Command::Rmdir { path } => Client::connect(socket).and_then(|mut client| client.remove(&path)),
-        Command::Set(arguments) => return set::run(socket, &arguments),
-        Command::Wait(arguments) => return wait::run(socket, &arguments),
-        Command::Ls { json } => {
-            Client::connect(socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
-        }
-        Command::Run(arguments) => return run::run(socket, &arguments),
-        Command::Freeze(arguments) => return freeze::freeze(socket, &arguments),
-        Command::Thaw(arguments) => return freeze::thaw(socket, &arguments),
-        Command::CheckConfig(arguments) => check_config::run(&arguments),
-        Command::Cdi => cdi::specification(socket).and_then(|text| print(text.as_bytes())),
-        Command::Files => print(manual::table().as_bytes()),
-        Command::Manual => print(manual::page().as_bytes()),
-        Command::Coverage => print(COVERAGE.as_bytes()),
-        Command::Touch { point, device } => touch::run(&point, device),
-        Command::Forget(arguments) => forget::run(&arguments),
-        Command::Launch => launch::run(),
-        Command::Receive => receive::run(),
-        Command::Sever(arguments) => sever::run(&arguments),
-        Command::Completions { shell } => {
-            let mut out = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
-            print(&out)
-        }
-    })
+fn completions(shell: Shell) -> Vec<u8> {
+    let mut out = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
+    out
 }
 
-fn finish(done: anyhow::Result<()>) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+/// Returns the definition of the command line.
+#[cfg(test)]
+pub(crate) fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Prints to standard output. A closed pipe (`| head -1`) is not an error.
@@ -184,5 +225,20 @@ mod tests {
     #[test]
     fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_completion_and_manual_entry() {
+        let page = manual::page(Cli::command());
+        let completed = String::from_utf8(completions(Shell::Bash)).unwrap();
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name}");
+            let entry = format!("\n.TP\n.B gcgroupfs {}", name.replace('-', "\\-"));
+            let nr_entries =
+                page.matches(&format!("{entry}\n")).count() + page.matches(&format!("{entry} ")).count();
+            assert_eq!(nr_entries, usize::from(!command.is_hide_set()), "{name}");
+            assert!(completed.contains(&format!("gcgroupfs,{name})")), "{name}");
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use clap::Command;
+use gcgroup_abi::environment::{VARIABLES, Variable};
 use gcgroupfs_model::arbiter;
 use gcgroupfs_model::file::{ControlFile, On};
 use gcgroupfs_model::files;
@@ -14,6 +16,8 @@ const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
 const FILES: &str = "@FILES@\n";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 const RULE_FILES: &str = "@RULE_FILES@";
+const COMMANDS: &str = "@COMMANDS@\n";
+const VARIABLES_PLACE: &str = "@VARIABLES@\n";
 
 /// Placeholder in the entry of `compute.policy`.
 const POLICIES: &str = "@POLICIES@";
@@ -34,8 +38,8 @@ pub fn table() -> String {
     })
 }
 
-/// gcgroupfs(5), for man(1).
-pub fn page() -> String {
+/// gcgroupfs(5), for man(1). Takes the definition of the command line.
+pub fn page(command: Command) -> String {
     let files = files::all().fold(String::new(), |mut out, file| {
         let _ = writeln!(
             out,
@@ -51,6 +55,36 @@ pub fn page() -> String {
         .replace(FILES, &files)
         .replace(DEFAULTS_PLACE, &roff(&arbiter::sample()))
         .replace(RULE_FILES, &rule_files())
+        .replace(VARIABLES_PLACE, &variables())
+        .replace(COMMANDS, &commands(command))
+}
+
+/// The commands, as entries: usage and description.
+fn commands(command: Command) -> String {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let shown = command
+        .get_subcommands_mut()
+        .filter(|command| !command.is_hide_set());
+    shown.fold(String::new(), |mut out, command| {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let usage = command.render_usage().to_string();
+        let usage = usage.trim_start_matches("Usage: ");
+        let _ = writeln!(out, ".TP\n.B {}\n{}", roff(usage), roff(&about));
+        out
+    })
+}
+
+/// The environment variables, as entries.
+fn variables() -> String {
+    VARIABLES.iter().fold(String::new(), |mut out, variable| {
+        let Variable { name, value, doc, .. } = variable;
+        let is_placeholder = value.bytes().all(|byte| byte.is_ascii_uppercase());
+        let font = if is_placeholder { "BI" } else { "B" };
+        let gap = if is_placeholder { " " } else { "" };
+        let _ = writeln!(out, ".TP\n.{font} {name}={gap}{value}\n{}", roff(doc.trim()));
+        out
+    })
 }
 
 /// The settings that rules may make, as a list in bold.
@@ -101,10 +135,11 @@ fn roff(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::definition;
 
     #[test]
     fn every_file_has_its_row_and_its_entry() {
-        let (table, page) = (table(), page());
+        let (table, page) = (table(), page(definition()));
         for file in files::all() {
             assert_eq!(
                 table.matches(&format!("| `{}` |", file.name)).count(),
@@ -120,8 +155,29 @@ mod tests {
             );
         }
         assert_eq!(table.lines().count(), 2 + files::all().count());
-        for placeholder in [FILES, DEFAULTS_PLACE, RULE_FILES, POLICIES] {
+        for placeholder in [
+            FILES,
+            DEFAULTS_PLACE,
+            RULE_FILES,
+            POLICIES,
+            VARIABLES_PLACE,
+            COMMANDS,
+        ] {
             assert!(!page.contains(placeholder.trim()));
+        }
+    }
+
+    #[test]
+    fn every_variable_has_its_entry() {
+        let page = page(definition());
+        for Variable { name, doc, .. } in VARIABLES {
+            assert_eq!(
+                page.matches(&format!("\n.TP\n.BI {name}= ")).count()
+                    + page.matches(&format!("\n.TP\n.B {name}=")).count(),
+                1,
+                "{name}"
+            );
+            assert!(page.contains(&roff(doc.trim())), "{name}");
         }
     }
 
@@ -140,7 +196,10 @@ mod tests {
             ".TH", ".SH", ".TP", ".BR", ".RB", ".RI", ".IR", ".BI", ".B", ".I", ".PP", ".nf", ".fi", ".RS",
             ".RE", ".EX", ".EE", ".IP",
         ];
-        for line in page().lines().filter(|line| line.starts_with(['.', '\''])) {
+        for line in page(definition())
+            .lines()
+            .filter(|line| line.starts_with(['.', '\'']))
+        {
             let request = line.split(' ').next().unwrap();
             assert!(known.contains(&request), "{line}");
         }
@@ -148,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_documented() {
-        let page = page();
+        let page = page(crate::cli::definition());
         let (_, rules) = page.split_once("FILE is\n").unwrap();
         let (rules, _) = rules.split_once(".TP").unwrap();
         for setting in SETTINGS {

@@ -21,8 +21,8 @@
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
-// Left to do: `compute/{slots,window}.rs`, `memory/{levels,physical/all,reserve/list}.rs` and
-// `swap/device/moving.rs`.
+// Left to do: `compute/{gate,reach}.rs`, `program/{slots,window}.rs`,
+// `memory/{levels,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
 #![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
 
 // First, since `table` finds the macros for its rows by position.

@@ -230,6 +230,8 @@ mod unmanaged;
 #[cfg(test)]
 mod unread_log;
 #[cfg(test)]
+mod variables;
+#[cfg(test)]
 mod versions;
 #[cfg(test)]
 mod wait;

@@ -363,7 +363,7 @@ impl Tree {
     /// Reads: calls `show` with a view of a place.
     ///
     /// # Errors
-    /// [`Error::Gone`], and those of `show`.
+    /// [`Error::Gone`](crate::error::Error::Gone), and those of `show`.
     pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -402,7 +402,7 @@ impl Tree {
     /// control block when this returns.
     ///
     /// # Errors
-    /// [`Error::Gone`], and those of `store`, which then has changed nothing.
+    /// [`Error::Gone`](crate::error::Error::Gone), and those of `store`, which then has changed nothing.
     pub fn edit(
         &self,
         place: Place,

@@ -1,5 +1,10 @@
 //! The model decides from values only: it links nothing that reaches the system, and uses nothing of std that
 //! does.
+#![allow(
+    clippy::tests_outside_test_module,
+    clippy::unwrap_used,
+    reason = "this file is a test"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +52,7 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
         .unwrap()
         .map(|entry| entry.unwrap().path());
     entries
-        .filter(|path| !path.file_stem().is_some_and(|stem| stem == "tests"))
+        .filter(|path| path.file_stem().is_none_or(|stem| stem != "tests"))
         .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] })
         .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
         .collect()

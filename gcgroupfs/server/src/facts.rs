@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use gcgroup_abi::environment::GCGROUP_GROUP;
 use nix::errno::Errno;
 use nix::unistd::{Uid, User};
 
@@ -140,9 +141,10 @@ fn parse_cgroups(text: &str) -> Vec<String> {
 
 fn wish_in_environment(pid: u32) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let wish = environment
-        .split(|byte| *byte == 0)
-        .find_map(|pair| pair.strip_prefix(b"GCGROUP_GROUP="))?;
+    let wish = environment.split(|byte| *byte == 0).find_map(|pair| {
+        pair.strip_prefix(GCGROUP_GROUP.name.as_bytes())?
+            .strip_prefix(b"=")
+    })?;
     String::from_utf8(wish.to_vec())
         .ok()
         .filter(|wish| !wish.is_empty())

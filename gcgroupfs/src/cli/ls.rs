@@ -3,11 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use clap::Args;
 use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
 use gcgroupfs_model::text::word;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Print everything, as JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// Line of the daemon's answer: a process, or a process on one device.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -107,7 +115,7 @@ const FILES: &[&str] = &[
 ///
 /// # Errors
 /// The daemon does not answer.
-pub fn list(client: &mut Client, json: bool) -> anyhow::Result<Vec<u8>> {
+pub fn list(client: &mut Client, &Arguments { json }: &Arguments) -> anyhow::Result<Vec<u8>> {
     let text = client.list(FILES)?;
     let lines = text
         .split(|byte| *byte == b'\n')

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
 
 use super::client::{Client, strerror};
@@ -170,12 +171,12 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
         "LD_PRELOAD",
         preload(env::var_os("LD_PRELOAD").as_deref(), &library()?)?,
     );
-    command.env("GCGROUP_SOCKET", std::path::absolute(socket)?);
+    command.env(GCGROUP_SOCKET.name, std::path::absolute(socket)?);
     // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
     command.envs(arguments.wishes.variables());
     let others = [
-        ("GCGROUP_GROUP", arguments.group.clone()),
-        ("GCGROUP_REQUIRED", arguments.requirement()),
+        (GCGROUP_GROUP.name, arguments.group.clone()),
+        (GCGROUP_REQUIRED.name, arguments.requirement()),
     ];
     command.envs(
         others

@@ -23,6 +23,7 @@ mod bridge;
 mod busy;
 mod charge;
 mod control;
+pub mod environment;
 mod freeze;
 pub mod map;
 pub mod message;

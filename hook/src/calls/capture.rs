@@ -12,7 +12,7 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = hook::get() else {
         return next();
     };
-    let captures = &process.compute.program.contexts.captures;
+    let captures = &process.program.contexts.captures;
     let tid = sys::gettid();
     gate::hold(
         process.compute,
@@ -20,7 +20,7 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
         || captures.end(stream, tid),
     );
     // Submissions to the stream must not be counted, and only the slow path looks for captures.
-    process.compute.program.slots.watch(process.session, true);
+    process.program.slots.watch(process.session, true);
     next().inspect_err(|_| {
         captures.end(stream, tid);
         is_over(process);
@@ -39,17 +39,8 @@ pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
         return result;
     };
     if is_capturing(stream) != Some(true) {
-        process
-            .compute
-            .program
-            .contexts
-            .captures
-            .end(stream, sys::gettid());
-        process
-            .compute
-            .program
-            .current()
-            .inspect(|bound| bound.discount());
+        process.program.contexts.captures.end(stream, sys::gettid());
+        process.program.current().inspect(|bound| bound.discount());
         is_over(process);
     }
     result

@@ -32,7 +32,7 @@ fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
     ) else {
         return;
     };
-    process.compute.program.contexts.enter_part(handle, &base, made);
+    process.program.contexts.enter_part(handle, &base, made);
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.
@@ -50,7 +50,7 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((process, part)) =
-        hook::get().and_then(|process| Some((process, process.compute.program.contexts.green(green)?)))
+        hook::get().and_then(|process| Some((process, process.program.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };

@@ -21,13 +21,12 @@ use crate::memory::graph;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::{self, Unsettled};
 use crate::memory::reserve::Reserve;
-use crate::memory::reserve::kept::Used;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 use crate::swap;
 
 /// Returns the current pool of the stream's device, from which allocations on the stream come.
-fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
+fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
     let local = match process.program.contexts.device_of(stream) {
         Some(local) => local,
         None => match process.program.place() {
@@ -36,16 +35,12 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
         },
     };
     let pools = &process.memory.reserves;
-    // Above any handle.
-    let key = u64::MAX - u64::from(local.number());
-    pools.of_key(process.memory, key, || {
-        pools.current(local, || {
-            let mut handle = CUmemoryPool::NULL;
-            driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
-            pools
-                .find(handle)
-                .or_else(|| Some(pools.enter(handle, local, process.session.devices.index(local), false)))
-        })
+    pools.current(local, || {
+        let mut handle = CUmemoryPool::NULL;
+        driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
+        pools
+            .find(handle)
+            .or_else(|| Some(pools.enter(handle, local, process.session.devices.index(local), false)))
     })
 }
 
@@ -54,13 +49,6 @@ pub(crate) fn set_current(next: Next<'_>) -> CUresult {
     let result = next();
     hook::get().inspect(|process| process.memory.reserves.forget_current());
     result
-}
-
-/// Returns the pool of a handle, for an allocation.
-fn used_pool(process: &Process, handle: CUmemoryPool) -> Option<Used<'_>> {
-    let key = handle.0.addr() as u64;
-    let pools = &process.memory.reserves;
-    pools.of_key(process.memory, key, || pool_of(process, handle))
 }
 
 /// Returns the pool of a handle. For a pool that was not created here, the driver tells the device, or it is
@@ -138,7 +126,7 @@ pub(crate) fn alloc_from_pool(
     let Some(process) = hook::get() else {
         return next();
     };
-    match used_pool(process, pool) {
+    match pool_of(process, pool) {
         Some(pool) if !pool.is_elsewhere && !is_capturing(process, stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }

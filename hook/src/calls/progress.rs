@@ -11,8 +11,8 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     let Some(process) = hook::get() else {
         return next();
     };
-    let before = process.compute.program.current().map(|bound| {
-        process.compute.program.slots.fold(process.session);
+    let before = process.program.current().map(|bound| {
+        process.program.slots.fold(process.session);
         // A wait for a green context waits for nothing else.
         let waits_for = if bound.owner() == bound.context() {
             bound.owner()
@@ -28,7 +28,6 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     next()?;
     if let Some((index, submitted, owner)) = before
         && process
-            .compute
             .program
             .contexts
             .on(|local| process.session.devices.index(local) == index)

@@ -8,7 +8,7 @@ use crate::hook;
 pub(crate) fn switch(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = hook::get() {
-        process.compute.program.moved();
+        process.program.moved();
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ pub(super) fn leave(
     let Some((process, context)) = hook::get().zip(context) else {
         return switch(next);
     };
-    let family = process.compute.program.contexts.family(&context);
+    let family = process.program.contexts.family(&context);
     family.iter().for_each(|context| context.leave());
     let result = next();
     if result.is_ok() && is_gone() {
@@ -34,13 +34,13 @@ pub(super) fn leave(
     } else {
         family.iter().for_each(|context| context.stay());
     }
-    process.compute.program.moved();
+    process.program.moved();
     result
 }
 
 /// Removes a destroyed context, and what it owned.
 pub(super) fn remove(process: &Process, context: &Arc<Context>) {
-    process.compute.program.contexts.remove(process.session, context);
+    process.program.contexts.remove(process.session, context);
     if context.is_part() {
         process.memory.synchronized(None);
     } else {
@@ -53,7 +53,7 @@ pub(super) fn remove(process: &Process, context: &Arc<Context>) {
 /// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
-        hook::get().and_then(|process| process.compute.program.contexts.find(handle)),
+        hook::get().and_then(|process| process.program.contexts.find(handle)),
         next,
         || true,
     )
@@ -64,7 +64,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
     let found = hook::get()
         .zip(written(context))
-        .and_then(|(process, handle)| process.compute.program.contexts.find(handle));
+        .and_then(|(process, handle)| process.program.contexts.find(handle));
     if let Some(found) = found {
         found.attach();
     }
@@ -73,7 +73,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
 
 /// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
-    let context = hook::get().and_then(|process| process.compute.program.contexts.find(handle));
+    let context = hook::get().and_then(|process| process.program.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
@@ -91,14 +91,10 @@ pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Ne
 }
 
 pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
-    if let Some(primary) = process.compute.program.contexts.primary(local) {
+    if let Some(primary) = process.program.contexts.primary(local) {
         primary.store(handle.0.expose_provenance(), Relaxed);
     }
-    process
-        .compute
-        .program
-        .contexts
-        .known(process.session, handle, local)
+    process.program.contexts.known(process.session, handle, local)
 }
 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
@@ -148,14 +144,13 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
         return;
     }
     // A green context's stream can be created with any or no context current.
-    let known = process.compute.program.contexts.find(handle).or_else(|| {
+    let known = process.program.contexts.find(handle).or_else(|| {
         let mut device = 0;
         driver::cuStreamGetDevice(made, &mut device)
             .or_else(|_| driver::cuCtxGetDevice(&mut device))
             .ok()?;
         Some(
             process
-                .compute
                 .program
                 .contexts
                 .known(process.session, handle, LocalDevice::of(device)?),
@@ -171,13 +166,13 @@ pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = hook::get() else {
         return next();
     };
-    let Some(context) = process.compute.program.contexts.holder(leaving) else {
+    let Some(context) = process.program.contexts.holder(leaving) else {
         return next();
     };
     let needs_own = context.take_out(leaving);
     let result = next();
     match result {
-        Ok(()) => process.compute.program.contexts.captures.forget(leaving),
+        Ok(()) => process.program.contexts.captures.forget(leaving),
         Err(_) => context.enter(leaving, needs_own),
     }
     result

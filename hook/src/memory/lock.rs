@@ -16,8 +16,11 @@ use crate::sys;
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 
+/// First pause between two attempts, in spins. It doubles, since each attempt takes the cache line from the
+/// holder.
+const PAUSE: u32 = 64;
 /// Attempts before the thread starts to yield, and further attempts before it sleeps.
-const SPINS: u32 = 64;
+const SPINS: u32 = 3;
 const YIELDS: u32 = 16;
 /// Sleep between attempts after that: the holder has lost its CPU, for about as long as other threads there
 /// run.
@@ -57,15 +60,13 @@ impl<T> Lock<T> {
     #[cold]
     #[inline(never)]
     fn wait(&self) {
-        let mut looks = 0;
-        loop {
+        for attempts in 0_u32.. {
             if self.word.load(Relaxed) == FREE && self.try_take().is_some() {
                 return;
             }
-            looks += 1;
-            if looks < SPINS {
-                std::hint::spin_loop();
-            } else if looks < SPINS + YIELDS {
+            if attempts < SPINS {
+                (0..PAUSE << attempts).for_each(|_| std::hint::spin_loop());
+            } else if attempts < SPINS + YIELDS {
                 std::thread::yield_now();
             } else {
                 sys::futex_wait(&self.word, HELD, NAP);

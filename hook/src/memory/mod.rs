@@ -3,8 +3,8 @@
 //!
 //! A charge counts for (process, device) and for the process, and must fit into what the groups above have
 //! granted. A charge beyond a limit fails with `CUDA_ERROR_OUT_OF_MEMORY` without calling the driver.
-//! `levels` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations; the other
-//! modules handle one kind of call each.
+//! `levels` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations; `reserve`
+//! is memory of pools and graphs. The handlers are in `calls`.
 //!
 #![doc = include_str!("accounting.md")]
 

@@ -5,7 +5,6 @@
 //! measured after it, and settled. At a limit, every reserve is trimmed first; growth that still does not fit
 //! is refused. Nothing here waits for a stream.
 
-pub(crate) mod kept;
 mod list;
 
 use std::sync::Arc;
@@ -205,19 +204,22 @@ impl Reserve {
         }
     }
 
-    /// Measures after the program waited for `stream`, or for an unknown set of streams (`None`): the driver
-    /// may shrink pools then.
+    /// Settles the frees that wait for `stream`, after the program waited for it or for an unknown set of
+    /// streams (`None`). Returns false, with nothing settled, if the reserve must be measured or removed.
+    fn passed(&self, stream: Option<Stream>) -> bool {
+        let mut account = self.account.lock();
+        let may_have_shrunk = account.may_have_shrunk() || self.source == Source::Graphs;
+        let is_done = !account.is_over() && (account.paid() == 0 || !may_have_shrunk);
+        if is_done {
+            After::Waiting(stream).passed(&mut account);
+        }
+        is_done
+    }
+
+    /// Measures after such a wait, in which the driver may have shrunk a pool, or removes the pool.
     fn synchronized(self: &Arc<Self>, memory: &Memory, stream: Option<Stream>) {
         let after = After::Waiting(stream);
-        let is_over = {
-            let mut account = self.account.lock();
-            let is_over = account.is_over();
-            let may_have_shrunk = account.may_have_shrunk() || self.source == Source::Graphs;
-            if !is_over && (account.paid() == 0 || !may_have_shrunk) {
-                return after.passed(&mut account);
-            }
-            is_over
-        };
+        let is_over = self.account.lock().is_over();
         if is_over {
             memory.reserves.end_if_over(memory, self);
             after.passed(&mut self.account.lock());

@@ -1,5 +1,4 @@
-//! What the program has that calls refer to: its contexts and streams, and for each thread a slot with its
-//! counters.
+//! Contexts and streams of the program, and for each of its threads a slot with counters.
 //!
 //! `contexts` lists the contexts and `context` describes one, with the markers (`mark`) that tell whether the
 //! GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a `slot`
@@ -10,7 +9,6 @@ pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
 pub(crate) mod inside;
-pub(crate) mod kept;
 mod mark;
 pub(crate) mod noted;
 pub(crate) mod slot;

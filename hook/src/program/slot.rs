@@ -11,7 +11,6 @@ use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevic
 
 use parking_lot::Mutex;
 
-use super::kept::Kept;
 use super::noted::Noted;
 use super::window::Window;
 use crate::shared::counters::add;
@@ -38,8 +37,6 @@ pub(crate) struct Side {
     pub(crate) noted: Noted,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
-    /// Used by the slot's thread only.
-    pub(super) kept: Kept,
 }
 
 impl Side {
@@ -55,7 +52,6 @@ impl Side {
             window: Mutex::new(None),
             noted: Noted::new(),
             captured: [const { AtomicU64::new(0) }; Submission::COUNT],
-            kept: Kept::new(),
         }
     }
 }

@@ -9,8 +9,6 @@
 //! which adds their counts to the device's shared ones.
 
 use std::io;
-use std::marker::PhantomData;
-use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -19,7 +17,6 @@ use parking_lot::Mutex;
 
 use super::contexts::Contexts;
 use super::inside::Inside;
-use super::kept::Kept;
 use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
 use crate::driver::cuda::CUcontext;
 use crate::driver::streams::{PER_THREAD, stream};
@@ -125,13 +122,6 @@ impl Slots {
     #[inline]
     pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
         Counts::of(usage, self.own(usage)?, index)
-    }
-
-    /// Returns where the calling thread caches the pool that it used last, if it has a slot of the block.
-    #[inline]
-    pub(crate) fn kept<'a>(&'a self, session: &'a Session) -> Option<Own<'a, Kept>> {
-        let bound = self.in_block_now(session)?;
-        Some(Own(&bound.side.kept, PhantomData))
     }
 
     /// Returns the calling thread's slot, if it is in the block.
@@ -366,19 +356,6 @@ impl Slots {
         for extra in self.extras.lock().iter() {
             extra.bound().fold(session.usage());
         }
-    }
-}
-
-/// Parts of the calling thread's own slot. It stays with the thread until the thread ends.
-#[derive(Debug)]
-pub(crate) struct Own<'a, T>(&'a T, PhantomData<*const ()>);
-
-impl<T> Deref for Own<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        self.0
     }
 }
 

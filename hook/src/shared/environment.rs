@@ -1,8 +1,11 @@
-//! Settings requested by the environment: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`,
-//! `GCGROUP_SWAP`, `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. With a daemon, the daemon decides.
+//! Settings requested by the environment (`gcgroup_abi::environment`). With a daemon, the daemon decides.
 
 use std::ffi::{OsStr, OsString};
 
+use gcgroup_abi::environment::{
+    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_REQUIRED, GCGROUP_SOCKET,
+    GCGROUP_SWAP, Variable,
+};
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
 
@@ -23,31 +26,31 @@ impl Options {
     }
 
     fn from(get: impl Fn(&str) -> Option<OsString>) -> Self {
-        let text = |name| get(name).and_then(|value| value.into_string().ok());
-        let is_set = |name| text(name).is_some_and(|value| value.trim() == "1");
-        let priority = text("GCGROUP_PRIORITY").and_then(|value| value.trim().parse().ok());
+        let text = |variable: Variable| get(variable.name).and_then(|value| value.into_string().ok());
+        let is_set = |variable| text(variable).is_some_and(|value| value.trim() == "1");
+        let priority = text(GCGROUP_PRIORITY).and_then(|value| value.trim().parse().ok());
         // `1` means without a limit.
-        let swap = text("GCGROUP_SWAP").and_then(|value| bytes(&value));
+        let swap = text(GCGROUP_SWAP).and_then(|value| bytes(&value));
         let swap = swap.filter(|bytes| *bytes != 0);
         let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
         Self {
-            socket: get("GCGROUP_SOCKET")
+            socket: get(GCGROUP_SOCKET.name)
                 .filter(|path| !path.is_empty())
                 .unwrap_or(DEFAULT_SOCKET.into()),
             hello: Hello {
-                memory_limit: text("GCGROUP_MEMORY_LIMIT")
+                memory_limit: text(GCGROUP_MEMORY_LIMIT)
                     .and_then(|value| bytes(&value))
                     .unwrap_or(NO_LIMIT),
                 priority: priority.filter(|priority| *priority < 16).unwrap_or(u32::MAX),
-                freeze: is_set("GCGROUP_FREEZE").into(),
+                freeze: is_set(GCGROUP_FREEZE).into(),
                 can_swap: swap.is_some().into(),
                 memory_swap_max: swap.unwrap_or(0),
-                group: text("GCGROUP_GROUP")
+                group: text(GCGROUP_GROUP)
                     .and_then(|name| GroupName::new(&name))
                     .unwrap_or(GroupName::NONE),
                 ..Hello::PLAIN
             },
-            required: is_set("GCGROUP_REQUIRED"),
+            required: is_set(GCGROUP_REQUIRED),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
+use gcgroup_abi::environment::GCGROUP_MEMINFO;
 use parking_lot::Mutex;
 
 use super::Swap;
@@ -46,7 +47,7 @@ enum Claimed {
 
 impl Host {
     pub(super) fn new() -> Self {
-        let named = sys::variable("GCGROUP_MEMINFO").filter(|name| !name.is_empty());
+        let named = sys::variable(GCGROUP_MEMINFO.name).filter(|name| !name.is_empty());
         Self {
             meminfo: named.map_or_else(|| "/proc/meminfo".into(), PathBuf::from),
             claimed: Mutex::default(),

@@ -11,7 +11,6 @@
 //!   `device`, the needed memory is prepared first (`made`), from the swap pool (`supply`) or from memory
 //!   made in advance (`ahead`). Then all submissions are held and the blocks are moved in one `run`, or one
 //!   by one (`relocate`).
-//! * `query`: answers pointer queries for blocks.
 #![doc = include_str!("swap.md")]
 
 mod account;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use gcgroup_abi::MAX_DEVICES;
+use gcgroup_abi::environment::{GCGROUP_RECLAIM, GCGROUP_SWAP_AHEAD, GCGROUP_THAW};
 
 use super::Swap;
 use super::ahead::Ahead;
@@ -42,10 +43,12 @@ impl Mover {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
             slots: swap.session.devices.all(),
             manner: Manner {
-                order: sys::variable("GCGROUP_RECLAIM").and_then(|order| order.into_string().ok()),
-                waits: sys::variable("GCGROUP_THAW").is_some_and(|how| how == "wait"),
+                order: sys::variable(GCGROUP_RECLAIM.name).and_then(|order| order.into_string().ok()),
+                waits: sys::variable(GCGROUP_THAW.name).is_some_and(|how| how == "wait"),
             },
-            ahead: Ahead::new(sys::variable("GCGROUP_SWAP_AHEAD").map_or(0, |size| environment::size(&size))),
+            ahead: Ahead::new(
+                sys::variable(GCGROUP_SWAP_AHEAD.name).map_or(0, |size| environment::size(&size)),
+            ),
             is_all_kept,
             recalls: recalls(swap),
         }

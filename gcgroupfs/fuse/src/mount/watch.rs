@@ -42,7 +42,7 @@ impl Watch {
         })
     }
 
-    /// Reads the mount table if it has changed, at most once per [`PAUSE`]. Accesses no mounted file system,
+    /// Reads the mount table if it has changed, at most once in 400 ms. Accesses no mounted file system,
     /// which might not answer.
     pub fn look(&mut self, now: Instant) {
         if self.last.is_some_and(|last| now.duration_since(last) < PAUSE) {

@@ -23,7 +23,7 @@ pub(super) struct Written {
 }
 
 impl Tree {
-    /// Writes the changed counts of up to [`MAX_AT_ONCE`] processes to the journal; others follow with later
+    /// Writes the changed counts of up to 64 processes to the journal; others follow with later
     /// calls.
     pub fn write_some_counts(&self) {
         self.write_counts(MAX_AT_ONCE);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use super::kept::{All, Used, keep_list, kept_list};
 use super::{Reserve, Source};
 use crate::driver::cuda::CUmemoryPool;
 use crate::memory::Memory;
@@ -17,11 +16,9 @@ use crate::shared::device::LocalDevice;
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
     list: Lock<Vec<Arc<Reserve>>>,
-    /// Copy of the list for iteration, as of the last request.
-    all: Lock<Option<Arc<All>>>,
     /// Current pools of devices, as far as the driver has been asked.
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
-    /// Number of events after which a thread's cached pool may be wrong: a pool came or went, or a current
+    /// Number of events after which a device's current pool may be another: a pool was added, or a current
     /// pool may have changed.
     changes: AtomicUsize,
     /// Destroyed pools without live allocations, with the streams that they wait for.
@@ -31,29 +28,6 @@ pub(crate) struct Reserves {
 }
 
 impl Reserves {
-    /// Returns the pool for a key: the thread's cached one, or the result of `find`.
-    #[inline]
-    pub(crate) fn of_key<'a>(
-        &self,
-        memory: &'a Memory,
-        key: u64,
-        find: impl FnOnce() -> Option<Arc<Reserve>>,
-    ) -> Option<Used<'a>> {
-        let changes = self.changes.load(Acquire);
-        let kept = Used::kept(memory.program.slots.kept(memory.session), changes, |other, _| {
-            other == key
-        });
-        kept.or_else(|| {
-            let pool = find()?;
-            Some(Used::found(
-                memory.program.slots.kept(memory.session),
-                changes,
-                key,
-                pool,
-            ))
-        })
-    }
-
     /// Returns the pool of a handle.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
         let wanted = Source::Pool(handle.0.addr());
@@ -94,7 +68,6 @@ impl Reserves {
         index: usize,
         is_elsewhere: bool,
     ) -> Arc<Reserve> {
-        // The handle may have belonged to another pool.
         self.changes.fetch_add(1, Release);
         let id = list
             .iter()
@@ -146,37 +119,16 @@ impl Reserves {
     /// Settles after the program waited for `stream`, or for an unknown set of streams (`None`): measures the
     /// reserves that may have shrunk.
     pub(crate) fn synchronized(&self, memory: &Memory, stream: Option<usize>) {
-        let changes = self.changes.load(Acquire);
-        if changes == 0 {
+        if self.changes.load(Acquire) == 0 {
             return;
         }
         let stream = stream.map(|stream| Stream::of(memory.program, stream));
-        let place = memory.program.slots.kept(memory.session);
-        let all = kept_list(place.as_ref(), changes).unwrap_or_else(|| self.all());
-        all.list
-            .iter()
-            .for_each(|reserve| reserve.synchronized(memory, stream));
-        keep_list(place.as_ref(), all);
-    }
-
-    /// Returns an up-to-date copy of the list.
-    #[cold]
-    #[inline(never)]
-    fn all(&self) -> Arc<All> {
-        let mut last = self.all.lock();
-        let list = self.list.lock();
-        // Changes are made with this lock held.
-        let changes = self.changes.load(Relaxed);
-        match &*last {
-            Some(all) if all.changes == changes => Arc::clone(all),
-            _ => {
-                let all = Arc::new(All {
-                    changes,
-                    list: list.clone(),
-                });
-                *last = Some(Arc::clone(&all));
-                all
-            }
+        let restless: Vec<_> = {
+            let list = self.list.lock();
+            list.iter().filter(|pool| !pool.passed(stream)).cloned().collect()
+        };
+        for pool in restless {
+            pool.synchronized(memory, stream);
         }
     }
 
@@ -222,23 +174,15 @@ impl Reserves {
     #[inline(never)]
     pub(crate) fn freed(&self, memory: &Memory, entry: &Entry, address: u64, stream: Option<usize>) {
         let stream = stream.map(|stream| Stream::of(memory.program, stream));
-        let changes = self.changes.load(Acquire);
-        let is_it = |_, pool: &Reserve| pool.id == entry.owner;
-        if let Some(pool) = Used::kept(memory.program.slots.kept(memory.session), changes, is_it) {
-            if pool.account.lock().end(address, entry.size, stream) {
-                self.end_if_over(memory, &pool);
-            }
-            return;
-        }
-        let pool = self
-            .list
-            .lock()
-            .iter()
-            .find(|pool| pool.id == entry.owner)
-            .cloned();
-        if let Some(pool) = pool
-            && pool.account.lock().end(address, entry.size, stream)
-        {
+        let over = {
+            let list = self.list.lock();
+            let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
+                return;
+            };
+            let is_over = pool.account.lock().end(address, entry.size, stream);
+            is_over.then(|| Arc::clone(pool))
+        };
+        if let Some(pool) = over {
             self.end_if_over(memory, &pool);
         }
     }

@@ -2,6 +2,7 @@
 //! `gcgroupfs run` may set, root's bounds, and the manual.
 
 use gcgroup_abi::DEFAULT_PRIORITY;
+use gcgroup_abi::environment::{GCGROUP_FREEZE, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_SWAP};
 use gcgroup_abi::message::Hello;
 
 use super::{Kind, Tighter, Value};
@@ -105,7 +106,7 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
     refusal: "the memory limit can only be lowered",
     wish: Some(Wish {
         option: "memory-limit",
-        variable: "GCGROUP_MEMORY_LIMIT",
+        variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
         help: "Limit of device memory in bytes, as 8G, or max",
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
@@ -125,7 +126,7 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     refusal: "memory.swap.max can only be lowered",
     wish: Some(Wish {
         option: "swap",
-        variable: "GCGROUP_SWAP",
+        variable: GCGROUP_SWAP.name,
         bare: Some("max"),
         help: "Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max",
         asked: |hello| {
@@ -156,7 +157,7 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     inherits: true,
     wish: Some(Wish {
         option: "priority",
-        variable: "GCGROUP_PRIORITY",
+        variable: GCGROUP_PRIORITY.name,
         bare: None,
         help: "Priority, 0 to 15; a lower number is a higher priority",
         asked: |hello| {
@@ -198,7 +199,7 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     for_rules: false,
     wish: Some(Wish {
         option: "freeze",
-        variable: "GCGROUP_FREEZE",
+        variable: GCGROUP_FREEZE.name,
         bare: Some("1"),
         help: "Start frozen",
         asked: |hello| (hello.freeze == 1).then_some(Value::Flag(true)),
@@ -224,7 +225,7 @@ pub const SAMPLE: &Setting = &Setting {
     refusal: "the sample can only be lowered",
     wish: Some(Wish {
         option: "sample",
-        variable: "GCGROUP_SAMPLE",
+        variable: "SAMPLE",
         bare: None,
         help: "A number for tests",
         asked: |_| None,
