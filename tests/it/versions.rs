@@ -297,12 +297,10 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
         });
         assert_works(&mut shell);
         let complaint = format!("the daemon speaks version {OLD}, this hook {VERSION}: not governed");
-        assert_eq!(
-            shell.stderr().matches(&complaint).count(),
-            1,
-            "{}",
-            shell.stderr()
-        );
+        wait_until("the hook reports the version mismatch", || {
+            shell.stderr().contains(&complaint)
+        });
+        assert_eq!(shell.stderr().matches(&complaint).count(), 1);
         shell.quit();
         fs::remove_file(mount.socket()).expect("the file can be removed");
     }

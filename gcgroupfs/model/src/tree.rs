@@ -75,12 +75,7 @@ pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
-#[cfg(any(test, feature = "fixture"))]
-pub use settings::SAMPLE;
-pub use settings::{
-    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting,
-    Settings, Value, Wish,
-};
+pub use settings::*;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
 pub use transient::Transient;

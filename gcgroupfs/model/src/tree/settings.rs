@@ -18,11 +18,7 @@ use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
-#[cfg(any(test, feature = "fixture"))]
-pub use self::table::SAMPLE;
-pub use self::table::{
-    COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Wish,
-};
+pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
 
 /// Settings of a process or a group, as a whole and on single devices. Devices are named by UUID.
