@@ -1,6 +1,6 @@
-//! Table of counters: macro and row. From a row of [`Sums`](super::Sums) or [`Swapped`](super::sums::Swapped)
-//! follow its sums over devices, processes and groups, what is stored of it, its bounds, its line in a control
-//! file, the wake-ups of `memory.events`, and the manual.
+//! Table of counters: macro and row. From a row of [`Sums`](super::Sums) or [`Swapped`](super::Swapped)
+//! follow its sums over devices, processes and groups, what is stored of it, its bounds, its line in a
+//! control file, the wake-ups of `memory.events`, and the manual.
 
 use std::sync::atomic::AtomicU64;
 
@@ -83,7 +83,7 @@ impl<const N: usize> Numbers for [u64; N] {
 /// Defines a structure of numbers: fields, and rows of counters.
 ///
 /// ```text
-/// nr_max = device.nr_max, process.nr_max, most calls, as "memory.events" "max" "allocations that hit a limit";
+/// nr_oom = device.nr_oom, process.nr_oom, most calls as "memory.events" "oom" "allocations refused";
 /// ```
 ///
 /// A row names the words in which a process counts, on a device and as a whole, with a bound from
