@@ -5,8 +5,6 @@
 //! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is not charged
 //! here; the daemon sees it in what the process holds beyond its charges.
 
-use hashbrown::HashMap;
-
 use super::charge::Charge;
 use super::levels::Sums;
 use super::lock::Lock;
@@ -146,13 +144,13 @@ pub(crate) fn fit<A: Array>(
 /// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
 /// making an array without memory, asking, and destroying it.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes(Lock<HashMap<Description, u64>>);
+pub(crate) struct Sizes(Lock<Vec<(Description, u64)>>);
 
-/// Most cached sizes; when they are exceeded, the cache is emptied.
-const MOST_SIZES: usize = 512;
+/// Most cached sizes; beyond that the earliest is dropped.
+const MOST_SIZES: usize = 128;
 
 /// Extent, format and channels, flags, device, and levels of a mipmapped array.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Description([u64; 6]);
 
 impl Description {
@@ -174,15 +172,15 @@ impl Sizes {
         place: Place,
     ) -> Option<u64> {
         let description = Description::of(wanted, levels, place.local);
-        if let Some(bytes) = self.0.lock().get(&description) {
+        if let Some((_, bytes)) = self.0.lock().iter().find(|(known, _)| *known == description) {
             return Some(*bytes);
         }
         let bytes = ask::<A>(wanted, levels, place)?;
         let mut all = self.0.lock();
         if all.len() == MOST_SIZES {
-            all.clear();
+            all.remove(0);
         }
-        all.insert(description, bytes);
+        all.push((description, bytes));
         Some(bytes)
     }
 }
