@@ -28,7 +28,7 @@ fn option(setting: &'static Setting, wish: &'static Wish) -> Arg {
     let option = Arg::new(wish.option).long(wish.option).help(wish.help);
     let value = match setting.kind {
         Kind::Flag => return option.action(ArgAction::SetTrue),
-        Kind::Bytes => "SIZE",
+        Kind::Bytes | Kind::Visible => "SIZE",
         Kind::Number { .. } => "N",
         Kind::Quota => "QUOTA",
     };
@@ -91,7 +91,7 @@ mod tests {
         for (setting, wish) in all() {
             let (argument, value) = match setting.kind {
                 Kind::Flag => (format!("--{}", wish.option), "1"),
-                Kind::Bytes => (format!("--{}=8K", wish.option), "8192"),
+                Kind::Bytes | Kind::Visible => (format!("--{}=8K", wish.option), "8192"),
                 Kind::Number { .. } => (format!("--{}=3", wish.option), "3"),
                 Kind::Quota => (format!("--{}=1000", wish.option), "1000 100000"),
             };
