@@ -44,8 +44,8 @@ pub const BELL_AT_BEGIN: u32 = 1;
 /// Flag in `wants_bell`: other processes wait for the device, and the daemon wants to be rung when work ends.
 pub const BELL_AT_END: u32 = 2;
 
-/// `memory_visible`: the limits that apply, or the device's memory without one. Also the value of daemons that
-/// do not know the setting.
+/// `memory_visible`: the limits that apply, or the device's memory without one. Also the value of daemons
+/// that do not know the setting.
 pub const VISIBLE_LIMIT: u64 = 0;
 /// `memory_visible`: as [`VISIBLE_LIMIT`], and the host memory that the process may swap to.
 pub const VISIBLE_SWAP: u64 = u64::MAX;

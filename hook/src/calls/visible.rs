@@ -14,7 +14,7 @@ pub(crate) struct Sizes {
     pub(crate) free: u64,
 }
 
-/// What decides the sizes that the program is shown of one device.
+/// Facts that decide which sizes of one device the program is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Visible {
     pub(crate) room: Room,
