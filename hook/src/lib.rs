@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `start`, `table`, `symbols`, `coverage`, `rows` | entry point, hooked functions, look-ups of them |
 //! | `calls` | what happens at each call |
-//! | `hook` | the process: one object, its start and end |
+//! | `hook` | the one object that holds all of this, its start and end |
 //! | `swap` | moves of memory |
 //! | `memory`, `compute` | accounting; gates. They know nothing of each other |
 //! | `program` | the program's contexts, streams and threads |

@@ -39,20 +39,20 @@ fn charge_for<A: Array>(
     levels: u32,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = process.program.place() else {
+    let Some(place) = hook.program.place() else {
         return next();
     };
     // Mapped to memory of `cuMemCreate`, which is charged there.
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
     }
-    let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
-    let (charge, sums) = process.memory.try_charge(place.index, expected.unwrap_or(0))?;
-    let made_it = process.memory.pressing(place.index, expected.unwrap_or(0), next);
-    made_it.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let expected = hook.memory.sizes.expected::<A>(wanted, levels, place);
+    let (charge, sums) = hook.memory.try_charge(place.index, expected.unwrap_or(0))?;
+    let made_it = hook.memory.pressing(place.index, expected.unwrap_or(0), next);
+    made_it.inspect_err(|_| hook.memory.count_failure(place.index))?;
     let Some(array) = written(made) else { return Ok(()) };
     let bytes = match expected {
         Some(bytes) => {
@@ -63,23 +63,18 @@ fn charge_for<A: Array>(
     };
     if let Some(bytes) = bytes {
         let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
-        process
-            .memory
-            .remember(&process.memory.arrays, array.key(), entry);
+        hook.memory.remember(&hook.memory.arrays, array.key(), entry);
     }
     Ok(())
 }
 
 fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let result = process
-        .memory
-        .free(&process.memory.arrays, array.key(), next)
-        .result;
+    let result = hook.memory.free(&hook.memory.arrays, array.key(), next).result;
     if result.is_ok() {
-        sparse::array_gone(process, array.key());
+        sparse::array_gone(hook, array.key());
     }
     result
 }

@@ -82,7 +82,7 @@ pub(crate) fn range(
     address: CUdeviceptr,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(block) = hook::get().and_then(|process| process.swap.find(address.0)) else {
+    let Some(block) = hook::get().and_then(|hook| hook.swap.find(address.0)) else {
         return next();
     };
     answer(base, CUdeviceptr(block.base));
@@ -132,9 +132,9 @@ fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool 
     let Some(known) = ATTRIBUTES.iter().find(|known| known.number == attribute) else {
         return false;
     };
-    let found = hook::get().and_then(|process| {
-        let block = process.swap.find(address.0)?;
-        let context = process.program.contexts.numbered(block.context)?.handle();
+    let found = hook::get().and_then(|hook| {
+        let block = hook.swap.find(address.0)?;
+        let context = hook.program.contexts.numbered(block.context)?.handle();
         Some((known.value)(&block, Asked { context }))
     });
     let Some(value) = found.filter(|_| !place.is_null()) else {

@@ -31,11 +31,11 @@ bytes!(c_uint, usize, u64);
 /// `cuMemGetInfo`.
 pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUresult {
     next()?;
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return Ok(());
     };
-    if let Some(bound) = process.program.bind() {
-        let room = Room::on(process.memory, bound.index());
+    if let Some(bound) = hook.program.bind() {
+        let room = Room::on(hook.memory, bound.index());
         rewrite(free, |bytes| bytes.at_most(room.free));
         rewrite(total, |bytes| bytes.at_most(room.total));
     }
@@ -45,11 +45,9 @@ pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUr
 /// `cuDeviceTotalMem`.
 pub(crate) fn total<B: Bytes>(total: *mut B, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
-        let index = process.session.devices.learn(process.session.control(), local);
-        rewrite(total, |bytes| {
-            bytes.at_most(Room::on(process.memory, index).total)
-        });
+    if let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) {
+        let index = hook.session.devices.learn(hook.session.control(), local);
+        rewrite(total, |bytes| bytes.at_most(Room::on(hook.memory, index).total));
     }
     Ok(())
 }
