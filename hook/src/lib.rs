@@ -22,7 +22,7 @@
 //! fails.
 
 // Left to do: `compute/{gate,reach}.rs`, `program/{slots,window}.rs`,
-// `memory/{levels,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
+// `memory/{page_counter,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
 #![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
 
 // First, since `table` finds the macros for its rows by position.

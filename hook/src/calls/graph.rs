@@ -5,10 +5,10 @@ use crate::driver::cuda::{
     CUdevice, CUgraph, CUgraphExec, CUgraphNodeParams, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::hook;
 use crate::memory::graph::{begin_use, is_used, launched, needs, run, take};
-use crate::memory::levels::Unsettled;
+use crate::memory::page_counter::Unsettled;
 use crate::shared::device::LocalDevice;
 
 /// `cuGraphAddMemAllocNode`: takes no memory yet.
@@ -19,7 +19,7 @@ pub(crate) fn add_allocation(next: Next<'_>) -> CUresult {
 
 /// `cuGraphAddNode`: adds a node of any type.
 pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult {
-    if given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+    if argument(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         begin_use();
     }
     next()
@@ -46,7 +46,7 @@ pub(crate) fn instantiate_with(
     params: *const CUDA_GRAPH_INSTANTIATE_PARAMS,
     next: Next<'_>,
 ) -> CUresult {
-    let flags = given(params).map_or(0, |params| params.flags);
+    let flags = argument(params).map_or(0, |params| params.flags);
     instantiate(exec, graph, flags, next)
 }
 

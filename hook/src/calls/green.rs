@@ -50,7 +50,7 @@ pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     else {
         return slots::switch(next);
     };
-    part.leave_marks();
+    part.leave_markers();
     let device = part.local.device();
     let destroy = || {
         part.leave();

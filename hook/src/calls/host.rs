@@ -11,8 +11,8 @@ use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 
 fn remember(hook: &Hook, address: *mut c_void, bytes: u64) {
-    if let Some(place) = hook.program.place() {
-        let entry = Entry::new(Kind::Host, bytes, place.local, place.index, place.context);
+    if let Some(target) = hook.program.target() {
+        let entry = Entry::new(Kind::Host, bytes, target.local, target.index, target.context);
         hook.memory
             .remember(&hook.memory.host, address.expose_provenance() as u64, entry);
     }

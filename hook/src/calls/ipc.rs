@@ -7,16 +7,22 @@ use gcgroup_abi::Kind;
 use crate::driver;
 use crate::driver::cuda::{CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUdeviceptr, CUexternalMemory, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 
 /// Makes an entry for memory whose size the driver knows.
 fn entry_at(hook: &Hook, address: CUdeviceptr) -> Option<Entry> {
-    let place = hook.program.place()?;
+    let target = hook.program.target()?;
     let (mut base, mut bytes) = (CUdeviceptr(0), 0);
     driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).ok()?;
-    let entry = Entry::new(Kind::Ipc, bytes as u64, place.local, place.index, place.context);
+    let entry = Entry::new(
+        Kind::Ipc,
+        bytes as u64,
+        target.local,
+        target.index,
+        target.context,
+    );
     Some(entry)
 }
 
@@ -64,15 +70,15 @@ pub(crate) fn import_external(
 ) -> CUresult {
     next()?;
     if let Some(hook) = hook::get()
-        && let (Some(memory), Some(description), Some(place)) =
-            (written(memory), given(description), hook.program.place())
+        && let (Some(memory), Some(description), Some(target)) =
+            (written(memory), argument(description), hook.program.target())
     {
         let entry = Entry::new(
             Kind::Ipc,
             description.size,
-            place.local,
-            place.index,
-            place.context,
+            target.local,
+            target.index,
+            target.context,
         );
         hook.memory.remember(&hook.memory.external, key(memory), entry);
     }

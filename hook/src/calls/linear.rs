@@ -15,7 +15,7 @@ pub(crate) fn alloc<A: Address>(
     bytes: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    alloc_at(kind, A::place(address), bytes.into(), next)
+    alloc_at(kind, A::out_pointer(address), bytes.into(), next)
 }
 
 #[inline(never)]
@@ -23,22 +23,22 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = hook.program.place() else {
+    let Some(target) = hook.program.target() else {
         return next();
     };
     if kind == Kind::Linear
         && let Some(result) = address
             .wide()
-            .and_then(|wide| swap::alloc(hook.swap, place, wide, bytes))
+            .and_then(|wide| swap::alloc(hook.swap, target, wide, bytes))
     {
         return result;
     }
-    let (charge, sums) = hook.memory.try_charge(place.index, bytes)?;
-    let made = hook.memory.pressing(place.index, bytes, next);
-    made.inspect_err(|_| hook.memory.count_failure(place.index))?;
+    let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
+    let made = hook.memory.pressing(target.index, bytes, next);
+    made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     if let Some(address) = address.written() {
         charge.keep(sums);
-        let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
+        let entry = Entry::new(kind, bytes, target.local, target.index, target.context);
         hook.memory.remember(&hook.memory.blocks, address, entry);
     }
     Ok(())
@@ -54,7 +54,13 @@ pub(crate) fn alloc_pitched<A: Address>(
     height: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    alloc_rows(A::place(address), pitch.into(), width.into(), height.into(), next)
+    alloc_rows(
+        A::out_pointer(address),
+        pitch.into(),
+        width.into(),
+        height.into(),
+        next,
+    )
 }
 
 #[inline(never)]
@@ -62,15 +68,15 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = hook.program.place() else {
+    let Some(target) = hook.program.target() else {
         return next();
     };
     let wanted = width.saturating_mul(height);
     let steps = &hook.memory.pitch;
     let likely = steps.foretold(width).saturating_mul(height);
-    let (mut charge, sums) = hook.memory.try_charge_likely(place.index, likely, wanted)?;
-    let made = hook.memory.pressing(place.index, wanted, next);
-    made.inspect_err(|_| hook.memory.count_failure(place.index))?;
+    let (mut charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
+    let made = hook.memory.pressing(target.index, wanted, next);
+    made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let pitch = pitch.written().unwrap_or(width);
     let Some(address) = address.written() else {
         return Ok(());
@@ -86,7 +92,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
         }
     };
     charge.keep(sums);
-    let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
+    let entry = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
     hook.memory.remember(&hook.memory.blocks, address, entry);
     Ok(())
 }

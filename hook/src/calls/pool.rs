@@ -14,12 +14,12 @@ use crate::driver::cuda::{
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::driver::streams;
 use crate::hook::{self, Hook};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
-use crate::memory::levels::{self, Unsettled};
+use crate::memory::page_counter::{self, Unsettled};
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
@@ -29,8 +29,8 @@ use crate::swap;
 fn current_pool(hook: &Hook, stream: CUstream) -> Option<Arc<Reserve>> {
     let local = match hook.program.contexts.device_of(stream) {
         Some(local) => local,
-        None => match hook.program.place() {
-            Some(place) => place.local,
+        None => match hook.program.target() {
+            Some(target) => target.local,
             None => hook.program.contexts.holder(stream)?.local,
         },
     };
@@ -60,7 +60,7 @@ fn pool_of(hook: &Hook, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
     let (local, is_elsewhere) = match located(handle) {
         Some(location) => match location.device().and_then(LocalDevice::of) {
             Some(local) => (local, false),
-            None => (hook.program.place()?.local, true),
+            None => (hook.program.target()?.local, true),
         },
         None => (default_of(handle)?, false),
     };
@@ -233,7 +233,7 @@ fn give_back(
     let on = Stream::of(hook.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
     pool.trim(hook.memory, keep);
-    levels::count(hook.session.usage(), pool.index(), |device| &device.nr_oom);
+    page_counter::count(hook.session.usage(), pool.index(), |device| &device.nr_oom);
     hook.memory.count_failure(pool.index());
     Err(CUerror::OUT_OF_MEMORY)
 }
@@ -259,7 +259,7 @@ pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, nex
     let (Some(hook), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(local) = given(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
+    if let Some(local) = argument(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
         let index = hook.session.devices.learn(hook.session.control(), local);
         hook.memory.reserves.enter(made, local, index, false);
     }
@@ -272,8 +272,8 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     let (Some(hook), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(place) = hook.program.place() {
-        hook.memory.reserves.enter(made, place.local, place.index, true);
+    if let Some(target) = hook.program.target() {
+        hook.memory.reserves.enter(made, target.local, target.index, true);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::driver::cuda::{
     CUgraphNodeParams, CUmodule, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, given_list, written};
+use crate::driver::out_pointer::{argument, argument_list, written};
 use crate::hook;
 
 /// Handles `cuModuleLoad`, its variants and `cuLibraryGetModule`: the module belongs to the current context.
@@ -48,11 +48,11 @@ pub(crate) fn add(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    let is_conditional = argument(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
     if let (true, Some(hook), Some(node)) = (is_conditional, hook::get(), written(node))
         && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
     {
-        let bodies = given_list(params.graphs, params.size);
+        let bodies = argument_list(params.graphs, params.size);
         hook.compute.reach.add_bodies(graph, node, &bodies);
     }
     Ok(())

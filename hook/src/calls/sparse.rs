@@ -3,7 +3,7 @@
 
 use crate::driver::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::given_list;
+use crate::driver::out_pointer::argument_list;
 use crate::hook::{self, Hook};
 use crate::memory::physical::{Binder, Region};
 
@@ -37,7 +37,7 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
         return Ok(());
     };
     hook.memory.physical.begin_sparse();
-    for info in given_list(list, count) {
+    for info in argument_list(list, count) {
         let (array, region) = (Binder::Array(info.resource), region(&info));
         hook.memory.physical(|physical, gone| {
             physical.unbind_after(stream.0.addr(), array, &region);

@@ -8,7 +8,7 @@ use crate::driver::cuda::{
     CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 use crate::memory::physical::{Binder, Gone, Rare, Region};
@@ -22,7 +22,7 @@ pub(crate) fn create(
     properties: *const CUmemAllocationProp,
     next: Next<'_>,
 ) -> CUresult {
-    let Some((hook, properties)) = hook::get().zip(given(properties)) else {
+    let Some((hook, properties)) = hook::get().zip(argument(properties)) else {
         return next();
     };
     let bytes = bytes as u64;
@@ -129,7 +129,7 @@ pub(crate) fn map(
     let bytes = bytes as u64;
     let objects = &hook.memory.physical.objects;
     if is_imported && let Some(more) = objects.grow(number, bytes) {
-        hook.memory.levels.show(hook.session.usage(), &more);
+        hook.memory.page_counter.show(hook.session.usage(), &more);
     }
     if let Some(before) = objects.map(address.0, bytes, number) {
         hook.memory.let_go_physical(before);
@@ -219,7 +219,7 @@ pub(crate) fn bind(
         physical.bind(Binder::Multicast(multicast), region, object, Some(shown), gone);
         Some(shown)
     });
-    shown.inspect(|shown| hook.memory.levels.show(hook.session.usage(), shown));
+    shown.inspect(|shown| hook.memory.page_counter.show(hook.session.usage(), shown));
     Ok(())
 }
 

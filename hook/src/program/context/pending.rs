@@ -6,13 +6,13 @@ use super::{Context, Inner};
 use crate::driver;
 use crate::driver::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
-use crate::program::mark::{Look, Sign, Signs, is_over};
+use crate::program::marker::{Look, Marker, Markers, is_over};
 
 /// A marker in a context's work. It passes when all work submitted before has ended.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct PendingMarker {
     context: Arc<Context>,
-    sign: Sign,
+    marker: Marker,
     /// Set if its stream was destroyed after it was set: then several rounds may wait for it.
     is_orphan: bool,
     asked: u32,
@@ -35,8 +35,8 @@ pub(crate) enum Passed {
 }
 
 /// Polls each marker and keeps those that have not passed. `Yes` if none is left, `Lost` if any is lost.
-pub(crate) fn ask_all(marks: &mut Vec<Mark>) -> Passed {
-    ask_each(marks, Mark::ask)
+pub(crate) fn ask_all(pending: &mut Vec<PendingMarker>) -> Passed {
+    ask_each(pending, PendingMarker::ask)
 }
 
 /// Polls each item of a list by `ask` and keeps those that have not passed. `Yes` if none is left, `Lost` if
@@ -62,19 +62,19 @@ fn is_idle(number: usize) -> bool {
 
 impl Context {
     /// Leaves a marker behind on a stream that is to be destroyed, if it is busy.
-    pub(super) fn leave_mark(&self, inner: &mut Inner, leaving: CUstream) {
+    pub(super) fn leave_marker(&self, inner: &mut Inner, leaving: CUstream) {
         if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
-            && let Ok(sign) = self.signs.set(leaving)
+            && let Ok(marker) = self.markers.set(leaving)
         {
             match &self.base {
-                Some((base, _)) => base.inner.lock().orphans.push(sign),
-                None => inner.orphans.push(sign),
+                Some((base, _)) => base.inner.lock().orphans.push(marker),
+                None => inner.orphans.push(marker),
             }
         }
     }
 
     /// Leaves a marker behind on a part that is about to be destroyed: its work may run on.
-    pub(crate) fn leave_marks(&self) {
+    pub(crate) fn leave_markers(&self) {
         let Some((base, _)) = &self.base else { return };
         self.visit(|inner| {
             let captures = |entry: &(usize, bool)| is_capturing(stream(entry.0)) != Some(false);
@@ -84,31 +84,31 @@ impl Context {
             let orphans = &mut base.inner.lock().orphans;
             // Removed here too, so that they do not accumulate if none polls them.
             orphans.retain(|orphan| {
-                let has_passed = self.signs.has_passed(*orphan);
+                let has_passed = self.markers.has_passed(*orphan);
                 if has_passed {
-                    self.signs.give_back(*orphan);
+                    self.markers.give_back(*orphan);
                 }
                 !has_passed
             });
-            let sign = self.green().map(|green| self.signs.record_green(green));
-            orphans.extend(sign.and_then(Result::ok));
+            let marker = self.green().map(|green| self.markers.record_green(green));
+            orphans.extend(marker.and_then(Result::ok));
             Passed::Yes
         });
     }
 
-    /// Adds markers for all work submitted until now to `marks`; `NotYet` if not all could be set.
+    /// Adds markers for all work submitted until now to `pending`; `NotYet` if not all could be set.
     ///
     /// Needs no marker on the default stream if the driver is of CUDA 12.5 or newer: blocking streams would
     /// wait for that marker, which waits for them, and if one of them waits for another, neither would ever
     /// proceed.
-    pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
+    pub(crate) fn mark(self: &Arc<Self>, pending: &mut Vec<PendingMarker>) -> Passed {
         self.visit(|inner| {
             if let Some(green) = self.green() {
-                return self.mark_green(green, marks);
+                return self.mark_green(green, pending);
             }
-            if let Ok(sign) = self.signs.record_context(self.handle()) {
-                marks.push(Mark::new(self, sign, false));
-                self.mark_orphans(&inner.orphans, marks);
+            if let Ok(marker) = self.markers.record_context(self.handle()) {
+                pending.push(PendingMarker::new(self, marker, false));
+                self.mark_orphans(&inner.orphans, pending);
                 return Passed::Yes;
             }
             let own: Vec<usize> = inner
@@ -117,23 +117,27 @@ impl Context {
                 .filter(|entry| entry.1)
                 .map(|entry| entry.0)
                 .collect();
-            self.mark_each(inner, std::iter::once(LEGACY).chain(own), marks)
+            self.mark_each(inner, std::iter::once(LEGACY).chain(own), pending)
         })
     }
 
     /// Adds markers for the work on those of `streams` that still exist, and on all destroyed ones.
-    pub(crate) fn mark_streams(self: &Arc<Self>, streams: &[usize], marks: &mut Vec<Mark>) -> Passed {
+    pub(crate) fn mark_streams(
+        self: &Arc<Self>,
+        streams: &[usize],
+        pending: &mut Vec<PendingMarker>,
+    ) -> Passed {
         self.visit(|inner| {
-            self.signs.prepare();
+            self.markers.prepare();
             let known: Vec<usize> = streams
                 .iter()
                 .map(|stream| if *stream == PER_THREAD { LEGACY } else { *stream })
                 .filter(|stream| inner.has(*stream))
                 .collect();
             if let Some(green) = self.green().filter(|_| known.contains(&LEGACY)) {
-                return self.mark_green(green, marks);
+                return self.mark_green(green, pending);
             }
-            self.mark_each(inner, known.into_iter(), marks)
+            self.mark_each(inner, known.into_iter(), pending)
         })
     }
 
@@ -141,50 +145,50 @@ impl Context {
         self: &Arc<Self>,
         inner: &Inner,
         streams: impl Iterator<Item = usize>,
-        marks: &mut Vec<Mark>,
+        pending: &mut Vec<PendingMarker>,
     ) -> Passed {
         let mut all = Passed::Yes;
         for number in streams {
-            match self.set_sign(number) {
-                Ok(sign) => marks.push(Mark::new(self, sign, false)),
+            match self.set_marker(number) {
+                Ok(marker) => pending.push(PendingMarker::new(self, marker, false)),
                 Err(error) if is_over(error) && is_idle(number) => {}
                 Err(error) => {
-                    self.signs.note_fault(error);
-                    self.signs.lose_events(false);
+                    self.markers.note_fault(error);
+                    self.markers.lose_events(false);
                     all = Passed::NotYet;
                 }
             }
         }
         match &self.base {
-            Some((base, _)) => self.mark_orphans(&base.inner.lock().orphans, marks),
-            None => self.mark_orphans(&inner.orphans, marks),
+            Some((base, _)) => self.mark_orphans(&base.inner.lock().orphans, pending),
+            None => self.mark_orphans(&inner.orphans, pending),
         }
         all
     }
 
     /// Marks a stream by a word if the words are prepared or an event cannot be set, else by an event.
-    fn set_sign(&self, number: usize) -> Result<Sign, CUerror> {
-        let set = self.signs.set(stream(number));
+    fn set_marker(&self, number: usize) -> Result<Marker, CUerror> {
+        let set = self.markers.set(stream(number));
         set.or_else(|error| {
             if is_over(error) {
                 return Err(error);
             }
-            self.signs.prepare();
-            self.signs.set(stream(number))
+            self.markers.prepare();
+            self.markers.set(stream(number))
         })
     }
 
     /// Marks all work submitted to a part, on any of its streams.
-    fn mark_green(self: &Arc<Self>, green: CUgreenCtx, marks: &mut Vec<Mark>) -> Passed {
+    fn mark_green(self: &Arc<Self>, green: CUgreenCtx, pending: &mut Vec<PendingMarker>) -> Passed {
         if let Some((base, _)) = &self.base {
-            self.mark_orphans(&base.inner.lock().orphans, marks);
+            self.mark_orphans(&base.inner.lock().orphans, pending);
         }
-        match self.signs.record_green(green) {
-            Ok(sign) => marks.push(Mark::new(self, sign, false)),
+        match self.markers.record_green(green) {
+            Ok(marker) => pending.push(PendingMarker::new(self, marker, false)),
             Err(error) if is_over(error) && error != CUerror::INVALID_HANDLE => {}
             Err(error) => {
-                self.signs.note_fault(error);
-                self.signs.lose_events(false);
+                self.markers.note_fault(error);
+                self.markers.lose_events(false);
                 return Passed::NotYet;
             }
         }
@@ -192,13 +196,17 @@ impl Context {
     }
 
     /// Adds the markers of destroyed streams.
-    fn mark_orphans(self: &Arc<Self>, orphans: &[Sign], marks: &mut Vec<Mark>) {
-        marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
+    fn mark_orphans(self: &Arc<Self>, orphans: &[Marker], pending: &mut Vec<PendingMarker>) {
+        pending.extend(
+            orphans
+                .iter()
+                .map(|marker| PendingMarker::new(self, *marker, true)),
+        );
     }
 
     /// Sets a marker on a stream of this context, which the calling thread has current; `None` if that cannot
     /// be done now. A stream that is being captured is not marked: the marker would become part of the graph.
-    pub(crate) fn mark_own(self: &Arc<Self>, number: usize, is_in_use: bool) -> Option<Mark> {
+    pub(crate) fn mark_own(self: &Arc<Self>, number: usize, is_in_use: bool) -> Option<PendingMarker> {
         // The holder of the lock may be in the driver, behind work that waits for this thread.
         let inner = self.inner.try_lock()?;
         if inner.is_gone || inner.leaving != 0 || !(is_in_use || inner.has(number)) {
@@ -207,16 +215,16 @@ impl Context {
         if is_capturing(stream(number)) != Some(false) {
             return None;
         }
-        let sign = self.signs.set(stream(number)).ok()?;
-        Some(Mark::new(self, sign, false))
+        let marker = self.markers.set(stream(number)).ok()?;
+        Some(PendingMarker::new(self, marker, false))
     }
 }
 
-impl Mark {
-    fn new(context: &Arc<Context>, sign: Sign, is_orphan: bool) -> Self {
+impl PendingMarker {
+    fn new(context: &Arc<Context>, marker: Marker, is_orphan: bool) -> Self {
         Self {
             context: Arc::clone(context.base()),
-            sign,
+            marker,
             is_orphan,
             asked: 0,
             failed: 0,
@@ -226,10 +234,10 @@ impl Mark {
     /// Polls the marker. After `Yes` it must not be used again.
     pub(crate) fn ask(&mut self) -> Passed {
         self.asked += 1;
-        let is_word = matches!(self.sign, Sign::Word { .. });
+        let is_word = matches!(self.marker, Marker::Word { .. });
         if is_word && !self.is_orphan {
-            if self.context.signs.has_passed(self.sign) {
-                self.context.signs.give_back(self.sign);
+            if self.context.markers.has_passed(self.marker) {
+                self.context.markers.give_back(self.marker);
                 return Passed::Yes;
             }
             if !self.asked.is_multiple_of(DOUBT) {
@@ -238,41 +246,41 @@ impl Mark {
         }
         let context = Arc::clone(&self.context);
         context.visit(|inner| {
-            if self.is_orphan && !inner.orphans.contains(&self.sign) {
+            if self.is_orphan && !inner.orphans.contains(&self.marker) {
                 return Passed::Yes;
             }
-            let look = context.signs.look(self.sign);
+            let look = context.markers.look(self.marker);
             self.failed = if look == Look::Failed { self.failed + 1 } else { 0 };
             if self.failed == MOST_FAILED {
-                context.signs.lose_events(true);
+                context.markers.lose_events(true);
                 return Passed::Lost;
             }
-            if look != Look::Passed && !(is_word && Signs::are_dead()) {
+            if look != Look::Passed && !(is_word && Markers::are_dead()) {
                 return Passed::NotYet;
             }
-            inner.orphans.retain(|orphan| *orphan != self.sign);
-            context.signs.give_back(self.sign);
+            inner.orphans.retain(|orphan| *orphan != self.marker);
+            context.markers.give_back(self.marker);
             Passed::Yes
         })
     }
 
     /// Returns whether the marker has passed, for a thread that must not wait for a lock or for the driver.
     pub(crate) fn has_passed(&self) -> bool {
-        self.context.signs.has_passed(self.sign)
+        self.context.markers.has_passed(self.marker)
     }
 
     /// Releases the marker without waiting for it.
     pub(crate) fn abandon(self) {
         if !self.is_orphan {
-            self.context.signs.give_back(self.sign);
+            self.context.markers.give_back(self.marker);
         }
     }
 }
 
 #[cfg(test)]
 impl Context {
-    pub(in crate::program) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
-        Mark::new(self, sign, false)
+    pub(in crate::program) fn mark_by_hand(self: &Arc<Self>, marker: Marker) -> PendingMarker {
+        PendingMarker::new(self, marker, false)
     }
 }
 

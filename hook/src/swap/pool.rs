@@ -1,6 +1,6 @@
 //! The swap pool: host memory that is in no block's place. Making and freeing host memory takes longer than a
 //! copy, so neither is done while submissions are held: memory for a move is made before it, and memory that
-//! a move leaves is kept for [`LEAVE`] for the next. The bytes are published as `swap_supply`.
+//! a move leaves is kept for [`LEAVE`] for the next. The bytes are published as `swap_pool`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::shared::device::LocalDevice;
 const LEAVE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(super) struct Supply(Mutex<Vec<Spare>>);
+pub(super) struct SwapPool(Mutex<Vec<Spare>>);
 
 #[derive(Debug)]
 struct Spare {
@@ -48,7 +48,7 @@ pub(super) struct Wanted {
     pub(super) size: u64,
 }
 
-impl Supply {
+impl SwapPool {
     /// Returns the bytes in the pool that no move has taken.
     pub(super) fn bytes(&self) -> u64 {
         self.0.lock().iter().map(|spare| spare.memory.size()).sum()
@@ -150,16 +150,16 @@ impl Swap {
         is_late: bool,
     ) -> Result<Memory, NotMade> {
         if self.is_host_granted(index)
-            && let Some(memory) = self.supply.take(index, location, size)
+            && let Some(memory) = self.pool.take(index, location, size)
         {
             return Ok(memory);
         }
         // Frees unsuitable pieces where the pool would exceed what may be on the host.
-        while self.swap_room(index) < self.supplied().saturating_add(size) && self.let_go(true) {}
+        while self.swap_room(index) < self.pool_bytes().saturating_add(size) && self.let_go(true) {}
         self.reserve_host(index, size)?;
         let made = self.make_host_memory(location, size, is_late);
         match &made {
-            Ok(_) => self.return_supply(index, size),
+            Ok(_) => self.return_to_pool(index, size),
             Err(_) => self.uncharge_host(index, size),
         }
         made
@@ -191,18 +191,18 @@ impl Swap {
     }
 
     /// Uncounts memory of the pool that now belongs to a block.
-    pub(super) fn leave_supply(&self, index: usize, size: u64) {
-        self.count_supply(index, |word| word.fetch_sub(size, Relaxed));
+    pub(super) fn leave_pool(&self, index: usize, size: u64) {
+        self.count_pool(index, |word| word.fetch_sub(size, Relaxed));
     }
 
     /// Counts memory of a cancelled move in the pool again.
-    pub(super) fn return_supply(&self, index: usize, size: u64) {
-        self.count_supply(index, |word| word.fetch_add(size, Relaxed));
+    pub(super) fn return_to_pool(&self, index: usize, size: u64) {
+        self.count_pool(index, |word| word.fetch_add(size, Relaxed));
     }
 
     /// Takes memory that a block has left into the pool.
-    pub(super) fn enter_supply(&self, local: LocalDevice, index: usize, memory: Memory) {
-        self.return_supply(index, memory.size());
+    pub(super) fn enter_pool(&self, local: LocalDevice, index: usize, memory: Memory) {
+        self.return_to_pool(index, memory.size());
         self.keep(local, index, memory);
     }
 
@@ -216,37 +216,37 @@ impl Swap {
             since,
             is_wanted: false,
         };
-        self.supply.put(self, spare);
+        self.pool.put(self, spare);
     }
 
     /// Frees one piece that has expired, or with `any` one piece at all. Returns whether there was one.
     /// Called inside `in_driver`.
     pub(super) fn let_go(&self, any: bool) -> bool {
         // The memory is freed without the lock.
-        let Some(spare) = self.supply.drain(any) else {
+        let Some(spare) = self.pool.drain(any) else {
             return false;
         };
         let size = spare.memory.size();
         drop(spare.memory);
-        self.leave_supply(spare.index, size);
+        self.leave_pool(spare.index, size);
         self.uncharge_host(spare.index, size);
         true
     }
 
     /// Returns the host memory available for blocks, bytes, including the pool.
     pub(super) fn room_on_host(&self) -> u64 {
-        self.host.room().saturating_add(self.supply.bytes())
+        self.host.room().saturating_add(self.pool.bytes())
     }
 
     /// Returns the published size of the pool over all devices, bytes.
-    pub(super) fn supplied(&self) -> u64 {
-        let each = |device: &UsageDevice| device.swap_supply.load(Relaxed);
+    pub(super) fn pool_bytes(&self) -> u64 {
+        let each = |device: &UsageDevice| device.swap_pool.load(Relaxed);
         self.usage().devices.iter().map(each).fold(0, u64::saturating_add)
     }
 
-    fn count_supply(&self, index: usize, count: impl FnOnce(&AtomicU64) -> u64) {
+    fn count_pool(&self, index: usize, count: impl FnOnce(&AtomicU64) -> u64) {
         if let Some(usage) = self.usage().devices.get(index) {
-            count(&usage.swap_supply);
+            count(&usage.swap_pool);
         }
     }
 }

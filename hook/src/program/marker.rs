@@ -20,7 +20,7 @@ const WORDS: usize = PAGE / size_of::<AtomicU32>();
 
 /// A marker that has been set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sign {
+pub(super) enum Marker {
     /// Passed once the word holds `value`.
     Word {
         index: usize,
@@ -31,13 +31,13 @@ pub(super) enum Sign {
 
 /// A context's words and events for markers. No lock is held during driver calls.
 #[derive(Debug, Default)]
-pub(super) struct Signs {
+pub(super) struct Markers {
     page: OnceLock<Option<Page>>,
     spares: Mutex<Spares>,
     /// Whether no events are set, because the driver keeps failing to say whether they have passed.
     are_events_lost: AtomicBool,
-    /// The driver's last error that kept a mark from being set or from being looked at (CUresult); zero: none
-    /// since a look that succeeded.
+    /// The driver's last error in setting or polling a marker (CUresult); zero: none since a poll that
+    /// succeeded.
     fault: AtomicU32,
 }
 
@@ -88,7 +88,7 @@ fn event(number: usize) -> CUevent {
     CUevent(std::ptr::with_exposed_provenance_mut(number))
 }
 
-impl Signs {
+impl Markers {
     /// Provides words, if the driver can. Call with the context current, and not where a capture could be
     /// invalidated.
     pub(super) fn prepare(&self) {
@@ -100,9 +100,9 @@ impl Signs {
     }
 
     /// Sets a marker behind all that was submitted so far to a stream of the current context.
-    pub(super) fn set(&self, stream: CUstream) -> Result<Sign, CUerror> {
+    pub(super) fn set(&self, stream: CUstream) -> Result<Marker, CUerror> {
         match self.set_word(stream) {
-            Some(sign) => Ok(sign),
+            Some(marker) => Ok(marker),
             None => self.record(stream),
         }
     }
@@ -113,7 +113,7 @@ impl Signs {
         Some((page.words().get(index)?, CUdeviceptr(page.device.0 + offset)))
     }
 
-    fn set_word(&self, stream: CUstream) -> Option<Sign> {
+    fn set_word(&self, stream: CUstream) -> Option<Marker> {
         let index = {
             let mut spares = self.spares.lock();
             if spares.words.is_empty() {
@@ -126,7 +126,7 @@ impl Signs {
         let written = write(stream, address, value);
         let mut spares = self.spares.lock();
         match written {
-            Ok(()) => return Some(Sign::Word { index, value }),
+            Ok(()) => return Some(Marker::Word { index, value }),
             // The driver supports no word: use events from now on.
             Err(CUerror::NOT_FOUND | CUerror::NOT_SUPPORTED) => spares.words.clear(),
             Err(_) => spares.words.push(index),
@@ -147,23 +147,23 @@ impl Signs {
         });
     }
 
-    fn record(&self, stream: CUstream) -> Result<Sign, CUerror> {
+    fn record(&self, stream: CUstream) -> Result<Marker, CUerror> {
         self.record_by(|event| driver::cuEventRecord(event, stream))
     }
 
     /// Sets a marker behind all that was submitted so far to the current context and its parts.
-    pub(super) fn record_context(&self, handle: usize) -> Result<Sign, CUerror> {
+    pub(super) fn record_context(&self, handle: usize) -> Result<Marker, CUerror> {
         let context = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
         self.record_by(|event| driver::cuCtxRecordEvent(context, event))
     }
 
     /// Sets a marker behind all that was submitted so far to a green context, with its primary context
     /// current.
-    pub(super) fn record_green(&self, green: CUgreenCtx) -> Result<Sign, CUerror> {
+    pub(super) fn record_green(&self, green: CUgreenCtx) -> Result<Marker, CUerror> {
         self.record_by(|event| driver::cuGreenCtxRecordEvent(green, event))
     }
 
-    fn record_by(&self, record: impl FnOnce(CUevent) -> CUresult) -> Result<Sign, CUerror> {
+    fn record_by(&self, record: impl FnOnce(CUevent) -> CUresult) -> Result<Marker, CUerror> {
         if self.are_events_lost.load(Relaxed) {
             return Err(self.fault().unwrap_or(CUerror::UNKNOWN));
         }
@@ -181,18 +181,18 @@ impl Signs {
             Err(CUerror::INVALID_HANDLE) => drop(driver::cuEventDestroy_v2(new)),
             Err(_) => self.spares.lock().events.push(number),
         }
-        recorded.map(|()| Sign::Event(number))
+        recorded.map(|()| Marker::Event(number))
     }
 
     /// Returns whether the GPU has reached the marker. For an event this calls the driver.
-    pub(super) fn has_passed(&self, sign: Sign) -> bool {
-        self.look(sign) == Look::Passed
+    pub(super) fn has_passed(&self, marker: Marker) -> bool {
+        self.look(marker) == Look::Passed
     }
 
-    /// Looks whether a mark has passed, and notes the driver's error if it fails to say.
-    pub(super) fn look(&self, sign: Sign) -> Look {
-        let answer = match sign {
-            Sign::Word { index, value } => {
+    /// Looks whether a marker has passed, and notes the driver's error if it fails to say.
+    pub(super) fn look(&self, marker: Marker) -> Look {
+        let answer = match marker {
+            Marker::Word { index, value } => {
                 let is_written = |(word, _): (&AtomicU32, _)| word.load(Acquire) == value;
                 if self.word(index).is_none_or(is_written) {
                     Ok(())
@@ -200,7 +200,7 @@ impl Signs {
                     Err(CUerror::NOT_READY)
                 }
             }
-            Sign::Event(number) => driver::cuEventQuery(event(number)),
+            Marker::Event(number) => driver::cuEventQuery(event(number)),
         };
         let look = match answer {
             Ok(()) => Look::Passed,
@@ -215,7 +215,7 @@ impl Signs {
         look
     }
 
-    /// Notes an error that kept a mark from being set or from being looked at.
+    /// Notes an error that kept a marker from being set or from being looked at.
     pub(super) fn note_fault(&self, error: CUerror) {
         self.fault.store(error.0.get(), Relaxed);
     }
@@ -243,14 +243,14 @@ impl Signs {
     }
 
     /// Returns the marker's word or event for reuse.
-    pub(super) fn give_back(&self, sign: Sign) {
+    pub(super) fn give_back(&self, marker: Marker) {
         let mut spares = self.spares.lock();
-        match sign {
-            Sign::Word { index, value } => {
+        match marker {
+            Marker::Word { index, value } => {
                 spares.pending.push((index, value));
                 self.reclaim(&mut spares);
             }
-            Sign::Event(number) => spares.events.push(number),
+            Marker::Event(number) => spares.events.push(number),
         }
     }
 }
@@ -273,21 +273,21 @@ fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
 }
 
 #[cfg(test)]
-impl Signs {
+impl Markers {
     /// Creates markers whose words only [`Self::pass`] writes.
     pub(super) fn by_hand() -> Self {
-        let signs = Self::default();
+        let markers = Self::default();
         let page = Mapping::anonymous(PAGE).ok().map(|memory| Page {
             memory,
             device: CUdeviceptr(0),
         });
-        signs.page.set(page).unwrap();
-        signs
+        markers.page.set(page).unwrap();
+        markers
     }
 
     /// Writes the word as the GPU would.
-    pub(super) fn pass(&self, sign: Sign) {
-        if let Sign::Word { index, value } = sign {
+    pub(super) fn pass(&self, marker: Marker) {
+        if let Marker::Word { index, value } = marker {
             self.word(index).unwrap().0.store(value, Relaxed);
         }
     }

@@ -1,4 +1,4 @@
-//! Where a thread allocates.
+//! The target of an allocation: where a thread allocates.
 
 use gcgroup_abi::MAX_DEVICES;
 
@@ -6,14 +6,14 @@ use super::device::LocalDevice;
 
 /// The device of an allocation and the context that owns it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Target {
     pub(crate) local: LocalDevice,
     /// The device's slot in the control and usage blocks.
     pub(crate) index: usize,
     pub(crate) context: u32,
 }
 
-impl Place {
+impl Target {
     pub(crate) fn packed(self) -> u64 {
         u64::from(self.context) << 32 | (self.index as u64) << 8 | u64::from(self.local.number())
     }

@@ -64,13 +64,13 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Levels {
+pub(crate) struct PageCounter {
     whole: Whole,
     /// Held to restart a peak.
     peak: Mutex<()>,
 }
 
-impl Levels {
+impl PageCounter {
     /// Charges `bytes` to the device and the process, or to neither.
     #[inline]
     pub(crate) fn try_charge(

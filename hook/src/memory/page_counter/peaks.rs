@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCs
 
 use gcgroup_abi::{Control, Usage, UsageDevice};
 
-use super::{Levels, Sums};
+use super::{PageCounter, Sums};
 
-impl Levels {
+impl PageCounter {
     /// Raises the peaks to what is charged now.
     pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
         let sums = Sums {

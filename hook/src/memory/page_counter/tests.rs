@@ -15,38 +15,44 @@ fn blocks() -> (&'static Usage, &'static Control) {
     (block::of_test(NO_LIMIT).usage(), control)
 }
 
-fn current(levels: &Levels, usage: &Usage, index: usize) -> (u64, u64) {
+fn current(page_counter: &PageCounter, usage: &Usage, index: usize) -> (u64, u64) {
     (
         usage.devices[index].memory_current.load(Relaxed),
-        levels.sum(usage),
+        page_counter.sum(usage),
     )
 }
 
 #[test]
 fn limits_hold_to_the_byte_and_refusals_charge_nothing() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
+    let page_counter = PageCounter::default();
     control.devices[1].memory_limit.store(100, Relaxed);
     control.memory_limit.store(150, Relaxed);
-    assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Device(1)));
-    assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
-    assert_eq!(levels.try_charge(usage, control, 0, 51), Err(Full::Process));
-    assert_eq!(current(&levels, usage, 0), (0, 100));
-    assert_eq!(levels.try_charge(usage, control, 0, 50), Ok(()));
-    assert_eq!(levels.try_charge(usage, control, 2, 1), Err(Full::Process));
-    levels.uncharge(usage, 1, 100);
-    assert_eq!(current(&levels, usage, 1), (0, 50));
+    assert_eq!(
+        page_counter.try_charge(usage, control, 1, 101),
+        Err(Full::Device(1))
+    );
+    assert_eq!(page_counter.try_charge(usage, control, 1, 100), Ok(()));
+    assert_eq!(page_counter.try_charge(usage, control, 0, 51), Err(Full::Process));
+    assert_eq!(current(&page_counter, usage, 0), (0, 100));
+    assert_eq!(page_counter.try_charge(usage, control, 0, 50), Ok(()));
+    assert_eq!(page_counter.try_charge(usage, control, 2, 1), Err(Full::Process));
+    page_counter.uncharge(usage, 1, 100);
+    assert_eq!(current(&page_counter, usage, 1), (0, 50));
 }
 
 #[test]
 fn overhead_of_contexts_lowers_the_limits() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
+    let page_counter = PageCounter::default();
     control.nr_devices.store(2, Relaxed);
     control.devices[0].memory_limit.store(100, Relaxed);
     control.devices[0].memory_overhead.store(30, Relaxed);
-    assert_eq!(levels.try_charge(usage, control, 0, 71), Err(Full::Device(0)));
-    assert_eq!(levels.try_charge(usage, control, 0, 70), Ok(()));
+    assert_eq!(
+        page_counter.try_charge(usage, control, 0, 71),
+        Err(Full::Device(0))
+    );
+    assert_eq!(page_counter.try_charge(usage, control, 0, 70), Ok(()));
     control.devices[0].memory_overhead.store(200, Relaxed);
     assert_eq!(device_limit(control, 0), 0);
     control.memory_limit.store(250, Relaxed);
@@ -56,19 +62,19 @@ fn overhead_of_contexts_lowers_the_limits() {
 #[test]
 fn racing_threads_fill_two_limits_exactly() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
+    let page_counter = PageCounter::default();
     control.devices[0].memory_limit.store(700, Relaxed);
     control.devices[1].memory_limit.store(700, Relaxed);
     control.memory_limit.store(1000, Relaxed);
     let granted: u64 = thread::scope(|scope| {
-        let levels = &levels;
+        let page_counter = &page_counter;
         let threads: Vec<_> = (0..4)
             .map(|number| {
                 scope.spawn(move || {
                     let mut granted = 0;
                     for round in 0..2000 {
                         let index = (number + round) % 2;
-                        if levels.try_charge(usage, control, index, 1).is_ok() {
+                        if page_counter.try_charge(usage, control, index, 1).is_ok() {
                             granted += 1;
                         }
                         assert!(usage.devices[index].memory_current.load(Relaxed) <= 700);
@@ -80,7 +86,7 @@ fn racing_threads_fill_two_limits_exactly() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(granted, 1000, "every byte within the limit was charged");
-    assert_eq!(levels.sum(usage), 1000);
+    assert_eq!(page_counter.sum(usage), 1000);
 }
 
 /// A thread that charges the home device does not know of the other device when that is charged for the first
@@ -90,15 +96,15 @@ fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
     let (usage, control) = blocks();
     control.memory_limit.store(100, Relaxed);
     for round in 0..200 {
-        let levels = Levels::default();
+        let page_counter = PageCounter::default();
         usage.memory_peak.store(0, Relaxed);
-        levels.try_charge(usage, control, 0, 1).unwrap();
+        page_counter.try_charge(usage, control, 0, 1).unwrap();
         let charged = thread::scope(|scope| {
             let charge = |index: usize| {
-                let levels = &levels;
+                let page_counter = &page_counter;
                 move || {
                     (0..80)
-                        .filter(|_| levels.try_charge(usage, control, index, 1).is_ok())
+                        .filter(|_| page_counter.try_charge(usage, control, index, 1).is_ok())
                         .count()
                 }
             };
@@ -107,49 +113,66 @@ fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
         });
         let [home, other] = charged;
         assert_eq!(
-            current(&levels, usage, 0),
+            current(&page_counter, usage, 0),
             (home as u64 + 1, 100),
             "round {round}"
         );
-        assert_eq!(current(&levels, usage, 1), (other as u64, 100), "round {round}");
+        assert_eq!(
+            current(&page_counter, usage, 1),
+            (other as u64, 100),
+            "round {round}"
+        );
         assert_eq!(usage.memory_peak.load(Relaxed), 100, "round {round}");
-        levels.uncharge(usage, 0, home as u64 + 1);
-        levels.uncharge(usage, 1, other as u64);
-        assert_eq!(levels.sum(usage), 0);
+        page_counter.uncharge(usage, 0, home as u64 + 1);
+        page_counter.uncharge(usage, 1, other as u64);
+        assert_eq!(page_counter.sum(usage), 0);
     }
 }
 
 #[test]
 fn transfer_between_devices_keeps_the_process_total() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
-    levels.try_charge(usage, control, 3, 50).unwrap();
+    let page_counter = PageCounter::default();
+    page_counter.try_charge(usage, control, 3, 50).unwrap();
     for (from, to) in [(3, 1), (1, 2), (2, 3)] {
-        levels.transfer_bytes(usage, control, from, to, 50);
-        assert_eq!(current(&levels, usage, from), (0, 50));
-        assert_eq!(current(&levels, usage, to), (50, 50));
+        page_counter.transfer_bytes(usage, control, from, to, 50);
+        assert_eq!(current(&page_counter, usage, from), (0, 50));
+        assert_eq!(current(&page_counter, usage, to), (50, 50));
     }
-    levels.uncharge(usage, 3, 50);
-    assert_eq!(levels.sum(usage), 0);
+    page_counter.uncharge(usage, 3, 50);
+    assert_eq!(page_counter.sum(usage), 0);
     assert_eq!(usage.memory_peak.load(Relaxed), 50);
 }
 
 #[test]
 fn grants_hold_to_the_byte_and_own_limits_come_first() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
+    let page_counter = PageCounter::default();
     usage.devices[1].memory_granted.store(100, Relaxed);
-    assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Group(1)));
-    assert_eq!(levels.try_charge(usage, control, 0, 101), Ok(()));
-    assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
+    assert_eq!(
+        page_counter.try_charge(usage, control, 1, 101),
+        Err(Full::Group(1))
+    );
+    assert_eq!(page_counter.try_charge(usage, control, 0, 101), Ok(()));
+    assert_eq!(page_counter.try_charge(usage, control, 1, 100), Ok(()));
     control.memory_limit.store(250, Relaxed);
-    assert_eq!(levels.try_charge(usage, control, 1, 50), Err(Full::Process));
-    assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Group(1)));
+    assert_eq!(page_counter.try_charge(usage, control, 1, 50), Err(Full::Process));
+    assert_eq!(
+        page_counter.try_charge(usage, control, 1, 49),
+        Err(Full::Group(1))
+    );
     control.devices[1].memory_limit.store(100, Relaxed);
-    assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Device(1)));
-    assert_eq!(current(&levels, usage, 1), (100, 201), "refusals charge nothing");
+    assert_eq!(
+        page_counter.try_charge(usage, control, 1, 49),
+        Err(Full::Device(1))
+    );
+    assert_eq!(
+        current(&page_counter, usage, 1),
+        (100, 201),
+        "refusals charge nothing"
+    );
     control.devices[1].group_room.store(7, Relaxed);
-    levels.uncharge(usage, 1, 30);
+    page_counter.uncharge(usage, 1, 30);
     assert_eq!(group_room(usage, control, 1), 37);
     assert_eq!(group_room(usage, control, 0), NO_LIMIT);
 }
@@ -195,12 +218,12 @@ fn unsettled_call_in_a_threads_own_word_is_visible() {
 #[test]
 fn undone_charge_raises_no_peak() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
-    let sums = levels.try_reserve(usage, control, 0, 50).unwrap();
-    levels.uncharge(usage, 0, 50);
-    levels.try_charge(usage, control, 0, 20).unwrap();
+    let page_counter = PageCounter::default();
+    let sums = page_counter.try_reserve(usage, control, 0, 50).unwrap();
+    page_counter.uncharge(usage, 0, 50);
+    page_counter.try_charge(usage, control, 0, 20).unwrap();
     assert_eq!(usage.memory_peak.load(Relaxed), 20);
-    levels.raise_peaks(usage, control, 0, sums);
+    page_counter.raise_peaks(usage, control, 0, sums);
     assert_eq!(usage.memory_peak.load(Relaxed), 50);
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
 }
@@ -208,12 +231,12 @@ fn undone_charge_raises_no_peak() {
 #[test]
 fn reset_peak_restarts_from_current() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
-    levels.try_charge(usage, control, 0, 50).unwrap();
-    levels.uncharge(usage, 0, 40);
+    let page_counter = PageCounter::default();
+    page_counter.try_charge(usage, control, 0, 50).unwrap();
+    page_counter.uncharge(usage, 0, 40);
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
     control.devices[0].peak_generation.store(1, Relaxed);
-    levels.try_charge(usage, control, 0, 5).unwrap();
+    page_counter.try_charge(usage, control, 0, 5).unwrap();
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 15);
     assert_eq!(usage.devices[0].peak_generation.load(Relaxed), 1);
     assert_eq!(
@@ -235,7 +258,7 @@ fn allocations_are_summed_over_threads() {
     let count = |bound: crate::program::slot::Bound<'_>, index, times| {
         for _ in 0..times {
             let own = Counts::of(memory.usage(), bound.thread, index);
-            memory.levels.enter(memory.usage(), own, &entry(index));
+            memory.page_counter.enter(memory.usage(), own, &entry(index));
         }
     };
     let shared = &memory.usage().devices[1];
@@ -252,7 +275,7 @@ fn allocations_are_summed_over_threads() {
     for _ in 0..2 {
         // Frees of other threads' blocks make the thread's own counter negative.
         let own = Counts::of(memory.usage(), mine.thread, 1);
-        memory.levels.leave(memory.usage(), own, &entry(1));
+        memory.page_counter.leave(memory.usage(), own, &entry(1));
     }
     assert_eq!(sums(1), (4001, 2, 399_900));
     count(mine, 2, 3);
@@ -261,27 +284,27 @@ fn allocations_are_summed_over_threads() {
 }
 
 /// Charges as an allocation does: without a lock where no limit is in force.
-fn charge(levels: &Levels, usage: &Usage, control: &Control, bytes: u64) -> Result<(), Full> {
-    let sums = match levels.reserve_freely(usage, control, 0, bytes) {
+fn charge(page_counter: &PageCounter, usage: &Usage, control: &Control, bytes: u64) -> Result<(), Full> {
+    let sums = match page_counter.reserve_freely(usage, control, 0, bytes) {
         Some(sum) => Sums::of_one(sum),
-        None => levels.try_reserve(usage, control, 0, bytes)?,
+        None => page_counter.try_reserve(usage, control, 0, bytes)?,
     };
-    levels.raise_peaks(usage, control, 0, sums);
+    page_counter.raise_peaks(usage, control, 0, sums);
     Ok(())
 }
 
 #[test]
 fn limit_lowered_below_the_charge_refuses_until_enough_is_freed() {
     let (usage, control) = blocks();
-    let levels = Levels::default();
+    let page_counter = PageCounter::default();
     for _ in 0..2 {
-        charge(&levels, usage, control, 50).unwrap();
+        charge(&page_counter, usage, control, 50).unwrap();
     }
-    levels.uncharge(usage, 0, 30);
+    page_counter.uncharge(usage, 0, 30);
     control.devices[0].memory_limit.store(80, Relaxed);
-    assert_eq!(charge(&levels, usage, control, 11), Err(Full::Device(0)));
-    assert_eq!(charge(&levels, usage, control, 10), Ok(()));
-    assert_eq!(current(&levels, usage, 0), (80, 80));
+    assert_eq!(charge(&page_counter, usage, control, 11), Err(Full::Device(0)));
+    assert_eq!(charge(&page_counter, usage, control, 10), Ok(()));
+    assert_eq!(current(&page_counter, usage, 0), (80, 80));
     assert_eq!(usage.memory_peak.load(Relaxed), 100);
 }
 
@@ -295,7 +318,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
         let (usage, control) = blocks();
         let limit = if round % 3 == 0 { NO_LIMIT } else { LIMIT };
         control.memory_limit.store(limit, Relaxed);
-        let levels = Levels::default();
+        let page_counter = PageCounter::default();
         // Lower and upper bound of what is charged, and the highest value of each.
         let (least, most) = (AtomicU64::new(0), AtomicU64::new(0));
         let peaks = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -307,7 +330,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
             let mut held = Vec::new();
             let free = |bytes| {
                 least.fetch_sub(bytes, SeqCst);
-                levels.uncharge(usage, 0, bytes);
+                page_counter.uncharge(usage, 0, bytes);
                 most.fetch_sub(bytes, SeqCst);
             };
             for step in 0..6000_u64 {
@@ -319,7 +342,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
                     continue;
                 }
                 raise(1, most.fetch_add(bytes, SeqCst) + bytes);
-                if charge(&levels, usage, control, bytes).is_ok() {
+                if charge(&page_counter, usage, control, bytes).is_ok() {
                     let now = least.fetch_add(bytes, SeqCst) + bytes;
                     raise(0, now);
                     assert!(now <= limit, "{now} are charged");
@@ -343,7 +366,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
             least <= whole && whole <= most.min(limit),
             "{least} {whole} {most}"
         );
-        assert_eq!(current(&levels, usage, 0), (0, 0), "everything was freed");
+        assert_eq!(current(&page_counter, usage, 0), (0, 0), "everything was freed");
     }
     assert!(nr_refused.load(Relaxed) > 0, "no charge reached the limit");
 }
