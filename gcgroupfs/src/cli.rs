@@ -7,7 +7,7 @@ mod expression;
 mod freeze;
 mod ls;
 mod mount;
-mod places;
+mod paths;
 mod reload;
 mod run;
 mod set;
@@ -151,12 +151,12 @@ impl Socket {
     /// # Errors
     /// None was given, and there is no path for a user's own daemon.
     fn of_new(self) -> anyhow::Result<PathBuf> {
-        self.0.map_or_else(places::new_socket, Ok)
+        self.0.map_or_else(paths::new_socket, Ok)
     }
 
     /// Returns the socket of the daemon to connect to.
     fn of_daemon(self) -> PathBuf {
-        self.0.unwrap_or_else(places::socket)
+        self.0.unwrap_or_else(paths::socket)
     }
 
     fn client(self) -> anyhow::Result<Client> {

@@ -1,6 +1,6 @@
 //! The hook of a process that uses CUDA: one object with all of its state.
 //!
-//! It is made by the first successful `cuInit`, or before the first `cuInit` if the process must be
+//! The object is made by the first successful `cuInit`, or before the first `cuInit` if the process must be
 //! governed, and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver
 //! state belong to the parent.
 

@@ -32,7 +32,7 @@ use super::nodes::Nodes;
 use crate::touch;
 use gcgroupfs_model::error::Error;
 use gcgroupfs_model::file::Node;
-use gcgroupfs_model::tree::{Entity, Listener, Notice, Place, ProcessId};
+use gcgroupfs_model::tree::{Directory, Entity, Listener, Notice, ProcessId};
 use gcgroupfs_sys::launch::Launcher;
 
 /// Least time between two batches; several changes of one file in between are reported once.
@@ -52,17 +52,17 @@ pub struct Spot {
 
 /// A directory with its parent and name.
 #[derive(Debug)]
-pub(super) struct Directory {
-    pub(super) place: Place,
-    pub(super) parent: Place,
+pub(super) struct NamedDirectory {
+    pub(super) directory: Directory,
+    pub(super) parent: Directory,
     pub(super) name: String,
 }
 
 /// A change to be replayed.
 #[derive(Debug)]
 pub(super) enum News {
-    Appeared(Directory),
-    Gone(Directory),
+    Appeared(NamedDirectory),
+    Gone(NamedDirectory),
     /// Events files of the entity with that number have changed.
     Changed(u64),
 }
@@ -146,9 +146,8 @@ impl Announcer {
     /// Queues a change. For a removed directory, only after its entry has been invalidated.
     pub(super) fn tell(&self, news: News) {
         let entity = match &news {
-            News::Appeared(Directory { place, .. }) | News::Gone(Directory { place, .. }) => {
-                Some(place.entity)
-            }
+            News::Appeared(NamedDirectory { directory, .. })
+            | News::Gone(NamedDirectory { directory, .. }) => Some(directory.entity),
             News::Changed(_) => None,
         };
         if self.queue.get().is_some_and(|queue| !queue.send(news))
@@ -161,7 +160,7 @@ impl Announcer {
 
     /// Returns whether the directory is still to be announced.
     pub(super) fn is_fresh(&self, node: Node) -> bool {
-        matches!(node, Node::Dir(Place { entity, device: None }) if self.fresh.lock().contains(&entity))
+        matches!(node, Node::Dir(Directory { entity, device: None }) if self.fresh.lock().contains(&entity))
     }
 }
 
@@ -172,9 +171,9 @@ impl Listener for Announcer {
                 if !self.is_inherited(id.0) {
                     self.fresh.lock().insert(id.0);
                 }
-                self.tell(News::Appeared(Directory {
-                    place: Place::process(*id),
-                    parent: Place::ROOT,
+                self.tell(News::Appeared(NamedDirectory {
+                    directory: Directory::process(*id),
+                    parent: Directory::ROOT,
                     name: pid.to_string(),
                 }));
             }
@@ -185,15 +184,15 @@ impl Listener for Announcer {
                 is_reported: false,
             } => {
                 self.fresh.lock().insert(id.0);
-                self.tell(News::Appeared(Directory {
-                    place: Place::group(*id),
+                self.tell(News::Appeared(NamedDirectory {
+                    directory: Directory::group(*id),
                     parent: *parent,
                     name: name.clone(),
                 }));
             }
             Notice::Events(id) => self.tell(News::Changed(id.0)),
             Notice::GroupEvents(id) => self.tell(News::Changed(id.0)),
-            Notice::RootEvents => self.tell(News::Changed(Place::ROOT.entity)),
+            Notice::RootEvents => self.tell(News::Changed(Directory::ROOT.entity)),
             // Removals come from the invalidator.
             _ => {}
         }
@@ -221,8 +220,8 @@ impl Worker {
                 .chain(std::iter::from_fn(|| receiver.try_next()))
             {
                 match news {
-                    News::Appeared(directory) => self.appeared(&directory),
-                    News::Gone(directory) => self.gone(&directory),
+                    News::Appeared(named) => self.appeared(&named),
+                    News::Gone(named) => self.gone(&named),
                     News::Changed(entity) => {
                         changed.insert(entity);
                     }
@@ -241,14 +240,18 @@ impl Worker {
         }
         let nodes = &self.nodes;
         self.pids
-            .retain(|entity, _| !nodes.is_gone(Node::Dir(Place::process(ProcessId(*entity)))));
+            .retain(|entity, _| !nodes.is_gone(Node::Dir(Directory::process(ProcessId(*entity)))));
         self.next_tidy = 2 * self.pids.len().max(FEWEST);
     }
 
-    fn appeared(&mut self, directory: &Directory) {
-        let Directory { place, parent, name } = directory;
-        let entity = place.entity;
-        if let (Entity::Process(_), Ok(pid)) = (place.whose(), name.parse()) {
+    fn appeared(&mut self, named: &NamedDirectory) {
+        let NamedDirectory {
+            directory,
+            parent,
+            name,
+        } = named;
+        let entity = directory.entity;
+        if let (Entity::Process(_), Ok(pid)) = (directory.whose(), name.parse()) {
             if self.pids.insert(entity, pid).is_some() {
                 // The process has only registered again.
                 self.announcer.fresh.lock().remove(&entity);
@@ -256,33 +259,37 @@ impl Worker {
             }
             if self.announcer.is_inherited(entity) {
                 // Which of its files are watched is not known, so all may be.
-                self.nodes.know_events(&self.announcer.known, *place);
+                self.nodes.know_events(&self.announcer.known, *directory);
                 return;
             }
         }
-        if self.nodes.is_gone(Node::Dir(*place)) {
+        if self.nodes.is_gone(Node::Dir(*directory)) {
             // It stays fresh, so its removal is not announced either.
             return;
         }
-        let mut done = self.ask(touch::CREATE, directory, Disguise::Absent);
+        let mut done = self.ask(touch::CREATE, named, Disguise::Absent);
         if done == Err(Errno::EEXIST) {
             // The name's previous owner has not been invalidated yet.
             let parent = inode::number(Node::Dir(*parent));
             let _ = self.forgetter.inval_entry(parent, OsStr::new(name));
-            done = self.ask(touch::CREATE, directory, Disguise::Absent);
+            done = self.ask(touch::CREATE, named, Disguise::Absent);
         }
         tracing::trace!(name, ?done, "announced a directory");
         self.announcer.fresh.lock().remove(&entity);
     }
 
-    fn gone(&mut self, directory: &Directory) {
-        let Directory { place, parent, name } = directory;
-        self.pids.remove(&place.entity);
-        let was_announced = !self.announcer.fresh.lock().remove(&place.entity);
+    fn gone(&mut self, named: &NamedDirectory) {
+        let NamedDirectory {
+            directory,
+            parent,
+            name,
+        } = named;
+        self.pids.remove(&directory.entity);
+        let was_announced = !self.announcer.fresh.lock().remove(&directory.entity);
         // If the name has a new owner, it stays.
         if was_announced && self.nodes.has_no_directory(*parent, name) {
-            let dead = inode::number(Node::Dir(*place));
-            let done = self.ask(touch::DELETE, directory, Disguise::Present(dead));
+            let dead = inode::number(Node::Dir(*directory));
+            let done = self.ask(touch::DELETE, named, Disguise::Present(dead));
             tracing::trace!(name, ?done, "announced the end of a directory");
         }
     }
@@ -290,30 +297,30 @@ impl Worker {
     /// Makes the helper modify those of an entity's events files that have changed.
     fn changed(&mut self, entity: u64) {
         for ino in self.announcer.known.of(entity) {
-            let Ok(Node::File(place, file)) = self.nodes.node(ino) else {
+            let Ok(Node::File(directory, file)) = self.nodes.node(ino) else {
                 continue;
             };
             if !self.announcer.known.tell(ino, self.nodes.nr_changes(ino)) {
                 continue;
             }
-            let directory = match place.whose() {
+            let above = match directory.whose() {
                 Entity::Root => Some(String::new()),
-                Entity::Group(_) => Some(self.nodes.path(place) + "/"),
+                Entity::Group(_) => Some(self.nodes.path(directory) + "/"),
                 Entity::Process(_) => self.pids.get(&entity).map(|pid| format!("{pid}/")),
             };
-            let Some(directory) = directory else { continue };
-            let device = place
+            let Some(above) = above else { continue };
+            let device = directory
                 .device
                 .map_or_else(String::new, |device| format!("{device}/"));
-            let path = format!("{directory}{device}{}", file.name);
+            let path = format!("{above}{device}{}", file.name);
             let done = self.helper.ask(touch::MODIFY, &path, &self.announcer.helper);
             tracing::trace!(path, ?done, "announced a change");
         }
     }
 
     /// Makes the helper execute a command on a directory while its lookup is answered by `disguise`.
-    fn ask(&mut self, command: &str, directory: &Directory, disguise: Disguise) -> nix::Result<()> {
-        let Directory { parent, name, .. } = directory;
+    fn ask(&mut self, command: &str, named: &NamedDirectory, disguise: Disguise) -> nix::Result<()> {
+        let NamedDirectory { parent, name, .. } = named;
         let path = match self.nodes.path(*parent) {
             above if above.is_empty() => name.clone(),
             above => format!("{above}/{name}"),

@@ -22,7 +22,7 @@ use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
-use super::{places, supervise};
+use super::{paths, supervise};
 use crate::config;
 use crate::log::Log;
 use gcgroupfs_fuse as fuse;
@@ -125,14 +125,14 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let point = match &arguments.mountpoint {
         Some(point) => point.clone(),
         None if arguments.no_fuse => PathBuf::new(),
-        None => places::mount_point()?,
+        None => paths::mount_point()?,
     };
     if arguments.supervise && supervise::run(&socket, &point, arguments.allow_other)? {
         return Ok(());
     }
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
     let mut kept = kept.context("--adopt is reserved for the supervisor")?;
-    let source = config::Source::new(arguments.config.clone(), places::configuration());
+    let source = config::Source::new(arguments.config.clone(), paths::configuration());
     let note = kept.as_ref().map(|kept| kept.configuration.clone());
     let (config, text) = source.read().or_else(|error| {
         // Processes governed by a predecessor must not lose the daemon because the configuration was damaged

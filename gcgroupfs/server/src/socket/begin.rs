@@ -8,7 +8,7 @@ use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file;
 use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
-    Caller, DIRECTORY_MODE, Entity, GroupId, NewGroup, Owner, Place, Settings, Transient, Tree,
+    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Owner, Settings, Transient, Tree,
 };
 
 /// Credentials of a client, as the kernel reports them.
@@ -42,8 +42,8 @@ impl Credentials {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_change(&self, tree: &Tree, place: Place) -> Result<bool> {
-        Ok(!self.is_contained && tree.may_change(place, self.in_group_of(tree, place)?)?)
+    pub fn may_change(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        Ok(!self.is_contained && tree.may_change(directory, self.in_group_of(tree, directory)?)?)
     }
 
     /// Returns whether the client may search a directory, by the mode bits. For a client in a container only
@@ -51,34 +51,34 @@ impl Credentials {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_search(&self, tree: &Tree, place: Place) -> Result<bool> {
+    pub fn may_search(&self, tree: &Tree, directory: Directory) -> Result<bool> {
         if self.is_contained {
-            return Ok(tree.access(place)?.mode & 0o1 != 0);
+            return Ok(tree.access(directory)?.mode & 0o1 != 0);
         }
-        tree.may_search(place, self.in_group_of(tree, place)?)
+        tree.may_search(directory, self.in_group_of(tree, directory)?)
     }
 
     /// Returns whether the client may read and search a directory, by the mode bits.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_find(&self, tree: &Tree, place: Place) -> Result<bool> {
+    pub fn may_find(&self, tree: &Tree, directory: Directory) -> Result<bool> {
         if self.is_contained {
-            return Ok(tree.access(place)?.mode & 0o5 == 0o5);
+            return Ok(tree.access(directory)?.mode & 0o5 == 0o5);
         }
-        tree.may_find(place, self.in_group_of(tree, place)?)
+        tree.may_find(directory, self.in_group_of(tree, directory)?)
     }
 
     /// Returns the client's uid, with the directory's gid if the client is in that group.
-    fn in_group_of(&self, tree: &Tree, place: Place) -> Result<Caller> {
-        let Owner { gid, .. } = tree.access(place)?.owner;
+    fn in_group_of(&self, tree: &Tree, directory: Directory) -> Result<Caller> {
+        let Owner { gid, .. } = tree.access(directory)?.owner;
         let gid = if self.groups.contains(&gid) { gid } else { self.gid };
         Ok(Caller { gid, ..self.caller() })
     }
 
     /// Returns whether the client may write `gcgroup.procs`: only the owner and root may.
-    fn may_enter(&self, tree: &Tree, place: Place) -> Result<bool> {
-        Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(place)?.uid == self.uid))
+    fn may_enter(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(directory)?.uid == self.uid))
     }
 }
 
@@ -149,7 +149,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
         gid: getegid().as_raw(),
         pid: 0,
     };
-    descend(tree, &group.path, |place, name, step| {
+    descend(tree, &group.path, |directory, name, step| {
         let owner = if step.is_last && group.delegate {
             who.caller()
         } else {
@@ -172,11 +172,11 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
         } else {
             who.caller()
         };
-        file::make_transient_group(tree, &new_group(place, name, maker), transient)
+        file::make_transient_group(tree, &new_group(directory, name, maker), transient)
     })
 }
 
-fn new_group(parent: Place, name: &str, caller: Caller) -> NewGroup<'_> {
+fn new_group(parent: Directory, name: &str, caller: Caller) -> NewGroup<'_> {
     NewGroup {
         parent,
         name,
@@ -199,8 +199,8 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
         return Err(Error::NotYours("it is outside of the group that it begins in"));
     }
     may_begin(tree, who, path)?;
-    let (reached, done) = descend(tree, path, |place, name, _| {
-        if !who.may_change(tree, place)? {
+    let (reached, done) = descend(tree, path, |directory, name, _| {
+        if !who.may_change(tree, directory)? {
             return Err(Error::WrongAccess);
         }
         let transient = Transient {
@@ -210,11 +210,11 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
             },
             settings: Settings::default(),
         };
-        file::make_transient_group(tree, &new_group(place, name, who.caller()), transient)
+        file::make_transient_group(tree, &new_group(directory, name, who.caller()), transient)
     });
     done?;
     let id = reached.ok_or(Error::NotFound)?;
-    if !who.may_enter(tree, Place::group(id))? {
+    if !who.may_enter(tree, Directory::group(id))? {
         return Err(Error::WrongAccess);
     }
     Ok(id)
@@ -225,20 +225,20 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
 /// # Errors
 /// The reason why it could not.
 pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
-    let mut place = Place::ROOT;
+    let mut directory = Directory::ROOT;
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
-        if !who.may_search(tree, place)? {
+        if !who.may_search(tree, directory)? {
             return Err(Error::WrongAccess);
         }
-        match tree.directory(place, name) {
-            Ok(next) if matches!(next.whose(), Entity::Group(_)) => place = next,
+        match tree.subdirectory(directory, name) {
+            Ok(next) if matches!(next.whose(), Entity::Group(_)) => directory = next,
             // The user that creates the first missing group may create those below it.
-            Err(Error::NotFound) if who.may_change(tree, place)? => return Ok(()),
+            Err(Error::NotFound) if who.may_change(tree, directory)? => return Ok(()),
             _ => return Err(Error::WrongAccess),
         }
     }
-    if place != Place::ROOT && who.may_enter(tree, place)? {
+    if directory != Directory::ROOT && who.may_enter(tree, directory)? {
         return Ok(());
     }
     Err(Error::WrongAccess)
@@ -256,19 +256,19 @@ struct Step {
 fn descend(
     tree: &Tree,
     path: &str,
-    make: impl Fn(Place, &str, &Step) -> Result<GroupId>,
+    make: impl Fn(Directory, &str, &Step) -> Result<GroupId>,
 ) -> (Option<GroupId>, Result<()>) {
     let mut reached = None;
     let mut names = path.trim_matches('/').split('/').enumerate().peekable();
     while let Some((number, name)) = names.next() {
-        let place = Place::of(reached);
+        let directory = Directory::of(reached);
         let is_last = names.peek().is_none();
-        let next = match tree.directory(place, name) {
+        let next = match tree.subdirectory(directory, name) {
             Ok(next) => match next.whose() {
                 Entity::Group(id) if next.device.is_none() => Ok(id),
                 _ => Err(Error::BadName("it is no group")),
             },
-            Err(Error::NotFound) => make(place, name, &Step { number, is_last }),
+            Err(Error::NotFound) => make(directory, name, &Step { number, is_last }),
             Err(error) => Err(error),
         };
         match next {
@@ -286,12 +286,12 @@ fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str
     if begins.is_none() || tree.is_root(who.caller()) {
         return Ok(true);
     }
-    let (mut common, mut wished) = (Place::ROOT, path.trim_matches('/').split('/'));
+    let (mut common, mut wished) = (Directory::ROOT, path.trim_matches('/').split('/'));
     for name in own.split('/') {
         if wished.next() != Some(name) {
-            return Ok(common != Place::ROOT && who.may_enter(tree, common)?);
+            return Ok(common != Directory::ROOT && who.may_enter(tree, common)?);
         }
-        common = tree.directory(common, name)?;
+        common = tree.subdirectory(common, name)?;
     }
     Ok(true)
 }

@@ -126,17 +126,17 @@ impl World {
     }
 
     fn show(&self, path: &str) -> String {
-        let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
+        let Node::File(directory, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        file.show(&self.tree, place).unwrap()
+        file.show(&self.tree, directory).unwrap()
     }
 
     fn store(&self, path: &str, value: &str) {
-        let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
+        let Node::File(directory, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        let stored = file.store(&self.tree, place, ROOT, value.as_bytes());
+        let stored = file.store(&self.tree, directory, ROOT, value.as_bytes());
         self.tree.finish(stored.unwrap());
     }
 

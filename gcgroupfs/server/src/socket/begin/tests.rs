@@ -24,7 +24,7 @@ fn make(world: &World, path: &str, owner: u32) -> GroupId {
 
 fn make_in(world: &World, above: &str, name: &str, owner: u32) -> Result<GroupId> {
     let parent = match above {
-        "" => Place::ROOT,
+        "" => Directory::ROOT,
         above => find(world, above).unwrap(),
     };
     let caller = Caller {
@@ -37,9 +37,10 @@ fn make_in(world: &World, above: &str, name: &str, owner: u32) -> Result<GroupId
     Ok(made)
 }
 
-fn find(world: &World, path: &str) -> Result<Place> {
-    path.split('/')
-        .try_fold(Place::ROOT, |place, name| world.tree.directory(place, name))
+fn find(world: &World, path: &str) -> Result<Directory> {
+    path.split('/').try_fold(Directory::ROOT, |directory, name| {
+        world.tree.subdirectory(directory, name)
+    })
 }
 
 fn owner(world: &World, path: &str) -> u32 {
@@ -155,10 +156,12 @@ fn requested_group_needs_permission_to_enter_and_create() {
 fn permission_to_create_follows_the_mode_as_in_the_kernel() {
     let world = World::new(1);
     make(&world, "shared", 7);
-    let place = find(&world, "shared").unwrap();
+    let directory = find(&world, "shared").unwrap();
     let give = |gid, mode| {
         let seven = root().caller();
-        let given = world.tree.set_access(place, seven, (None, Some(gid)), Some(mode));
+        let given = world
+            .tree
+            .set_access(directory, seven, (None, Some(gid)), Some(mode));
         world.tree.finish(given.unwrap());
     };
     for (gid, mode, may) in [

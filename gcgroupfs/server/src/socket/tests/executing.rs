@@ -7,7 +7,7 @@ use super::*;
 use crate::socket::enquiry::Applicant;
 use crate::socket::living::MAX_PER_SECOND;
 use gcgroupfs_model::rules::Verdict;
-use gcgroupfs_model::tree::Place;
+use gcgroupfs_model::tree::Directory;
 use gcgroupfs_model::tree::fixture::new_group;
 use gcgroupfs_sys::process::Peer;
 
@@ -18,7 +18,10 @@ const PID: u32 = 1 << 23;
 /// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
-    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    let (_, made) = world
+        .tree
+        .make_group(&new_group(Directory::ROOT, "team"))
+        .unwrap();
     world.tree.finish(made);
     world.store("team/compute.freeze", "1");
     world

@@ -3,7 +3,7 @@
 use super::*;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_model::tree::fixture::new_group;
-use gcgroupfs_model::tree::{Notice, Place};
+use gcgroupfs_model::tree::{Directory, Notice};
 
 #[test]
 fn directory_lasts_from_registration_to_the_programs_end() {
@@ -187,13 +187,13 @@ impl gcgroupfs_model::tree::Listener for Remover {
             return;
         };
         let tree = self.tree.upgrade().unwrap();
-        let Ok(Node::File(place, file)) = resolve(&tree, "gcgroup.procs") else {
+        let Ok(Node::File(directory, file)) = resolve(&tree, "gcgroup.procs") else {
             panic!("the root has no gcgroup.procs")
         };
-        let moved = file.store(&tree, place, ROOT, pid.to_string().as_bytes());
+        let moved = file.store(&tree, directory, ROOT, pid.to_string().as_bytes());
         let removed = moved.and_then(|change| {
             tree.finish(change);
-            tree.remove_group(Place::ROOT, "team")
+            tree.remove_group(Directory::ROOT, "team")
         });
         let removed = removed.map(|change| tree.finish(change));
         *self.removed.lock() = Some(removed);
@@ -204,7 +204,10 @@ impl gcgroupfs_model::tree::Listener for Remover {
 fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
-    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    let (_, made) = world
+        .tree
+        .make_group(&new_group(Directory::ROOT, "team"))
+        .unwrap();
     world.tree.finish(made);
     world.store("team/gcgroup.procs", &me().to_string());
     drop(hook);

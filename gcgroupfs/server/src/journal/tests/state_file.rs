@@ -108,7 +108,7 @@ fn file_put_in_the_place_of_ours_is_kept_as_a_copy() {
     tend(&journal);
     assert_eq!(journal.condition(), Condition::default());
     assert_eq!(
-        fs::read(super::super::place::copy(&journal.path)).unwrap(),
+        fs::read(super::super::state_file::copy(&journal.path)).unwrap(),
         b"another's"
     );
     drop(journal);
@@ -214,5 +214,5 @@ fn torn_write_is_cut_off_and_the_next_line_is_whole() {
     let path = journal.path.clone();
     drop(journal);
     assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 1), (B, 2)]));
-    assert!(!super::super::place::copy(&path).exists());
+    assert!(!super::super::state_file::copy(&path).exists());
 }

@@ -59,12 +59,12 @@ pub enum Entity {
 /// A directory. `entity` is 0 for the root, else the number of a process or a group. With `device`, the
 /// directory of that entity on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Directory {
     pub entity: u64,
     pub device: Option<u8>,
 }
 
-impl Place {
+impl Directory {
     pub const ROOT: Self = Self {
         entity: 0,
         device: None,

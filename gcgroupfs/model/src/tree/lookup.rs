@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entity, GroupId, Level, Owner, Place, Scope, State, Tree};
+use super::{Directory, Entity, GroupId, Level, Owner, Scope, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -10,17 +10,17 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Gone`] if the directory no longer exists.
-    pub fn level(&self, place: Place) -> Result<Level> {
-        self.state.lock().level(place)
+    pub fn level(&self, directory: Directory) -> Result<Level> {
+        self.state.lock().level(directory)
     }
 
     /// Returns the owner of the control files of a directory.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn owner(&self, place: Place) -> Result<Owner> {
+    pub fn owner(&self, directory: Directory) -> Result<Owner> {
         let state = self.state.lock();
-        match state.scope(place)? {
+        match state.scope(directory)? {
             Scope::Root => Ok(state.owner),
             Scope::Process(process, _) => Ok(process.identity.owner()),
             Scope::Group(group, _) => Ok(group.access.owner),
@@ -31,20 +31,22 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn directories(&self, place: Place) -> Result<Vec<(String, Place)>> {
+    pub fn subdirectories(&self, directory: Directory) -> Result<Vec<(String, Directory)>> {
         let state = self.state.lock();
         let on_devices = || {
             let devices = state.devices.iter();
-            devices.filter_map(|device| Some((device.index.to_string(), place.on(device.index)?)))
+            devices.filter_map(|device| Some((device.index.to_string(), directory.on(device.index)?)))
         };
         let groups = |groups: &BTreeMap<String, GroupId>| -> Vec<_> {
-            let named = groups.iter().map(|(name, id)| (name.clone(), Place::group(*id)));
+            let named = groups
+                .iter()
+                .map(|(name, id)| (name.clone(), Directory::group(*id)));
             named.collect()
         };
-        Ok(match state.scope(place)? {
+        Ok(match state.scope(directory)? {
             Scope::Root => {
                 let processes = state.pids.iter();
-                let processes = processes.map(|(pid, id)| (pid.to_string(), Place::process(*id)));
+                let processes = processes.map(|(pid, id)| (pid.to_string(), Directory::process(*id)));
                 processes.chain(groups(&state.top)).collect()
             }
             Scope::Process(_, None) => on_devices().collect(),
@@ -56,23 +58,23 @@ impl Tree {
     /// Returns the subdirectory `name` of a directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], also if `place` itself no longer exists.
-    pub fn directory(&self, place: Place, name: &str) -> Result<Place> {
+    /// [`Error::NotFound`], also if `directory` itself no longer exists.
+    pub fn subdirectory(&self, directory: Directory, name: &str) -> Result<Directory> {
         let state = self.state.lock();
         let number = canonical_number(name);
         let on_device = || {
             let device = state.devices.get(number? as usize)?;
-            place.on(device.index)
+            directory.on(device.index)
         };
-        match state.scope(place).map_err(|_| Error::NotFound)? {
+        match state.scope(directory).map_err(|_| Error::NotFound)? {
             Scope::Root => match number {
-                Some(number) => state.pids.get(&number).map(|id| Place::process(*id)),
-                None => state.top.get(name).map(|id| Place::group(*id)),
+                Some(number) => state.pids.get(&number).map(|id| Directory::process(*id)),
+                None => state.top.get(name).map(|id| Directory::group(*id)),
             },
             Scope::Process(_, None) => on_device(),
             Scope::Group(group, None) => match number {
                 Some(_) => on_device(),
-                None => group.children.get(name).map(|id| Place::group(*id)),
+                None => group.children.get(name).map(|id| Directory::group(*id)),
             },
             Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => None,
         }
@@ -81,8 +83,8 @@ impl Tree {
 }
 
 impl State {
-    pub(super) fn level(&self, place: Place) -> Result<Level> {
-        Ok(match self.scope(place)? {
+    pub(super) fn level(&self, directory: Directory) -> Result<Level> {
+        Ok(match self.scope(directory)? {
             Scope::Root => Level::Root,
             Scope::Process(_, None) => Level::Process,
             Scope::Process(_, Some(_)) => Level::ProcessDevice,
@@ -91,12 +93,12 @@ impl State {
         })
     }
 
-    pub(super) fn scope(&self, place: Place) -> Result<Scope<'_>> {
-        let device = place.device.map(usize::from);
+    pub(super) fn scope(&self, directory: Directory) -> Result<Scope<'_>> {
+        let device = directory.device.map(usize::from);
         if device.is_some_and(|device| device >= self.devices.len()) {
             return Err(Error::Gone);
         }
-        match place.whose() {
+        match directory.whose() {
             Entity::Root if device.is_none() => Ok(Scope::Root),
             Entity::Root => Err(Error::Gone),
             Entity::Process(id) => {

@@ -251,7 +251,7 @@ impl Fresh {
     }
 
     /// Renames the file to `path`.
-    pub(super) fn place(mut self, path: &Path) -> io::Result<File> {
+    pub(super) fn install(mut self, path: &Path) -> io::Result<File> {
         if let Some(name) = &self.name.0 {
             fs::rename(name, path)?;
         }
