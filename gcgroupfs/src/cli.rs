@@ -24,10 +24,10 @@ use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 
 use self::client::Client;
-use crate::forget;
+use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
-use gcgroupfs_fuse::touch;
+use gcgroupfs_fuse::inotify_helper;
 use gcgroupfs_server::receive;
 use gcgroupfs_sys::launch;
 
@@ -100,10 +100,10 @@ commands! {
     Completions(Completions) => |_, arguments| print(&completions(arguments.shell));
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch(Touch) => |_, arguments| touch::run(&arguments.point, arguments.device);
+    Replay(Replay) => |_, arguments| inotify_helper::run(&arguments.point, arguments.device);
     /// Invalidates cached names
     #[command(hide = true)]
-    Forget(forget::Arguments) => |_, arguments| forget::run(&arguments);
+    Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();
@@ -131,7 +131,7 @@ struct Group {
 }
 
 #[derive(Debug, Args)]
-struct Touch {
+struct Replay {
     point: PathBuf,
     /// The mount's device number
     device: u64,

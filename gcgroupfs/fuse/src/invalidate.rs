@@ -11,10 +11,10 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, NamedDirectory, News};
 use super::backlog::{Sender, backlog};
-use super::forget::Forgetter;
 use super::inode;
+use super::inotify_replay::{NamedDirectory, News, Replayer};
+use super::invalidation_writer::InvalidationWriter;
 use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
@@ -30,39 +30,39 @@ struct Entry {
 #[derive(Debug)]
 enum Task {
     Invalidate(Entry),
-    /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
-    Announce(News),
+    /// Sent after all entries of a directory have been invalidated; then its removal can be replayed.
+    Replay(News),
 }
 
 /// Queues invalidations. Those before [`start`](Self::start) are dropped, since the kernel cannot know the
 /// entries.
 #[derive(Debug)]
 pub(super) struct Invalidator {
-    announcer: Arc<Announcer>,
+    replayer: Arc<Replayer>,
     queue: OnceLock<Sender<Task>>,
     notifier: OnceLock<Notifier>,
 }
 
 impl Invalidator {
-    pub(super) fn new(announcer: Arc<Announcer>) -> Self {
+    pub(super) fn new(replayer: Arc<Replayer>) -> Self {
         Self {
-            announcer,
+            replayer,
             queue: OnceLock::new(),
             notifier: OnceLock::new(),
         }
     }
 
     /// Starts the invalidating thread.
-    pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
+    pub(super) fn start(&self, writer: InvalidationWriter, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = backlog("invalidating names in the kernel");
-        let announcer = self.announcer.clone();
+        let replayer = self.replayer.clone();
         thread::Builder::new()
             .name("fuse-invalidate".to_owned())
             .spawn(move || {
                 while let Some(task) = receiver.next() {
                     match task {
-                        Task::Invalidate(entry) => invalidate(&forgetter, &entry),
-                        Task::Announce(news) => announcer.tell(news),
+                        Task::Invalidate(entry) => invalidate(&writer, &entry),
+                        Task::Replay(news) => replayer.tell(news),
                     }
                 }
             })?;
@@ -105,7 +105,7 @@ impl Invalidator {
             name,
         } = &named;
         // Files first: after the directory, their removal would not be reported to watchers.
-        for child in self.announcer.known.take(directory.entity) {
+        for child in self.replayer.looked_up.take(directory.entity) {
             if let Ok((directory, Some(file))) = inode::parts(child) {
                 self.push(Task::Invalidate(Entry {
                     parent: inode::number(Node::Dir(directory)),
@@ -120,7 +120,7 @@ impl Invalidator {
             name: OsStr::new(name).into(),
         }));
         if !is_reported {
-            self.push(Task::Announce(News::Gone(named)));
+            self.push(Task::Replay(News::Gone(named)));
         }
     }
 
@@ -162,8 +162,8 @@ impl Listener for Invalidator {
     }
 }
 
-fn invalidate(forgetter: &Forgetter, Entry { parent, child, name }: &Entry) {
-    if let Err(error) = forgetter.delete(*parent, *child, name) {
+fn invalidate(writer: &InvalidationWriter, Entry { parent, child, name }: &Entry) {
+    if let Err(error) = writer.delete(*parent, *child, name) {
         tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
     }
 }

@@ -8,7 +8,7 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
-use super::known::Known;
+use super::looked_up::LookedUp;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
 use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Directory, Entity, NewGroup, Tree};
@@ -85,17 +85,17 @@ impl Nodes {
     }
 
     /// Notes that the kernel may have cached all events files of a directory and of those in it.
-    pub(super) fn know_events(&self, known: &Known, directory: Directory) {
+    pub(super) fn know_events(&self, looked_up: &LookedUp, directory: Directory) {
         for ino in self.events_files(directory) {
-            known.look_up(ino, self.nr_changes(ino));
+            looked_up.look_up(ino, self.nr_changes(ino));
         }
     }
 
     /// Notes that the kernel may have cached the events files of the root and of all groups.
-    pub(super) fn know_groups(&self, known: &Known) {
-        self.know_events(known, Directory::ROOT);
+    pub(super) fn know_groups(&self, looked_up: &LookedUp) {
+        self.know_events(looked_up, Directory::ROOT);
         for group in self.tree.groups() {
-            self.know_events(known, Directory::group(group));
+            self.know_events(looked_up, Directory::group(group));
         }
     }
 

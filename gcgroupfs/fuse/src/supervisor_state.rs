@@ -23,7 +23,7 @@ const NR_SLOTS: u64 = 16 << 10;
 
 /// State that a daemon takes over from the supervisor.
 #[derive(Debug)]
-pub struct Kept {
+pub struct Inherited {
     /// The open /dev/fuse.
     pub device: OwnedFd,
     /// The mount's device number.
@@ -45,7 +45,7 @@ pub struct Kept {
     pub line: OwnedFd,
 }
 
-/// [`Kept`] as a command line argument: numbers of inherited descriptors, and the mount's device number.
+/// [`Inherited`] as a command line argument: numbers of inherited descriptors, and the mount's device number.
 #[derive(Debug, Clone)]
 pub struct Inheritance {
     numbers: [i32; 8],
@@ -54,7 +54,7 @@ pub struct Inheritance {
 
 /// State held by the supervisor.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SupervisorState {
     pub device: OwnedFd,
     number: u64,
     pub listener: OwnedFd,
@@ -65,7 +65,7 @@ pub struct Keeper {
     configuration: OwnedFd,
 }
 
-impl Keeper {
+impl SupervisorState {
     /// # Errors
     /// Out of memory or descriptors.
     pub fn new(
@@ -95,7 +95,7 @@ impl Keeper {
     ///
     /// # Errors
     /// A descriptor's close-on-exec flag cannot be changed; no such case is known.
-    pub fn bequeath(&self, line: &OwnedFd) -> io::Result<Inheritance> {
+    pub fn pass_on(&self, line: &OwnedFd) -> io::Result<Inheritance> {
         let all = [
             &self.device,
             &self.listener,
@@ -121,7 +121,7 @@ impl Inheritance {
     ///
     /// # Errors
     /// A descriptor was not inherited.
-    pub fn take(&self) -> io::Result<Kept> {
+    pub fn take(&self) -> io::Result<Inherited> {
         let mut taken = Vec::new();
         for number in self.numbers {
             taken.push(sys::inherited(number)?);
@@ -141,7 +141,7 @@ impl Inheritance {
         let mut first = File::from(first);
         first.seek(SeekFrom::Start(0))?;
         first.read_to_end(&mut init)?;
-        Ok(Kept {
+        Ok(Inherited {
             device,
             number: self.device,
             listener,

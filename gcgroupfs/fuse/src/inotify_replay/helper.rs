@@ -84,7 +84,7 @@ impl Running {
         let (input, to) = pipe2(OFlag::O_CLOEXEC)?;
         let (from, output) = pipe2(OFlag::O_CLOEXEC)?;
         let number = spot.device.to_string();
-        let words = [OsStr::new("touch"), spot.point.as_os_str(), OsStr::new(&number)];
+        let words = [OsStr::new("replay"), spot.point.as_os_str(), OsStr::new(&number)];
         let helper = launcher.launch(&words, &input, Some(&output))?;
         Ok(Self {
             helper,

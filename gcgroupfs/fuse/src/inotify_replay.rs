@@ -25,11 +25,11 @@ use parking_lot::Mutex;
 
 use self::helper::Helper;
 use super::backlog::{Receiver, Sender, backlog};
-use super::forget::Forgetter;
 use super::inode;
-use super::known::Known;
+use super::invalidation_writer::InvalidationWriter;
+use super::looked_up::LookedUp;
 use super::nodes::Nodes;
-use crate::touch;
+use crate::inotify_helper;
 use gcgroupfs_model::error::Error;
 use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{Directory, Entity, Listener, Notice, ProcessId};
@@ -78,40 +78,40 @@ pub(super) enum Disguise {
 
 /// Replays changes. Changes before [`start`](Self::start) are dropped, since nothing can be watched yet.
 #[derive(Debug, Default)]
-pub(super) struct Announcer {
-    pub(super) known: Known,
+pub(super) struct Replayer {
+    pub(super) looked_up: LookedUp,
     queue: OnceLock<Sender<News>>,
     /// The helper's pid; 0 if there is none.
     helper: AtomicU32,
     /// Parent and name that the helper is working on, and the answer to its lookup.
     disguise: Mutex<Option<(INodeNo, String, Disguise)>>,
-    /// Entities whose directory has not been announced to watchers. The kernel must not cache their names, or
+    /// Entities whose directory has not been replayed for watchers. The kernel must not cache their names, or
     /// the helper could not make them.
     fresh: Mutex<HashSet<u64>>,
     /// Entities from the previous daemon, which the kernel may know and watchers may watch.
     inherited: OnceLock<HashSet<u64>>,
 }
 
-impl Announcer {
+impl Replayer {
     /// Starts the replaying thread.
     pub(super) fn start(
         self: &Arc<Self>,
         launcher: Arc<Launcher>,
         spot: Spot,
         nodes: Arc<Nodes>,
-        forgetter: Forgetter,
+        writer: InvalidationWriter,
     ) -> io::Result<()> {
         let (sender, receiver) = backlog("telling watchers");
         let worker = Worker {
-            announcer: self.clone(),
+            replayer: self.clone(),
             nodes,
-            forgetter,
+            writer,
             pids: HashMap::new(),
             next_tidy: FEWEST,
             helper: Helper::new(launcher, spot),
         };
         thread::Builder::new()
-            .name("fuse-announce".to_owned())
+            .name("inotify-replay".to_owned())
             .spawn(move || worker.run(&receiver))?;
         // Called once.
         let _ = self.queue.set(sender);
@@ -131,7 +131,7 @@ impl Announcer {
             .map(|(.., disguise)| *disguise)
     }
 
-    /// Sets the entities of the previous daemon, which need no announcement.
+    /// Sets the entities of the previous daemon, which need no replay.
     pub(super) fn inherit(&self, entities: HashSet<u64>) {
         // Called once.
         let _ = self.inherited.set(entities);
@@ -158,13 +158,13 @@ impl Announcer {
         }
     }
 
-    /// Returns whether the directory is still to be announced.
+    /// Returns whether the directory is still to be replayed.
     pub(super) fn is_fresh(&self, node: Node) -> bool {
         matches!(node, Node::Dir(Directory { entity, device: None }) if self.fresh.lock().contains(&entity))
     }
 }
 
-impl Listener for Announcer {
+impl Listener for Replayer {
     fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Joined { id, pid, .. } => {
@@ -201,9 +201,9 @@ impl Listener for Announcer {
 
 /// State of the replaying thread.
 struct Worker {
-    announcer: Arc<Announcer>,
+    replayer: Arc<Replayer>,
     nodes: Arc<Nodes>,
-    forgetter: Forgetter,
+    writer: InvalidationWriter,
     /// Pids of processes, the names of their directories.
     pids: HashMap<u64, u32>,
     /// Number of processes at which the next check for gone processes is made.
@@ -254,28 +254,28 @@ impl Worker {
         if let (Entity::Process(_), Ok(pid)) = (directory.whose(), name.parse()) {
             if self.pids.insert(entity, pid).is_some() {
                 // The process has only registered again.
-                self.announcer.fresh.lock().remove(&entity);
+                self.replayer.fresh.lock().remove(&entity);
                 return;
             }
-            if self.announcer.is_inherited(entity) {
+            if self.replayer.is_inherited(entity) {
                 // Which of its files are watched is not known, so all may be.
-                self.nodes.know_events(&self.announcer.known, *directory);
+                self.nodes.know_events(&self.replayer.looked_up, *directory);
                 return;
             }
         }
         if self.nodes.is_gone(Node::Dir(*directory)) {
-            // It stays fresh, so its removal is not announced either.
+            // It stays fresh, so its removal is not replayed either.
             return;
         }
-        let mut done = self.ask(touch::CREATE, named, Disguise::Absent);
+        let mut done = self.ask(inotify_helper::CREATE, named, Disguise::Absent);
         if done == Err(Errno::EEXIST) {
             // The name's previous owner has not been invalidated yet.
             let parent = inode::number(Node::Dir(*parent));
-            let _ = self.forgetter.inval_entry(parent, OsStr::new(name));
-            done = self.ask(touch::CREATE, named, Disguise::Absent);
+            let _ = self.writer.inval_entry(parent, OsStr::new(name));
+            done = self.ask(inotify_helper::CREATE, named, Disguise::Absent);
         }
-        tracing::trace!(name, ?done, "announced a directory");
-        self.announcer.fresh.lock().remove(&entity);
+        tracing::trace!(name, ?done, "replayed a directory");
+        self.replayer.fresh.lock().remove(&entity);
     }
 
     fn gone(&mut self, named: &NamedDirectory) {
@@ -285,22 +285,22 @@ impl Worker {
             name,
         } = named;
         self.pids.remove(&directory.entity);
-        let was_announced = !self.announcer.fresh.lock().remove(&directory.entity);
+        let was_replayed = !self.replayer.fresh.lock().remove(&directory.entity);
         // If the name has a new owner, it stays.
-        if was_announced && self.nodes.has_no_directory(*parent, name) {
+        if was_replayed && self.nodes.has_no_directory(*parent, name) {
             let dead = inode::number(Node::Dir(*directory));
-            let done = self.ask(touch::DELETE, named, Disguise::Present(dead));
-            tracing::trace!(name, ?done, "announced the end of a directory");
+            let done = self.ask(inotify_helper::DELETE, named, Disguise::Present(dead));
+            tracing::trace!(name, ?done, "replayed the end of a directory");
         }
     }
 
     /// Makes the helper modify those of an entity's events files that have changed.
     fn changed(&mut self, entity: u64) {
-        for ino in self.announcer.known.of(entity) {
+        for ino in self.replayer.looked_up.of(entity) {
             let Ok(Node::File(directory, file)) = self.nodes.node(ino) else {
                 continue;
             };
-            if !self.announcer.known.tell(ino, self.nodes.nr_changes(ino)) {
+            if !self.replayer.looked_up.tell(ino, self.nodes.nr_changes(ino)) {
                 continue;
             }
             let above = match directory.whose() {
@@ -313,8 +313,10 @@ impl Worker {
                 .device
                 .map_or_else(String::new, |device| format!("{device}/"));
             let path = format!("{above}{device}{}", file.name);
-            let done = self.helper.ask(touch::MODIFY, &path, &self.announcer.helper);
-            tracing::trace!(path, ?done, "announced a change");
+            let done = self
+                .helper
+                .ask(inotify_helper::MODIFY, &path, &self.replayer.helper);
+            tracing::trace!(path, ?done, "replayed a change");
         }
     }
 
@@ -326,9 +328,9 @@ impl Worker {
             above => format!("{above}/{name}"),
         };
         let at = inode::number(Node::Dir(*parent));
-        *self.announcer.disguise.lock() = Some((at, name.clone(), disguise));
-        let done = self.helper.ask(command, &path, &self.announcer.helper);
-        *self.announcer.disguise.lock() = None;
+        *self.replayer.disguise.lock() = Some((at, name.clone(), disguise));
+        let done = self.helper.ask(command, &path, &self.replayer.helper);
+        *self.replayer.disguise.lock() = None;
         done
     }
 }

@@ -18,16 +18,16 @@ const SHORT: Duration = Duration::from_micros(30);
 /// Loop time that a user may take at once.
 const ADVANCE: Duration = Duration::from_millis(1);
 
-pub(super) struct Long {
+pub(super) struct Deferred {
     nodes: Arc<Nodes>,
     queue: Queue,
     shares: Mutex<Shares>,
 }
 
-impl Long {
+impl Deferred {
     pub(super) fn start(nodes: Arc<Nodes>) -> io::Result<Self> {
         Ok(Self {
-            queue: Queue::start("fuse-long", nodes.clone())?,
+            queue: Queue::start("fuse-deferred", nodes.clone())?,
             nodes,
             shares: Mutex::new(Shares::new(ADVANCE)),
         })
@@ -37,7 +37,7 @@ impl Long {
     pub(super) fn run(&self, uid: u32, request: impl FnOnce(&Nodes) + Send + 'static) {
         let (user, begun) = ((uid, false), Instant::now());
         if !self.shares.lock().allows(user, begun) {
-            return self.behind(uid, request);
+            return self.defer(uid, request);
         }
         request(&self.nodes);
         let now = Instant::now();
@@ -51,7 +51,7 @@ impl Long {
 
     /// Runs a user's request on the deferred thread, followed by a pause of the same length without the
     /// tree's lock.
-    pub(super) fn behind(&self, uid: u32, request: impl FnOnce(&Nodes) + Send + 'static) {
+    pub(super) fn defer(&self, uid: u32, request: impl FnOnce(&Nodes) + Send + 'static) {
         self.queue.push(uid, |nodes| {
             let begun = Instant::now();
             request(nodes);

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::inode;
 
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashMap<u64, File>>);
+pub(super) struct LookedUp(Mutex<HashMap<u64, File>>);
 
 #[derive(Debug, Default)]
 struct File {
@@ -19,7 +19,7 @@ struct File {
     told: u64,
 }
 
-impl Known {
+impl LookedUp {
     /// Counts a lookup of the file, whose number of changes is `nr_changes`.
     pub(super) fn look_up(&self, INodeNo(ino): INodeNo, nr_changes: u64) {
         let mut files = self.0.lock();
@@ -71,20 +71,20 @@ mod tests {
 
     #[test]
     fn file_is_known_from_first_lookup_to_last_forget() {
-        let (known, ino) = (Known::default(), INodeNo(5 << 15 | 3));
-        assert!(!known.tell(ino, 1));
-        known.look_up(ino, 1);
-        known.look_up(ino, 2);
-        assert!(!known.tell(ino, 1), "known since the lookup");
-        assert!(known.tell(ino, 2));
-        assert!(!known.tell(ino, 2));
-        assert_eq!(known.of(5), [ino]);
-        known.forget(ino, 1);
-        assert!(known.tell(ino, 3));
-        known.forget(ino, 5);
-        assert!(!known.tell(ino, 4));
-        known.look_up(ino, 0);
-        assert_eq!(known.take(5), [ino]);
-        assert!(known.of(5).is_empty());
+        let (looked_up, ino) = (LookedUp::default(), INodeNo(5 << 15 | 3));
+        assert!(!looked_up.tell(ino, 1));
+        looked_up.look_up(ino, 1);
+        looked_up.look_up(ino, 2);
+        assert!(!looked_up.tell(ino, 1), "known since the lookup");
+        assert!(looked_up.tell(ino, 2));
+        assert!(!looked_up.tell(ino, 2));
+        assert_eq!(looked_up.of(5), [ino]);
+        looked_up.forget(ino, 1);
+        assert!(looked_up.tell(ino, 3));
+        looked_up.forget(ino, 5);
+        assert!(!looked_up.tell(ino, 4));
+        looked_up.look_up(ino, 0);
+        assert_eq!(looked_up.take(5), [ino]);
+        assert!(looked_up.of(5).is_empty());
     }
 }

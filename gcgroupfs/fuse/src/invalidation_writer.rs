@@ -29,14 +29,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The process that writes invalidations to the kernel.
 #[derive(Debug, Clone)]
-pub enum Forgetter {
+pub enum InvalidationWriter {
     /// A helper of this daemon; calls return once the kernel has taken the message.
     Helped(Arc<Mutex<Relay>>),
     /// The supervisor's helper, which writes the message later.
     Relayed(Arc<OwnedFd>),
 }
 
-impl Forgetter {
+impl InvalidationWriter {
     pub(super) fn helped(relay: Relay) -> Self {
         Self::Helped(Arc::new(Mutex::new(relay)))
     }
