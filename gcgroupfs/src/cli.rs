@@ -10,10 +10,10 @@ mod mount;
 mod paths;
 mod reload;
 mod run;
+mod run_options;
 mod set;
 mod supervise;
 mod wait;
-mod wishes;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::message::{self, Hello, Welcome};
+use gcgroup_abi::message::{self, Hello, RegistrationReply};
 
 use crate::config;
 use gcgroupfs_model::file::{self, ControlFile, Io, Node, PAGE};
@@ -58,11 +58,11 @@ fn with_world(body: impl FnOnce(&World, ProcessId)) {
 pub fn message(packet: &[u8]) {
     let _ = message::tag(packet);
     if let Ok(hello) = Hello::from_bytes(packet) {
-        let wished = Settings::wished(&hello);
-        let text = serde_json::to_vec(&wished).unwrap();
-        assert_eq!(serde_json::from_slice::<Settings>(&text).unwrap(), wished);
+        let requested = Settings::requested(&hello);
+        let text = serde_json::to_vec(&requested).unwrap();
+        assert_eq!(serde_json::from_slice::<Settings>(&text).unwrap(), requested);
     }
-    let _ = Welcome::from_bytes(packet);
+    let _ = RegistrationReply::from_bytes(packet);
     if let Ok(request) = Request::from_bytes(packet) {
         assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
     }

@@ -14,16 +14,16 @@ mod bells;
 mod connection;
 mod connections;
 mod enquiry;
+mod journal_listener;
 mod listener;
 mod living;
+mod mismatched;
 mod rate;
 mod receivers;
 mod registry;
 mod remembered;
 mod room;
-mod scribe;
 mod stored;
-mod strangers;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -44,12 +44,12 @@ use tracing::warn;
 use self::bells::Bells;
 use self::connections::Connections;
 use self::enquiry::Enquiries;
+use self::journal_listener::JournalListener;
+use self::mismatched::Mismatched;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
-use self::scribe::Scribe;
 use self::stored::show_condition;
-use self::strangers::Strangers;
 use self::token::Token;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
@@ -104,7 +104,7 @@ pub struct Server {
     complaints: Rate,
     shares: Shares,
     next_tidy: Instant,
-    strangers: Strangers,
+    mismatched: Mismatched,
     next_tend: Option<Instant>,
     next_journal: Instant,
     /// Next check for processes that have not registered again after a restart.
@@ -157,7 +157,11 @@ impl Server {
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         show_condition(&tree, &journal);
-        tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
+        tree.listen(Arc::new(JournalListener::new(
+            &tree,
+            journal.clone(),
+            waker.try_clone()?,
+        )));
         let receivers = Receivers::new(receiver, epoll.clone());
         let enquiries = Enquiries::start(waker.try_clone()?)?;
         let mut registry = Registry::new(registry::Options {
@@ -190,7 +194,7 @@ impl Server {
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
-            strangers: Strangers::default(),
+            mismatched: Mismatched::default(),
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),

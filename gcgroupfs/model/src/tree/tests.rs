@@ -1,11 +1,11 @@
 //! Joining, leaving, and what is kept afterwards.
 
 mod claims;
+mod counter_records;
 mod devices;
 mod groups;
 mod host_claims;
 mod lasting;
-mod legacy;
 mod peaks;
 mod requests;
 mod settings;

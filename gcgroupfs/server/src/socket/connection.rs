@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use std::io::IoSlice;
 
-use gcgroup_abi::message::{self, Hello, Tag, Welcome};
+use gcgroup_abi::message::{self, Hello, RegistrationReply, Tag};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
@@ -269,7 +269,7 @@ impl Server {
             && version != gcgroup_abi::VERSION
         {
             self.complain_of(number, version);
-            self.welcome_not(number, Errno::EPROTONOSUPPORT);
+            self.refuse_registration(number, Errno::EPROTONOSUPPORT);
             return None;
         }
         let hello = Hello::from_bytes(packet);
@@ -346,7 +346,7 @@ impl Server {
         if let Some(superseded) = registered.superseded {
             self.forget(superseded);
         }
-        let welcome = Welcome {
+        let reply = RegistrationReply {
             abi: gcgroup_abi::VERSION,
             status: 0,
         }
@@ -354,7 +354,7 @@ impl Server {
         let control = [registered.control.as_raw_fd()];
         let sent = sendmsg::<()>(
             socket.as_raw_fd(),
-            &[IoSlice::new(&welcome)],
+            &[IoSlice::new(&reply)],
             &[ControlMessage::ScmRights(&control)],
             MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
             None,
@@ -386,7 +386,7 @@ impl Server {
         if self.registry.may_log_of(connection.uid) {
             info!("a process of user {} was refused: {errno}", connection.uid);
         }
-        self.welcome_not(number, errno);
+        self.refuse_registration(number, errno);
     }
 
     /// Logs, once for each process, that its hook has another version. The hook keeps trying, because the
@@ -402,7 +402,7 @@ impl Server {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
-        if self.strangers.meets(key) && self.registry.may_log_of(peer.uid) {
+        if self.mismatched.insert(key) && self.registry.may_log_of(peer.uid) {
             warn!(
                 "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
                 peer.pid,
@@ -433,12 +433,12 @@ impl Server {
         }
     }
 
-    fn welcome_not(&self, number: u64, errno: Errno) {
+    fn refuse_registration(&self, number: u64, errno: Errno) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
         let status = (errno as i32).unsigned_abs();
-        let welcome = Welcome {
+        let reply = RegistrationReply {
             abi: gcgroup_abi::VERSION,
             status,
         }
@@ -446,7 +446,7 @@ impl Server {
         // A client that does not read it notices the end of the connection.
         let _ = send(
             connection.socket.as_raw_fd(),
-            &welcome,
+            &reply,
             MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
         );
     }

@@ -457,10 +457,10 @@ impl Registry {
     ) -> (Settings, Option<String>) {
         let mut settings = verdict.process.settings();
         let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
-        let raised = settings.wish(hello, bound);
+        let raised = settings.apply_request(hello, bound);
         let trouble = raised.map(|least| {
-            let wished = hello.priority;
-            format!("does not get priority {wished}: {least} is the lowest number that its user may set")
+            let requested = hello.priority;
+            format!("does not get priority {requested}: {least} is the lowest number that its user may set")
         });
         (settings, trouble)
     }

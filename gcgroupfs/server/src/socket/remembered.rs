@@ -77,7 +77,7 @@ impl Remembered {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
         {
-            self.tree.bequeath((key.pid, key.start_time), saved);
+            self.tree.pass_to_groups((key.pid, key.start_time), saved);
         }
     }
 
@@ -88,7 +88,7 @@ impl Remembered {
             return;
         };
         self.tree.clear_ungoverned((key.pid, key.start_time));
-        self.tree.bequeath((key.pid, key.start_time), &mut saved);
+        self.tree.pass_to_groups((key.pid, key.start_time), &mut saved);
         self.let_go(Some(saved));
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Server;
 use crate::journal::{Condition, Journal, Key};
-use gcgroupfs_model::tree::{GroupId, Saved, Settings, Tree, leave_behind};
+use gcgroupfs_model::tree::{GroupId, Saved, Settings, Tree, add_to_ancestors};
 use gcgroupfs_sys::process;
 
 impl Server {
@@ -27,7 +27,7 @@ impl Server {
 pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
     for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
-        leave_behind(&dead, |group, add| match group {
+        add_to_ancestors(&dead, |group, add| match group {
             Some(GroupId(number)) => records.get_mut(&Key::group(number)).into_iter().for_each(add),
             None if dead.has_counts() => add(records.entry(Key::ROOT).or_default()),
             None => {}

@@ -28,9 +28,9 @@ fn invalid_usage_block_is_refused_with_an_errno() {
     for (what, descriptors) in cases {
         let socket = world.connect();
         transmit(&socket, &Hello::PLAIN.to_bytes(), &descriptors).unwrap();
-        let (welcome, control) = welcome(&socket);
+        let (reply, control) = reply(&socket);
         assert_eq!(
-            welcome.map(|w| w.status),
+            reply.map(|w| w.status),
             Some(libc::EINVAL.unsigned_abs()),
             "{what}"
         );
@@ -48,7 +48,7 @@ fn invalid_usage_block_is_refused_with_an_errno() {
     )
     .unwrap();
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EPROTONOSUPPORT.unsigned_abs())
     );
     assert!(world.pids().is_empty());
@@ -93,7 +93,7 @@ fn invalid_packet_ends_only_its_connection() {
     let socket = world.connect();
     transmit(&socket, cut, &[usage.as_raw_fd()]).unwrap();
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EPROTO.unsigned_abs())
     );
     let hook = world.register();
@@ -114,7 +114,7 @@ fn descriptor_that_cannot_be_closed_blocks_no_other_client() {
     transmit(&socket, &Hello::PLAIN.to_bytes(), &[sent.as_raw_fd()]).unwrap();
     close_aside(sent);
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EINVAL.unsigned_abs())
     );
     world.assert_well();
@@ -185,7 +185,7 @@ fn registrations_of_one_process_at_once_are_bounded() {
         transmit(socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
     }
     world.assert_well();
-    let answers = sockets.iter().map(|socket| welcome(socket).0.unwrap().status);
+    let answers = sockets.iter().map(|socket| reply(socket).0.unwrap().status);
     let (accepted, refused): (Vec<u32>, Vec<u32>) = answers.partition(|status| *status == 0);
     assert!(accepted.len() >= MAX_PER_SECOND as usize, "{}", accepted.len());
     assert!(

@@ -165,10 +165,10 @@ fn hook_of_another_version_is_always_told_so() {
     for packet in [&hello[..12], &hello, &longer] {
         let socket = world.connect();
         transmit(&socket, packet, &[good_usage_file().as_raw_fd()]).unwrap();
-        let (welcome, control) = welcome(&socket);
-        let welcome = welcome.unwrap();
-        assert_eq!(welcome.abi, gcgroup_abi::VERSION);
-        assert_eq!(welcome.status, libc::EPROTONOSUPPORT.unsigned_abs());
+        let (reply, control) = reply(&socket);
+        let reply = reply.unwrap();
+        assert_eq!(reply.abi, gcgroup_abi::VERSION);
+        assert_eq!(reply.status, libc::EPROTONOSUPPORT.unsigned_abs());
         assert!(control.is_none());
     }
     assert!(world.pids().is_empty());

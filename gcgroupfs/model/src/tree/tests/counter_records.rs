@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::lasting::kept;
 use super::*;
-use crate::tree::leave_behind;
+use crate::tree::add_to_ancestors;
 
 fn again(saved: &Saved) -> Saved {
     serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap()
@@ -33,7 +33,7 @@ fn counts_of_dead_process_stay_in_groups_and_root() {
     );
     let (mut root, mut groups) = kept(&world, &["a", "a/b"]);
     let dead = again(&world.tree.saved(id).unwrap());
-    leave_behind(&dead, |id, add| match id {
+    add_to_ancestors(&dead, |id, add| match id {
         Some(id) => add(groups.get_mut(&id).unwrap()),
         None => add(&mut root),
     });
@@ -56,7 +56,7 @@ fn process_that_never_returns_leaves_its_counts() {
     let after = World::new(1);
     after.tree.restore(root, groups);
     after.take_notices();
-    after.tree.bequeath((100, 7), &mut saved);
+    after.tree.pass_to_groups((100, 7), &mut saved);
     let notices = after.take_notices();
     let departed = Notice::Departed {
         pid: 100,
@@ -69,7 +69,7 @@ fn process_that_never_returns_leaves_its_counts() {
     );
     assert_eq!(launches(&after, "a"), "nr_launches 4");
     assert_eq!(launches(&after, "a/b/0"), "nr_launches 4");
-    after.tree.bequeath((100, 7), &mut saved);
+    after.tree.pass_to_groups((100, 7), &mut saved);
     assert_eq!(launches(&after, "a"), "nr_launches 4", "not counted twice");
     assert_eq!(launches(&after, ""), "nr_launches 4");
 }
@@ -130,7 +130,7 @@ fn root_keeps_counts_of_processes_in_no_group() {
     );
     let mut root = again(&world.tree.saved_root());
     let dead = again(&world.tree.saved(id).unwrap());
-    leave_behind(&dead, |place, add| {
+    add_to_ancestors(&dead, |place, add| {
         assert_eq!(place, None);
         add(&mut root);
     });

@@ -8,9 +8,9 @@ use gcgroup_abi::OTHER_DEVICE;
 use super::{PERIOD, Source};
 use gcgroupfs_model::tree::{ProcessId, Tree};
 
-/// Looks for new devices when asked, and when a process has a context on an unknown device.
+/// Searches for new devices when asked, and when a process has a context on an unknown device.
 #[derive(Debug, Default)]
-pub(super) struct Newcomers {
+pub(super) struct DeviceSearch {
     /// Number of requests at the time of the last search.
     asked: u64,
     /// Time of the last search, and the number of contexts that each process had on unknown devices then.
@@ -18,8 +18,8 @@ pub(super) struct Newcomers {
     elsewhere: HashMap<ProcessId, u32>,
 }
 
-impl Newcomers {
-    pub(super) fn look(&mut self, tree: &Tree, source: &mut impl Source) {
+impl DeviceSearch {
+    pub(super) fn run(&mut self, tree: &Tree, source: &mut impl Source) {
         let asked = tree.nr_devices_asked();
         if asked == self.asked && self.looked.is_some_and(|when| when.elapsed() < PERIOD) {
             return;

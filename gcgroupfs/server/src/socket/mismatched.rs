@@ -8,11 +8,11 @@ use crate::journal::Key;
 const MOST: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Strangers(HashSet<Key>);
+pub struct Mismatched(HashSet<Key>);
 
-impl Strangers {
+impl Mismatched {
     /// Adds a process and returns whether it was not in the set.
-    pub fn meets(&mut self, key: Key) -> bool {
+    pub fn insert(&mut self, key: Key) -> bool {
         if self.0.len() >= MOST {
             self.0.clear();
         }
@@ -27,15 +27,15 @@ mod tests {
     #[test]
     fn process_is_new_once_and_the_set_is_bounded() {
         let key = |pid| Key { pid, start_time: 5 };
-        let mut strangers = Strangers::default();
-        assert!(strangers.meets(key(1)) && !strangers.meets(key(1)));
-        assert!(strangers.meets(Key {
+        let mut mismatched = Mismatched::default();
+        assert!(mismatched.insert(key(1)) && !mismatched.insert(key(1)));
+        assert!(mismatched.insert(Key {
             pid: 1,
             start_time: 6
         }));
         for pid in 0..100_000 {
-            strangers.meets(key(pid));
+            mismatched.insert(key(pid));
         }
-        assert!(strangers.0.len() <= MOST);
+        assert!(mismatched.0.len() <= MOST);
     }
 }

@@ -10,7 +10,7 @@ use crate::journal::{Journal, Key};
 use gcgroupfs_model::tree::{Listener, Notice, Subject, Tree};
 
 #[derive(Debug)]
-pub struct Scribe {
+pub struct JournalListener {
     /// Weak, because the tree owns its listeners.
     tree: Weak<Tree>,
     journal: Arc<Journal>,
@@ -20,7 +20,7 @@ pub struct Scribe {
     writing: Mutex<()>,
 }
 
-impl Scribe {
+impl JournalListener {
     pub fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
         tree.keep_records();
         Self {
@@ -32,7 +32,7 @@ impl Scribe {
     }
 }
 
-impl Listener for Scribe {
+impl Listener for JournalListener {
     fn notice(&self, notice: &Notice) {
         self.notices(std::slice::from_ref(notice));
     }
@@ -84,7 +84,7 @@ mod tests {
 
     /// Simulates another writer and a killed daemon between each change and its record.
     struct Killer {
-        scribe: Arc<Scribe>,
+        listener: Arc<JournalListener>,
         directory: PathBuf,
         others: Mutex<Vec<Notice>>,
         left: Mutex<Vec<tempfile::TempDir>>,
@@ -109,7 +109,7 @@ mod tests {
             let others = std::mem::take(&mut *self.others.lock());
             for other in others {
                 self.kill();
-                self.scribe.notice(&other);
+                self.listener.notice(&other);
                 self.kill();
             }
         }
@@ -128,15 +128,15 @@ mod tests {
         let (journal, _) = Journal::open::<Saved>(directory.path(), |_| ()).unwrap();
         let (waker, _woken) = UnixStream::pair().unwrap();
         let world = World::new(1);
-        let scribe = Arc::new(Scribe::new(&world.tree, Arc::new(journal), waker));
+        let listener = Arc::new(JournalListener::new(&world.tree, Arc::new(journal), waker));
         let killer = Arc::new(Killer {
-            scribe: scribe.clone(),
+            listener: listener.clone(),
             directory: directory.path().to_owned(),
             others: Mutex::default(),
             left: Mutex::default(),
         });
         world.tree.listen(killer.clone());
-        world.tree.listen(scribe);
+        world.tree.listen(listener);
         let [a, b] = ["a/b", "c"].map(|path| world.group(path));
         let outer = world.group("a");
         let id = world.join(100);

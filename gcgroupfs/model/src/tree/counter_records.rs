@@ -64,7 +64,7 @@ impl Tree {
 
     /// Moves the counts of a program to its group and above. The process has ended without registering with
     /// this daemon, or executes another program.
-    pub fn bequeath(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
+    pub fn pass_to_groups(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
         let counts = saved.take_counts();
         if counts.is_empty() {
             return;
@@ -131,7 +131,7 @@ pub(super) fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, S
 
 /// Adds the counts of an ended process to the records of the groups that it was in and of the root (`None`),
 /// as stored in the journal.
-pub fn leave_behind(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dyn FnMut(&mut Saved))) {
+pub fn add_to_ancestors(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dyn FnMut(&mut Saved))) {
     let mut at = dead.group;
     while let Some(id) = at.take() {
         place(Some(id), &mut |above: &mut Saved| {
