@@ -95,7 +95,7 @@ fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
         Some(group) => {
             let whose = if group.delegate { ", its user's" } else { "" };
             writeln!(out, "  group {}{whose}", word(&group.path))?;
-            for line in group.given.lines() {
+            for line in group.settings.lines() {
                 writeln!(out, "    {line}")?;
             }
         }

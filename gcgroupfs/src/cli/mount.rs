@@ -169,12 +169,12 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found, host::this()));
-    let (journal, mut remembered) = if arguments.beside_killed {
+    let (journal, mut records) = if arguments.beside_killed {
         Journal::open_beside_killed(state_dir, socket::sift)?
     } else {
         Journal::open(state_dir, socket::sift)?
     };
-    socket::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
+    socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
     let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
@@ -185,7 +185,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         listener,
         tree: tree.clone(),
         journal: Arc::new(journal),
-        remembered,
+        records,
         grace_msec: grace,
         receiver: Box::new(receiver),
     })?;

@@ -18,7 +18,8 @@ pub const MAX_LENGTH: usize = 64;
 pub enum Tag {
     /// Hook to daemon, first packet, with the usage block's descriptor: [`Hello`].
     Hello = 1,
-    /// Daemon to hook, answer to `Hello`, with the control block's descriptor if accepted: [`RegistrationReply`].
+    /// Daemon to hook, answer to `Hello`, with the control block's descriptor if accepted:
+    /// [`RegistrationReply`].
     RegistrationReply = 2,
     /// Doorbell, no body. Daemon to hook: check the control block. Hook to daemon: check the usage block.
     Doorbell = 3,

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use gcgroup_abi::message::Malformed;
 use serde::Serialize;
 
-use super::begin::may_begin;
+use super::initial_group::may_begin;
 use crate::protocol::{Answer, Operation, Request};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
 
-pub use super::begin::Credentials;
+pub use super::initial_group::Credentials;
 
 /// Maximum number of files that a list request may name per directory.
 const MAX_FILES: usize = 64;

@@ -15,7 +15,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
 use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
-use super::enquiry::Applicant;
+use super::rule_queries::Registrant;
 use super::{Server, TEND, TICK, watch};
 use crate::block;
 use crate::journal::Key;
@@ -60,7 +60,7 @@ pub(super) enum Kind {
     /// A process that registers, while its usage block is received.
     Sender(Hello),
     /// A process that registers, while the rules are evaluated for it.
-    Applicant,
+    Registrant,
     /// The command line, with the text that it is reading.
     Client(Vec<u8>),
     /// A registered process.
@@ -294,7 +294,7 @@ impl Server {
         let Kind::Sender(hello) = connection.kind else {
             return;
         };
-        connection.kind = Kind::Applicant;
+        connection.kind = Kind::Registrant;
         watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
         if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
             self.refuse(number, errno);
@@ -315,34 +315,34 @@ impl Server {
             return Err(Errno::EPERM);
         }
         let is_known = self.registry.is_known(&peer);
-        let applicant = Applicant {
+        let registrant = Registrant {
             number,
             peer,
             hello: *hello,
             usage,
         };
-        if is_known || !self.enquiries.are_needed() {
-            return self.admit(applicant, &Verdict::default());
+        if is_known || !self.rule_queries.are_needed() {
+            return self.admit(registrant, &Verdict::default());
         }
-        self.enquiries.ask(applicant)
+        self.rule_queries.ask(registrant)
     }
 
     /// Continues a registration after its verdict.
-    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: nix::Result<Verdict>) {
-        let number = applicant.number;
-        if let Err(errno) = verdict.and_then(|verdict| self.admit(applicant, &verdict)) {
+    pub(super) fn admit_or_refuse(&mut self, registrant: Registrant, verdict: nix::Result<Verdict>) {
+        let number = registrant.number;
+        if let Err(errno) = verdict.and_then(|verdict| self.admit(registrant, &verdict)) {
             self.refuse(number, errno);
             self.hang_up(number);
         }
     }
 
-    fn admit(&mut self, applicant: Applicant, verdict: &Verdict) -> nix::Result<()> {
-        let number = applicant.number;
+    fn admit(&mut self, registrant: Registrant, verdict: &Verdict) -> nix::Result<()> {
+        let number = registrant.number;
         let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
         };
         let socket = connection.socket.clone();
-        let registered = self.registry.register(applicant, verdict, socket.clone())?;
+        let registered = self.registry.register(registrant, verdict, socket.clone())?;
         if let Some(superseded) = registered.superseded {
             self.forget(superseded);
         }

@@ -62,14 +62,14 @@ impl World {
             gid: 0,
         };
         let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
-        let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
-        restore(&tree, &journal, &mut remembered, false);
+        let (journal, mut records) = Journal::open(directory.path(), sift).unwrap();
+        restore(&tree, &journal, &mut records, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
         let mut server = Server::new(Options {
             listener,
             tree: tree.clone(),
             journal: Arc::new(journal),
-            remembered,
+            records,
             grace_msec: 5000,
             receiver: Box::new(receiver),
         })

@@ -4,8 +4,8 @@ use gcgroup_abi::message::GroupName;
 use nix::sys::eventfd::EventFd;
 
 use super::*;
-use crate::socket::enquiry::Applicant;
-use crate::socket::living::MAX_PER_SECOND;
+use crate::socket::live_processes::MAX_PER_SECOND;
+use crate::socket::rule_queries::Registrant;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_model::tree::Directory;
 use gcgroupfs_model::tree::fixture::new_group;
@@ -37,7 +37,7 @@ struct Executing<'w> {
 impl<'w> Executing<'w> {
     fn new(world: &'w World) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
+        let (journal, records) = Journal::open(state.path(), sift).unwrap();
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
         let registry = Registry::new(registry::Options {
             tree: world.tree.clone(),
@@ -45,7 +45,7 @@ impl<'w> Executing<'w> {
             epoll,
             journal: Arc::new(journal),
             grace_msec: 5000,
-            remembered,
+            records,
         });
         Self {
             world,
@@ -57,7 +57,7 @@ impl<'w> Executing<'w> {
     /// Registers the program that the process runs now, over the connection of that number; returns the
     /// process's number.
     fn register(&mut self, connection: u64) -> u64 {
-        let applicant = Applicant {
+        let registrant = Registrant {
             number: connection,
             peer: Peer {
                 pid: PID,
@@ -81,7 +81,7 @@ impl<'w> Executing<'w> {
             usage: sys::UsageMap::new(&good_usage_file()).unwrap(),
         };
         let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
-        let registered = self.registry.register(applicant, &Verdict::default(), socket);
+        let registered = self.registry.register(registrant, &Verdict::default(), socket);
         registered.unwrap().number
     }
 

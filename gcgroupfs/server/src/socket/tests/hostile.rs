@@ -1,9 +1,9 @@
 //! Invalid and hostile input, and what it must not cause.
 
 use super::*;
-use crate::socket::connections::MAX_VISITORS_PER_UID;
-use crate::socket::enquiry::Applicant;
-use crate::socket::living::MAX_PER_SECOND;
+use crate::socket::connections::MAX_UNREGISTERED_PER_UID;
+use crate::socket::live_processes::MAX_PER_SECOND;
+use crate::socket::rule_queries::Registrant;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_sys::UsageMap;
 use gcgroupfs_sys::process::Peer;
@@ -200,7 +200,7 @@ fn registrations_of_one_process_at_once_are_bounded() {
 #[test]
 fn one_user_cannot_take_all_connections() {
     let world = World::new();
-    let held: Vec<OwnedFd> = (0..MAX_VISITORS_PER_UID).map(|_| world.connect()).collect();
+    let held: Vec<OwnedFd> = (0..MAX_UNREGISTERED_PER_UID).map(|_| world.connect()).collect();
     let more = world.connect();
     assert_eq!(
         recv(more.as_raw_fd(), &mut [0; 8], MsgFlags::empty()),
@@ -242,14 +242,14 @@ fn one_user_cannot_take_all_directories() {
         epoll,
         journal: Arc::new(journal),
         grace_msec: 5000,
-        remembered: saved,
+        records: saved,
     });
     let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
     // Pids that no process has: kernel.pid_max is 2^22 at most.
     let mut next = 1 << 23;
     let mut register = |registry: &mut Registry, uid| {
         next += 1;
-        let applicant = Applicant {
+        let registrant = Registrant {
             number: u64::from(next),
             peer: Peer {
                 pid: next,
@@ -269,7 +269,7 @@ fn one_user_cannot_take_all_directories() {
             hello: Hello::PLAIN,
             usage: UsageMap::new(&good_usage_file()).unwrap(),
         };
-        let registered = registry.register(applicant, &Verdict::default(), socket.clone());
+        let registered = registry.register(registrant, &Verdict::default(), socket.clone());
         registered.map(|registered| registered.number)
     };
     let taken = (0..100_000)

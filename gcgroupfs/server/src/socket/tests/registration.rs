@@ -114,7 +114,7 @@ fn killed_process_leaves_no_directory() {
     let bells = Arc::new(Bells::default());
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let state = tempfile::tempdir().unwrap();
-    let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
+    let (journal, records) = Journal::open(state.path(), sift).unwrap();
     let journal = Arc::new(journal);
     let mut registry = Registry::new(registry::Options {
         tree: world.tree.clone(),
@@ -122,7 +122,7 @@ fn killed_process_leaves_no_directory() {
         epoll: epoll.clone(),
         journal,
         grace_msec: 0,
-        remembered,
+        records,
     });
     let peer = process::Peer {
         pid: child.id(),
@@ -135,13 +135,15 @@ fn killed_process_leaves_no_directory() {
     };
     let usage = crate::block::map_usage(&good_usage_file()).unwrap();
     let socket = Arc::new(new_socket(SockFlag::empty()).unwrap());
-    let applicant = enquiry::Applicant {
+    let registrant = rule_queries::Registrant {
         number: 9,
         peer,
         hello: Hello::PLAIN,
         usage,
     };
-    registry.register(applicant, &Verdict::default(), socket).unwrap();
+    registry
+        .register(registrant, &Verdict::default(), socket)
+        .unwrap();
     assert_eq!(world.pids(), [child.id()]);
 
     child.kill().unwrap();

@@ -15,16 +15,16 @@ use gcgroupfs_sys::process;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-pub struct Awaited {
+pub struct AwaitedMembers {
     tree: Arc<Tree>,
     groups: BTreeMap<Key, GroupId>,
     until: Instant,
 }
 
-impl Awaited {
+impl AwaitedMembers {
     /// Awaits the remembered processes that are in groups.
-    pub fn new(tree: Arc<Tree>, remembered: &BTreeMap<Key, Saved>) -> Self {
-        let groups = remembered
+    pub fn new(tree: Arc<Tree>, records: &BTreeMap<Key, Saved>) -> Self {
+        let groups = records
             .iter()
             .filter_map(|(key, saved)| Some((*key, saved.group?)));
         let groups: BTreeMap<_, _> = groups.collect();
@@ -51,7 +51,7 @@ impl Awaited {
     }
 
     /// Stops waiting for a process that has registered.
-    pub fn came(&mut self, key: Key) {
+    pub fn registered(&mut self, key: Key) {
         if let Some(group) = self.groups.remove(&key) {
             self.tree.member_told(group);
         }

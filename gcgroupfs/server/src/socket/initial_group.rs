@@ -84,7 +84,7 @@ impl Credentials {
 
 /// Facts about a process that registers for the first time.
 #[derive(Debug)]
-pub struct Beginner<'a> {
+pub struct GroupFacts<'a> {
     pub who: &'a Credentials,
     /// Group of the nearest governed ancestor.
     pub above: Option<GroupId>,
@@ -95,20 +95,20 @@ pub struct Beginner<'a> {
 
 /// Where a process begins.
 #[derive(Debug, Default)]
-pub struct Beginning {
+pub struct InitialGroup {
     /// `None` for the root.
     pub group: Option<GroupId>,
     /// Whether this is the group that the process asks for, or the one that a rule gives to processes that
     /// ask for it.
-    pub is_as_wished: bool,
+    pub is_as_requested: bool,
     /// Log messages: requests that were not fulfilled, and why.
     pub troubles: Vec<String>,
 }
 
 /// Finds the group in which a process begins, and creates it if it does not exist.
-pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
+pub fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
     let mut troubles = Vec::new();
-    let mut is_as_wished = false;
+    let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
         let (reached, done) = by_rule(tree, process.who, group);
@@ -119,14 +119,14 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
                 group.path
             ));
         } else {
-            is_as_wished = process.verdict.heeds_wish;
+            is_as_requested = process.verdict.heeds_wish;
         }
         reached
     });
     let mut group = process.above.or(ruled);
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
         match by_wish(tree, process.who, group, wish) {
-            Ok(wished) => (group, is_as_wished) = (Some(wished), true),
+            Ok(wished) => (group, is_as_requested) = (Some(wished), true),
             Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
         }
     }
@@ -134,9 +134,9 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
         // Removes groups that were created for the failed attempt.
         tree.reap_transient(group);
     }
-    Beginning {
+    InitialGroup {
         group,
-        is_as_wished,
+        is_as_requested,
         troubles,
     }
 }
@@ -161,7 +161,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
                 gid: owner.gid,
             },
             settings: if step.is_last {
-                group.given.settings()
+                group.settings.settings()
             } else {
                 Settings::default()
             },

@@ -26,9 +26,9 @@ const MAX_WAITING: usize = 4096;
 
 /// The rules in force.
 #[derive(Debug, Clone, Default)]
-pub struct Current(Arc<RwLock<Arc<Rules>>>);
+pub struct CurrentRules(Arc<RwLock<Arc<Rules>>>);
 
-impl Current {
+impl CurrentRules {
     /// Replaces the rules, for processes that register from now on.
     pub fn set(&self, rules: Rules) {
         *self.0.write() = Arc::new(rules);
@@ -41,7 +41,7 @@ impl Current {
 
 /// A process that registers, with all that is needed to do so.
 #[derive(Debug)]
-pub struct Applicant {
+pub struct Registrant {
     /// Number of its connection.
     pub number: u64,
     pub peer: Peer,
@@ -51,10 +51,10 @@ pub struct Applicant {
 
 /// The thread that evaluates the rules, and the channels to and from it.
 #[derive(Debug)]
-pub struct Enquiries {
-    rules: Current,
-    questions: Sender<Applicant>,
-    answers: Receiver<(Applicant, nix::Result<Verdict>)>,
+pub struct RuleQueries {
+    rules: CurrentRules,
+    questions: Sender<Registrant>,
+    answers: Receiver<(Registrant, nix::Result<Verdict>)>,
     waiting: Waiting,
 }
 
@@ -89,21 +89,21 @@ impl Waiting {
     }
 }
 
-impl Enquiries {
+impl RuleQueries {
     /// Starts the thread, which writes to `waker` when there is an answer.
     ///
     /// # Errors
     /// Out of threads.
     pub fn start(waker: UnixStream) -> io::Result<Self> {
-        let rules = Current::default();
+        let rules = CurrentRules::default();
         let (questions, asked) = channel();
         let (answer, answers) = channel();
         let current = rules.clone();
         thread::Builder::new().name("rules".to_owned()).spawn(move || {
             let mut names = Names::default();
-            for applicant in asked {
-                let verdict = judge(&current.get(), &applicant, &mut names);
-                if answer.send((applicant, verdict)).is_err() {
+            for registrant in asked {
+                let verdict = judge(&current.get(), &registrant, &mut names);
+                if answer.send((registrant, verdict)).is_err() {
                     return;
                 }
                 // If it is full, the loop has been woken already.
@@ -118,7 +118,7 @@ impl Enquiries {
         })
     }
 
-    pub fn rules(&self) -> Current {
+    pub fn rules(&self) -> CurrentRules {
         self.rules.clone()
     }
 
@@ -132,18 +132,18 @@ impl Enquiries {
     /// # Errors
     /// `EAGAIN` if the thread has ended, or if too many wait, including those whose connection has ended
     /// meanwhile.
-    pub fn ask(&mut self, applicant: Applicant) -> nix::Result<()> {
-        if !self.waiting.add(applicant.peer.uid) {
+    pub fn ask(&mut self, registrant: Registrant) -> nix::Result<()> {
+        if !self.waiting.add(registrant.peer.uid) {
             return Err(Errno::EAGAIN);
         }
-        self.questions.send(applicant).map_err(|_| Errno::EAGAIN)
+        self.questions.send(registrant).map_err(|_| Errno::EAGAIN)
     }
 
     /// Returns the next answer, if there is one.
-    pub fn answer(&mut self) -> Option<(Applicant, nix::Result<Verdict>)> {
-        let (applicant, verdict) = self.answers.try_recv().ok()?;
-        self.waiting.remove(applicant.peer.uid);
-        Some((applicant, verdict))
+    pub fn answer(&mut self) -> Option<(Registrant, nix::Result<Verdict>)> {
+        let (registrant, verdict) = self.answers.try_recv().ok()?;
+        self.waiting.remove(registrant.peer.uid);
+        Some((registrant, verdict))
     }
 }
 
@@ -151,8 +151,8 @@ impl Enquiries {
 ///
 /// # Errors
 /// The process has ended, or reading its /proc files blocks.
-fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> nix::Result<Verdict> {
-    let mut facts = facts::of_peer(&applicant.peer, applicant.hello.group.as_str())?;
+fn judge(rules: &Arc<Rules>, registrant: &Registrant, names: &mut Names) -> nix::Result<Verdict> {
+    let mut facts = facts::of_peer(&registrant.peer, registrant.hello.group.as_str())?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }

@@ -9,9 +9,9 @@ use crate::tree::{SETTINGS, Setting, Settings, Value};
 
 /// Settings for one directory, in the order of the table of settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Given(Vec<(&'static Setting, Value)>);
+pub struct RuleSettings(Vec<(&'static Setting, Value)>);
 
-impl Given {
+impl RuleSettings {
     /// Returns the settings as if root had written them.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::default();
@@ -34,37 +34,37 @@ impl Given {
     pub(super) fn with(&self, others: &Self) -> Self {
         let all = |setting: &&'static Setting| {
             let mut both = self.0.iter().chain(&others.0);
-            both.find(|(given, _)| given == setting).copied()
+            both.find(|(other, _)| other == setting).copied()
         };
         Self(SETTINGS.iter().filter_map(all).collect())
     }
 }
 
 /// Deserializes `memory.*`.
-pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<RuleSettings, D::Error> {
     section("memory.", from)
 }
 
 /// Deserializes `compute.*`.
-pub(super) fn compute<'de, D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+pub(super) fn compute<'de, D: Deserializer<'de>>(from: D) -> Result<RuleSettings, D::Error> {
     section("compute.", from)
 }
 
 /// Deserializes the settings whose names begin with `prefix`, by the rest of their names.
-fn section<'de, D: Deserializer<'de>>(prefix: &str, from: D) -> Result<Given, D::Error> {
-    let mut given = Given::default();
+fn section<'de, D: Deserializer<'de>>(prefix: &str, from: D) -> Result<RuleSettings, D::Error> {
+    let mut settings = RuleSettings::default();
     Section {
         prefix,
-        given: &mut given,
+        settings: &mut settings,
     }
     .deserialize(from)?;
-    Ok(given)
+    Ok(settings)
 }
 
 /// Table of settings whose names begin with `prefix`.
 struct Section<'a> {
     prefix: &'a str,
-    given: &'a mut Given,
+    settings: &'a mut RuleSettings,
 }
 
 impl<'de> DeserializeSeed<'de> for Section<'_> {
@@ -87,11 +87,11 @@ impl<'de> Visitor<'de> for Section<'_> {
             match SETTINGS.iter().find(|setting| setting.name == name) {
                 Some(setting) => {
                     let value = from.next_value_seed(Written(setting))?;
-                    self.given.0.push((setting, value));
+                    self.settings.0.push((setting, value));
                 }
                 None => from.next_value_seed(Section {
                     prefix: &format!("{name}."),
-                    given: self.given,
+                    settings: self.settings,
                 })?,
             }
         }

@@ -70,9 +70,9 @@ fn begins(
         ..Facts::default()
     };
     let verdict = rules.verdict(&facts);
-    let beginning = begin(
+    let beginning = find_initial_group(
         &world.tree,
-        &Beginner {
+        &GroupFacts {
             who: &who,
             above,
             verdict: &verdict,

@@ -1,4 +1,4 @@
-//! Living processes that are or were registered, by the server's numbers, and how their end is noticed.
+//! Live processes that are or were registered, by the server's numbers, and how their end is noticed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -23,11 +23,11 @@ use gcgroupfs_sys::process;
 pub const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]
-pub struct Living {
+pub struct LiveProcesses {
     /// Reports the end of each process.
     epoll: Arc<Epoll>,
     /// Boxed, because the map may allocate twice the room it needs.
-    processes: HashMap<u64, Box<Known>>,
+    processes: HashMap<u64, Box<LiveProcess>>,
     /// Sorted, so that all entries of a pid are adjacent.
     numbers: BTreeMap<Key, u64>,
     room: Processes,
@@ -35,7 +35,7 @@ pub struct Living {
 
 /// One process.
 #[derive(Debug)]
-pub struct Known {
+pub struct LiveProcess {
     pub key: Key,
     uid: u32,
     pidfd: OwnedFd,
@@ -57,7 +57,7 @@ pub struct Registration {
     pub image: Option<(u64, u64)>,
 }
 
-impl Living {
+impl LiveProcesses {
     pub fn new(epoll: Arc<Epoll>) -> Self {
         Self {
             epoll,
@@ -67,22 +67,22 @@ impl Living {
         }
     }
 
-    pub fn get_mut(&mut self, number: u64) -> Option<&mut Known> {
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut LiveProcess> {
         self.processes.get_mut(&number).map(AsMut::as_mut)
     }
 
-    pub fn find(&self, key: Key) -> Option<&Known> {
+    pub fn find(&self, key: Key) -> Option<&LiveProcess> {
         let number = self.numbers.get(&key)?;
         self.processes.get(number).map(AsRef::as_ref)
     }
 
     /// Returns the living process with this pid, for use when its start time cannot be read.
-    pub fn find_pid(&self, pid: u32) -> Option<&Known> {
+    pub fn find_pid(&self, pid: u32) -> Option<&LiveProcess> {
         self.processes.get(&self.number_of(pid)?).map(AsRef::as_ref)
     }
 
     /// Returns a mutable reference to the process that [`find_pid`](Self::find_pid) returns.
-    pub fn find_pid_mut(&mut self, pid: u32) -> Option<&mut Known> {
+    pub fn find_pid_mut(&mut self, pid: u32) -> Option<&mut LiveProcess> {
         self.get_mut(self.number_of(pid)?)
     }
 
@@ -103,7 +103,7 @@ impl Living {
 
     /// Returns the registered processes whose connection is lost; they may have executed another program.
     pub fn lost(&self) -> Vec<u64> {
-        let is_lost = |known: &Known| {
+        let is_lost = |known: &LiveProcess| {
             let registration = known.registration.as_ref();
             registration.is_some_and(|registration| registration.connection.is_none())
         };
@@ -113,7 +113,7 @@ impl Living {
 
     /// Returns the process's number: its existing one, or `number` for a new process, whose end is watched
     /// from then on.
-    pub fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
+    pub fn add(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
         if let Some(number) = self.numbers.get(&key) {
             if let Some(known) = self.processes.get_mut(number) {
                 self.room.remove(known.uid);
@@ -127,7 +127,7 @@ impl Living {
             EpollEvent::new(EpollFlags::EPOLLIN, Token::Process(number).into()),
         )?;
         self.numbers.insert(key, number);
-        let known = Known {
+        let known = LiveProcess {
             key,
             uid,
             pidfd,
@@ -154,7 +154,7 @@ impl Living {
         if !process::is_alive(key.pid, key.start_time) {
             return Err(Errno::ESRCH);
         }
-        self.know(number, key, owner.uid(), pidfd).map(drop)
+        self.add(number, key, owner.uid(), pidfd).map(drop)
     }
 
     /// Removes a process that has ended and returns its key.
@@ -170,7 +170,7 @@ impl Living {
     }
 }
 
-impl Known {
+impl LiveProcess {
     pub fn uid(&self) -> u32 {
         self.uid
     }

@@ -10,12 +10,12 @@ use gcgroupfs_model::tree::{Saved, Tree};
 use gcgroupfs_sys::process;
 
 #[derive(Debug)]
-pub struct Remembered {
+pub struct Unregistered {
     tree: Arc<Tree>,
     processes: BTreeMap<Key, Saved>,
 }
 
-impl Remembered {
+impl Unregistered {
     pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
         for group in processes.values().filter_map(|saved| saved.group) {
             // A group that does not exist can be neither held nor released.
@@ -73,7 +73,7 @@ impl Remembered {
 
     /// Handles the registration of a process. If it executes another program than when its counts were
     /// recorded, that program has ended, and its counts are added to its groups and the root.
-    pub fn comes_as(&mut self, key: Key, image: Option<(u64, u64)>) {
+    pub fn settle_counts(&mut self, key: Key, image: Option<(u64, u64)>) {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
         {
