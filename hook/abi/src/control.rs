@@ -188,7 +188,7 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `swap_answer`.
     pub swap_recalled: AtomicU32,
-    /// Counts the requests to free pool memory (`swap_supply`), because other processes have no room for
+    /// Counts the requests to free pool memory (`swap_pool`), because other processes have no room for
     /// theirs.
     ///
     /// Ordering: `Relaxed` (daemon adds, hook compares), a count that no other data depends on.

@@ -37,10 +37,10 @@ bytes!(c_uint, usize, u64);
 /// Handles `cuMemGetInfo`.
 pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get()
-        && let Some(bound) = process.program.bind()
+    if let Some(hook) = hook::get()
+        && let Some(bound) = hook.program.bind()
     {
-        let visible = Visible::on(process, bound.index());
+        let visible = Visible::on(hook, bound.index());
         rewrite_sizes(visible, free, total);
     }
     Ok(())
@@ -49,9 +49,9 @@ pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUr
 /// Handles `cuDeviceTotalMem`.
 pub(crate) fn total<B: Bytes>(total: *mut B, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
-        let index = process.session.devices.learn(process.session.control(), local);
-        rewrite_sizes(Visible::on(process, index), null_mut(), total);
+    if let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) {
+        let index = hook.session.devices.learn(hook.session.control(), local);
+        rewrite_sizes(Visible::on(hook, index), null_mut(), total);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 
-use crate::hook::Process;
+use crate::hook::Hook;
 use crate::memory::room::Room;
 
 /// Bytes of a device's memory.
@@ -29,18 +29,18 @@ pub(crate) struct Visible {
 
 impl Visible {
     /// Returns what the program is shown of the device in slot `index`.
-    pub(crate) fn on(process: &Process, index: usize) -> Self {
-        let (usage, control) = (process.session.usage(), process.session.control());
+    pub(crate) fn on(hook: &Hook, index: usize) -> Self {
+        let (usage, control) = (hook.session.usage(), hook.session.control());
         let of_device = control.devices.get(index);
         let overhead = of_device.map_or(0, |device| device.memory_overhead.load(Relaxed));
         let visible = of_device.map_or(VISIBLE_LIMIT, |device| device.memory_visible.load(Relaxed));
         let (swapped, swap_room) = match visible {
             VISIBLE_LIMIT => (0, 0),
-            _ => process.swap.visible(index),
+            _ => hook.swap.visible(index),
         };
         let current = usage.memory_current(index).saturating_add(overhead);
         Self {
-            room: Room::on(process.memory, index),
+            room: Room::on(hook.memory, index),
             bytes: Some(visible).filter(|bytes| ![VISIBLE_LIMIT, VISIBLE_SWAP].contains(bytes)),
             held: current.saturating_add(swapped),
             swapped,

@@ -56,7 +56,7 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
               is what the driver holds for contexts and modules, measured), swapped (bytes in host memory), \
-              swap_supply (host memory made for a coming move, or left by one within the last second, in addition to \
+              swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
               swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",
     },
 ];
@@ -71,7 +71,7 @@ fn stat(view: &View<'_>) -> Result<String> {
     let numbers = kinds.chain([
         ("context", sums.overhead),
         ("swapped", sums.swap.current),
-        ("swap_supply", sums.swap.supply),
+        ("swap_pool", sums.swap.pool),
         ("pinned_unswappable", sums.unswappable()),
     ]);
     let counters = Swapped::COUNTERS.iter().chain(Sums::COUNTERS);

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 
+use super::counter_records::Written;
 use super::events::Events;
 use super::inherited::Inherited;
-use super::legacy::Written;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;

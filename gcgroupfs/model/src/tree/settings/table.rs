@@ -32,7 +32,7 @@ pub struct Setting {
     /// Whether rules may set it.
     pub for_rules: bool,
     /// How a program asks for it at its start.
-    pub wish: Option<Wish>,
+    pub run_option: Option<RunOption>,
     /// The value that the control file shows; `None`: the value set here.
     pub shown: Option<fn(&View<'_>) -> Result<Value>>,
     /// Checks a value before it is set.
@@ -48,9 +48,9 @@ pub struct Setting {
 
 /// How a program asks for a setting at its start.
 #[derive(Debug)]
-pub struct Wish {
+pub struct RunOption {
     /// Option of `gcgroupfs run`, without its dashes.
-    pub option: &'static str,
+    pub name: &'static str,
     /// Environment variable that the hook reads.
     pub variable: &'static str,
     /// Value of the option if it is given without one; `None`: it must have one.
@@ -72,7 +72,7 @@ impl Setting {
         refusal: "",
         inherits: false,
         for_rules: true,
-        wish: None,
+        run_option: None,
         shown: None,
         check: None,
         written: None,
@@ -105,8 +105,8 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
     name: "memory.limit",
     key: "memory_limit",
     refusal: "the memory limit can only be lowered",
-    wish: Some(Wish {
-        option: "memory-limit",
+    run_option: Some(RunOption {
+        name: "memory-limit",
         variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
         help: "Limit of device memory in bytes, as 8G, or max",
@@ -125,8 +125,8 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     key: "memory_swap_max",
     process_default: Some(Value::Number(0)),
     refusal: "memory.swap.max can only be lowered",
-    wish: Some(Wish {
-        option: "swap",
+    run_option: Some(RunOption {
+        name: "swap",
         variable: GCGROUP_SWAP.name,
         bare: Some("max"),
         help: "Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max",
@@ -173,8 +173,8 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     tighter: Tighter::Higher,
     refusal: "the priority number can only be raised",
     inherits: true,
-    wish: Some(Wish {
-        option: "priority",
+    run_option: Some(RunOption {
+        name: "priority",
         variable: GCGROUP_PRIORITY.name,
         bare: None,
         help: "Priority, 0 to 15; a lower number is a higher priority",
@@ -215,8 +215,8 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     tighter: Tighter::Higher,
     refusal: "root froze it",
     for_rules: false,
-    wish: Some(Wish {
-        option: "freeze",
+    run_option: Some(RunOption {
+        name: "freeze",
         variable: GCGROUP_FREEZE.name,
         bare: Some("1"),
         help: "Start frozen",
@@ -241,8 +241,8 @@ pub const SAMPLE: &Setting = &Setting {
     },
     default: Value::Number(5),
     refusal: "the sample can only be lowered",
-    wish: Some(Wish {
-        option: "sample",
+    run_option: Some(RunOption {
+        name: "sample",
         variable: "SAMPLE",
         bare: None,
         help: "A number for tests",
