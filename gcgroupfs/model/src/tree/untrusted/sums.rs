@@ -48,6 +48,8 @@ impl Untrusted<'_> {
             charged: self.charged(slot, total),
             nr_alloc: allocations.nr_alloc.min(most.calls).min(MOST),
             nr_free: allocations.nr_free.min(most.calls).min(MOST),
+            contexts: at_most(&usage.context_charged, total),
+            contexts_estimated: at_most(&usage.context_estimated, total),
             swap: held(usage, total, devices.host.memory),
             ..Sums::default()
         };
