@@ -21,7 +21,7 @@ impl ContextKind {
     pub const fn asked(kind: Option<Self>) -> u32 {
         match kind {
             Some(kind) => kind as u32,
-            None => Self::COUNT as u32,
+            None => SEVERAL,
         }
     }
 
@@ -37,6 +37,7 @@ impl ContextKind {
     }
 }
 
+const SEVERAL: u32 = u32::MAX >> 1;
 const REFUSED: u32 = 1 << 31;
 
 /// Answer in `context_missing`: the daemon cannot measure the process on this device.

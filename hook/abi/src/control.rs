@@ -190,8 +190,8 @@ pub struct ControlDevice {
     /// The last `context_request` of the usage block that has been answered; its thread waits on it with
     /// `FUTEX_WAIT`.
     ///
-    /// Ordering: the daemon stores `Release` after `context_missing`; the hook loads `Acquire`: it is at least
-    /// as new as the answer.
+    /// Ordering: the daemon stores `Release` after `context_missing`; the hook loads `Acquire`: it is at
+    /// least as new as the answer.
     pub context_answer: AtomicU32,
     reserved_context: AtomicU32,
     reserved_groups: [AtomicU64; 5],

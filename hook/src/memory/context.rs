@@ -30,7 +30,7 @@ const RECHECK: Duration = Duration::from_millis(20);
 /// Most measurements of one context, if other threads allocate on the device during each.
 const MOST_TRIES: usize = 20;
 
-/// What is charged for a context.
+/// Charge of a context.
 #[derive(Debug, Clone, Copy)]
 struct Charged {
     /// Number of the context.

@@ -26,7 +26,7 @@ pub(super) struct Sizes {
     kinds: [u64; ContextKind::COUNT],
 }
 
-/// What is known of contexts.
+/// Sizes of all users' contexts.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     /// Latest first.

@@ -80,9 +80,9 @@ impl Ledger {
         self.contexts
     }
 
-    /// Returns the bytes of contexts and of what else is beyond the allocations, of `held` bytes in all and at
-    /// most as many. No interface reports how much managed memory is on the device, so the `known` result is
-    /// kept as long as it is possible.
+    /// Returns the bytes of contexts and of what else is beyond the allocations, of `held` bytes in all and
+    /// at most as many. No interface reports how much managed memory is on the device, so the `known` result
+    /// is kept as long as it is possible.
     pub fn overhead(&self, held: u64, known: u64) -> u64 {
         let charged = self.charged - self.contexts;
         let least = held.saturating_sub(charged);
