@@ -41,6 +41,8 @@ counters! {
             as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
         nr_oom = device.nr_oom, process.nr_oom, most calls
             as "memory.events" "oom" "allocations refused because of the limit";
+        nr_group_max = device.nr_group_max, most calls
+            as "memory.events" "group_max" "allocations of processes that a limit of a group above them refused";
         /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
         nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage, or that contexts and modules \
             grew beyond one";

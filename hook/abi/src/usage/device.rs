@@ -255,7 +255,11 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): only shown.
     pub context_estimated: AtomicU64,
-    reserved_grants: [AtomicU64; 2],
+    /// Allocations refused because of the limit of a group above (`memory.events`: group_max).
+    ///
+    /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
+    pub nr_group_max: AtomicU64,
+    reserved_grants: AtomicU64,
 }
 
 impl UsageDevice {
@@ -307,4 +311,5 @@ const _: () = {
     assert!(offset_of!(UsageDevice, pressure_size) == 472);
     assert!(offset_of!(UsageDevice, context_charged) == 480);
     assert!(offset_of!(UsageDevice, context_estimated) == 488);
+    assert!(offset_of!(UsageDevice, nr_group_max) == 496);
 };
