@@ -13,17 +13,17 @@ use crate::shared::device::LocalDevice;
 
 /// Handles `cuCtxCreate` and its variants: the context is current afterwards.
 pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
-    let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
         return slots::switch(next);
     };
-    process.session.devices.learn(process.session.control(), local);
-    let turn = process.memory.make_context(local);
+    hook.session.devices.learn(hook.session.control(), local);
+    let turn = hook.memory.make_context(local);
     let charge = turn.charge(&[ContextKind::Created])?;
     slots::switch(next)?;
     let Some(handle) = written(made) else {
         return Ok(());
     };
-    let context = process.program.contexts.known(process.session, handle, local);
+    let context = hook.program.contexts.known(hook.session, handle, local);
     charge.settle(context.id()).inspect_err(|_| {
         let _ = streams::leave(Some(context), &|| driver::cuCtxDestroy_v2(handle), || true);
         answer(made, CUcontext::NULL);
@@ -32,17 +32,17 @@ pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> 
 
 /// Handles `cuDevicePrimaryCtxRetain`: the first one makes the context.
 pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
-    let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
         return next();
     };
-    process.session.devices.learn(process.session.control(), local);
-    let enter = || written(made).map(|handle| streams::enter_primary(process, handle, local));
+    hook.session.devices.learn(hook.session.control(), local);
+    let enter = || written(made).map(|handle| streams::enter_primary(hook, handle, local));
     if streams::is_active(device) {
         next()?;
         enter();
         return Ok(());
     }
-    let turn = process.memory.make_context(local);
+    let turn = hook.memory.make_context(local);
     // Another thread may have made it meanwhile.
     let kinds: &[_] = if streams::is_active(device) {
         &[]

@@ -12,17 +12,17 @@ use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{answer, written};
-use crate::hook::{self, Process};
+use crate::hook::{self, Hook};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {
-    let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
         return next();
     };
-    process.session.devices.learn(process.session.control(), local);
-    let turn = process.memory.make_context(local);
+    hook.session.devices.learn(hook.session.control(), local);
+    let turn = hook.memory.make_context(local);
     let has_primary = streams::is_active(device);
     let kinds = [ContextKind::Green, ContextKind::Primary];
     let charge = turn.charge(if has_primary { &kinds[..1] } else { &kinds })?;
@@ -30,7 +30,7 @@ pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) ->
     let Some(green) = written(made) else {
         return Ok(());
     };
-    let Some(part) = enter(process, green, local) else {
+    let Some(part) = enter(hook, green, local) else {
         return Ok(());
     };
     // The primary context usually takes more, and may outlive the green one.
@@ -42,16 +42,16 @@ pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) ->
 }
 
 /// Adds a new green context and returns the context that stands for it in calls.
-fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) -> Option<Arc<Context>> {
+fn enter(hook: &Hook, made: CUgreenCtx, local: LocalDevice) -> Option<Arc<Context>> {
     let mut handle = CUcontext::NULL;
     driver::cuCtxFromGreenCtx(&mut handle, made).ok()?;
-    let base = primary(process, local)?;
-    process.program.contexts.enter_part(handle, &base, made);
-    process.program.contexts.green(made)
+    let base = primary(hook, local)?;
+    hook.program.contexts.enter_part(handle, &base, made);
+    hook.program.contexts.green(made)
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.
-fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
+fn primary(hook: &Hook, local: LocalDevice) -> Option<Arc<Context>> {
     if let Some(known) = streams::primary(local.device()) {
         return Some(known);
     }
@@ -59,23 +59,22 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
     driver::cuDevicePrimaryCtxRetain(&mut handle, local.device()).ok()?;
     // The green context still holds it, so this release does not destroy it.
     let _ = driver::cuDevicePrimaryCtxRelease_v2(local.device());
-    Some(streams::enter_primary(process, handle, local))
+    Some(streams::enter_primary(hook, handle, local))
 }
 
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
-    let Some((process, part)) =
-        hook::get().and_then(|process| Some((process, process.program.contexts.green(green)?)))
+    let Some((hook, part)) = hook::get().and_then(|hook| Some((hook, hook.program.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };
-    part.leave_marks();
+    part.leave_markers();
     let device = part.local.device();
     let destroy = || {
         part.leave();
         let result = next();
         if matches!(result, Ok(()) | Err(CUerror::CONTEXT_IS_DESTROYED)) {
-            streams::remove(process, &part);
+            streams::remove(hook, &part);
         } else {
             part.stay();
         }

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::charge::Charge;
 use super::grant::reaches;
-use super::levels::{Sums, Unsettled, limit_on};
+use super::page_counter::{Sums, Unsettled, limit_on};
 use super::{ABSURD, Memory};
 use crate::driver::cuda::CUerror;
 use crate::driver::exit;
@@ -190,7 +190,8 @@ impl Memory {
                 charged.bytes.wrapping_neg(),
                 estimated.wrapping_neg(),
             );
-            self.levels.uncharge(self.usage(), charged.index, charged.bytes);
+            self.page_counter
+                .uncharge(self.usage(), charged.index, charged.bytes);
         }
     }
 
@@ -202,8 +203,13 @@ impl Memory {
                 let estimated = if charged.is_estimated { charged.bytes } else { 0 };
                 let less = [charged.bytes, estimated].map(u64::wrapping_neg);
                 self.show_context(charged.index, less[0], less[1]);
-                self.levels
-                    .transfer_bytes(self.usage(), self.control(), charged.index, index, charged.bytes);
+                self.page_counter.transfer_bytes(
+                    self.usage(),
+                    self.control(),
+                    charged.index,
+                    index,
+                    charged.bytes,
+                );
                 self.show_context(index, charged.bytes, estimated);
                 charged.index = index;
             }
@@ -244,7 +250,7 @@ impl Memory {
             Err(_) => {
                 let excess = missing.unsigned_abs().min(charged.bytes);
                 self.show_context(charged.index, excess.wrapping_neg(), 0);
-                self.levels.uncharge(self.usage(), charged.index, excess);
+                self.page_counter.uncharge(self.usage(), charged.index, excess);
                 charged.bytes -= excess;
             }
         }
