@@ -291,7 +291,12 @@ pub struct Control {
     /// `Acquire` of `magic` pairs with.
     pub measures_contexts: AtomicU32,
     reserved_word: AtomicU32,
-    reserved: [AtomicU64; 21],
+    reserved: [AtomicU64; 20],
+    /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with. The hook reads it when it registers.
+    pub enables_swap: AtomicU64,
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -364,5 +369,6 @@ const _: () = {
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
     assert!(offset_of!(Control, measures_contexts) == 80);
+    assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };
