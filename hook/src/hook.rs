@@ -287,7 +287,7 @@ impl Duties for &'static Hook {
     /// Registers with the daemon and takes its control block.
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         let connection = self.session.register(patience)?;
-        self.memory.grants.begin_again();
+        self.memory.begin_again();
         if self.session.enables_swap() {
             self.swap.enable();
         }

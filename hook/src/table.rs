@@ -11,7 +11,7 @@ in_hook! {
     use gcgroup_abi::Kind;
 
     use crate::calls::vmm::Bound;
-    use crate::calls::{array, capture, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
+    use crate::calls::{array, capture, context, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
     use crate::driver::cuda::*;
     use crate::driver;
     use crate::driver::nvml::*;
@@ -36,23 +36,23 @@ hooks! {
 
     group Tracked "contexts: the thread's current device, and what is freed with them";
 
-    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
-    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
+    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| context::create(context, device, next);
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| context::create(context, device, next);
     fn cuCtxCreate_v3(
        context: *mut CUcontext, params_array: *mut CUexecAffinityParam, num_params: c_int, flags: c_uint,
         device: CUdevice,
-    ) @11040 => |next| slots::switch(next);
+    ) @11040 => |next| context::create(context, device, next);
     fn cuCtxCreate_v4(
        context: *mut CUcontext, ctx_create_params: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
-    ) @12050 => |next| slots::switch(next);
-    fn cuGLCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
-    fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
+    ) @12050 => |next| context::create(context, device, next);
+    fn cuGLCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| context::create(context, device, next);
+    fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| context::create(context, device, next);
     fn cuVDPAUCtxCreate(
         context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
-    ) @3010 => |next| slots::switch(next);
+    ) @3010 => |next| context::create(context, device, next);
     fn cuVDPAUCtxCreate_v2(
         context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
-    ) @3020 => |next| slots::switch(next);
+    ) @3020 => |next| context::create(context, device, next);
     fn cuCtxDestroy(context: CUcontext) @2000 => |next| streams::destroy_context(context, next);
     fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| streams::destroy_context(context, next);
     fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| streams::attach(context, next);
@@ -62,7 +62,7 @@ hooks! {
     fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| slots::switch(next);
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| slots::switch(next);
     fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| slots::switch(next);
-    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| streams::retain_primary(context, device, next);
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| context::retain_primary(context, device, next);
     fn cuDevicePrimaryCtxRelease(device: CUdevice) @7000 => |next| streams::release_primary(device, next);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) @11000 => |next| streams::release_primary(device, next);
     fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| streams::reset_primary(device, next);

@@ -265,6 +265,28 @@ fn context_memory_counts_against_limit_over_restart() {
 }
 
 #[test]
+fn refusal_by_a_group_counts_in_the_process() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", "10M");
+    let mut shell = member(&mount, "team");
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(alloc(&mut shell, 11 * MIB), OUT_OF_MEMORY);
+    assert_eq!(shell.ask(&format!("alloc async {}", 33 * MIB)), OUT_OF_MEMORY);
+    for dir in [dir.clone(), dir.gpu(0)] {
+        let [own, by_group] = ["oom", "group_max"].map(|key| dir.key("memory.events", key));
+        assert_eq!((own, by_group), (0, 2));
+    }
+    dir.write("memory.limit", "5M");
+    assert_eq!(alloc(&mut shell, 6 * MIB), OUT_OF_MEMORY);
+    let [own, by_group] = ["oom", "group_max"].map(|key| dir.key("memory.events", key));
+    assert_eq!((own, by_group), (1, 2), "the process's own limit refused it");
+    shell.quit();
+    wait_until("the process has left", || !dir.exists());
+    assert!(mount.read("", "exited").contains(" oom=1 group_max=2 "));
+}
+
+#[test]
 fn nvml_shows_a_member_its_groups_limit() {
     let mount = Mount::new();
     mkdir(&mount, "team");

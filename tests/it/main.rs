@@ -25,6 +25,8 @@ mod containers;
 #[cfg(test)]
 mod contended;
 #[cfg(test)]
+mod context_charge;
+#[cfg(test)]
 mod coverage;
 #[cfg(test)]
 mod deadlock;

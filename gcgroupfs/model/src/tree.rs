@@ -9,6 +9,7 @@ mod access;
 mod arbitration;
 mod change;
 mod claims;
+mod contexts;
 mod counter_records;
 mod counters;
 mod devices;
@@ -62,6 +63,7 @@ use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
+pub use contexts::{ContextRequest, Measured};
 pub use counter_records::add_to_ancestors;
 pub use counters::Counter;
 pub use devices::Host;
@@ -139,6 +141,7 @@ pub struct State {
     ungoverned: BTreeMap<(u32, u64), GroupId>,
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
+    contexts: contexts::Contexts,
     /// Number of existing groups that each user has created.
     nr_made: HashMap<u32, usize>,
     /// Policy in force until `compute.policy` is written.
@@ -179,6 +182,7 @@ impl Tree {
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
+            contexts: contexts::Contexts::default(),
             nr_made: HashMap::new(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),
@@ -212,6 +216,7 @@ impl Tree {
         let now = (state.devices.host.uptime)();
         state.answer_claim(id, now, &mut notices);
         state.note_pressure(id);
+        state.note_contexts(id, &mut notices);
         drop(state);
         notices.push(Notice::Rung(id));
         self.tell(&notices);
@@ -250,20 +255,15 @@ impl Tree {
     }
 
     /// Stores the number of bytes that the process holds on a device beyond its own ledger, according to the
-    /// driver.
+    /// driver. Counts an excess over a limit that this causes.
     pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
+        let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let State {
-            processes, devices, ..
-        } = &mut *state;
-        if let (Some(process), true) = (processes.get_mut(&id), device < devices.len()) {
-            // The shown peak is the ledger's peak plus the present overhead; it must not fall below what it
-            // was with the earlier overhead.
-            process.keep_peaks(device, devices);
-            enforce::store_overhead(process, device, bytes);
-            state.grants.set_overhead(id, device, bytes);
-            state.observe(id);
+        if device < state.devices.len() {
+            state.grow_overhead(id, device, bytes, &mut notices);
         }
+        drop(state);
+        self.tell(&notices);
     }
 
     /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has

@@ -32,6 +32,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Time between looks at a device while a process waits for room there.
 const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
+/// Time between two looks at a device for new contexts.
+const CONTEXT_PAUSE: Duration = Duration::from_millis(5);
+
 /// Bytes by pid (as the daemon sees pids) on one device; `None` for a process whose bytes are not known.
 type Held = HashMap<u32, Option<u64>>;
 
@@ -69,64 +72,97 @@ pub trait Source: Send {
 /// The thread cannot be started.
 pub fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<()> {
     let (sender, receiver) = sync_channel(1);
-    tree.listen(Arc::new(Ear(sender)));
+    let (asker, asked) = sync_channel(1);
+    tree.listen(Arc::new(Ear {
+        woken: sender,
+        asked: asker,
+    }));
+    tree.measure_contexts();
     thread::Builder::new()
         .name("overhead".to_owned())
-        .spawn(move || run(&tree, &mut source, &receiver))?;
+        .spawn(move || {
+            let ears = Ears {
+                woken: receiver,
+                asked,
+            };
+            run(&tree, &mut source, &ears);
+        })?;
     Ok(())
 }
 
 /// Wakes the thread when there may be something new to measure: a new context, a process that registered with
 /// contexts, or a reader that asked for an audit.
 #[derive(Debug)]
-struct Ear(SyncSender<()>);
+struct Ear {
+    woken: SyncSender<()>,
+    /// Sent to if a process waits for the measurement of a context; so is `woken`.
+    asked: SyncSender<()>,
+}
+
+/// The receiving ends of [`Ear`]. The other ends last as long as the tree.
+#[derive(Debug)]
+struct Ears {
+    woken: Receiver<()>,
+    asked: Receiver<()>,
+}
 
 impl Listener for Ear {
     fn notice(&self, notice: &Notice) {
         if matches!(
             notice,
-            Notice::Joined { .. } | Notice::Rung(_) | Notice::AuditAsked | Notice::DevicesAsked
+            Notice::Joined { .. }
+                | Notice::Rung(_)
+                | Notice::AuditAsked
+                | Notice::DevicesAsked
+                | Notice::ContextMade
         ) {
             // Full: the thread is about to look anyway.
-            let _ = self.0.try_send(());
+            let _ = self.woken.try_send(());
+        }
+        if matches!(notice, Notice::ContextMade) {
+            let _ = self.asked.try_send(());
         }
     }
 }
 
-fn run(tree: &Tree, source: &mut impl Source, woken: &Receiver<()>) {
+fn run(tree: &Tree, source: &mut impl Source, ears: &Ears) {
     let mut samples = Samples::default();
     let mut search = DeviceSearch::default();
     loop {
         search.run(tree, source);
         let next = samples.take(tree, source);
-        if rest(tree, source) {
+        if rest(tree, source, &ears.asked) {
             continue;
         }
-        // The other end lasts as long as the tree.
         match next {
             None => {
-                let _ = woken.recv();
+                let _ = ears.woken.recv();
             }
             Some(next) => {
-                let _ = woken.recv_timeout(next);
+                let _ = ears.woken.recv_timeout(next);
             }
         }
+        samples::measure_contexts(tree, source);
         relieve(tree, source);
     }
 }
 
-/// Waits [`PAUSE`], or up to [`PERIOD`] while processes wait for room on a device. Returns whether one still
-/// waits.
-fn rest(tree: &Tree, source: &impl Source) -> bool {
+/// Waits [`PAUSE`], or up to [`PERIOD`] while processes wait for room on a device, and measures new contexts
+/// meanwhile. Returns whether a process still waits for room.
+fn rest(tree: &Tree, source: &impl Source, asked: &Receiver<()>) -> bool {
     let began = Instant::now();
-    while relieve(tree, source) {
-        if began.elapsed() >= PERIOD {
-            return true;
+    loop {
+        let is_pressed = relieve(tree, source);
+        let left = if is_pressed { PERIOD } else { PAUSE }.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            return is_pressed;
         }
-        thread::sleep(PRESSED_PAUSE);
+        let pause = if is_pressed { left.min(PRESSED_PAUSE) } else { left };
+        if asked.recv_timeout(pause).is_ok() {
+            samples::measure_contexts(tree, source);
+            thread::sleep(CONTEXT_PAUSE);
+        }
     }
-    thread::sleep(PAUSE.saturating_sub(began.elapsed()));
-    false
 }
 
 /// Serves the requests for room by what the devices report now. Returns whether there were any.

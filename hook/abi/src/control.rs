@@ -4,7 +4,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Or
 #[cfg(not(loom))]
 use core::mem::{offset_of, size_of};
 
-use crate::{MAGIC, MAX_DEVICES, VERSION};
+use crate::{ContextKind, MAGIC, MAX_DEVICES, VERSION};
 
 /// State of a gate: what a submission does there. In state 0 a submission passes without reading anything
 /// else.
@@ -193,7 +193,23 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed` (daemon adds, hook compares), a count that no other data depends on.
     pub swap_recall: AtomicU32,
-    reserved_groups: [AtomicU64; 10],
+    /// Bytes that a new context is expected to take, by [`ContextKind`]; 0: unknown.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub context_estimate: [AtomicU64; ContextKind::COUNT],
+    /// Bytes that contexts take beyond what is charged for them, a signed number;
+    /// [`CONTEXT_UNKNOWN`](crate::CONTEXT_UNKNOWN) or [`CONTEXT_CHANGED`](crate::CONTEXT_CHANGED).
+    ///
+    /// Ordering: `Relaxed`, ordered by `context_answer`.
+    pub context_missing: AtomicU64,
+    /// The last `context_request` of the usage block that has been answered; its thread waits on it with
+    /// `FUTEX_WAIT`.
+    ///
+    /// Ordering: the daemon stores `Release` after `context_missing`; the hook loads `Acquire`: it is at
+    /// least as new as the answer.
+    pub context_answer: AtomicU32,
+    reserved_context: AtomicU32,
+    reserved_groups: [AtomicU64; 5],
 }
 
 /// The control block of a process. Written by the daemon, read by the hook.
@@ -269,7 +285,13 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    reserved: [AtomicU64; 21],
+    /// Nonzero: the daemon measures new contexts on request.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
+    pub measures_contexts: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved: [AtomicU64; 20],
     /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
     ///
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
@@ -328,6 +350,9 @@ const _: () = {
     assert!(offset_of!(ControlDevice, swap_refused) == 164);
     assert!(offset_of!(ControlDevice, swap_recalled) == 168);
     assert!(offset_of!(ControlDevice, swap_recall) == 172);
+    assert!(offset_of!(ControlDevice, context_estimate) == 176);
+    assert!(offset_of!(ControlDevice, context_missing) == 200);
+    assert!(offset_of!(ControlDevice, context_answer) == 208);
     assert!(size_of::<Control>() == 20480);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);
@@ -343,6 +368,7 @@ const _: () = {
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
+    assert!(offset_of!(Control, measures_contexts) == 80);
     assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

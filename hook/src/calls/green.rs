@@ -5,31 +5,49 @@
 
 use std::sync::Arc;
 
+use gcgroup_abi::ContextKind;
+
 use super::{slots, streams};
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::written;
+use crate::driver::out_pointer::{answer, written};
 use crate::hook::{self, Hook};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+        return next();
+    };
+    hook.session.devices.learn(hook.session.control(), local);
+    let turn = hook.memory.make_context(local);
+    let has_primary = streams::is_active(device);
+    let kinds = [ContextKind::Green, ContextKind::Primary];
+    let charge = turn.charge(if has_primary { &kinds[..1] } else { &kinds })?;
     next()?;
-    if let (Some(hook), Some(made), Some(local)) = (hook::get(), written(made), LocalDevice::of(device)) {
-        enter(hook, made, local);
-    }
-    Ok(())
+    let Some(green) = written(made) else {
+        return Ok(());
+    };
+    let Some(part) = enter(hook, green, local) else {
+        return Ok(());
+    };
+    // The primary context usually takes more, and may outlive the green one.
+    let owner = if has_primary { &part } else { part.base() };
+    charge.settle(owner.id()).inspect_err(|_| {
+        let _ = destroy(green, &|| driver::cuGreenCtxDestroy(green));
+        answer(made, CUgreenCtx(std::ptr::null_mut()));
+    })
 }
 
-fn enter(hook: &Hook, made: CUgreenCtx, local: LocalDevice) {
-    hook.session.devices.learn(hook.session.control(), local);
+/// Adds a new green context and returns the context that stands for it in calls.
+fn enter(hook: &Hook, made: CUgreenCtx, local: LocalDevice) -> Option<Arc<Context>> {
     let mut handle = CUcontext::NULL;
-    let (Ok(()), Some(base)) = (driver::cuCtxFromGreenCtx(&mut handle, made), primary(hook, local)) else {
-        return;
-    };
+    driver::cuCtxFromGreenCtx(&mut handle, made).ok()?;
+    let base = primary(hook, local)?;
     hook.program.contexts.enter_part(handle, &base, made);
+    hook.program.contexts.green(made)
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.

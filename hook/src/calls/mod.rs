@@ -3,6 +3,7 @@
 mod address;
 pub(crate) mod array;
 pub(crate) mod capture;
+pub(crate) mod context;
 pub(crate) mod fast;
 pub(crate) mod graph;
 pub(crate) mod graphs;

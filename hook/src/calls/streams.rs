@@ -1,4 +1,4 @@
-//! Handlers that create and destroy contexts and streams, and keep `contexts` up to date.
+//! Handlers that destroy contexts, and create and destroy streams, and keep `contexts` up to date.
 //!
 //! An object is removed before the driver destroys it, and put back if the driver fails.
 
@@ -26,6 +26,7 @@ pub(super) fn leave(
     let Some((hook, context)) = hook::get().zip(context) else {
         return switch(next);
     };
+    let _unsettled = hook.memory.destroying(context.local);
     let family = hook.program.contexts.family(&context);
     family.iter().for_each(|context| context.leave());
     let result = next();
@@ -40,7 +41,11 @@ pub(super) fn leave(
 
 /// Removes a destroyed context, and what it owned.
 pub(super) fn remove(hook: &Hook, context: &Arc<Context>) {
+    let family = hook.program.contexts.family(context);
     hook.program.contexts.remove(hook.session, context);
+    for gone in family {
+        hook.memory.context_uncharged(gone.id());
+    }
     if context.is_part() {
         hook.memory.synchronized(None);
     } else {
@@ -76,18 +81,6 @@ pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
     let context = hook::get().and_then(|hook| hook.program.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
-}
-
-/// Handles `cuDevicePrimaryCtxRetain`: the context is known from here on.
-pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
-    next()?;
-    if let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) {
-        hook.session.devices.learn(hook.session.control(), local);
-        if let Some(context) = written(context) {
-            enter_primary(hook, context, local);
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn enter_primary(hook: &Hook, handle: CUcontext, local: LocalDevice) -> Arc<Context> {

@@ -44,6 +44,8 @@ calls! {
     fn cuCtxGetCurrent(context: &mut CUcontext);
     fn cuCtxPushCurrent_v2(context: CUcontext);
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
+    fn cuCtxDestroy_v2(context: CUcontext);
+    fn cuGreenCtxDestroy(context: CUgreenCtx);
     fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Returns the context by which other calls refer to a green context.

@@ -15,11 +15,13 @@ use gcgroup_abi::{Control, Kind, Usage};
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
 use crate::program::Program;
+use crate::shared::device::LocalDevice;
 use crate::shared::session::Session;
 
 pub(crate) mod account;
 pub mod array;
 mod charge;
+pub(crate) mod context;
 pub(crate) mod freeing;
 mod fresh;
 pub(crate) mod grant;
@@ -37,12 +39,13 @@ pub(crate) mod stream;
 pub mod vmm;
 
 use array::Sizes;
+use context::Contexts;
 use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
 use ledger::{Entry, Ledger};
 use opened::Opened;
-use page_counter::PageCounter;
+use page_counter::{PageCounter, Unsettled};
 use pitch::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
@@ -71,6 +74,7 @@ pub(crate) struct Memory {
     /// Set while a request for room on the device is unanswered; no thread waits for another one meanwhile.
     is_pressed_in_vain: AtomicBool,
     pub(crate) grants: Grants,
+    contexts: Contexts,
 }
 
 impl Memory {
@@ -92,6 +96,7 @@ impl Memory {
             graphs: Graphs::default(),
             is_pressed_in_vain: AtomicBool::new(false),
             grants: Grants::new(),
+            contexts: Contexts::new(),
         }
     }
 
@@ -134,6 +139,18 @@ impl Memory {
         self.synchronized(None);
     }
 
+    /// Allows waits for answers again after a daemon connected.
+    pub(crate) fn begin_again(&self) {
+        self.grants.begin_again();
+        self.contexts.begin_again();
+    }
+
+    /// Brackets a call that may destroy a context on a device: the device has freed it before it is
+    /// uncharged.
+    pub(crate) fn destroying(&self, local: LocalDevice) -> Unsettled<'_> {
+        Unsettled::on(self.usage(), self.session.devices.index(local))
+    }
+
     /// Moves every charge to the current slot of its device.
     pub(crate) fn renumber(&self) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
@@ -143,6 +160,7 @@ impl Memory {
         self.freeing.renumber(self);
         self.opened.renumber(self);
         self.physical.renumber(self);
+        self.renumber_contexts();
     }
 }
 
@@ -278,7 +296,7 @@ impl Memory {
     /// Adopts `control` as the answer of a daemon.
     pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
         self.program.adopt(control);
-        self.grants.begin_again();
+        self.begin_again();
         self.renumber();
     }
 }

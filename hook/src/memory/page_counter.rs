@@ -46,12 +46,12 @@ impl Full {
         }
     }
 
-    /// Counts an allocation that was refused for the limit (`memory.events`: oom).
+    /// Counts an allocation that was refused for the limit (`memory.events`: oom, group_max).
     pub(crate) fn count_refusal(self, usage: &Usage) {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
             Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),
-            Self::Group(_) => {}
+            Self::Group(index) => count(usage, index, |device| &device.nr_group_max),
         }
     }
 }

@@ -165,6 +165,14 @@ impl Known {
 }
 
 #[cfg(test)]
+impl Devices {
+    /// Makes the device with that UUID known.
+    pub(crate) fn of_test(&self, control: &Control, local: LocalDevice, uuid: [u64; 2]) {
+        self.enter(control, local, uuid);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::shared::block;

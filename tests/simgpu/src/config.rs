@@ -20,6 +20,8 @@
 //! - `SIMGPU_HOST_MEMORY`: total bytes of simulated host memory, with a suffix as below. `meminfo` in the
 //!   machine's directory shows what the processes leave of it, in the format of proc_meminfo(5). No
 //!   allocation is refused because of it.
+//! - `SIMGPU_CONTEXT_SIZES`, `SIMGPU_GREEN_SIZE`, `SIMGPU_CODE_SIZE`: device memory that contexts and modules
+//!   take (`cost.rs` of the driver).
 //! - `SIMGPU_FUTURE`: one additional name that `cuGetProcAddress` finds, as in a driver newer than all known
 //!   lists.
 //! - `SIMGPU_FUTURE_LOCATION`: one additional `CUmemLocation` type, a number; its memory is host memory.

@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(
             world.show("exited"),
             "100 comm=a\\040program start=5 end=77 memory.peak=0 nr_alloc=0 nr_alloc_fail=0 oom=0 \
-             nr_launches=0 nr_graphs=0 nr_copies=0\n"
+             group_max=0 nr_launches=0 nr_graphs=0 nr_copies=0\n"
         );
     }
     #[test]

@@ -55,7 +55,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
-              is what the driver holds for contexts and modules, measured), swapped (bytes in host memory), \
+              is what the driver holds for contexts and modules; context_estimated is the part of it that is not yet \
+              measured), swapped (bytes in host memory), \
               swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
               swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",
     },
@@ -69,7 +70,8 @@ fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
     let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
     let numbers = kinds.chain([
-        ("context", sums.overhead),
+        ("context", sums.contexts.saturating_add(sums.overhead)),
+        ("context_estimated", sums.contexts_estimated),
         ("swapped", sums.swap.current),
         ("swap_pool", sums.swap.pool),
         ("pinned_unswappable", sums.unswappable()),
@@ -195,13 +197,13 @@ mod tests {
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");
         assert_eq!(
             world.show("100/0/memory.events"),
-            "max 0\noom 0\nover_limit 1\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "max 0\noom 0\ngroup_max 0\nover_limit 1\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).devices[0].memory_limit.load(Relaxed), 4095);
         world.store("100/memory.limit", ROOT, "1K").unwrap();
         assert_eq!(
             world.show("100/memory.events"),
-            "max 0\noom 0\nover_limit 2\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "max 0\noom 0\ngroup_max 0\nover_limit 2\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).memory_limit.load(Relaxed), 1024);
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");

@@ -23,8 +23,8 @@ pub(super) struct Written {
 }
 
 impl Tree {
-    /// Writes the changed counts of up to 64 processes to the journal; others follow with later
-    /// calls.
+    /// Writes the changed counts of up to 64 processes to the journal, and changed sizes of contexts; other
+    /// processes follow with later calls.
     pub fn write_some_counts(&self) {
         self.write_counts(MAX_AT_ONCE);
     }
@@ -46,13 +46,11 @@ impl Tree {
         for (place, (_, id)) in due.iter().enumerate() {
             state.note_written(*id, place < most);
         }
+        let sizes = state.contexts.take_changed().then_some(Notice::RootChanged);
         drop(state);
-        let notices: Vec<Notice> = due
-            .into_iter()
-            .take(most)
-            .map(|(_, id)| Notice::SettingsChanged(id))
-            .collect();
-        self.tell(&notices);
+        let processes = due.into_iter().take(most);
+        let processes = processes.map(|(_, id)| Notice::SettingsChanged(id));
+        self.tell(&processes.chain(sizes).collect::<Vec<_>>());
     }
 
     /// Writes all counts of a process to the journal, if it has any.

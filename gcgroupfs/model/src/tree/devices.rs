@@ -95,6 +95,7 @@ impl State {
         let all: Vec<ProcessId> = self.processes.keys().copied().collect();
         for id in all {
             if let Some(process) = self.processes.get(&id) {
+                self.prepare_contexts(process);
                 enforce::settings(process, &self.devices);
                 enforce::tell_device(process, &self.devices);
             }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{CONTEXT_CHANGED, ContextKind, Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
@@ -73,6 +73,8 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     control.grant_answer.store(usage.memory_request().number, Relaxed);
     control.pressure_answer.store(usage.pressure_request(), Relaxed);
     control.swap_answer.store(usage.swap_request().number, Relaxed);
+    control.context_missing.store(CONTEXT_CHANGED, Relaxed);
+    control.context_answer.store(usage.context_request().0, Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
     control.swap_group_room.store(NO_LIMIT, Relaxed);
@@ -325,6 +327,29 @@ pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: 
             control.grant_refused.store(number, Relaxed);
         }
         control.grant_answer.store(number, Release);
+    }
+}
+
+/// Tells a process whether new contexts are measured.
+pub(super) fn measures_contexts(process: &Process, are_measured: bool) {
+    let word = &process.control().measures_contexts;
+    word.store(are_measured.into(), Relaxed);
+}
+
+/// Publishes the bytes that new contexts of a process are expected to take on a device.
+pub(super) fn estimate_contexts(process: &Process, device: usize, bytes: [u64; ContextKind::COUNT]) {
+    if let Some(control) = process.control().devices.get(device) {
+        for (word, bytes) in control.context_estimate.iter().zip(bytes) {
+            word.store(bytes, Relaxed);
+        }
+    }
+}
+
+/// Answers a process's request to measure a context.
+pub(super) fn answer_context(process: &Process, device: usize, number: u32, missing: u64) {
+    if let Some(control) = process.control().devices.get(device) {
+        control.context_missing.store(missing, Relaxed);
+        control.context_answer.store(number, Release);
     }
 }
 

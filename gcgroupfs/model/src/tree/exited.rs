@@ -61,13 +61,14 @@ impl Display for Exited {
         write!(
             f,
             "{} comm={} start={} end={end} memory.peak={peak} nr_alloc={} nr_alloc_fail={} oom={} \
-             nr_launches={} nr_graphs={} nr_copies={}",
+             group_max={} nr_launches={} nr_graphs={} nr_copies={}",
             identity.pid,
             identity.comm,
             identity.started,
             sums.nr_alloc,
             sums.nr_alloc_fail,
             sums.nr_oom,
+            sums.nr_group_max,
             sums.submitted(Submission::Kernel),
             sums.submitted(Submission::Graph),
             sums.submitted(Submission::Copy),

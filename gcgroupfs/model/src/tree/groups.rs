@@ -121,6 +121,7 @@ impl Tree {
             .map_or(GroupId::FIRST, |(id, _)| GroupId(id.0 + 1));
         state.next_group = last.max(root.next_group.unwrap_or(last)).min(GroupId::END);
         state.departed = root.departed();
+        state.contexts.restore(root.contexts);
         state.root = root.settings;
         state.access = root.access;
         // A group's number is higher than its parent's, so parents come first.

@@ -39,6 +39,7 @@ impl Tree {
         if let Some(group) = group {
             process.inherited = group.inherited.clone();
         }
+        state.prepare_contexts(&process);
         enforce::publish(&process, &state.devices);
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));

@@ -53,7 +53,10 @@ pub enum Notice {
     Ring(ProcessId),
     /// The process has rung: its usage block has changed.
     Rung(ProcessId),
-    /// A process's request for a larger grant on a device has been answered: wake the waiting threads.
+    /// A process waits for the measurement of a new context.
+    ContextMade,
+    /// A process's request for a larger grant on a device, or to measure a context, has been answered: wake
+    /// the waiting threads.
     Answered { id: ProcessId, device: usize },
     /// The contents of the process's `*.events` may have changed.
     Events(ProcessId),

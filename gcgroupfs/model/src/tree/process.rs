@@ -47,7 +47,7 @@ impl Identity {
 pub(super) struct Kept {
     /// Highest `memory.current` seen since the last reset of the peak, or its value at the reset.
     pub(super) peak: u64,
-    /// Number of times that a limit was set below usage.
+    /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
     pub(super) nr_over_limit: u64,
     /// Number of requests to swap memory out.
     pub(super) nr_reclaim: u64,

@@ -116,6 +116,7 @@ impl State {
             settings: self.root.clone(),
             access: self.access,
             next_group: Some(self.next_group),
+            contexts: self.contexts.saved(),
             ..Saved::of_root(self.departed)
         }
     }

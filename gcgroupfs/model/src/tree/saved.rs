@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::contexts::Sizes;
 use super::group::Counted;
 use super::process::Process;
 use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, counter_records};
@@ -30,6 +31,9 @@ pub struct Saved {
     /// The number of the next group; set for the root only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_group: Option<GroupId>,
+    /// Sizes of contexts; set for the root only.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) contexts: Vec<Sizes>,
     /// Counts by device UUID; "" is the whole.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counted: BTreeMap<String, Counted>,

@@ -17,7 +17,12 @@ counters! {
     pub struct Sums {
         /// Bytes charged by the process's ledger.
         pub charged: u64,
-        /// Bytes held beyond the ledger: contexts and other memory that the driver keeps for the process.
+        /// The part of `charged` that is for contexts.
+        pub contexts: u64,
+        /// The part of `contexts` that is an estimate.
+        pub contexts_estimated: u64,
+        /// Bytes held beyond the ledger: growth of contexts, and other memory that the driver keeps for the
+        /// process.
         pub overhead: u64,
         /// Bytes by kind, in the order of [`Kind::ALL`].
         pub kinds: [u64; Kind::ALL.len()],
@@ -36,8 +41,11 @@ counters! {
             as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
         nr_oom = device.nr_oom, process.nr_oom, most calls
             as "memory.events" "oom" "allocations refused because of the limit";
-        /// Number of times that a limit was set below usage.
-        nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage";
+        nr_group_max = device.nr_group_max, most calls
+            as "memory.events" "group_max" "allocations of processes that a limit of a group above them refused";
+        /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
+        nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage, or that contexts and modules \
+            grew beyond one";
         /// Number of requests to swap memory out.
         nr_reclaim as "memory.events" "reclaim" "requests to move memory out, by writes of memory.reclaim and, on a \
             GPU, for processes of higher priority";
@@ -111,9 +119,11 @@ impl Sums {
         }
     }
 
-    /// Returns the charged bytes that cannot be swapped out.
+    /// Returns the bytes of charged allocations that cannot be swapped out.
     pub fn unswappable(&self) -> u64 {
-        self.charged.saturating_sub(self.swap.swappable)
+        self.charged
+            .saturating_sub(self.contexts)
+            .saturating_sub(self.swap.swappable)
     }
 
     /// Returns `memory.current` in bytes.
@@ -155,6 +165,8 @@ impl Sums {
         let nr_ended = self.kernels();
         Self {
             charged: 0,
+            contexts: 0,
+            contexts_estimated: 0,
             overhead: 0,
             kinds: [0; Kind::ALL.len()],
             nr_ended,
@@ -184,6 +196,8 @@ impl Sums {
     pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
         self.overhead = self.overhead.min(current);
         self.charged = self.charged.min(current - self.overhead);
+        self.contexts = self.contexts.min(self.charged);
+        self.contexts_estimated = self.contexts_estimated.min(self.contexts);
         for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
             if *charged {
                 *bytes = (*bytes).min(self.charged);

@@ -1,6 +1,7 @@
 //! Joining, leaving, and what is kept afterwards.
 
 mod claims;
+mod contexts;
 mod counter_records;
 mod devices;
 mod groups;

@@ -1,6 +1,6 @@
 //! Samples of all processes: what each holds beyond its ledger, and what it claims without evidence.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
-use gcgroupfs_model::tree::{Blocks, Evidence, Ledger, ProcessId, Tree};
+use gcgroupfs_model::tree::{Blocks, ContextRequest, Evidence, Ledger, Measured, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
 type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -150,8 +150,8 @@ impl Samples {
         }
     }
 
-    /// Charges what the process holds beyond its ledger. Returns the part that is certain: the lesser of the
-    /// last two samples.
+    /// Charges what the process holds beyond its ledger, in addition to what it has charged for contexts.
+    /// Returns the part that is certain: contexts, and the lesser of the last two samples.
     fn settle(
         &mut self,
         Look { tree, device }: Look<'_>,
@@ -168,8 +168,9 @@ impl Samples {
         ) else {
             return last;
         };
-        let known = control.memory_overhead.load(Relaxed);
-        let found = ledger.overhead(held, known);
+        let (known, contexts) = (control.memory_overhead.load(Relaxed), ledger.contexts());
+        let found = ledger.overhead(held, known.saturating_add(contexts));
+        let found = found.saturating_sub(contexts);
         if found == 0 {
             self.last.remove(&(id, device));
         } else {
@@ -179,6 +180,47 @@ impl Samples {
         if overhead != known {
             tree.set_overhead(id, device, overhead);
         }
-        found.min(last)
+        found.min(last).saturating_add(contexts)
     }
+}
+
+/// Measures the new contexts of all processes that wait for it.
+pub(super) fn measure_contexts(tree: &Tree, source: &impl Source) {
+    let requests = tree.context_requests();
+    let devices: BTreeSet<usize> = requests.iter().map(|request| request.device).collect();
+    for device in devices {
+        let requests: Vec<_> = requests
+            .iter()
+            .filter(|request| request.device == device)
+            .collect();
+        let ledger = |request: &&ContextRequest| Ledger::of(request.blocks.usage(), device);
+        let before: Vec<_> = requests.iter().map(ledger).collect();
+        let held = source.held(device);
+        for (request, before) in requests.into_iter().zip(before) {
+            let held = held.as_ref().and_then(|held| held.get(&request.pid));
+            let measured = match held {
+                Some(None) => Measured::Unknown,
+                Some(Some(held)) => missing(request, before, *held),
+                // The driver may list the process later.
+                None => Measured::Changed,
+            };
+            tree.answer_context(request, measured);
+        }
+    }
+}
+
+/// Compares what the process held with its charge for contexts. While an allocation is under way the
+/// difference may be too small, and never shows that too much is charged.
+fn missing(request: &ContextRequest, before: Option<Ledger>, held: u64) -> Measured {
+    let after = Ledger::of(request.blocks.usage(), request.device);
+    let is_sure = |ledger: &Ledger| ledger.is_settled_but_for_context() && Some(*ledger) == after;
+    let control = request.blocks.control().devices.get(request.device);
+    let (Some(ledger), Some(control)) = (before.filter(is_sure), control) else {
+        return Measured::Changed;
+    };
+    let known = control.memory_overhead.load(Relaxed);
+    let charged = known.saturating_add(ledger.contexts());
+    let difference = i128::from(ledger.overhead(held, charged)) - i128::from(charged);
+    let least = if ledger.is_complete() { i128::MIN } else { 0 };
+    i64::try_from(difference.max(least)).map_or(Measured::Changed, Measured::Missing)
 }

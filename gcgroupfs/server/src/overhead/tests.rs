@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{OTHER_DEVICE, Thread, UsageDevice};
+use gcgroup_abi::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, Kind, OTHER_DEVICE, Thread, UsageDevice};
 
 use super::Source;
-use super::samples::Samples;
-use gcgroupfs_model::tree::Evidence;
+use super::samples::{Samples, measure_contexts};
 use gcgroupfs_model::tree::fixture::World;
+use gcgroupfs_model::tree::{Evidence, ProcessId};
 
 /// Reports that process 100 holds this many bytes, after calling the function.
 struct Says<F>(Option<u64>, F);
@@ -128,6 +128,93 @@ fn greater_of_two_samples_counts() {
     world.tree.leave(id, 0);
     assert!(samples.take(&world.tree, &Says(Some(1), NOTHING)).is_none());
     assert!(samples.last.is_empty());
+}
+
+/// Asks for a measurement of a new context, as the hook does.
+fn ask(world: &World, id: ProcessId) {
+    world.usage(id).devices[0].context_request.fetch_add(1, Relaxed);
+}
+
+/// Measures contexts, and returns what the process is told to be missing in its charge.
+fn missing(world: &World, id: ProcessId, source: &impl Source) -> u64 {
+    measure_contexts(&world.tree, source);
+    let (usage, control) = (world.usage(id), world.control(id));
+    let (usage, control) = (&usage.devices[0], &control.devices[0]);
+    let asked = usage.context_request.load(Relaxed);
+    assert_eq!(control.context_answer.load(Relaxed), asked, "not answered");
+    control.context_missing.load(Relaxed)
+}
+
+#[test]
+fn new_context_is_compared_with_its_charge() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let usage = world.usage(id);
+    let device = &usage.devices[0];
+    let says = |bytes| Says(Some(bytes), NOTHING);
+    for (charged, contexts, linear, held, expected) in [
+        (0, 0, 0, 64, 64),
+        (60, 60, 0, 64, 4),
+        (70, 70, 0, 64, -6_i64),
+        (170, 70, 100, 164, -6),
+        // An allocation is under way, and may be there or not.
+        (170, 70, 0, 164, 0),
+        (170, 70, 0, 174, 4),
+    ] {
+        device.memory_current.store(charged, Relaxed);
+        device.context_charged.store(contexts, Relaxed);
+        device.kinds[Kind::Linear as usize].store(linear, Relaxed);
+        device.unsettled.store((1 << 32) + 1, Relaxed);
+        ask(&world, id);
+        assert_eq!(missing(&world, id, &says(held)), expected.cast_unsigned());
+    }
+    ask(&world, id);
+    assert_eq!(
+        missing(&world, id, &Says(None, NOTHING)),
+        CONTEXT_UNKNOWN,
+        "nobody can say"
+    );
+    ask(&world, id);
+    assert_eq!(
+        missing(&world, id, &Lists(&[7])),
+        CONTEXT_CHANGED,
+        "not listed yet"
+    );
+    let held = world.usage(id);
+    let meanwhile = move || {
+        held.devices[0].memory_current.fetch_add(1, Relaxed);
+    };
+    ask(&world, id);
+    assert_eq!(missing(&world, id, &Says(Some(9), meanwhile)), CONTEXT_CHANGED);
+    for unsettled in [0, 2] {
+        device.unsettled.store(unsettled, Relaxed);
+        ask(&world, id);
+        assert_eq!(
+            missing(&world, id, &says(9)),
+            CONTEXT_CHANGED,
+            "another call is under way"
+        );
+    }
+}
+
+#[test]
+fn charge_of_contexts_is_no_overhead() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let usage = world.usage(id);
+    let device = &usage.devices[0];
+    device.memory_current.store(70, Relaxed);
+    device.context_charged.store(50, Relaxed);
+    let published = |held| {
+        overhead(&world, &Says(Some(held), NOTHING));
+        world.control(id).devices[0].memory_overhead.load(Relaxed)
+    };
+    assert_eq!(published(70), 0);
+    assert_eq!(published(75), 5, "it has grown");
+    assert_eq!(overhead(&world, &Says(Some(75), NOTHING)), "context 55");
+    assert_eq!(published(60), 0, "the estimate is too high");
+    device.unsettled.store((1 << 32) + 1, Relaxed);
+    assert_eq!(published(90), 0, "a context is being made");
 }
 
 /// Lists exactly these pids.

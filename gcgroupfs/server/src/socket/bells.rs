@@ -71,12 +71,13 @@ impl Bells {
         self.bells.write().remove(&id);
     }
 
-    /// Wakes the threads that wait for a grant on a device.
+    /// Wakes the threads that wait for a grant, or for the measurement of a context, on a device.
     fn wake(&self, id: ProcessId, device: usize) {
         let bells = self.bells.read();
         let control = bells.get(&id).map(|bell| bell.blocks.control());
         if let Some(control) = control.and_then(|control| control.devices.get(device)) {
             wake_all(&control.grant_answer);
+            wake_all(&control.context_answer);
         }
     }
 

@@ -172,7 +172,11 @@ pub struct UsageDevice {
     /// Ordering: the hook stores `Release` after the last move; the daemon loads `Acquire`: what was moved is
     /// counted.
     pub reclaim_generation: AtomicU32,
-    reserved_swap: AtomicU32,
+    /// Counts the requests to measure a new context; answered by `context_answer` of the control block.
+    ///
+    /// Ordering: the hook adds `Release` after `context_kind` and the charge of the context; the daemon loads
+    /// `Acquire`: both are at least as new as the request.
+    pub context_request: AtomicU32,
     /// Bound of `memory_current` granted by the groups above, bytes; [`NO_LIMIT`](crate::NO_LIMIT): they have
     /// no limit. The hook initialises it to `NO_LIMIT`; afterwards the daemon writes it. It is in this block
     /// so that it outlives the daemon. Charges against it are made by [`crate::try_charge_granted`].
@@ -223,7 +227,11 @@ pub struct UsageDevice {
     /// Ordering: the hook adds `Release` after `swap_wanted`; the daemon loads `Acquire`: the size is at
     /// least as new as the request.
     pub swap_request: AtomicU32,
-    reserved_request: AtomicU32,
+    /// The [`ContextKind`](crate::ContextKind) of the context that is to be measured, as
+    /// [`ContextKind::asked`](crate::ContextKind::asked) writes it.
+    ///
+    /// Ordering: `Relaxed`, ordered by `context_request`.
+    pub context_kind: AtomicU32,
     /// Estimated GPU time of all submissions, nanoseconds, by the measured cost of similar ones; counted
     /// while the gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate).
     ///
@@ -238,7 +246,20 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `pressure_request`.
     pub pressure_size: AtomicU64,
-    reserved_grants: [AtomicU64; 4],
+    /// Bytes of `memory_current` charged for contexts. Changes are bracketed by `unsettled`.
+    ///
+    /// Ordering: the hook adds and subtracts `Relaxed`; the daemon loads `Acquire`, between fences, to tell
+    /// whether the ledger has changed meanwhile.
+    pub context_charged: AtomicU64,
+    /// The part of `context_charged` that is an estimate: the daemon has not measured these contexts.
+    ///
+    /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): only shown.
+    pub context_estimated: AtomicU64,
+    /// Allocations refused because of the limit of a group above (`memory.events`: group_max).
+    ///
+    /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
+    pub nr_group_max: AtomicU64,
+    reserved_grants: AtomicU64,
 }
 
 impl UsageDevice {
@@ -274,6 +295,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, gate_timeouts) == 312);
     assert!(offset_of!(UsageDevice, swap_current) == 320);
     assert!(offset_of!(UsageDevice, reclaim_generation) == 376);
+    assert!(offset_of!(UsageDevice, context_request) == 380);
     assert!(offset_of!(UsageDevice, memory_granted) == 384);
     assert!(offset_of!(UsageDevice, grant_wanted) == 392);
     assert!(offset_of!(UsageDevice, grant_request) == 400);
@@ -284,6 +306,10 @@ const _: () = {
     assert!(offset_of!(UsageDevice, swap_granted) == 432);
     assert!(offset_of!(UsageDevice, swap_wanted) == 440);
     assert!(offset_of!(UsageDevice, swap_request) == 448);
+    assert!(offset_of!(UsageDevice, context_kind) == 452);
     assert!(offset_of!(UsageDevice, submitted_nsec) == 456);
     assert!(offset_of!(UsageDevice, pressure_size) == 472);
+    assert!(offset_of!(UsageDevice, context_charged) == 480);
+    assert!(offset_of!(UsageDevice, context_estimated) == 488);
+    assert!(offset_of!(UsageDevice, nr_group_max) == 496);
 };

@@ -10,13 +10,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use simgpu::{Engine, Held, StreamKind};
+use simgpu::{Engine, StreamKind};
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
+use crate::cost::Charged;
 use crate::error::{
     CONTEXT_ALREADY_IN_USE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
-    OUT_OF_MEMORY, STREAM_DETACHED, UNSUPPORTED_LIMIT,
+    STREAM_DETACHED, UNSUPPORTED_LIMIT,
 };
 use crate::process::Process;
 use crate::stream::Stream;
@@ -51,6 +52,8 @@ pub(crate) struct Context {
     nodes: OnceLock<Stream>,
     /// Contexts of other devices whose memory this context may access.
     peers: Mutex<Vec<CUcontext>>,
+    /// Device memory that the context takes until it is destroyed.
+    cost: Mutex<Option<Charged>>,
 }
 
 // Neither has a destructor, so that both work even while other thread-locals are destroyed.
@@ -72,15 +75,13 @@ impl Context {
         is_primary: bool,
     ) -> Result<Arc<Context>, CUerror> {
         let one = process.device(device)?;
-        let cost = process.member.machine().config().context_memory;
-        if !process.member.try_charge(one.index, Held::Context, cost) {
-            return Err(OUT_OF_MEMORY);
-        }
+        let cost = Charged::context(process, one.index)?;
         process.member.count_context(one.index, 1);
         let context = Context::new(process, one.engine, device, one.index);
         Ok(Context {
             flags: AtomicU32::new(flags),
             is_primary,
+            cost: Mutex::new(Some(cost)),
             ..context
         }
         .enter(process))
@@ -88,15 +89,21 @@ impl Context {
 
     /// Creates the context of a green context: it has its own streams, and shares the rest with its primary
     /// context.
-    pub(crate) fn make_part(process: &Process, primary: &Arc<Context>, has_default: bool) -> Arc<Context> {
+    pub(crate) fn make_part(
+        process: &'static Process,
+        primary: &Arc<Context>,
+        has_default: bool,
+    ) -> Result<Arc<Context>, CUerror> {
+        let cost = Charged::green(process, primary.index)?;
         let part = Context::new(process, primary.engine, primary.device, primary.index);
         primary.parts.lock().push(part.handle);
-        Context {
+        Ok(Context {
             primary: Some(Arc::clone(primary)),
             has_default,
+            cost: Mutex::new(Some(cost)),
             ..part
         }
-        .enter(process)
+        .enter(process))
     }
 
     fn new(process: &Process, engine: &'static Engine, device: CUdevice, index: usize) -> Context {
@@ -120,6 +127,7 @@ impl Context {
             per_thread: Mutex::default(),
             nodes: OnceLock::new(),
             peers: Mutex::default(),
+            cost: Mutex::default(),
         }
     }
 
@@ -139,6 +147,7 @@ impl Context {
             process.streams.remove_all(|stream| stream.context == *part);
             if let Ok(part) = process.contexts.remove(*part, INVALID_CONTEXT) {
                 part.is_alive.store(false, Release);
+                part.cost.lock().take();
             }
         }
         self.engine.drop_domain(self.domain());
@@ -153,8 +162,7 @@ impl Context {
         process
             .functions
             .remove_all(|function| function.context == self.handle);
-        let cost = process.member.machine().config().context_memory;
-        process.member.uncharge(self.index, Held::Context, cost);
+        self.cost.lock().take();
         process.member.count_context(self.index, -1);
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
@@ -163,6 +171,7 @@ impl Context {
     /// else.
     pub(crate) fn end_part(&self, process: &Process) {
         self.is_alive.store(false, Release);
+        self.cost.lock().take();
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
 

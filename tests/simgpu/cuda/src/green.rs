@@ -64,6 +64,10 @@ fn create(call: Call, out: Out<CUgreenCtx>, description: usize, device: CUdevice
     }
     let primary = primary::hold(call, device)?;
     let context = Context::make_part(call.process, &primary, flags & DEFAULT_STREAM != 0);
+    let context = context.or_else(|error| {
+        primary::release(call, device)?;
+        Err(error)
+    })?;
     out.set(call.process.greens.insert(Green {
         context,
         device,

@@ -17,6 +17,7 @@ mod capture;
 mod conditional;
 mod context;
 mod copy;
+mod cost;
 mod device;
 mod error;
 mod event;

@@ -1,6 +1,7 @@
 //! Modules, libraries, and the functions and kernels in them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -14,6 +15,8 @@ use crate::abi::{
     Text,
 };
 use crate::call::{Call, driver};
+use crate::context::Context;
+use crate::cost::Charged;
 use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::image::{self, Image};
 use crate::kernel::Known;
@@ -25,6 +28,8 @@ pub(crate) struct Module {
     image: Image,
     functions: Mutex<HashMap<String, CUfunction>>,
     globals: Mutex<HashMap<String, (CUdeviceptr, u64)>>,
+    /// Device memory that the module takes until it is unloaded.
+    _cost: Charged,
 }
 
 /// A function of a module.
@@ -117,16 +122,23 @@ impl Call {
 
 fn load(call: Call, out: Out<CUmodule>, image: Image) -> CUresult {
     let context = call.context()?;
-    let module = Module {
-        context: context.base().handle,
-        image,
-        functions: Mutex::default(),
-        globals: Mutex::default(),
-    };
     if out.is_null() {
         return Err(INVALID_VALUE);
     }
+    let module = Module::new(call, &context, image)?;
     out.set(call.process.modules.insert(module))
+}
+
+impl Module {
+    fn new(call: Call, context: &Context, image: Image) -> Result<Module, CUerror> {
+        Ok(Module {
+            context: context.base().handle,
+            _cost: Charged::module(call.process, context.index, &image)?,
+            image,
+            functions: Mutex::default(),
+            globals: Mutex::default(),
+        })
+    }
 }
 
 fn unload(call: Call, module: CUmodule) -> CUresult {
@@ -177,7 +189,7 @@ pub(crate) fn get_global(
         Some(global) => *global,
         None => {
             let context = call.context_of(object.context)?;
-            // Part of the module, and so of the memory that a context costs.
+            // Charged with the module.
             let space = call.process.space;
             let at = space
                 .make_device(size, Kind::Linear, context.index, context.owner(), 0)
@@ -225,18 +237,15 @@ fn get_kernel(call: Call, library: CUlibrary, name: &str) -> Result<CUkernel, CU
 /// Returns the library's module in the current context.
 fn module_of(call: Call, library: CUlibrary) -> Result<CUmodule, CUerror> {
     let object = call.process.libraries.get(library, INVALID_HANDLE)?;
-    let context = call.context()?.base().handle;
+    let context = call.context()?;
     let mut modules = object.modules.lock();
-    let make = || {
-        let (functions, globals) = (Mutex::default(), Mutex::default());
-        call.process.modules.insert(Module {
-            context,
-            image: object.image.clone(),
-            functions,
-            globals,
-        })
-    };
-    Ok(*modules.entry(context).or_insert_with(make))
+    Ok(match modules.entry(context.base().handle) {
+        Entry::Occupied(known) => *known.get(),
+        Entry::Vacant(place) => {
+            let module = Module::new(call, &context, object.image.clone())?;
+            *place.insert(call.process.modules.insert(module))
+        }
+    })
 }
 
 fn attribute(call: Call, value: Out<i32>, attribute: u32, function: CUfunction) -> CUresult {

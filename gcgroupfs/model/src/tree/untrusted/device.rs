@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use gcgroup_abi::UsageDevice;
+use gcgroup_abi::{ContextKind, UsageDevice};
 
 use super::{GrantRequest, GrantWords, MOST};
 
@@ -108,6 +108,19 @@ impl<'a> UntrustedDevice<'a> {
             .load(Relaxed)
             .min(most)
             .min(MOST)
+    }
+
+    /// Returns the number of the last request to measure a context; its kind, `None` for several at once; and
+    /// whether the context was refused and is not to be measured. The kind is at least as new as the number.
+    pub(in crate::tree) fn context_request(self) -> (u32, Option<ContextKind>, bool) {
+        let number = self.usage.context_request.load(Acquire);
+        let (kind, is_refused) = ContextKind::of_word(self.usage.context_kind.load(Relaxed));
+        (number, kind, is_refused)
+    }
+
+    /// Returns the bytes charged for contexts that are not measured, at most `most`.
+    pub(in crate::tree) fn context_estimated(self, most: u64) -> u64 {
+        self.usage.context_estimated.load(Relaxed).min(most).min(MOST)
     }
 
     /// Returns the bytes that the process claims to have swapped out, at most `most`.

@@ -10,8 +10,12 @@ use super::Untrusted;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ledger {
     charged: u64,
+    /// The part of `charged` that is for contexts.
+    contexts: u64,
     /// Bytes charged that are on the device only as far as they have been used there.
     managed: u64,
+    /// Bytes charged for allocations that exist.
+    allocated: u64,
     /// Counters that change before bytes are uncharged that the device no longer holds, so equal values prove
     /// that the ledger did not change.
     counts: [u64; 4],
@@ -36,7 +40,9 @@ impl Ledger {
         let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
         let ledger = Self {
             charged,
+            contexts: sum(|slot| &slot.context_charged).min(charged),
             managed: both(|counts| counts.kinds[Kind::Managed as usize]),
+            allocated: both(allocated),
             counts: [
                 both(|counts| counts.nr_alloc),
                 both(|counts| counts.nr_free),
@@ -52,16 +58,44 @@ impl Ledger {
 
     /// Returns whether no call is under way that may have made the device hold more than is charged.
     pub fn is_settled(&self) -> bool {
-        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
+        self.nr_unsettled() == 0 && self.unsettled_threads == 0
     }
 
-    /// Returns the bytes beyond the ledger, of `held` bytes in all and at most as many. No interface reports
-    /// how much managed memory is on the device, so the `known` result is kept as long as it is possible.
+    /// Returns whether the only such call makes a context and waits for its measurement.
+    pub fn is_settled_but_for_context(&self) -> bool {
+        self.nr_unsettled() == 1 && self.unsettled_threads == 0
+    }
+
+    fn nr_unsettled(&self) -> u64 {
+        self.unsettled & u64::from(u32::MAX)
+    }
+
+    /// Returns whether everything that is charged exists, so that no allocation is under way.
+    pub fn is_complete(&self) -> bool {
+        self.charged - self.contexts == self.allocated
+    }
+
+    /// Returns the bytes charged for contexts.
+    pub fn contexts(&self) -> u64 {
+        self.contexts
+    }
+
+    /// Returns the bytes of contexts and of what else is beyond the allocations, of `held` bytes in all and
+    /// at most as many. No interface reports how much managed memory is on the device, so the `known` result
+    /// is kept as long as it is possible.
     pub fn overhead(&self, held: u64, known: u64) -> u64 {
-        let least = held.saturating_sub(self.charged);
-        let most = held.saturating_sub(self.charged.saturating_sub(self.managed));
+        let charged = self.charged - self.contexts;
+        let least = held.saturating_sub(charged);
+        let most = held.saturating_sub(charged.saturating_sub(self.managed));
         known.min(most).max(least)
     }
+}
+
+/// Returns the bytes of all kinds that are charged.
+fn allocated(counts: &Allocations) -> u64 {
+    let kinds = Kind::ALL.iter().zip(counts.kinds);
+    let charged = kinds.filter(|((.., is_charged), _)| *is_charged);
+    charged.fold(0, |sum, (_, bytes)| sum.wrapping_add(bytes))
 }
 
 #[cfg(test)]
@@ -72,7 +106,9 @@ mod tests {
     fn managed_memory_elsewhere_does_not_hide_a_context() {
         let ledger = |charged, managed| Ledger {
             charged,
+            contexts: 0,
             managed,
+            allocated: charged,
             counts: [0; 4],
             unsettled: 0,
             unsettled_threads: 0,
@@ -83,5 +119,11 @@ mod tests {
         assert_eq!(ledger(1000, 400).overhead(650, 64), 50, "at most");
         assert_eq!(ledger(u64::MAX, 0).overhead(650, 64), 0);
         assert_eq!(ledger(0, u64::MAX).overhead(650, 64), 650);
+        let contexts = Ledger {
+            contexts: 64,
+            ..ledger(1064, 400)
+        };
+        assert_eq!(contexts.overhead(1000, 64), 64, "charged in advance");
+        assert_eq!(contexts.overhead(1164, 64), 164, "it has grown");
     }
 }

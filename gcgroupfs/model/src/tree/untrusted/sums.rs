@@ -44,8 +44,12 @@ impl Untrusted<'_> {
         let total = device_total(slot, devices);
         let count = |word: &AtomicU64| at_most(word, most.calls);
         let allocations = self.usage.allocations(slot);
+        let charged = self.charged(slot, total);
+        let contexts = at_most(&usage.context_charged, charged);
         let mut sums = Sums {
-            charged: self.charged(slot, total),
+            charged,
+            contexts,
+            contexts_estimated: at_most(&usage.context_estimated, contexts),
             nr_alloc: allocations.nr_alloc.min(most.calls).min(MOST),
             nr_free: allocations.nr_free.min(most.calls).min(MOST),
             swap: held(usage, total, devices.host.memory),

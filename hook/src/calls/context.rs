@@ -1,0 +1,62 @@
+//! Handlers that make contexts. Each is charged before the driver is called, and again destroyed if a limit
+//! has no room for what it takes beyond that (`memory::context`).
+
+use gcgroup_abi::ContextKind;
+
+use super::{slots, streams};
+use crate::driver;
+use crate::driver::cuda::{CUcontext, CUdevice, CUresult};
+use crate::driver::interpose::Next;
+use crate::driver::out_pointer::{answer, written};
+use crate::hook;
+use crate::shared::device::LocalDevice;
+
+/// Handles `cuCtxCreate` and its variants: the context is current afterwards.
+pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+        return slots::switch(next);
+    };
+    hook.session.devices.learn(hook.session.control(), local);
+    let turn = hook.memory.make_context(local);
+    let charge = turn.charge(&[ContextKind::Created])?;
+    slots::switch(next)?;
+    let Some(handle) = written(made) else {
+        return Ok(());
+    };
+    let context = hook.program.contexts.known(hook.session, handle, local);
+    charge.settle(context.id()).inspect_err(|_| {
+        let _ = streams::leave(Some(context), &|| driver::cuCtxDestroy_v2(handle), || true);
+        answer(made, CUcontext::NULL);
+    })
+}
+
+/// Handles `cuDevicePrimaryCtxRetain`: the first one makes the context.
+pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
+    let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
+        return next();
+    };
+    hook.session.devices.learn(hook.session.control(), local);
+    let enter = || written(made).map(|handle| streams::enter_primary(hook, handle, local));
+    if streams::is_active(device) {
+        next()?;
+        enter();
+        return Ok(());
+    }
+    let turn = hook.memory.make_context(local);
+    // Another thread may have made it meanwhile.
+    let kinds: &[_] = if streams::is_active(device) {
+        &[]
+    } else {
+        &[ContextKind::Primary]
+    };
+    let charge = turn.charge(kinds)?;
+    next()?;
+    match enter().filter(|_| !kinds.is_empty()) {
+        None => Ok(()),
+        Some(context) => charge.settle(context.id()).inspect_err(|_| {
+            let release = || driver::cuDevicePrimaryCtxRelease_v2(device);
+            let _ = streams::leave(Some(context), &release, || !streams::is_active(device));
+            answer(made, CUcontext::NULL);
+        }),
+    }
+}

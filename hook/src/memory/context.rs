@@ -1,0 +1,457 @@
+//! Charges of contexts. Nothing tells beforehand what a context takes, so its size is estimated and charged
+//! before the driver is called, and measured by the daemon before the program has the context.
+//!
+//! Only where a limit is in force; otherwise contexts are measured later, with modules (`accounting.md`).
+
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind, MAX_DEVICES, OTHER_DEVICE, UsageDevice};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::charge::Charge;
+use super::grant::reaches;
+use super::page_counter::{Sums, Unsettled, limit_on};
+use super::{ABSURD, Memory};
+use crate::driver::cuda::CUerror;
+use crate::driver::exit;
+use crate::shared::device::LocalDevice;
+use crate::{helper, sys};
+
+/// Longest wait for a measurement, for a daemon that is stopped or being restarted; also for another thread
+/// that makes a context on the device.
+const PATIENCE: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(5)
+};
+/// How often a waiting thread rings again, since there may be a new daemon.
+const RECHECK: Duration = Duration::from_millis(20);
+/// Most measurements of one context, if other threads allocate on the device during each.
+const MOST_TRIES: usize = 20;
+
+/// Charge of a context.
+#[derive(Debug, Clone, Copy)]
+struct Charged {
+    /// Number of the context.
+    context: u32,
+    local: LocalDevice,
+    /// The device slot in which it is charged.
+    index: usize,
+    bytes: u64,
+    is_estimated: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    /// Held while a context is made on a device, so that a measurement is of that context alone.
+    making: [Mutex<()>; MAX_DEVICES],
+    charged: Mutex<Vec<Charged>>,
+    /// Set while a request is unanswered: until an answer comes or a daemon connects, no thread waits.
+    is_silent: AtomicBool,
+}
+
+impl Contexts {
+    pub(crate) fn new() -> Self {
+        Self {
+            making: [const { Mutex::new(()) }; MAX_DEVICES],
+            charged: Mutex::new(Vec::new()),
+            is_silent: AtomicBool::new(false),
+        }
+    }
+
+    /// Allows waits again after a daemon connected.
+    pub(super) fn begin_again(&self) {
+        self.is_silent.store(false, Relaxed);
+    }
+}
+
+/// The right to make a context on a device. No thread waits for it longer than [`PATIENCE`], since its holder
+/// may have been interrupted for good by one of the program's signal handlers.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    memory: &'a Memory,
+    local: LocalDevice,
+    _turn: Option<MutexGuard<'a, ()>>,
+}
+
+/// A context that is being made. Uncharged when dropped before [`settle`](Self::settle).
+#[derive(Debug)]
+pub(crate) struct NewContext<'a> {
+    index: usize,
+    kind: Option<ContextKind>,
+    bytes: u64,
+    charge: Option<(Charge<'a>, Sums)>,
+    /// `None`: no limit is in force.
+    unsettled: Option<Unsettled<'a>>,
+    turn: Turn<'a>,
+}
+
+impl<'a> Turn<'a> {
+    /// Charges the estimate for a context of these kinds at once, if a limit is in force.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
+    pub(crate) fn charge(self, kinds: &[ContextKind]) -> Result<NewContext<'a>, CUerror> {
+        let memory = self.memory;
+        let (usage, control) = (memory.usage(), memory.control());
+        let index = memory.session.devices.index(self.local);
+        let mut made = NewContext {
+            index,
+            kind: <[ContextKind; 1]>::try_from(kinds).ok().map(|[kind]| kind),
+            bytes: 0,
+            charge: None,
+            unsettled: None,
+            turn: self,
+        };
+        if limit_on(usage, control, index).is_none() {
+            return Ok(made);
+        }
+        made.unsettled = Some(Unsettled::on(usage, index));
+        let bytes = memory.estimate(index, kinds);
+        if bytes > 0 {
+            let charge = memory.try_charge(index, bytes);
+            made.charge = Some(charge.inspect_err(|_| memory.tell_refused(index, made.kind))?);
+            made.bytes = bytes;
+            memory.show_context(index, bytes, bytes);
+        }
+        Ok(made)
+    }
+}
+
+impl NewContext<'_> {
+    /// Keeps the charge for the context with that number, and corrects it to what the daemon measures.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow what the context takes beyond the
+    /// estimate. The caller destroys the context and calls [`Memory::context_uncharged`].
+    pub(crate) fn settle(mut self, context: u32) -> Result<(), CUerror> {
+        if self.unsettled.is_none() {
+            return Ok(());
+        }
+        let memory = self.turn.memory;
+        if let Some((charge, sums)) = self.charge.take() {
+            charge.keep(sums);
+        }
+        let mut charged = Charged {
+            context,
+            local: self.turn.local,
+            index: self.index,
+            bytes: self.bytes,
+            is_estimated: true,
+        };
+        let measured = memory.measure(self.index, ContextKind::asked(self.kind));
+        let settled = measured.map_or(Ok(()), |missing| {
+            let settled = memory.correct(&mut charged, missing);
+            charged.is_estimated = settled.is_err();
+            settled
+        });
+        if !charged.is_estimated {
+            memory.show_context(self.index, 0, self.bytes.wrapping_neg());
+        }
+        memory.contexts.charged.lock().push(charged);
+        settled
+    }
+}
+
+impl Drop for NewContext<'_> {
+    fn drop(&mut self) {
+        if self.charge.is_some() {
+            let less = self.bytes.wrapping_neg();
+            self.turn.memory.show_context(self.index, less, less);
+        }
+    }
+}
+
+impl Memory {
+    /// Waits until no other thread makes a context on the device.
+    pub(crate) fn make_context(&self, local: LocalDevice) -> Turn<'_> {
+        let making = self.contexts.making.get(usize::from(local.number()));
+        Turn {
+            memory: self,
+            local,
+            _turn: making.and_then(|making| making.try_lock_for(PATIENCE)),
+        }
+    }
+
+    /// Uncharges a context that has been destroyed.
+    pub(crate) fn context_uncharged(&self, context: u32) {
+        let mut gone = Vec::new();
+        self.contexts.charged.lock().retain(|charged| {
+            let is_gone = charged.context == context;
+            gone.extend(is_gone.then_some(*charged));
+            !is_gone
+        });
+        for charged in gone {
+            let _unsettled = Unsettled::on(self.usage(), charged.index);
+            let estimated = if charged.is_estimated { charged.bytes } else { 0 };
+            self.show_context(
+                charged.index,
+                charged.bytes.wrapping_neg(),
+                estimated.wrapping_neg(),
+            );
+            self.page_counter
+                .uncharge(self.usage(), charged.index, charged.bytes);
+        }
+    }
+
+    /// Moves the charges to the current slots of their devices.
+    pub(super) fn renumber_contexts(&self) {
+        for charged in self.contexts.charged.lock().iter_mut() {
+            let index = self.session.devices.index(charged.local);
+            if index != charged.index {
+                let estimated = if charged.is_estimated { charged.bytes } else { 0 };
+                let less = [charged.bytes, estimated].map(u64::wrapping_neg);
+                self.show_context(charged.index, less[0], less[1]);
+                self.page_counter.transfer_bytes(
+                    self.usage(),
+                    self.control(),
+                    charged.index,
+                    index,
+                    charged.bytes,
+                );
+                self.show_context(index, charged.bytes, estimated);
+                charged.index = index;
+            }
+        }
+    }
+
+    /// Returns the bytes that contexts of these kinds are expected to take together; 0 if unknown.
+    fn estimate(&self, index: usize, kinds: &[ContextKind]) -> u64 {
+        let Some(device) = self.control().devices.get(index) else {
+            return 0;
+        };
+        let of_kind = |kind: &ContextKind| {
+            let estimate = device.context_estimate.get(*kind as usize);
+            estimate.map_or(0, |bytes| bytes.load(Relaxed))
+        };
+        let sum = kinds.iter().map(of_kind).fold(0, u64::saturating_add);
+        if sum < ABSURD { sum } else { 0 }
+    }
+
+    /// Adds to the bytes charged for contexts, and to the estimated part of them.
+    fn show_context(&self, index: usize, bytes: u64, estimated: u64) {
+        if let Some(device) = self.usage().devices.get(index) {
+            device.context_charged.fetch_add(bytes, Relaxed);
+            device.context_estimated.fetch_add(estimated, Relaxed);
+        }
+    }
+
+    /// Changes a charge by what was measured to be missing.
+    fn correct(&self, charged: &mut Charged, missing: i64) -> Result<(), CUerror> {
+        match u64::try_from(missing) {
+            Ok(0) => {}
+            Ok(missing) => {
+                let (charge, sums) = self.try_charge(charged.index, missing)?;
+                charge.keep(sums);
+                self.show_context(charged.index, missing, 0);
+                charged.bytes += missing;
+            }
+            Err(_) => {
+                let excess = missing.unsigned_abs().min(charged.bytes);
+                self.show_context(charged.index, excess.wrapping_neg(), 0);
+                self.page_counter.uncharge(self.usage(), charged.index, excess);
+                charged.bytes -= excess;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the daemon that a context was refused for its estimate, which may be wrong.
+    fn tell_refused(&self, index: usize, kind: Option<ContextKind>) {
+        if let Some(device) = self.usage().devices.get(index) {
+            put(device, ContextKind::refused(kind));
+            self.session.ring();
+        }
+    }
+
+    /// Has the daemon measure a context that was just made. Returns the bytes, perhaps negative, that are
+    /// missing in the charge; `None`: not known.
+    fn measure(&self, index: usize, word: u32) -> Option<i64> {
+        let (usage, control) = (
+            self.usage().devices.get(index)?,
+            self.control().devices.get(index)?,
+        );
+        if self.control().measures_contexts.load(Relaxed) == 0 || index == OTHER_DEVICE {
+            return None;
+        }
+        let silent = &self.contexts.is_silent;
+        if reaches(
+            control.context_answer.load(Acquire),
+            usage.context_request.load(Relaxed),
+        ) {
+            silent.store(false, Relaxed);
+        }
+        let begun = Instant::now();
+        for _ in 0..MOST_TRIES {
+            let number = put(usage, word);
+            loop {
+                self.session.ring();
+                let seen = control.context_answer.load(Acquire);
+                if reaches(seen, number) {
+                    break;
+                }
+                if silent.load(Relaxed) || exit::is_exiting() || helper::is_caller() {
+                    return None;
+                }
+                if begun.elapsed() >= PATIENCE {
+                    silent.store(true, Relaxed);
+                    return None;
+                }
+                sys::futex_wait(&control.context_answer, seen, RECHECK);
+                if reaches(control.context_answer.load(Acquire), number) {
+                    break;
+                }
+            }
+            match control.context_missing.load(Relaxed) {
+                CONTEXT_CHANGED => {}
+                CONTEXT_UNKNOWN => return None,
+                missing => return Some(missing.cast_signed()),
+            }
+        }
+        None
+    }
+}
+
+/// Publishes a request; returns its number.
+fn put(usage: &UsageDevice, word: u32) -> u32 {
+    usage.context_kind.store(word, Relaxed);
+    usage.context_request.fetch_add(1, Release).wrapping_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::block;
+    use gcgroup_abi::{Control, NO_LIMIT};
+    use std::thread;
+
+    const ESTIMATE: u64 = 60;
+
+    /// Returns a process with a limit of 100 bytes, on a device where a primary context is expected to take
+    /// [`ESTIMATE`], and the daemon's view of its control block.
+    fn limited() -> (&'static Memory, &'static Control) {
+        let memory = Memory::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        for device in &control.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+        }
+        control.memory_limit.store(100, Relaxed);
+        control.measures_contexts.store(1, Relaxed);
+        control.devices[0].context_estimate[0].store(ESTIMATE, Relaxed);
+        // The program's first device has the daemon's number 0.
+        control.nr_devices.store(1, Relaxed);
+        control.devices[0].uuid[0].store(1, Relaxed);
+        control.publish();
+        let local = LocalDevice::of(0).unwrap();
+        memory.session.devices.of_test(memory.control(), local, [1, 0]);
+        memory.adopt(&file);
+        (memory, control)
+    }
+
+    /// Makes a primary context with that number while the daemon answers `missing`.
+    fn make(memory: &Memory, control: &Control, number: u32, missing: i64) -> Result<(), CUerror> {
+        let device = &memory.usage().devices[0];
+        let asked = device.context_request.load(Relaxed).wrapping_add(1);
+        thread::scope(|scope| {
+            let making = scope.spawn(|| {
+                let turn = memory.make_context(LocalDevice::of(0).unwrap());
+                turn.charge(&[ContextKind::Primary])?.settle(number)
+            });
+            while device.context_request.load(Acquire) != asked && !making.is_finished() {
+                thread::yield_now();
+            }
+            assert!(device.unsettled.load(Relaxed) & 0xffff_ffff <= 1);
+            let answered = &control.devices[0];
+            answered.context_missing.store(missing.cast_unsigned(), Relaxed);
+            answered.context_answer.store(asked, Release);
+            sys::futex_wake(&answered.context_answer);
+            making.join().unwrap()
+        })
+    }
+
+    /// Returns what is charged, what of it for contexts, and what of that is estimated.
+    fn charged(memory: &Memory) -> [u64; 3] {
+        let device = &memory.usage().devices[0];
+        [
+            &device.memory_current,
+            &device.context_charged,
+            &device.context_estimated,
+        ]
+        .map(|word| word.load(Relaxed))
+    }
+
+    #[test]
+    fn charge_of_context_becomes_its_measured_size() {
+        let (memory, control) = limited();
+        assert!(make(memory, control, 1, 40).is_ok());
+        assert_eq!(charged(memory), [100, 100, 0]);
+        memory.context_uncharged(1);
+        assert_eq!(charged(memory), [0; 3]);
+        assert!(make(memory, control, 2, -20).is_ok());
+        assert_eq!(charged(memory), [40, 40, 0]);
+        memory.context_uncharged(2);
+        assert_eq!(charged(memory), [0; 3]);
+        assert_eq!(memory.usage().devices[0].unsettled.load(Relaxed) & 0xffff_ffff, 0);
+    }
+
+    #[test]
+    fn context_larger_than_the_limit_is_refused_after_its_measurement() {
+        let (memory, control) = limited();
+        assert_eq!(make(memory, control, 1, 41), Err(CUerror::OUT_OF_MEMORY));
+        assert_eq!(charged(memory), [ESTIMATE, ESTIMATE, ESTIMATE], "it exists still");
+        memory.context_uncharged(1);
+        assert_eq!(charged(memory), [0; 3]);
+    }
+
+    #[test]
+    fn estimate_beyond_the_limit_is_refused_at_once_and_reported() {
+        let (memory, control) = limited();
+        control.memory_limit.store(ESTIMATE - 1, Relaxed);
+        let turn = memory.make_context(LocalDevice::of(0).unwrap());
+        assert!(turn.charge(&[ContextKind::Primary]).is_err());
+        assert_eq!(charged(memory), [0; 3]);
+        let device = &memory.usage().devices[0];
+        let word = ContextKind::of_word(device.context_kind.load(Relaxed));
+        assert_eq!(word, (Some(ContextKind::Primary), true));
+        assert_eq!(device.context_request.load(Relaxed), 1);
+        assert_eq!(memory.usage().nr_oom.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn failed_context_is_uncharged() {
+        let (memory, _) = limited();
+        let turn = memory.make_context(LocalDevice::of(0).unwrap());
+        let made = turn.charge(&[ContextKind::Primary]).unwrap();
+        assert_eq!(charged(memory), [ESTIMATE; 3]);
+        drop(made);
+        assert_eq!(charged(memory), [0; 3]);
+    }
+
+    #[test]
+    fn estimate_stands_without_an_answer() {
+        let (memory, control) = limited();
+        assert!(make(memory, control, 1, CONTEXT_UNKNOWN.cast_signed()).is_ok());
+        assert_eq!(charged(memory), [ESTIMATE; 3]);
+        memory.context_uncharged(1);
+        // The daemon is silent, which is waited for once.
+        for number in [2, 3] {
+            let turn = memory.make_context(LocalDevice::of(0).unwrap());
+            let made = turn.charge(&[ContextKind::Primary]).unwrap();
+            assert!(made.settle(number).is_ok());
+            assert_eq!(charged(memory), [ESTIMATE; 3]);
+            assert!(memory.contexts.is_silent.load(Relaxed));
+            memory.context_uncharged(number);
+        }
+    }
+
+    #[test]
+    fn nothing_is_charged_without_a_limit() {
+        let (memory, control) = limited();
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        let turn = memory.make_context(LocalDevice::of(0).unwrap());
+        turn.charge(&[ContextKind::Primary]).unwrap().settle(1).unwrap();
+        assert_eq!(charged(memory), [0; 3]);
+        assert_eq!(memory.usage().devices[0].context_request.load(Relaxed), 0);
+    }
+}

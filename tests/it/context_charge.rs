@@ -1,0 +1,263 @@
+//! Tests that contexts are charged when they are made: programs that allocate at once stay within limits that
+//! hold from their start.
+//!
+//! `GCGROUP_CONTEXT_STARTS` starts of each kind (4 by default).
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use support::{Config, Governed, Mount, artifacts, c_program, wait_until};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const CONTEXT: u64 = 64 * MIB;
+const LIMIT: u64 = 512 * MIB;
+/// Small enough to find a missing charge, large enough to fill a limit soon.
+const BLOCK: u64 = MIB;
+
+fn program() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| {
+            let path = format!("-L{}", artifacts().simgpu().display());
+            c_program("contexts.c", &[&path, "-lcuda"])
+        })
+        .clone()
+}
+
+fn mount() -> Mount {
+    let config = Config::default().env("SIMGPU_DEVICES", 2);
+    Mount::with(config.env("SIMGPU_CONTEXT_MEMORY", CONTEXT))
+}
+
+fn nr_starts() -> u64 {
+    let starts = std::env::var("GCGROUP_CONTEXT_STARTS");
+    starts.map_or(4, |text| text.parse().expect("a number"))
+}
+
+/// The environment of a program.
+type Environment<'a> = &'a [(&'a str, &'a str)];
+
+/// Starts a program with these steps.
+fn start(mount: &Mount, environment: Environment<'_>, steps: &[&str]) -> Governed {
+    let mut command = mount.command(program());
+    command.envs(environment.iter().copied()).args(steps);
+    Governed::spawn(command)
+}
+
+/// Waits until a program has made its steps; returns its numbers of contexts and blocks, and what was free.
+fn done(program: &mut Governed) -> [u64; 3] {
+    let line = program.expect("done ");
+    let numbers = line.split(' ').skip(1).map(|word| word.parse().expect(&line));
+    numbers.collect::<Vec<_>>().try_into().expect("three numbers")
+}
+
+/// Checks that neither the account nor the GPUs show more than `limit` for these processes.
+#[track_caller]
+fn check(mount: &Mount, directory: &str, pids: &[i32], limit: u64) {
+    let current = mount.number(directory, "memory.current", "");
+    let truth = mount.truth();
+    let used: u64 = pids
+        .iter()
+        .map(|pid| truth.used(*pid, 0) + truth.used(*pid, 1))
+        .sum();
+    assert!(used <= limit, "{used} bytes are used, {current} charged");
+    assert!(
+        current <= limit && current >= used,
+        "{current} bytes are charged, {used} used"
+    );
+    // The last block did not fit.
+    assert!(current > limit - BLOCK - CONTEXT, "{current} bytes are charged");
+    assert_eq!(mount.number(directory, "memory.events", "over_limit"), 0);
+}
+
+/// Starts a program as often as wanted and checks it against its own limit.
+fn start_often(mount: &Mount, sizes: &[&str], steps: &[&str]) {
+    for number in 0..nr_starts() {
+        let size = sizes[usize::try_from(number).expect("a few") % sizes.len()];
+        let environment = [("GCGROUP_MEMORY_LIMIT", "512M"), ("SIMGPU_CONTEXT_SIZES", size)];
+        let mut program = start(mount, &environment, steps);
+        let [_, _, free] = done(&mut program);
+        let pid = program.pid();
+        check(mount, &pid.to_string(), &[pid], LIMIT);
+        let (first, _) = size.split_once(',').unwrap_or((size, ""));
+        let first: u64 = first.trim_end_matches('M').parse().expect("a size");
+        assert_eq!(free, LIMIT - first * MIB);
+        program.finish();
+    }
+}
+
+#[test]
+fn program_that_allocates_at_once_stays_within_its_limit() {
+    start_often(&mount(), &["64M"], &["p", "0", "f", "1048576"]);
+}
+
+#[test]
+fn changed_size_of_contexts_is_charged_at_once() {
+    start_often(&mount(), &["64M", "100M", "30M"], &["p", "0", "f", "1048576"]);
+    start_often(&mount(), &["64M", "100M", "30M"], &["c", "1", "f", "1048576"]);
+}
+
+#[test]
+fn contexts_of_different_sizes_fill_the_limit() {
+    let mut steps = ["c", "0"].repeat(31);
+    steps.extend(["f", "1048576"]);
+    start_often(&mount(), &["7M,3M,11M", "20M,50M,40M"], &steps);
+}
+
+#[test]
+fn contexts_on_two_gpus_share_the_limit() {
+    let steps = ["p", "0", "p", "1", "f", "1048576", "c", "0", "f", "1048576"];
+    start_often(&mount(), &["64M", "50M,70M"], &steps);
+}
+
+/// Fills a group with processes at once, as often as wanted.
+fn fill_group(group: &str, limited: &[(&str, u64)], nr_processes: usize, steps: &[&str]) {
+    let mount = mount();
+    std::fs::create_dir_all(mount.path().join(group)).expect("a group can be made");
+    for (directory, limit) in limited {
+        mount.write(directory, "memory.limit", &limit.to_string());
+    }
+    for number in 0..nr_starts() {
+        let size = ["64M", "64M", "20M", "90M"][usize::try_from(number).expect("a few") % 4];
+        let environment = [("GCGROUP_GROUP", group), ("SIMGPU_CONTEXT_SIZES", size)];
+        let all = (0..nr_processes).map(|_| start(&mount, &environment, steps));
+        let mut all: Vec<Governed> = all.collect();
+        let nr_contexts: u64 = all.iter_mut().map(|program| done(program)[0]).sum();
+        assert!(nr_contexts > 0, "no context fits");
+        let pids: Vec<i32> = all.iter().map(Governed::pid).collect();
+        let (directory, limit) = limited[limited.len() - 1];
+        check(&mount, directory, &pids, limit);
+        for (directory, limit) in limited {
+            assert!(mount.number(directory, "memory.current", "") <= *limit);
+        }
+        all.into_iter().for_each(|mut program| drop(program.finish()));
+        wait_until("all processes have left", || {
+            mount.number(group, "memory.current", "") == 0
+        });
+    }
+}
+
+#[test]
+fn processes_of_a_group_stay_within_its_limit() {
+    for nr_processes in [4, 8] {
+        let steps = ["p", "0", "f", "1048576"];
+        fill_group("team", &[("team", LIMIT)], nr_processes, &steps);
+    }
+}
+
+#[test]
+fn nested_limits_hold_for_contexts_on_two_gpus() {
+    let limited = [("team", 2 * LIMIT), ("team/0", LIMIT), ("team/batch", LIMIT)];
+    let steps = ["p", "0", "c", "1", "f", "1048576", "p", "0", "f", "1048576"];
+    fill_group("team/batch", &limited, 4, &steps);
+}
+
+/// Starts a program in which no call has been made, with a limit of its own.
+fn calls(mount: &Mount, limit: &str, environment: Environment<'_>) -> Calls {
+    let limit = [("GCGROUP_MEMORY_LIMIT", limit)];
+    let mut calls = Calls::with(mount, true, &[environment, &limit].concat());
+    calls.ok("cuInit 0");
+    calls
+}
+
+#[test]
+fn known_context_beyond_the_limit_is_refused_before_the_driver_is_called() {
+    let mut mount = mount();
+    let trace = mount.root().join("trace");
+    let environment = [("SIMGPU_TRACE", trace.to_str().expect("a path"))];
+    let retain = "cuDevicePrimaryCtxRetain &context 0";
+    let retained = || {
+        let trace = std::fs::read_to_string(&trace).unwrap_or_default();
+        let lines = trace.lines();
+        lines
+            .filter(|line| line.ends_with(" cuDevicePrimaryCtxRetain 0"))
+            .count()
+    };
+    // Unknown: it is made, measured, and released again.
+    let mut first = calls(&mount, "60M", &environment);
+    assert_eq!(first.call(retain), OUT_OF_MEMORY);
+    assert_eq!(retained(), 1);
+    assert_eq!(mount.truth().used(first.pid(), 0), 0);
+    let dir = Dir::of(&mount, first.pid());
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.key("memory.events", "oom"), 1);
+    // The next daemon knows the size as well.
+    let journal = mount.state_dir().join("settings.jsonl");
+    wait_until("the size is stored", || {
+        std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("67108864"))
+    });
+    mount.kill9();
+    mount.restart();
+    let mut second = calls(&mount, "60M", &environment);
+    assert_eq!(second.call(retain), OUT_OF_MEMORY);
+    assert_eq!(retained(), 1, "the driver was called");
+    // A size for which a context was refused may be wrong: the next context is measured.
+    assert_eq!(second.call(retain), OUT_OF_MEMORY);
+    assert_eq!(retained(), 2);
+    assert_eq!(mount.truth().used(second.pid(), 0), 0);
+}
+
+#[test]
+fn primary_context_is_charged_while_it_is_retained() {
+    let mount = mount();
+    let retain = "cuDevicePrimaryCtxRetain &context 0";
+    let mut calls = calls(&mount, "64M", &[]);
+    calls.ok(retain);
+    let dir = Dir::of(&mount, calls.pid());
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    assert_eq!(dir.number("memory.peak"), CONTEXT);
+    assert_eq!(dir.key("memory.stat", "context"), CONTEXT);
+    assert_eq!(dir.key("memory.stat", "context_estimated"), 0);
+    assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
+    calls.ok("cuCtxSetCurrent $context");
+    assert_eq!(calls.call("cuMemAlloc_v2 &block 1"), OUT_OF_MEMORY);
+    // The second holder makes no context.
+    calls.ok(retain);
+    calls.ok("cuDevicePrimaryCtxRelease_v2 0");
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    calls.ok("cuDevicePrimaryCtxRelease_v2 0");
+    assert_eq!(dir.number("memory.current"), 0);
+    calls.ok(retain);
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    calls.ok("cuDevicePrimaryCtxReset_v2 0");
+    assert_eq!(dir.number("memory.current"), 0);
+}
+
+#[test]
+fn created_context_without_room_is_destroyed_again() {
+    let mount = mount();
+    let mut calls = calls(&mount, "100M", &[]);
+    calls.ok("cuCtxCreate_v2 &first 0 0");
+    assert_eq!(calls.call("cuCtxCreate_v2 &second 0 0"), OUT_OF_MEMORY);
+    assert_eq!(mount.truth().used(calls.pid(), 0), CONTEXT);
+    let dir = Dir::of(&mount, calls.pid());
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    // The first one is current still.
+    calls.ok(&format!("cuMemAlloc_v2 &block {}", 36 * MIB));
+    calls.ok("cuCtxDestroy_v2 $first");
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(mount.truth().used(calls.pid(), 0), 0);
+}
+
+#[test]
+fn modules_that_exceed_the_limit_are_counted() {
+    let mount = mount();
+    let mut calls = calls(&mount, "100M", &[("SIMGPU_CODE_SIZE", "50M")]);
+    calls.ok("cuDevicePrimaryCtxRetain &context 0");
+    calls.ok("cuCtxSetCurrent $context");
+    let dir = Dir::of(&mount, calls.pid());
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    // An empty module in PTX.
+    let ptx = b".version 7.8\n.target sm_75\n.address_size 64\n";
+    let bytes: String = ptx.iter().map(|byte| format!("{byte:02x}")).collect();
+    calls.fill("code", &bytes);
+    calls.ok("cuModuleLoadData &module &code");
+    wait_until("the module is measured", || {
+        dir.key("memory.stat", "context") == CONTEXT + 50 * MIB
+    });
+    assert_eq!(dir.key("memory.events", "over_limit"), 1);
+    assert_eq!(calls.call("cuMemAlloc_v2 &block 1"), OUT_OF_MEMORY);
+}

@@ -1,0 +1,90 @@
+//! Device memory that contexts and modules take. A process reads for itself:
+//!
+//! - `SIMGPU_CONTEXT_SIZES`: bytes of its contexts in the order in which they are made, separated by commas;
+//!   the last number holds for all further ones. Unset: the machine's `SIMGPU_CONTEXT_MEMORY`.
+//! - `SIMGPU_GREEN_SIZE`: bytes of a green context, 0 by default.
+//! - `SIMGPU_CODE_SIZE`: bytes of the code of a module. If set, modules take these and their variables from
+//!   the time when they are loaded.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use simgpu::Held;
+use simgpu::config::parse_bytes;
+
+use crate::abi::CUerror;
+use crate::error::OUT_OF_MEMORY;
+use crate::image::Image;
+use crate::process::Process;
+
+struct Costs {
+    contexts: Vec<u64>,
+    green: u64,
+    code: Option<u64>,
+    nr_contexts: AtomicUsize,
+}
+
+fn costs() -> &'static Costs {
+    static COSTS: OnceLock<Costs> = OnceLock::new();
+    COSTS.get_or_init(|| {
+        let number = |name: &str| std::env::var(name).ok().as_deref().and_then(parse_bytes);
+        let contexts = std::env::var("SIMGPU_CONTEXT_SIZES").unwrap_or_default();
+        Costs {
+            contexts: contexts.split(',').filter_map(parse_bytes).collect(),
+            green: number("SIMGPU_GREEN_SIZE").unwrap_or(0),
+            code: number("SIMGPU_CODE_SIZE"),
+            nr_contexts: AtomicUsize::new(0),
+        }
+    })
+}
+
+/// Bytes charged to the process until dropped.
+pub(crate) struct Charged {
+    process: &'static Process,
+    index: usize,
+    bytes: u64,
+}
+
+impl Charged {
+    /// Charges a new context on the device with that index.
+    pub(crate) fn context(process: &'static Process, index: usize) -> Result<Charged, CUerror> {
+        let Costs {
+            contexts,
+            nr_contexts,
+            ..
+        } = costs();
+        let number = nr_contexts.fetch_add(1, Relaxed);
+        let bytes = contexts.get(number).or(contexts.last()).copied();
+        let bytes = bytes.unwrap_or(process.member.machine().config().context_memory);
+        Charged::new(process, index, bytes)
+    }
+
+    /// Charges a new green context.
+    pub(crate) fn green(process: &'static Process, index: usize) -> Result<Charged, CUerror> {
+        Charged::new(process, index, costs().green)
+    }
+
+    /// Charges a module that is being loaded.
+    pub(crate) fn module(process: &'static Process, index: usize, image: &Image) -> Result<Charged, CUerror> {
+        let variables: u64 = image.globals.iter().map(|(_, bytes)| bytes).sum();
+        Charged::new(process, index, costs().code.map_or(0, |code| code + variables))
+    }
+
+    fn new(process: &'static Process, index: usize, bytes: u64) -> Result<Charged, CUerror> {
+        if !process.member.try_charge(index, Held::Context, bytes) {
+            return Err(OUT_OF_MEMORY);
+        }
+        Ok(Charged {
+            process,
+            index,
+            bytes,
+        })
+    }
+}
+
+impl Drop for Charged {
+    fn drop(&mut self) {
+        let member = &self.process.member;
+        member.uncharge(self.index, Held::Context, self.bytes);
+    }
+}
