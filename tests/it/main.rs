@@ -35,6 +35,8 @@ mod delegation;
 #[cfg(test)]
 mod descriptors;
 #[cfg(test)]
+mod device_stat;
+#[cfg(test)]
 mod disk;
 #[cfg(test)]
 mod docs;

@@ -12,6 +12,7 @@ mod claims;
 mod contexts;
 mod counter_records;
 mod counters;
+mod device_stat;
 mod devices;
 mod directory;
 mod edit;
@@ -66,6 +67,7 @@ pub use change::Change;
 pub use contexts::{ContextRequest, Measured};
 pub use counter_records::add_to_ancestors;
 pub use counters::Counter;
+pub use device_stat::{DeviceSample, DeviceStat};
 pub use devices::Host;
 pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Level, Owner, ProcessId};
 pub use edit::Edit;
@@ -142,6 +144,8 @@ pub struct State {
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
     contexts: contexts::Contexts,
+    /// By device.
+    device_samples: Vec<DeviceSample>,
     /// Number of existing groups that each user has created.
     nr_made: HashMap<u32, usize>,
     /// Policy in force until `compute.policy` is written.
@@ -183,6 +187,7 @@ impl Tree {
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
             contexts: contexts::Contexts::default(),
+            device_samples: Vec::new(),
             nr_made: HashMap::new(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),

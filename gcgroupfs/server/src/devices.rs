@@ -9,13 +9,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as Handle, Nvml};
 use tracing::{debug, info, warn};
 
 use crate::overhead::Source;
-use gcgroupfs_model::tree::Device;
+use gcgroupfs_model::tree::{Device, DeviceSample};
 
 /// Lists the devices in NVML's order (that of PCI addresses). A GPU in MIG mode is replaced by its instances,
 /// in their order, since it cannot be used as a whole; the daemon never changes that mode.
@@ -198,6 +199,20 @@ impl Source for Holders {
             .inspect_err(|error| debug!("device {device} does not report free memory: {error}"))
             .ok()
             .map(|memory| memory.free)
+    }
+
+    fn sample(&self, device: usize) -> DeviceSample {
+        let uuid = self.uuids.get(device).map_or("", String::as_str);
+        let Ok(handle) = self.nvml.device_by_uuid(uuid) else {
+            return DeviceSample::default();
+        };
+        // Of an instance, NVML tells the memory only.
+        DeviceSample {
+            used: handle.memory_info().ok().map(|memory| memory.used),
+            utilization: handle.utilization_rates().ok().map(|rates| rates.gpu),
+            temperature: handle.temperature(TemperatureSensor::Gpu).ok(),
+            power: handle.power_usage().ok(),
+        }
     }
 
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>> {

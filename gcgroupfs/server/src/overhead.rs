@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use self::device_search::DeviceSearch;
 use self::samples::Samples;
-use gcgroupfs_model::tree::{Device, Listener, Notice, Sight, Tree};
+use gcgroupfs_model::tree::{Device, DeviceSample, Listener, Notice, Sight, Tree};
 
 /// Time between samples of all processes, while there are any.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -58,6 +58,11 @@ pub trait Source: Send {
     /// Returns the free bytes of a device; `None` if the device cannot be asked.
     fn free(&self, _device: usize) -> Option<u64> {
         None
+    }
+
+    /// Returns what the device reports about itself.
+    fn sample(&self, _device: usize) -> DeviceSample {
+        DeviceSample::default()
     }
 
     /// Returns the devices that have appeared since the last call, in the order of their numbers.

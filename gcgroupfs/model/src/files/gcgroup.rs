@@ -9,6 +9,15 @@ use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, On};
 use crate::text::{flat_keyed, parse_pid, word};
 use crate::tree::View;
 
+/// A list that a scan of all devices fills.
+const AUDIT: Asked = Asked {
+    is_list: true,
+    ask: |view| view.ask_audit(),
+    is_answered: |view| view.has_audit(),
+    // NVML is queried, which may take long the first time.
+    patience: Duration::from_secs(3),
+};
+
 pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "devices",
@@ -18,6 +27,16 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "The GPUs in NVML's order, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME. INDEX names the \
               device's directories. A GPU in MIG mode is replaced by its instances, each with an INDEX of its own; \
               instances made since the daemon started are listed last, once a process uses one or after SIGHUP.",
+    },
+    ControlFile {
+        name: "devices.stat",
+        on: On::ROOT,
+        contents: Contents::Asked(AUDIT),
+        io: Read(|view| Ok(view.device_stats().map(|stat| format!("{stat}\n")).collect())),
+        doc: "One line for each GPU: the index, then KEY=VALUE pairs: memory_total and memory_used (bytes, as NVML shows \
+              them), memory_charged (bytes charged to governed processes), utilization (percent of the last sampling \
+              period), temperature (degrees Celsius), power_mw (milliwatts), governed and unmanaged (numbers of \
+              processes that use the GPU). What NVML does not tell is unknown. Sampled when read, at most once a second.",
     },
     ControlFile {
         name: "exited",
@@ -30,13 +49,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "unmanaged",
         on: On::ROOT,
-        contents: Contents::Asked(Asked {
-            is_list: true,
-            ask: |view| view.ask_audit(),
-            is_answered: |view| view.has_audit(),
-            // NVML is queried, which may take long the first time.
-            patience: Duration::from_secs(3),
-        }),
+        contents: Contents::Asked(AUDIT),
         io: Read(|view| Ok(view.unmanaged().iter().map(|one| format!("{one}\n")).collect())),
         doc: "Processes that use a GPU without the library, or not as they claim, as NVML shows them; one line for \
               each process and GPU: the pid, then KEY=VALUE pairs. reason is no_hook (bytes is all that it holds \

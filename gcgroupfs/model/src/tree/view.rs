@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
-    Counter, Device, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums, Unmanaged,
-    enforce, sums,
+    Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums,
+    Unmanaged, enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -48,6 +48,11 @@ impl<'a> View<'a> {
 
     pub fn devices(&self) -> &[Device] {
         &self.state.devices
+    }
+
+    /// Returns the lines of `devices.stat`.
+    pub fn device_stats(&self) -> impl Iterator<Item = DeviceStat> {
+        self.state.device_stats()
     }
 
     /// Returns the processes that left last, latest first.

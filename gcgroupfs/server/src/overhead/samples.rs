@@ -25,6 +25,8 @@ pub(super) struct Samples {
     asked: u64,
     /// Time at which counts were last written.
     written: Option<Instant>,
+    /// Time of the last samples of devices.
+    sampled: Option<Instant>,
 }
 
 /// A look at one device.
@@ -62,6 +64,11 @@ impl Samples {
         let found = self.audit.take();
         if !can_tell {
             return Some(PAUSE);
+        }
+        if asked != self.asked && self.sampled.is_none_or(|when| when.elapsed() >= PERIOD) {
+            let samples = (0..tree.nr_devices()).map(|device| source.sample(device));
+            tree.set_device_samples(samples.collect());
+            self.sampled = Some(Instant::now());
         }
         tree.set_unmanaged(found, asked);
         self.asked = asked;
