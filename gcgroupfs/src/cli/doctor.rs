@@ -49,7 +49,7 @@ enum Level {
     Fail,
 }
 
-/// Result of a check.
+/// A fact that a check found, and what to do about it.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     level: Level,
