@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use gcgroup_abi::VERSION;
 use gcgroup_abi::message::RegistrationReply;
@@ -140,6 +140,27 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
             governed_pids(&mount).is_empty()
         });
     }
+}
+
+#[test]
+fn required_program_is_refused_where_the_hook_cannot_be_loaded() {
+    let mount = Mount::new();
+    let missing = mixed(false);
+    fs::copy(artifacts().preload(), missing.path().join("libgcgroup.so")).expect("the file can be copied");
+    fs::remove_file(missing.path().join("libgcgroup_hook.so")).expect("the file is there");
+    let of_another_version = old_libraries();
+    let preload = of_another_version.path().join("libgcgroup.so");
+    fs::copy(artifacts().preload(), preload).expect("the file can be copied");
+    for libraries in [&missing, &of_another_version] {
+        for (required, answer) in [("1", " 802\n"), ("0", " 0\n")] {
+            let mut command = with_old_libraries(&mount, libraries);
+            command.env("GCGROUP_REQUIRED", required).stdin(Stdio::null());
+            let output = command.output().expect("the command runs");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.starts_with("ready ") && said.ends_with(answer), "{said}");
+        }
+    }
+    assert!(governed_pids(&mount).is_empty());
 }
 
 /// Tests a program that loaded the preload library before an upgrade and loads the hook later, at its first

@@ -1,10 +1,14 @@
 //! Environment variables of governed programs: one row each. The hook and the command line take names from
 //! here, and the manual page its entries.
 
+use core::ffi::CStr;
+
 /// Row of the table of environment variables.
 #[derive(Debug)]
 pub struct Variable {
     pub name: &'static str,
+    /// The name as getenv(3) takes it.
+    pub c_name: &'static CStr,
     /// Value as the manual page shows it: in capitals a placeholder.
     pub value: &'static str,
     /// Programs that read it: `hook`, `gcgroupfs`, or both.
@@ -19,6 +23,10 @@ macro_rules! variables {
             $(#[doc = $doc])*
             pub const $name: Variable = Variable {
                 name: stringify!($name),
+                c_name: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                },
                 value: $value,
                 readers: $readers,
                 doc: concat!($($doc),*),
@@ -37,7 +45,7 @@ variables! {
     /// gives.
     GCGROUP_GROUP = "NAME", "hook, gcgroupfs";
     /// With 1, cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY unless a daemon governs the process in its
-    /// group.
+    /// group. If the hook cannot be loaded, every CUDA function does.
     GCGROUP_REQUIRED = "1", "hook";
     /// First value of memory.limit. Holds without a daemon too.
     GCGROUP_MEMORY_LIMIT = "SIZE", "hook";

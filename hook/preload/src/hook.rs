@@ -10,6 +10,7 @@ use core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
+use gcgroup_abi::environment::GCGROUP_REQUIRED;
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
 use crate::{arch, descriptors, elf, objects};
@@ -17,9 +18,11 @@ use crate::{arch, descriptors, elf, objects};
 const RTLD_NOW: c_int = 2;
 const FILE: &[u8] = b"libgcgroup_hook.so\0";
 const LONGEST_PATH: usize = 4096;
+const CUDA_ERROR_SYSTEM_NOT_READY: c_int = 802;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Getenv = unsafe extern "C" fn(*const c_char) -> *const c_char;
 type Dlerror = unsafe extern "C" fn() -> *mut c_char;
 type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
 
@@ -35,13 +38,38 @@ static BRIDGE: [AtomicUsize; size_of::<Bridge>() / 8] =
     [const { AtomicUsize::new(0) }; size_of::<Bridge>() / 8];
 
 /// Returns the hook's function in place of the driver's at `found`; for other names or without a hook,
-/// `found`.
+/// `found`. Without a hook, a program that must be governed gets a function that refuses, for each CUDA name.
 pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void {
     match resolve() {
         // SAFETY: a C string and what a look-up of it found.
         Some(resolve) => unsafe { resolve(name, found) },
+        None if is_cuda(name) && is_required() => refuse as *mut c_void,
         None => found,
     }
+}
+
+fn is_cuda(name: *const c_char) -> bool {
+    elf::bytes(name).next() == Some(b'c')
+}
+
+/// Returns whether the environment demands that the program is governed (`GCGROUP_REQUIRED`). As the hook
+/// does, ignores the environment of a program that runs with elevated privileges.
+fn is_required() -> bool {
+    let Some(address) = objects::c_library(c"secure_getenv".as_ptr()) else {
+        return false;
+    };
+    // SAFETY: the C library's function of this name.
+    let getenv = unsafe { core::mem::transmute::<*mut c_void, Getenv>(address) };
+    // SAFETY: a C string. The result is read at once; a program that changes its environment in another thread
+    // at this moment races with every other reader of the environment as well.
+    let value = unsafe { getenv(GCGROUP_REQUIRED.c_name.as_ptr()) };
+    !value.is_null() && elf::bytes(value).eq([b'1'])
+}
+
+/// Replaces any CUDA function where the hook cannot be loaded and the program must be governed. The calling
+/// convention allows it to ignore its arguments.
+extern "C" fn refuse() -> c_int {
+    CUDA_ERROR_SYSTEM_NOT_READY
 }
 
 /// Returns whether the answers of [`substitute`] are final. They are not while the program has no descriptor
