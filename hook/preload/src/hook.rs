@@ -60,8 +60,8 @@ fn is_required() -> bool {
     };
     // SAFETY: the C library's function of this name.
     let getenv = unsafe { core::mem::transmute::<*mut c_void, Getenv>(address) };
-    // SAFETY: a C string. The result is read at once; a program that changes its environment in another thread
-    // at this moment races with every other reader of the environment as well.
+    // SAFETY: a C string. The result is read at once; a program that changes its environment in another
+    // thread at this moment races with every other reader of the environment as well.
     let value = unsafe { getenv(GCGROUP_REQUIRED.c_name.as_ptr()) };
     !value.is_null() && elf::bytes(value).eq([b'1'])
 }
