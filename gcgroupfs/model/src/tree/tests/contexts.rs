@@ -150,7 +150,7 @@ fn growth_beyond_limits_is_counted_once() {
     let before = counts();
     for (bytes, more) in [(1000, 0), (1001, 1), (2000, 1), (900, 1), (1001, 2)] {
         world.tree.set_overhead(id, 0, bytes);
-        // A process counts those of its devices as well, a group those of its processes, a group above the same.
+        // A process counts those of its devices as well, and a group those of its processes.
         let now = counts().into_iter().zip(before).map(|(now, before)| now - before);
         assert_eq!(now.collect::<Vec<_>>(), [2 * more, more, 3 * more, 3 * more]);
     }
