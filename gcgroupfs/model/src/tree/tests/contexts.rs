@@ -109,20 +109,18 @@ fn sizes_are_written_once_and_restored() {
 #[test]
 fn sizes_of_few_users_are_kept() {
     let world = World::new(1);
-    let mut all = Vec::new();
-    for uid in 0..300 {
+    for uid in 0..100 {
         let identity = Identity {
             uid,
             ..identity(100 + uid)
         };
         let id = world.tree.join(identity, blocks(), Settings::default());
         make(&world, id, Some(ContextKind::Primary), (0, 5));
-        all.push(id);
     }
     let kept = world.tree.state.lock().contexts.saved().len();
-    assert_eq!(kept, 256);
+    assert_eq!(kept, 64);
     let identity = Identity {
-        uid: 299,
+        uid: 99,
         ..identity(500)
     };
     let id = world.tree.join(identity, blocks(), Settings::default());
