@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::slots::switch;
+use super::context_switch::switch;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;

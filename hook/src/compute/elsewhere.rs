@@ -1,5 +1,5 @@
 //! Submissions that concern another device than the thread's current one: by their stream, by a context or
-//! memory that they name, or by a node of a graph (`reach`).
+//! memory that they name, or by a node of a graph (`graph_devices`).
 //!
 //! A thread checks only the gate of its current device. So while any device of a process with several devices
 //! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. `Inside`

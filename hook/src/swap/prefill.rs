@@ -20,13 +20,13 @@ const A_MOMENT: Duration = Duration::from_millis(20);
 const LEFT: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Prefill {
     /// Most bytes to make (`GCGROUP_SWAP_AHEAD`).
     bytes: u64,
     next: Instant,
 }
 
-impl Ahead {
+impl Prefill {
     pub(super) fn new(bytes: u64) -> Self {
         Self {
             bytes,
