@@ -233,6 +233,7 @@ mod unread_log;
 mod variables;
 #[cfg(test)]
 mod versions;
+mod visible;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

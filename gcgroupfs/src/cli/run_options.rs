@@ -28,7 +28,7 @@ fn argument(setting: &'static Setting, option: &'static RunOption) -> Arg {
     let argument = Arg::new(option.name).long(option.name).help(option.help);
     let value = match setting.kind {
         Kind::Flag => return argument.action(ArgAction::SetTrue),
-        Kind::Bytes => "SIZE",
+        Kind::Bytes | Kind::Visible => "SIZE",
         Kind::Number { .. } => "N",
         Kind::Quota => "QUOTA",
     };
@@ -91,7 +91,7 @@ mod tests {
         for (setting, option) in all() {
             let (argument, value) = match setting.kind {
                 Kind::Flag => (format!("--{}", option.name), "1"),
-                Kind::Bytes => (format!("--{}=8K", option.name), "8192"),
+                Kind::Bytes | Kind::Visible => (format!("--{}=8K", option.name), "8192"),
                 Kind::Number { .. } => (format!("--{}=3", option.name), "3"),
                 Kind::Quota => (format!("--{}=1000", option.name), "1000 100000"),
             };

@@ -21,4 +21,5 @@ pub(crate) mod streams;
 pub(crate) mod submit;
 pub(crate) mod swap;
 pub(crate) mod synchronize;
+mod visible;
 pub(crate) mod vmm;

@@ -63,6 +63,27 @@ impl Swap {
         on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
     }
 
+    /// Returns the bytes of a device that have been swapped out, and those that may still be, by
+    /// `memory.swap.max` of the process and of its groups and by the host's memory.
+    pub(crate) fn visible(&self, index: usize) -> (u64, u64) {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return (0, 0);
+        };
+        let swapped = usage.swap_current.load(Relaxed);
+        if !self.is_on() || self.is_host_no_use() {
+            return (swapped, 0);
+        }
+        let granted = usage.swap_granted.load(Relaxed);
+        let granted = granted.saturating_sub(usage.swap_charged.load(Relaxed));
+        let by_groups = granted.saturating_add(control.swap_group_room.load(Relaxed));
+        (
+            swapped,
+            self.swap_room(index).min(by_groups).min(self.room_on_host()),
+        )
+    }
+
     /// Counts a new block, charged in slot `index`.
     pub(super) fn enter_block(&self, block: &Block, index: usize) {
         self.memory.count_in(&entry(block, index));

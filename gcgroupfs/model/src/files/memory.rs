@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, parse_bytes, value};
-use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, Sums, Swapped, View, all_counters};
+use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters};
 
 pub(super) const FILES: &[ControlFile] = &[
     ControlFile::of(MEMORY_LIMIT),
@@ -32,6 +32,7 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "Bytes of device allocations that are in host memory now.",
     },
     ControlFile::of(MEMORY_SWAP_MAX),
+    ControlFile::of(MEMORY_VISIBLE),
     ControlFile {
         name: "memory.reclaim",
         on: On::GOVERNED,

@@ -133,6 +133,11 @@ impl Settings {
         self.at(device)?.get(setting).value
     }
 
+    /// Returns the value of a setting that [inherits](Setting::inherits): of the device, else of the whole.
+    pub fn nearest(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+        self.own(setting, device).or_else(|| self.own(setting, None))
+    }
+
     /// Returns the last value that root has set for it.
     fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
         self.at(device)?.get(setting).root

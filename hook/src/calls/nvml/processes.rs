@@ -105,12 +105,12 @@ fn own<T: Holder>(whole: Result<Whole<T>, CUerror>, seen: Seen, computes: bool) 
 mod tests {
     use super::super::seen::Own;
     use super::*;
+    use crate::calls::visible::Visible;
     use crate::driver::nvml::nvmlProcessInfo_v2_t;
 
     fn seen(current: u64) -> Seen {
         Seen {
-            total: 1000,
-            free: 1000 - current,
+            visible: Visible::limit(1000),
             current,
             peak: current,
             own: Own { pid: 7, outside: 700 },

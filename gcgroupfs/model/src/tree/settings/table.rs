@@ -1,9 +1,9 @@
 //! The table of settings. From a row follow the control file's formats, the journal's records, what rules and
 //! `gcgroupfs run` may set, root's bounds, and the manual.
 
-use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::environment::{GCGROUP_FREEZE, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_SWAP};
 use gcgroup_abi::message::Hello;
+use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 
 use super::{Kind, Tighter, Value};
 use crate::error::Result;
@@ -93,6 +93,7 @@ impl Eq for Setting {}
 pub const SETTINGS: &[&Setting] = &[
     MEMORY_LIMIT,
     MEMORY_SWAP_MAX,
+    MEMORY_VISIBLE,
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
@@ -141,6 +142,23 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
           otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
           bound for its processes together.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_VISIBLE: &Setting = &Setting {
+    name: "memory.visible",
+    key: "memory_visible",
+    kind: Kind::Visible,
+    default: Value::Number(VISIBLE_LIMIT),
+    tighter: Tighter::Any,
+    inherits: true,
+    shown: Some(|view| view.memory_visible()),
+    publish: Some(enforce::memory_visible),
+    doc: "The device memory that the program is shown, by cuMemGetInfo, cuDeviceTotalMem and NVML; limits are \
+          unaffected. limit: the smallest limit that applies, or the device's memory. swap: in addition as much \
+          host memory as memory.swap.max and the host allow, of a process started with --swap; a program that \
+          sizes itself by what is free then uses it. Or bytes, as 8G. What is shown as free is never more than \
+          would be granted. A group's value holds for those of its processes that have none.",
     ..Setting::PLAIN
 };
 
