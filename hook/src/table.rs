@@ -378,31 +378,31 @@ hooks! {
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses, true, next);
     fn nvmlDeviceGetComputeRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, true, next);
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, true, next);
     fn nvmlDeviceGetGraphicsRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, false, next);
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, false, next);
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, false, next);
     fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t,
     ) @0 => |next| nvml::processes::details(device, list, next);

@@ -1,6 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use super::{Entity, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
+use super::{Entity, Group, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
 /// Initial state of a transient group.
@@ -74,9 +74,19 @@ impl State {
 
     /// Changes the number of holds of a group and of those above. A held group counts as populated.
     fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
+        self.change_standing(id, |group| group.nr_holds = count(group.nr_holds), notices);
+    }
+
+    /// Changes a group and those above, and adds notices where `gcgroup.events` changes.
+    pub(super) fn change_standing(
+        &mut self,
+        id: GroupId,
+        change: impl Fn(&mut Group),
+        notices: &mut Vec<Notice>,
+    ) {
         let nr_devices = self.devices.len();
         self.each_above(Some(id), |group| {
-            group.nr_holds = count(group.nr_holds);
+            change(group);
             if group.note_standing(nr_devices) {
                 notices.push(Notice::GroupEvents(group.id));
             }
