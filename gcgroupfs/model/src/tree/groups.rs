@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::saved::Made;
+use super::settings::MEMORY_SWAP_MAX;
 use super::{
     Access, Caller, Change, DIRECTORY_MODE, Device, Directory, Entity, Group, GroupId, NewGroup, Notice,
     Owner, ProcessId, Saved, Settings, State, Transient, Tree, enforce,
@@ -94,6 +95,15 @@ impl Tree {
     /// settings in a group, on all devices together.
     pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
         self.state.lock().least_priority(settings, group, None)
+    }
+
+    /// Returns whether processes that start in a group can swap without having asked: root has set
+    /// `memory.swap.max` of the group, or else of the nearest one above, to more than 0.
+    pub fn enables_swap(&self, group: Option<GroupId>) -> bool {
+        let state = self.state.lock();
+        let groups = state.chain(group).into_iter();
+        let mut set = groups.filter_map(|id| state.groups.get(&id)?.settings.root(MEMORY_SWAP_MAX, None));
+        set.next().is_some_and(|bytes| bytes.number() != 0)
     }
 
     /// Returns the persistent state of a process, or `None` if it has left.

@@ -8,7 +8,7 @@ use super::super::initial_group::{Credentials, GroupFacts, InitialGroup, find_in
 use super::Registry;
 use crate::journal::Key;
 use gcgroupfs_model::rules::Verdict;
-use gcgroupfs_model::tree::{GroupId, Saved, Settings};
+use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Saved, Settings, Value};
 use gcgroupfs_sys::process::{self, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
@@ -89,9 +89,12 @@ impl Registry {
     fn settings_of(&mut self, first: &FirstRegistration<'_>, group: Option<GroupId>) -> Settings {
         let mut settings = first.verdict.process.settings();
         let bound = (!first.who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
-        if let Some(least) = settings.apply_request(first.hello, bound)
-            && self.may_log_of(first.who.uid)
-        {
+        let raised = settings.apply_request(first.hello, bound);
+        if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
+            // Cannot fail: there is no bound yet.
+            let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
+        }
+        if let Some(least) = raised.filter(|_| self.may_log_of(first.who.uid)) {
             warn!(
                 "{} ({}) of user {} does not get priority {}: {least} is the lowest number that its user may set",
                 first.pid, first.stat.comm, first.who.uid, first.hello.priority
