@@ -48,7 +48,7 @@ pub mod fixture;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +59,7 @@ use self::devices::Devices;
 use self::grants::{Grants, Resource};
 use crate::arbiter::Policy;
 use crate::error::Result;
+use crate::user_counts::UserCounts;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
@@ -140,7 +141,7 @@ pub struct State {
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
     /// Number of existing groups that each user has created.
-    nr_made: HashMap<u32, usize>,
+    nr_made: UserCounts,
     /// Policy in force until `compute.policy` is written.
     default_policy: &'static Policy,
     /// Boxed, because the map moves its values and has spare capacity.
@@ -179,7 +180,7 @@ impl Tree {
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
-            nr_made: HashMap::new(),
+            nr_made: UserCounts::default(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),

@@ -64,7 +64,7 @@ pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
-    let removed = hook.compute.graph_devices.graph_gone(graph);
+    let removed = hook.compute.graph_devices.remove_graph(graph);
     let result = next();
     if result.is_err() {
         hook.compute.graph_devices.put_back(removed);

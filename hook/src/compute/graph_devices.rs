@@ -191,8 +191,8 @@ impl GraphDevices {
     }
 
     /// Removes and returns what was recorded of a graph and of the graphs in its conditional nodes, which go
-    /// with it.
-    fn forget(&self, graph: CUgraph) -> Vec<(usize, GraphFacts)> {
+    /// with it; `put_back` undoes it.
+    pub(crate) fn remove_graph(&self, graph: CUgraph) -> RemovedGraphs {
         let mut graphs = self.graphs.write();
         let (mut left, mut removed) = (vec![graph.0.addr()], Vec::new());
         while let Some(graph) = left.pop() {
@@ -201,15 +201,10 @@ impl GraphDevices {
                 removed.push((graph, facts));
             }
         }
-        removed
+        RemovedGraphs(removed)
     }
 
-    /// Records that a graph is gone; `put_back` undoes it.
-    pub(crate) fn graph_gone(&self, graph: CUgraph) -> RemovedGraphs {
-        RemovedGraphs(self.forget(graph))
-    }
-
-    /// Records again what [`Self::graph_gone`] removed.
+    /// Records again what [`Self::remove_graph`] removed.
     pub(crate) fn put_back(&self, removed: RemovedGraphs) {
         self.graphs.write().extend(removed.0);
     }
@@ -299,7 +294,7 @@ mod tests {
         }
         assert_eq!(reach.bodies(handle(1), node), [2, 3]);
         assert_eq!(reach.bodies(handle(2), node), [0; 0]);
-        let removed = reach.forget(handle(1));
+        let removed = reach.remove_graph(handle(1)).0;
         let mut gone: Vec<_> = removed.iter().map(|(graph, _)| *graph).collect();
         gone.sort_unstable();
         assert_eq!(gone, [1, 3, 4]);
