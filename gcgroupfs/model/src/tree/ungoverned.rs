@@ -11,26 +11,22 @@ impl Tree {
     /// Counts the process with this pid and start time in `group`, which is held for it, as one that may use
     /// the GPU. The group and those above are not frozen until [`clear_ungoverned`](Self::clear_ungoverned).
     pub fn set_ungoverned(&self, process: (u32, u64), group: GroupId) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        if state.ungoverned.insert(process, group).is_none() {
-            state.change_standing(group, |group| group.nr_ungoverned += 1, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            if state.ungoverned.insert(process, group).is_none() {
+                state.change_standing(group, |group| group.nr_ungoverned += 1, notices);
+            }
+        });
     }
 
     /// Stops counting a process that is registered, has ended, or can submit nothing before it is registered.
     /// Call it before its group is released; no effect on a process that is not counted.
     pub fn clear_ungoverned(&self, process: (u32, u64)) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        if let Some(group) = state.ungoverned.remove(&process) {
-            let less = |group: &mut Group| group.nr_ungoverned = group.nr_ungoverned.saturating_sub(1);
-            state.change_standing(group, less, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            if let Some(group) = state.ungoverned.remove(&process) {
+                let less = |group: &mut Group| group.nr_ungoverned = group.nr_ungoverned.saturating_sub(1);
+                state.change_standing(group, less, notices);
+            }
+        });
     }
 }
 
