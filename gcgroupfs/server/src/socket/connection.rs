@@ -101,18 +101,18 @@ impl Connection {
         matches!(self.kind, Kind::New)
     }
 
-    pub fn is_visitor(&self) -> bool {
+    pub fn is_unregistered(&self) -> bool {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
     /// Returns when the connection must be examined next; `None` for a hook that is not muted.
     pub fn next_look(&self) -> Option<Instant> {
         self.muted_until
-            .or_else(|| self.is_visitor().then(|| self.last + PATIENCE))
+            .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
     }
 
     pub fn is_expired(&self, now: Instant) -> bool {
-        self.is_visitor() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+        self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Returns the size of the text that the client is reading, in bytes.
@@ -157,7 +157,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        if connection.is_visitor() {
+        if connection.is_unregistered() {
             // Its packets are not watched for, so the event reports its end.
             if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
                 return self.hang_up(number);

@@ -73,25 +73,15 @@ pub struct Options {
 
 impl Registry {
     pub fn new(options: Options) -> Self {
-        let Options {
-            tree,
-            bells,
-            epoll,
-            journal,
-            grace_msec,
-            records,
-        } = options;
-        let awaited = AwaitedMembers::new(tree.clone(), &records);
-        let unregistered = Unregistered::new(tree.clone(), records);
         Self {
-            tree,
-            bells,
-            journal,
-            grace_msec,
-            live: LiveProcesses::new(epoll),
-            unregistered,
-            awaited,
+            live: LiveProcesses::new(options.epoll),
+            awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
+            unregistered: Unregistered::new(options.tree.clone(), options.records),
             log_limit: LogLimit::default(),
+            tree: options.tree,
+            bells: options.bells,
+            journal: options.journal,
+            grace_msec: options.grace_msec,
         }
     }
 

@@ -23,7 +23,7 @@ fn nr_descriptors() -> usize {
 
 /// Returns the maximum number of connections that do not belong to registered processes: half of the
 /// descriptors.
-pub fn for_visitors() -> usize {
+pub fn for_unregistered() -> usize {
     nr_descriptors() / 2
 }
 

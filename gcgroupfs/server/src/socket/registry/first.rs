@@ -45,19 +45,13 @@ impl Registry {
     /// # Errors
     /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
     /// examined; `EACCES` if the process insists on another group.
-    fn choose_group(&mut self, registration: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
-        let FirstRegistration {
-            pid,
-            stat,
-            who,
-            verdict,
-            hello,
-        } = *registration;
+    fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
+        let (pid, hello, who) = (first.pid, first.hello, first.who);
         for _ in 0..MAX_GROUP_CHOICES {
-            let (above, wish_above) = self.group_above(stat)?.unzip();
+            let (above, wish_above) = self.group_above(first.stat)?.unzip();
             let facts = GroupFacts {
                 above: above.flatten(),
-                verdict,
+                verdict: first.verdict,
                 wish: hello.group.as_str(),
                 who,
             };
@@ -77,7 +71,7 @@ impl Registry {
                 continue;
             }
             for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
-                warn!("{pid} ({}) of user {} {trouble}", stat.comm, who.uid);
+                warn!("{pid} ({}) of user {} {trouble}", first.stat.comm, who.uid);
             }
             return Ok((group, is_kept));
         }
