@@ -39,11 +39,11 @@ pub(super) fn closed(
         (index != current && is_closed).then_some(index)
     };
     let of_context = |number: usize| {
-        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
+        let handle = CUcontext::numbered(number);
         Some(compute.program.contexts.find(handle)?.local)
     };
     let of_stream = |stream: usize| {
-        let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
+        let handle = CUstream::numbered(stream);
         Some(compute.program.contexts.holder(handle)?.local)
     };
     let found = of_stream(stream)

@@ -172,7 +172,7 @@ impl GraphDevices {
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let bodies = self.bodies(graph, node).into_iter();
                 bodies
-                    .map(|body| CUgraph(std::ptr::with_exposed_provenance_mut(body)))
+                    .map(CUgraph::numbered)
                     .map(|body| self.of_graph(contexts, known, body, depth + 1))
                     .fold(DeviceSet::default(), DeviceSet::and)
             }
@@ -250,7 +250,7 @@ impl GraphDevices {
         if words[FUNCTION] == 0 {
             return of_context(contexts, words[CONTEXT]);
         }
-        let module = module_of(CUfunction(std::ptr::with_exposed_provenance_mut(words[FUNCTION])))?;
+        let module = module_of(CUfunction::numbered(words[FUNCTION]))?;
         self.modules.read().get(&module.0.addr()).copied()
     }
 }
@@ -260,7 +260,7 @@ const FUNCTION: usize = 0;
 const CONTEXT: usize = 8;
 
 fn of_context(contexts: &Contexts, number: usize) -> Option<LocalDevice> {
-    let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
+    let handle = CUcontext::numbered(number);
     Some(contexts.find(handle)?.local)
 }
 
