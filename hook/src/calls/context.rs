@@ -3,7 +3,7 @@
 
 use gcgroup_abi::ContextKind;
 
-use super::{slots, streams};
+use super::{context_switch, streams};
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult};
 use crate::driver::interpose::Next;
@@ -14,12 +14,12 @@ use crate::shared::device::LocalDevice;
 /// Handles `cuCtxCreate` and its variants: the context is current afterwards.
 pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
     let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) else {
-        return slots::switch(next);
+        return context_switch::switch(next);
     };
     hook.session.devices.learn(hook.session.control(), local);
     let turn = hook.memory.make_context(local);
     let charge = turn.charge(&[ContextKind::Created])?;
-    slots::switch(next)?;
+    context_switch::switch(next)?;
     let Some(handle) = written(made) else {
         return Ok(());
     };

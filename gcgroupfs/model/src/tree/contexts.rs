@@ -13,8 +13,8 @@ use super::claims::device_total;
 use super::process::Process;
 use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, sums};
 
-/// Most sizes that are kept, one for each user and device; the oldest are dropped.
-const MOST: usize = 256;
+/// Most users and devices whose sizes are kept; the oldest are dropped.
+const MOST: usize = 64;
 
 /// Sizes of the last contexts of a user on a device, in bytes by [`ContextKind`]; 0: unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
