@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
 
@@ -18,6 +19,11 @@ pub(super) const LONG: Duration = Duration::from_secs(3600);
 
 /// Block size shown, in bytes.
 pub(super) const BLOCK: u32 = 4096;
+
+/// Longest wait for the server to notice the ends of processes, and the pause between two looks. The server
+/// needs one turn of its loop, which takes microseconds unless it stores something.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// The tree as inodes and open files.
 #[derive(Debug)]
@@ -207,12 +213,27 @@ impl Nodes {
             return Err(Error::NotDirectory);
         };
         let name = name.to_str().ok_or(Error::NotFound)?;
-        match self.tree.remove_group(parent, name) {
+        let mut removed = self.tree.remove_group(parent, name);
+        if matches!(removed, Err(Error::NotEmpty)) {
+            // Its last process may have ended, and been waited for, before the server has noticed.
+            self.notice_ends();
+            removed = self.tree.remove_group(parent, name);
+        }
+        match removed {
             Ok(change) => self.tree.finish(change.through_mount()),
             Err(Error::NotFound) if is_again => {}
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Waits until the ends of processes up to now have been noticed, at most [`PATIENCE`].
+    fn notice_ends(&self) {
+        let request = self.tree.ask_ends();
+        let until = Instant::now() + PATIENCE;
+        while !self.tree.has_noticed_ends(request) && Instant::now() < until {
+            thread::sleep(PAUSE);
+        }
     }
 
     /// Changes the owner or the mode of a group's directory or of the root.

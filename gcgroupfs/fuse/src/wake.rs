@@ -125,7 +125,8 @@ impl Listener for Waker {
             | Notice::Rung(_)
             | Notice::Watched(_)
             | Notice::AuditAsked
-            | Notice::DevicesAsked => {}
+            | Notice::DevicesAsked
+            | Notice::EndsAsked => {}
         }
     }
 }

@@ -13,6 +13,7 @@ mod counters;
 mod devices;
 mod directories;
 mod edit;
+mod ends;
 mod enforce;
 mod events;
 mod exited;
@@ -157,6 +158,7 @@ pub struct State {
     storage: Storage,
     /// Number of requests to look for new devices.
     nr_devices_asked: u64,
+    ends: ends::Ends,
 }
 
 impl Tree {
@@ -190,6 +192,7 @@ impl Tree {
             audit: unmanaged::Audit::default(),
             storage: Storage::default(),
             nr_devices_asked: 0,
+            ends: ends::Ends::default(),
         };
         Self {
             state: Mutex::new(state),

@@ -154,7 +154,8 @@ impl Listener for Bell {
             | Notice::Made { .. }
             | Notice::Removed { .. }
             | Notice::AuditAsked
-            | Notice::DevicesAsked => {}
+            | Notice::DevicesAsked
+            | Notice::EndsAsked => {}
         }
     }
 }

@@ -158,7 +158,7 @@ fn alloc_from(
         match pool.hold(process.memory, foretold) {
             Ok(()) => foretold,
             Err(full) => {
-                full.count_hit(process.session.usage());
+                process.memory.count_hit(full);
                 make_room(process, pool, bytes, foretold, on)?
             }
         }
