@@ -257,7 +257,7 @@ mod tests {
             panic!("a fault of ours");
         });
         assert!((0..3).all(|index| process.compute.holds.word(index).is_none()));
-        assert!(process.compute.holds.touch(1).is_some());
+        assert!(process.compute.holds.touch(process.session.usage(), 1).is_some());
         helper.guarded(|_| process.compute.hold(Scope::Device(1)));
         assert!(process.compute.holds.word(1).is_some(), "held without a panic");
     }

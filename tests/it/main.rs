@@ -126,6 +126,7 @@ mod peers_calls;
 #[cfg(test)]
 mod peers_ways;
 #[cfg(test)]
+mod pressure;
 mod privileged;
 #[cfg(test)]
 mod property;

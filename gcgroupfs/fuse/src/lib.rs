@@ -23,6 +23,7 @@ mod relay;
 mod table;
 mod takeover;
 pub mod touch;
+mod triggers;
 mod wake;
 
 use std::io;

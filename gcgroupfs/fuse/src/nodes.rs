@@ -10,6 +10,7 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
 use super::known::Known;
+use super::triggers::Triggers;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
 use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Entity, NewGroup, Place, Tree};
@@ -30,6 +31,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 pub(super) struct Nodes {
     tree: Arc<Tree>,
     pub(super) handles: Handles,
+    triggers: Triggers,
     /// Timestamp of every node.
     since: SystemTime,
 }
@@ -39,6 +41,7 @@ impl Nodes {
         Self {
             tree,
             handles: Handles::default(),
+            triggers: Triggers::default(),
             since: SystemTime::now(),
         }
     }
@@ -338,6 +341,14 @@ impl Nodes {
         let Ok(Node::File(_, file)) = self.node(ino) else {
             return Ok(CHANGED);
         };
+        if file.is_pressure() {
+            self.handles.wait(handle, ino, notifier);
+            return Ok(match self.triggers.take_event(handle, ino) {
+                Some(false) if self.node(ino).is_ok() => PLAIN,
+                Some(true) => PLAIN.union(PollEvents::POLLPRI),
+                _ => CHANGED,
+            });
+        }
         if !matches!(file.contents, Contents::Events(_)) {
             return Ok(PLAIN);
         }
@@ -371,10 +382,41 @@ impl Nodes {
         // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
         // not gain its rights.
         let caller = self.handles.opener(handle, caller);
-        let change = file.store(&self.tree, place, caller, data).inspect_err(|error| {
+        let change = match file.trigger(&self.tree, place, caller, data) {
+            Ok(None) => file.store(&self.tree, place, caller, data),
+            Ok(Some(trigger)) => self.triggers.add(handle, ino, trigger).map(|()| {
+                self.tree.watch_pressure();
+                Change::none()
+            }),
+            Err(error) => Err(error),
+        };
+        let change = change.inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
         })?;
         Ok(self.tree.announce(change))
+    }
+
+    /// Closes an open file and ends its trigger.
+    pub(super) fn close(&self, handle: FileHandle) {
+        self.triggers.remove(handle);
+        self.handles.close_file(handle);
+    }
+
+    /// Returns the time until triggers must be updated, if there are any.
+    pub(super) fn until_triggers(&self) -> Option<Duration> {
+        self.triggers.until_next(self.tree.now())
+    }
+
+    /// Updates the triggers that are due. Returns the pollers of those with an event.
+    pub(super) fn update_triggers(&self) -> Vec<PollNotifier> {
+        let with_event = self.triggers.update(&self.tree, self.tree.now());
+        let pollers = with_event.into_iter();
+        pollers.filter_map(|handle| self.handles.poller(handle)).collect()
+    }
+
+    /// Keeps averages that are read up to date. Returns the time until that is due again, if any are.
+    pub(super) fn average_pressure(&self) -> Option<Duration> {
+        self.tree.average_pressure().map(Duration::from_nanos)
     }
 
     /// Makes an announced change durable; waits for the disk.

@@ -35,6 +35,7 @@ mod records;
 mod requests;
 mod saved;
 mod settings;
+mod stall;
 mod storage;
 mod sums;
 mod swap_bounds;
@@ -77,6 +78,7 @@ pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::*;
+pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
 pub use transient::Transient;
@@ -159,6 +161,7 @@ pub struct State {
     /// Number of requests to look for new devices.
     nr_devices_asked: u64,
     ends: ends::Ends,
+    stalls: stall::RootStalls,
 }
 
 impl Tree {
@@ -193,6 +196,7 @@ impl Tree {
             storage: Storage::default(),
             nr_devices_asked: 0,
             ends: ends::Ends::default(),
+            stalls: stall::RootStalls::new((host.now)()),
         };
         Self {
             state: Mutex::new(state),

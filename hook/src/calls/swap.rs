@@ -19,6 +19,6 @@ pub(crate) fn touch(next: Next<'_>) -> CUresult {
         return next();
     };
     let index = process.program.bind().map(|bound| bound.index());
-    let _touch = index.and_then(|index| process.compute.holds.touch(index));
+    let _touch = index.and_then(|index| process.compute.holds.touch(process.session.usage(), index));
     next()
 }

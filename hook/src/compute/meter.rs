@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{ControlDevice, UsageDevice};
+use gcgroup_abi::{ControlDevice, Usage};
 use parking_lot::Mutex;
 
 use crate::program::slot::Bound;
@@ -43,9 +43,6 @@ impl Meter {
         if noted.is(device, round, context, stream) {
             return;
         }
-        let Some(usage) = session.usage().devices.get(bound.index()) else {
-            return;
-        };
         let (round, has_begun) = {
             let mut used = self.used.lock();
             // `round` changes only under the lock, so this is the round of the list.
@@ -53,7 +50,7 @@ impl Meter {
             if !used.contains(&(context, stream)) {
                 used.push((context, stream));
             }
-            (round, usage.begin_busy(sys::now()))
+            (round, session.usage().begin_busy(bound.index(), sys::now()))
         };
         noted.set(device, round, context, stream);
         if has_begun {
@@ -80,28 +77,28 @@ impl Meter {
         }
     }
 
-    /// Begins a busy period at `now` if the device is idle; returns whether it was.
-    pub(super) fn begin(&self, usage: &UsageDevice, now: u64) -> bool {
+    /// Begins a busy period of the device in slot `index` at `now` if it is idle; returns whether it was.
+    pub(super) fn begin(&self, usage: &Usage, index: usize, now: u64) -> bool {
         let _used = self.used.lock();
-        usage.begin_busy(now)
+        usage.begin_busy(index, now)
     }
 
     /// Ends the busy period at `end` unless a stream was used since; returns whether it ended.
-    pub(super) fn end(&self, usage: &UsageDevice, end: u64) -> bool {
+    pub(super) fn end(&self, usage: &Usage, index: usize, end: u64) -> bool {
         let used = self.used.lock();
         if !used.is_empty() {
             return false;
         }
-        usage.end_busy(end);
+        usage.end_busy(index, end);
         true
     }
 
     /// Ends measuring. Threads record their streams again when it is resumed.
-    pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
+    pub(super) fn stop(&self, usage: &Usage, index: usize, end: u64) {
         let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
         used.clear();
-        usage.end_busy(end);
+        usage.end_busy(index, end);
     }
 }
 
@@ -137,9 +134,12 @@ mod tests {
         assert_eq!(usage.busy(since + 5), (5, true));
         assert_eq!(meter.take(), [(slot.context(), 7)]);
         meter.note(compute.session, slot, 7);
-        assert!(!meter.end(usage, since + 10), "the same stream was used again");
+        assert!(
+            !meter.end(compute.usage(), OTHER_DEVICE, since + 10),
+            "the same stream was used again"
+        );
         assert_eq!(meter.take().len(), 1);
-        assert!(meter.end(usage, since + 10));
+        assert!(meter.end(compute.usage(), OTHER_DEVICE, since + 10));
         assert_eq!(usage.busy(since + 100), (10, false));
         meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
@@ -155,7 +155,7 @@ mod tests {
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         meter.note(compute.session, slot, 7);
-        meter.stop(usage, sys::now());
+        meter.stop(compute.usage(), OTHER_DEVICE, sys::now());
         assert!(!usage.busy(u64::MAX).1);
         meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
@@ -180,7 +180,7 @@ mod tests {
                 for _ in 0..ROUNDS {
                     barrier.wait();
                     meter.take();
-                    meter.end(usage, sys::now());
+                    meter.end(compute.usage(), OTHER_DEVICE, sys::now());
                     barrier.wait();
                 }
             });

@@ -9,6 +9,7 @@ pub(crate) mod environment;
 pub(crate) mod line;
 pub(crate) mod place;
 pub(crate) mod session;
+pub(crate) mod stall;
 
 /// Interval at which a thread that waits for the daemon checks its word even if not woken: its block may have
 /// been replaced.

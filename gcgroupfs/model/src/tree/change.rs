@@ -27,6 +27,11 @@ impl Change {
         }
     }
 
+    /// Returns a change that has no consequences.
+    pub fn none() -> Self {
+        Self::new(Vec::new())
+    }
+
     /// Returns whether [`Tree::store`] must be called before the request is answered.
     pub fn must_be_stored(&self) -> bool {
         !self.durable.is_empty()

@@ -67,6 +67,8 @@ pub enum Notice {
     AuditAsked,
     /// A search for new devices has been requested.
     DevicesAsked,
+    /// Averages of pressure files are to be kept up to date, or a trigger has been made.
+    PressureWatched,
     /// The ends of processes are to be noticed now ([`Tree::ask_ends`](super::Tree::ask_ends)).
     EndsAsked,
 }
