@@ -146,7 +146,7 @@ fn group_of_two_waiting_processes_gains_a_second_per_second() {
         u128::from(after[0] - before[0]) <= since_read + since_begin,
         "{before:?} {after:?}"
     );
-    shells.map(DriverShell::kill9);
+    shells.into_iter().for_each(DriverShell::kill9);
     wait_until("the group is empty", || {
         mount.read("team", "gcgroup.procs").is_empty()
     });

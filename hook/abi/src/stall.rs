@@ -45,8 +45,8 @@ pub struct StallClock {
 }
 
 impl StallClock {
-    /// Changes the numbers at `now` (`CLOCK_MONOTONIC`, nanoseconds); `None` leaves the word as it is. Returns
-    /// whether it has changed.
+    /// Changes the numbers at `now` (`CLOCK_MONOTONIC`, nanoseconds); `None` leaves the word as it is.
+    /// Returns whether it has changed.
     fn change(&self, now: u64, counts: impl Fn(u64) -> Option<u64>) -> bool {
         let mut before = self.word.load(Relaxed);
         loop {
@@ -85,8 +85,8 @@ impl StallClock {
         word.wrapping_add(running) >> TIME
     }
 
-    /// Returns by how many microseconds the time `now` of the clock is ahead of the time `before`. Below 0 for
-    /// a moment if two threads read the time in one order and changed the word in the other.
+    /// Returns by how many microseconds the time `now` of the clock is ahead of the time `before`. Below 0
+    /// for a moment if two threads read the time in one order and changed the word in the other.
     pub const fn elapsed(now: u64, before: u64) -> i64 {
         (now.wrapping_sub(before) << TIME).cast_signed() >> TIME
     }

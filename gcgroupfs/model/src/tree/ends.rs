@@ -1,5 +1,5 @@
-//! Requests to notice the ends of processes: the kernel reports them on another thread than the one that needs
-//! to know.
+//! Requests to notice the ends of processes: the kernel reports them on another thread than the one that
+//! needs to know.
 
 use super::{Notice, Tree};
 

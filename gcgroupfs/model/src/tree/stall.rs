@@ -1,13 +1,13 @@
 //! Pressure: the time for which threads waited, as in the kernel's PSI, of processes, groups and the root.
 //!
-//! A process's own clocks ([`StallClock`](gcgroup_abi::StallClock)) are read when somebody looks at the
-//! process or at a directory above; nothing here needs a timer but triggers and averages that are read.
+//! A process's own clocks ([`StallClock`](gcgroup_abi::StallClock)) are read when a reader or a trigger looks
+//! at the process or at a directory above; only triggers and averages that are read need a timer.
 //!
 //! A group sees of each child, a process or a group, only how much it waited since the last look, not when.
 //! States that last from one look to the next add up exactly; in between, the children are taken to wait
 //! independently of each other. Writes of `compute.freeze`, moves and exits are looks, too, except at
-//! directories with more than 64 processes. A process that submitted something since the last look is taken to have run
-//! whenever not all of its threads waited.
+//! directories with more than 64 processes. A process that submitted something since the last look is taken
+//! to have run whenever not all of its threads waited.
 
 mod average;
 #[cfg(test)]
@@ -77,7 +77,7 @@ impl RootStalls {
     }
 }
 
-/// What a child has waited since the directory above has looked.
+/// Time for which a child has waited since the directory above has looked.
 #[derive(Debug, Default)]
 struct Part {
     time: Times,

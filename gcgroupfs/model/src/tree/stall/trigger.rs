@@ -99,8 +99,8 @@ impl Trigger {
         self.next
     }
 
-    /// Takes the totals at `now` (nanoseconds), microseconds, into account. Returns whether there is an event:
-    /// at most one in a window.
+    /// Takes into account the totals (microseconds) at `now` (nanoseconds). Returns whether there is an
+    /// event: at most one in a window.
     pub(super) fn update(&mut self, now: u64, total: [u64; 2]) -> bool {
         let total = total[usize::from(self.is_full)];
         self.next = now.saturating_add(self.window * 1000 / UPDATES);
