@@ -7,13 +7,13 @@ mod expression;
 mod freeze;
 mod ls;
 mod mount;
-mod places;
+mod paths;
 mod reload;
 mod run;
+mod run_options;
 mod set;
 mod supervise;
 mod wait;
-mod wishes;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -24,10 +24,10 @@ use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 
 use self::client::Client;
-use crate::forget;
+use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
-use gcgroupfs_fuse::touch;
+use gcgroupfs_fuse::inotify_helper;
 use gcgroupfs_server::receive;
 use gcgroupfs_sys::launch;
 
@@ -100,10 +100,10 @@ commands! {
     Completions(Completions) => |_, arguments| print(&completions(arguments.shell));
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch(Touch) => |_, arguments| touch::run(&arguments.point, arguments.device);
+    Replay(Replay) => |_, arguments| inotify_helper::run(&arguments.point, arguments.device);
     /// Invalidates cached names
     #[command(hide = true)]
-    Forget(forget::Arguments) => |_, arguments| forget::run(&arguments);
+    Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();
@@ -131,7 +131,7 @@ struct Group {
 }
 
 #[derive(Debug, Args)]
-struct Touch {
+struct Replay {
     point: PathBuf,
     /// The mount's device number
     device: u64,
@@ -151,12 +151,12 @@ impl Socket {
     /// # Errors
     /// None was given, and there is no path for a user's own daemon.
     fn of_new(self) -> anyhow::Result<PathBuf> {
-        self.0.map_or_else(places::new_socket, Ok)
+        self.0.map_or_else(paths::new_socket, Ok)
     }
 
     /// Returns the socket of the daemon to connect to.
     fn of_daemon(self) -> PathBuf {
-        self.0.unwrap_or_else(places::socket)
+        self.0.unwrap_or_else(paths::socket)
     }
 
     fn client(self) -> anyhow::Result<Client> {

@@ -127,6 +127,7 @@ mod peers_calls;
 mod peers_ways;
 #[cfg(test)]
 mod pressure;
+#[cfg(test)]
 mod privileged;
 #[cfg(test)]
 mod property;
@@ -234,6 +235,7 @@ mod unread_log;
 mod variables;
 #[cfg(test)]
 mod versions;
+mod visible;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fuser::PollNotifier;
 
 use super::nodes::Nodes;
-use gcgroupfs_model::tree::{Listener, Notice, Place};
+use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
 /// Minimum time between two wake-ups of one poller, which then sees all changes at once. A process that
 /// causes events in a loop must not keep its watchers busy. (Changes not reported yet do not end poll(2)
@@ -129,7 +129,7 @@ impl Listener for Waker {
                 let _ = self.0.send(Some(id.0));
             }
             Notice::RootEvents => {
-                let _ = self.0.send(Some(Place::ROOT.entity));
+                let _ = self.0.send(Some(Directory::ROOT.entity));
             }
             Notice::PressureWatched => {
                 let _ = self.0.send(None);

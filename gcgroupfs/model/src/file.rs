@@ -8,7 +8,7 @@ use std::time::Duration;
 use gcgroup_abi::Pressure;
 
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Change, Edit, Level, Place, Setting, Tree, Trigger, View};
+use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
@@ -178,8 +178,8 @@ impl ControlFile {
     /// # Errors
     /// * `ENODEV`: its directory is gone.
     /// * `EACCES`: the file is write-only.
-    pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
-        self.show_and_count(tree, place).map(|(text, _)| text)
+    pub fn show(&self, tree: &Tree, directory: Directory) -> Result<String> {
+        self.show_and_count(tree, directory).map(|(text, _)| text)
     }
 
     /// Returns the file's contents and the number of changes up to them; 0 unless they are
@@ -187,14 +187,14 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
+    pub fn show_and_count(&self, tree: &Tree, directory: Directory) -> Result<(String, u64)> {
         if let Io::Pressure(what) = self.io {
-            return Ok((tree.show_pressure(place, what)?, 0));
+            return Ok((tree.show_pressure(directory, what)?, 0));
         }
         let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
         match self.contents {
-            Contents::Events(_) => tree.view_events(place, show),
-            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(place, show),
+            Contents::Events(_) => tree.view_events(directory, show),
+            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(directory, show),
         }
     }
 
@@ -203,15 +203,15 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn ask(&self, tree: &Tree, place: Place) -> Result<Option<Duration>> {
+    pub fn ask(&self, tree: &Tree, directory: Directory) -> Result<Option<Duration>> {
         let Contents::Asked(Asked { ask, patience, .. }) = self.contents else {
             return Ok(None);
         };
-        tree.view(place, |view| {
+        tree.view(directory, |view| {
             ask(view);
             Ok(())
         })?;
-        self.has_answer(tree, place)
+        self.has_answer(tree, directory)
             .map(|answered| (!answered).then_some(patience))
     }
 
@@ -219,19 +219,19 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn has_answer(&self, tree: &Tree, place: Place) -> Result<bool> {
+    pub fn has_answer(&self, tree: &Tree, directory: Directory) -> Result<bool> {
         let Contents::Asked(Asked { is_answered, .. }) = self.contents else {
             return Ok(true);
         };
-        tree.view(place, |view| Ok(is_answered(view)))
+        tree.view(directory, |view| Ok(is_answered(view)))
     }
 
     /// Returns the number of changes so far; 0 unless the contents are [`Contents::Events`].
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn nr_changes(&self, tree: &Tree, place: Place) -> Result<u64> {
-        tree.view(place, |view| self.count(view))
+    pub fn nr_changes(&self, tree: &Tree, directory: Directory) -> Result<u64> {
+        tree.view(directory, |view| self.count(view))
     }
 
     fn count(&self, view: &View<'_>) -> Result<u64> {
@@ -251,12 +251,12 @@ impl ControlFile {
     /// * `EINVAL`: empty, or in a wrong format.
     /// * `ERANGE`, `EPERM`: as documented for the file.
     /// * `ENODEV`: its directory is gone.
-    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Change> {
-        let text = self.command(tree, place, caller, data)?;
+    pub fn store(&self, tree: &Tree, directory: Directory, caller: Caller, data: &[u8]) -> Result<Change> {
+        let text = self.command(tree, directory, caller, data)?;
         if self.is_pressure() {
-            self.trigger(tree, place, caller, data)?;
+            self.trigger(tree, directory, caller, data)?;
         }
-        tree.edit(place, caller, |edit| self.io.store(edit, text))
+        tree.edit(directory, caller, |edit| self.io.store(edit, text))
     }
 
     /// Returns whether a write makes a trigger, and poll(2) waits for its events.
@@ -268,21 +268,33 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`store`](Self::store), and those of [`Tree::make_trigger`].
-    pub fn trigger(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Option<Trigger>> {
+    pub fn trigger(
+        &self,
+        tree: &Tree,
+        directory: Directory,
+        caller: Caller,
+        data: &[u8],
+    ) -> Result<Option<Trigger>> {
         let Io::Pressure(what) = self.io else {
             return Ok(None);
         };
-        let text = self.command(tree, place, caller, data)?;
-        tree.make_trigger(place, what, text, tree.is_root(caller))
+        let text = self.command(tree, directory, caller, data)?;
+        tree.make_trigger(directory, what, text, tree.is_root(caller))
             .map(Some)
     }
 
     /// Checks a write; returns its text without surrounding blanks.
-    fn command<'a>(&self, tree: &Tree, place: Place, caller: Caller, data: &'a [u8]) -> Result<&'a str> {
+    fn command<'a>(
+        &self,
+        tree: &Tree,
+        directory: Directory,
+        caller: Caller,
+        data: &'a [u8],
+    ) -> Result<&'a str> {
         if self.mode() & 0o200 == 0 {
             return Err(Error::WrongAccess);
         }
-        if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
+        if caller.uid != tree.owner(directory)?.uid && !tree.is_root(caller) {
             return Err(Error::WrongAccess);
         }
         if data.is_empty() {
@@ -307,22 +319,22 @@ mod tests {
         result.map(drop).unwrap_err().errno()
     }
 
-    pub(super) fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+    pub(super) fn file(world: &World, path: &str) -> (Directory, &'static ControlFile) {
         match resolve(&world.tree, path).unwrap() {
-            Node::File(place, file) => (place, file),
+            Node::File(directory, file) => (directory, file),
             Node::Dir(_) => panic!("{path} is a directory"),
         }
     }
 
     fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
-        let (place, file) = file(world, path);
-        file.store(&world.tree, place, caller, data)
+        let (directory, file) = file(world, path);
+        file.store(&world.tree, directory, caller, data)
             .map(|change| world.tree.finish(change))
     }
 
     fn show(world: &World, path: &str) -> String {
-        let (place, file) = file(world, path);
-        file.show(&world.tree, place).unwrap()
+        let (directory, file) = file(world, path);
+        file.show(&world.tree, directory).unwrap()
     }
 
     #[test]
@@ -333,12 +345,12 @@ mod tests {
         world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
         world.store("a/compute.freeze", ROOT, "1").unwrap();
         let count = |path: &str| {
-            let (place, file) = file(&world, path);
-            file.nr_changes(&world.tree, place).unwrap()
+            let (directory, file) = file(&world, path);
+            file.nr_changes(&world.tree, directory).unwrap()
         };
         let read = |path: &str| {
-            let (place, file) = file(&world, path);
-            file.show_and_count(&world.tree, place).unwrap()
+            let (directory, file) = file(&world, path);
+            file.show_and_count(&world.tree, directory).unwrap()
         };
         // As the hook does before it rings.
         let drain = |generation: u32| {
@@ -347,28 +359,36 @@ mod tests {
                 usage.drained_generation.store(frozen, Relaxed);
             }
         };
-        for place in ["100", "100/0", "a/b", "a/0"] {
-            let events = format!("{place}/gcgroup.events");
+        for directory in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{directory}/gcgroup.events");
             drain(1);
             world.tree.rung(id);
             let before = count(&events);
             drain(0);
             let (text, counted) = read(&events);
-            assert!(text.contains("frozen 1\n"), "{place}: {text}");
-            assert_eq!(counted, before + 1, "{place}");
+            assert!(text.contains("frozen 1\n"), "{directory}: {text}");
+            assert_eq!(counted, before + 1, "{directory}");
             world.tree.rung(id);
-            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+            assert_eq!(
+                count(&events),
+                counted,
+                "{directory}: a change that was read before"
+            );
         }
-        for place in ["100", "100/0", "a/b", "a/0"] {
-            let events = format!("{place}/memory.events");
+        for directory in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{directory}/memory.events");
             let before = count(&events);
             let max = &world.usage(id).devices[0].nr_max;
             let seen = max.fetch_add(1, Relaxed) + 1;
             let (text, counted) = read(&events);
-            assert!(text.contains(&format!("max {seen}\n")), "{place}: {text}");
-            assert!(counted > before, "{place}");
+            assert!(text.contains(&format!("max {seen}\n")), "{directory}: {text}");
+            assert!(counted > before, "{directory}");
             world.tree.rung(id);
-            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+            assert_eq!(
+                count(&events),
+                counted,
+                "{directory}: a change that was read before"
+            );
         }
     }
 
@@ -404,11 +424,11 @@ mod tests {
             (Level::Process, "100/"),
             (Level::ProcessDevice, "100/0/"),
         ];
-        for (level, place) in places {
+        for (level, directory) in places {
             let writable = |file: &&ControlFile| !matches!(file.io, Io::Read(_));
             let here = crate::files::all().filter(|file| file.on.has(level));
             for file in here.filter(writable) {
-                let path = format!("{place}{}", file.name);
+                let path = format!("{directory}{}", file.name);
                 let stored = store(&world, &path, ROOT, b"\n");
                 match file.name {
                     "memory.peak" => stored.unwrap(),

@@ -21,7 +21,7 @@ use gcgroup_abi::Pressure;
 use super::peaks::MAX_LOOK;
 use super::process::slots;
 use super::untrusted::StallsSeen;
-use super::{Entity, GroupId, Notice, Place, ProcessId, State, Tree};
+use super::{Directory, Entity, GroupId, Notice, ProcessId, State, Tree};
 use crate::error::{Error, Result};
 use average::Averages;
 
@@ -195,11 +195,11 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn show_pressure(&self, place: Place, what: Pressure) -> Result<String> {
+    pub fn show_pressure(&self, directory: Directory, what: Pressure) -> Result<String> {
         let now = self.now();
         let mut state = self.state.lock();
-        let text = state.show_pressure(place, what, now);
-        let is_first = text.is_ok() && state.stalls.readers.insert(place.entity, now).is_none();
+        let text = state.show_pressure(directory, what, now);
+        let is_first = text.is_ok() && state.stalls.readers.insert(directory.entity, now).is_none();
         drop(state);
         if is_first {
             self.tell(&[Notice::PressureWatched]);
@@ -214,12 +214,18 @@ impl Tree {
     /// * `EINVAL`: the format, or a window or threshold out of range; for users other than root also a window
     ///   that is no multiple of 2 s.
     /// * [`Error::Gone`].
-    pub fn make_trigger(&self, place: Place, what: Pressure, text: &str, is_root: bool) -> Result<Trigger> {
+    pub fn make_trigger(
+        &self,
+        directory: Directory,
+        what: Pressure,
+        text: &str,
+        is_root: bool,
+    ) -> Result<Trigger> {
         let now = self.now();
         let mut state = self.state.lock();
-        state.bring_up(place, now)?;
-        let total = state.stalls_of(place)?.total[what as usize];
-        Trigger::parse(text, is_root, (place, what), (now, total))
+        state.bring_up(directory, now)?;
+        let total = state.stalls_of(directory)?.total[what as usize];
+        Trigger::parse(text, is_root, (directory, what), (now, total))
     }
 
     /// Tells the listener that updates triggers of a new one.
@@ -234,8 +240,8 @@ impl Tree {
     pub fn update_trigger(&self, trigger: &mut Trigger) -> Result<bool> {
         let now = self.now();
         let mut state = self.state.lock();
-        state.bring_up(trigger.place, now)?;
-        let total = state.stalls_of(trigger.place)?.total[trigger.what as usize];
+        state.bring_up(trigger.directory, now)?;
+        let total = state.stalls_of(trigger.directory)?.total[trigger.what as usize];
         Ok(trigger.update(now, total))
     }
 
@@ -249,9 +255,9 @@ impl Tree {
 }
 
 impl State {
-    fn show_pressure(&mut self, place: Place, what: Pressure, now: u64) -> Result<String> {
-        self.bring_up(place, now)?;
-        let stalls = self.stalls_of_mut(place)?;
+    fn show_pressure(&mut self, directory: Directory, what: Pressure, now: u64) -> Result<String> {
+        self.bring_up(directory, now)?;
+        let stalls = self.stalls_of_mut(directory)?;
         let total = stalls.total[what as usize];
         Ok(stalls.average(now).show(what, total))
     }
@@ -263,8 +269,10 @@ impl State {
         let entities: Vec<u64> = self.stalls.readers.keys().copied().collect();
         let mut next = None;
         for entity in entities {
-            let place = Place { entity, device: None };
-            let at = self.bring_up(place, now).and_then(|()| self.stalls_of_mut(place));
+            let directory = Directory { entity, device: None };
+            let at = self
+                .bring_up(directory, now)
+                .and_then(|()| self.stalls_of_mut(directory));
             match at {
                 Ok(stalls) => next = next.into_iter().chain([stalls.average(now).next()]).min(),
                 Err(_) => drop(self.stalls.readers.remove(&entity)),
@@ -273,8 +281,8 @@ impl State {
         next.map(|next| next.saturating_sub(now))
     }
 
-    fn stalls_of(&self, place: Place) -> Result<&Stalls> {
-        match place.whose() {
+    fn stalls_of(&self, directory: Directory) -> Result<&Stalls> {
+        match directory.whose() {
             Entity::Root => Some(&self.stalls.own),
             Entity::Process(id) => self.processes.get(&id).map(|process| &process.stalls.own),
             Entity::Group(id) => self.groups.get(&id).map(|group| &group.stalls),
@@ -282,8 +290,8 @@ impl State {
         .ok_or(Error::Gone)
     }
 
-    fn stalls_of_mut(&mut self, place: Place) -> Result<&mut Stalls> {
-        match place.whose() {
+    fn stalls_of_mut(&mut self, directory: Directory) -> Result<&mut Stalls> {
+        match directory.whose() {
             Entity::Root => Some(&mut self.stalls.own),
             Entity::Process(id) => self.processes.get_mut(&id).map(|process| &mut process.stalls.own),
             Entity::Group(id) => self.groups.get_mut(&id).map(|group| &mut group.stalls),
@@ -292,13 +300,13 @@ impl State {
     }
 
     /// Brings the totals of a directory up to `now`.
-    fn bring_up(&mut self, place: Place, now: u64) -> Result<()> {
-        match place.whose() {
+    fn bring_up(&mut self, directory: Directory, now: u64) -> Result<()> {
+        match directory.whose() {
             Entity::Root => self.look_at_root(now),
             Entity::Process(id) => self.look_at_process(id, now),
             Entity::Group(id) => self.look_at_group(id, now),
         }
-        self.stalls_of(place).map(drop)
+        self.stalls_of(directory).map(drop)
     }
 
     fn look_at_process(&mut self, id: ProcessId, now: u64) {
@@ -323,25 +331,30 @@ impl State {
         };
         let (children, members) = (group.children.values().copied().collect(), group.members.iter());
         let members = members.copied().collect();
-        self.look_below(Place::group(id), (children, members), now);
+        self.look_below(Directory::group(id), (children, members), now);
     }
 
     fn look_at_root(&mut self, now: u64) {
         let members = self.processes.values().filter(|process| process.group.is_none());
         let members = members.map(|process| process.id).collect();
         let children = self.top.values().copied().collect();
-        self.look_below(Place::ROOT, (children, members), now);
+        self.look_below(Directory::ROOT, (children, members), now);
     }
 
     /// Adds up what the children of a directory have waited since the last look.
-    fn look_below(&mut self, place: Place, (groups, members): (Vec<GroupId>, Vec<ProcessId>), now: u64) {
+    fn look_below(
+        &mut self,
+        directory: Directory,
+        (groups, members): (Vec<GroupId>, Vec<ProcessId>),
+        now: u64,
+    ) {
         for id in &groups {
             self.look_at_group(*id, now);
         }
         for id in &members {
             self.look_at_process(*id, now);
         }
-        let Ok(stalls) = self.stalls_of_mut(place) else {
+        let Ok(stalls) = self.stalls_of_mut(directory) else {
             return;
         };
         let elapsed = now.saturating_sub(stalls.at) / 1000;
@@ -364,7 +377,7 @@ impl State {
             }
         }
         let times = children.times();
-        if let Ok(stalls) = self.stalls_of_mut(place) {
+        if let Ok(stalls) = self.stalls_of_mut(directory) {
             stalls.add(&times, children.has_run);
         }
     }
@@ -415,7 +428,7 @@ impl State {
         let Some(process) = self.processes.get_mut(&id) else {
             return;
         };
-        let (part, above) = (process.stalls.own.pass(), Place::of(process.group));
+        let (part, above) = (process.stalls.own.pass(), Directory::of(process.group));
         if let Ok(above) = self.stalls_of_mut(above) {
             above.take_in(&part);
         }
@@ -428,7 +441,7 @@ impl State {
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        let (part, above) = (group.stalls.pass(), Place::of(group.parent));
+        let (part, above) = (group.stalls.pass(), Directory::of(group.parent));
         if let Ok(above) = self.stalls_of_mut(above) {
             above.take_in(&part);
         }

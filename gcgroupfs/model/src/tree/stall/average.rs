@@ -79,7 +79,7 @@ impl Averages {
         {
             text.push_str(name);
             for (seconds, average) in [10, 60, 300].iter().zip(averages) {
-                let (whole, rest) = (average >> SHIFT, (average & (FIXED_1 - 1)) * 100 >> SHIFT);
+                let (whole, rest) = (average >> SHIFT, ((average & (FIXED_1 - 1)) * 100) >> SHIFT);
                 // Writing to a String cannot fail.
                 let _ = write!(text, " avg{seconds}={whole}.{rest:02}");
             }

@@ -132,8 +132,8 @@ fn totals_survive_exits_moves_and_removed_groups() {
     assert_eq!((totals(&world, "c"), totals(&world, "")), ([3000; 2], [4000; 2]));
     for (parent, name) in [("", "c"), ("a", "b"), ("", "a")] {
         let parent = match parent {
-            "" => Place::ROOT,
-            parent => Place::group(world.group(parent)),
+            "" => Directory::ROOT,
+            parent => Directory::group(world.group(parent)),
         };
         world.tree.finish(world.tree.remove_group(parent, name).unwrap());
         assert_eq!(totals(&world, ""), [4000; 2], "without {name}");
@@ -234,8 +234,12 @@ fn trigger_fires_for_a_group_and_ends_with_it() {
     let now = at(0);
     let world = World::new(1);
     let id = join_in(&world, 100, "a");
-    let place = Place::group(world.group("a"));
-    let make = |text, is_root| world.tree.make_trigger(place, Pressure::Compute, text, is_root);
+    let directory = Directory::group(world.group("a"));
+    let make = |text, is_root| {
+        world
+            .tree
+            .make_trigger(directory, Pressure::Compute, text, is_root)
+    };
     let mut trigger = make("full 150000 1000000", true).unwrap();
     assert_eq!(trigger.next(), now + 100 * MSEC);
     assert!(make("full 150000 1000000", false).is_err());
@@ -249,7 +253,7 @@ fn trigger_fires_for_a_group_and_ends_with_it() {
     world.tree.leave(id, 1);
     world
         .tree
-        .finish(world.tree.remove_group(Place::ROOT, "a").unwrap());
+        .finish(world.tree.remove_group(Directory::ROOT, "a").unwrap());
     assert_eq!(world.tree.update_trigger(&mut trigger), Err(Error::Gone));
 }
 

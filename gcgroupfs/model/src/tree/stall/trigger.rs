@@ -3,7 +3,7 @@
 
 use gcgroup_abi::Pressure;
 
-use super::super::Place;
+use super::super::Directory;
 use crate::error::{Error, Result};
 
 /// Shortest and longest window, microseconds.
@@ -18,7 +18,7 @@ const UPDATES: u64 = 10;
 /// A trigger of an open file description.
 #[derive(Debug)]
 pub struct Trigger {
-    pub(super) place: Place,
+    pub(super) directory: Directory,
     pub(super) what: Pressure,
     is_full: bool,
     /// Microseconds.
@@ -48,7 +48,7 @@ impl Trigger {
     pub(super) fn parse(
         text: &str,
         is_root: bool,
-        (place, what): (Place, Pressure),
+        (directory, what): (Directory, Pressure),
         (now, total): (u64, [u64; 2]),
     ) -> Result<Self> {
         let bad = |expected| Error::bad(expected, text);
@@ -79,7 +79,7 @@ impl Trigger {
         }
         let total = total[usize::from(is_full)];
         Ok(Self {
-            place,
+            directory,
             what,
             is_full,
             threshold,
@@ -148,7 +148,7 @@ mod tests {
     const MSEC: u64 = 1_000_000;
 
     fn make(text: &str, is_root: bool) -> Result<Trigger> {
-        Trigger::parse(text, is_root, (Place::ROOT, Pressure::Compute), (0, [0; 2]))
+        Trigger::parse(text, is_root, (Directory::ROOT, Pressure::Compute), (0, [0; 2]))
     }
 
     fn made(text: &str) -> Trigger {

@@ -148,7 +148,7 @@ fn swap_pool_of_others_is_recalled_when_room_is_short() {
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
     assert_eq!((recalls(), recalled()), (0, 0), "the pool is empty");
-    keeper.swap_supply.store(1, Relaxed);
+    keeper.swap_pool.store(1, Relaxed);
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
     assert_eq!((recalls(), recalled()), (1, 2));
