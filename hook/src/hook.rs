@@ -288,6 +288,9 @@ impl Duties for &'static Hook {
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         let connection = self.session.register(patience)?;
         self.memory.grants.begin_again();
+        if self.session.enables_swap() {
+            self.swap.enable();
+        }
         self.renumber();
         Ok(connection)
     }

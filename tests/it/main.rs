@@ -208,6 +208,7 @@ mod swap_aside;
 #[cfg(test)]
 mod swap_calls;
 #[cfg(test)]
+mod swap_enabled;
 mod swap_faults;
 #[cfg(test)]
 mod swap_host;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use support::{Config, DEADLINE, Governed, Mount, artifacts, wait_until};
 
+use crate::contended::{batch, goes_on};
 use crate::driver::{Dir, DriverShell};
 
 /// Returns the totals of some and of full in a pressure file, microseconds.
@@ -169,6 +170,22 @@ fn process_beyond_its_quota_has_pressure() {
         totals(&mount, shell.pid(), "compute.pressure")[0] > 10_000
     });
     assert_eq!(shell.answer(), "ok");
+}
+
+#[test]
+fn process_of_lower_priority_waits_for_its_turn() {
+    let mount = Mount::with(Config::default().arg("--policy").arg("strict"));
+    let low = batch(&mount, 0, 10);
+    goes_on(&mount, low.pid(), 0, 2_000);
+    let high = batch(&mount, 0, 2);
+    wait_until("the process has waited for 50 ms", || {
+        totals(&mount, low.pid(), "compute.pressure")[0] > 50_000
+    });
+    let [some, full] = totals(&mount, low.pid(), "compute.pressure");
+    assert!(full <= some, "{some} {full}");
+    let of_root = totals(&mount, "", "compute.pressure");
+    assert!(of_root[0] > 0 && of_root[1] <= of_root[0], "{of_root:?}");
+    goes_on(&mount, high.pid(), 0, 2_000);
 }
 
 #[test]

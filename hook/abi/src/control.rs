@@ -269,7 +269,12 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    reserved: [AtomicU64; 22],
+    reserved: [AtomicU64; 21],
+    /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with. The hook reads it when it registers.
+    pub enables_swap: AtomicU64,
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -338,5 +343,6 @@ const _: () = {
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
+    assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

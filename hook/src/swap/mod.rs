@@ -129,6 +129,12 @@ impl Swap {
         self.session.control()
     }
 
+    /// Makes allocations movable from now on.
+    pub(crate) fn enable(&self) {
+        self.usage().can_swap.store(1, Relaxed);
+        self.is_on.store(true, Relaxed);
+    }
+
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Relaxed)
     }

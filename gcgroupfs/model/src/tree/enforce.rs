@@ -7,7 +7,7 @@ use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
-use super::settings::{MEMORY_LIMIT, SETTINGS, Setting};
+use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting};
 use super::{Device, ProcessId};
 
 /// Result of [`arbitrate`].
@@ -186,6 +186,8 @@ pub(super) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
 /// Publishes `memory.swap.max`.
 pub(super) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some(slot) = slot else {
+        let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
+        process.control().enables_swap.store(u64::from(own != 0), Relaxed);
         return swap(
             process,
             &process.control().memory_swap_max,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::saved::Made;
+use super::settings::MEMORY_SWAP_MAX;
 use super::stall::Stalls;
 use super::{
     Access, Caller, Change, DIRECTORY_MODE, Device, Directory, Entity, Group, GroupId, NewGroup, Notice,
@@ -95,6 +96,15 @@ impl Tree {
     /// settings in a group, on all devices together.
     pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
         self.state.lock().least_priority(settings, group, None)
+    }
+
+    /// Returns whether processes that start in a group can swap without having asked: root has set
+    /// `memory.swap.max` of the group, or else of the nearest one above, to more than 0.
+    pub fn enables_swap(&self, group: Option<GroupId>) -> bool {
+        let state = self.state.lock();
+        let groups = state.chain(group).into_iter();
+        let mut set = groups.filter_map(|id| state.groups.get(&id)?.settings.root(MEMORY_SWAP_MAX, None));
+        set.next().is_some_and(|bytes| bytes.number() != 0)
     }
 
     /// Returns the persistent state of a process, or `None` if it has left.
@@ -200,7 +210,7 @@ impl State {
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
-        group.stalls = Stalls::new((self.devices.host.now)());
+        group.stalls = Stalls::new(self.now());
         *self.nr_made.entry(group.maker).or_default() += 1;
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
             Some(parent) => parent.children.insert(name, id),

@@ -139,7 +139,7 @@ impl Settings {
     }
 
     /// Returns the last value that root has set for it.
-    fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+    pub fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
         self.at(device)?.get(setting).root
     }
 

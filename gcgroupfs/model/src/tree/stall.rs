@@ -187,8 +187,7 @@ impl Children {
 impl Tree {
     /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
     pub fn now(&self) -> u64 {
-        let now = self.state.lock().devices.host.now;
-        now()
+        self.state.lock().now()
     }
 
     /// Returns the contents of a pressure file, in the format of the kernel's PSI.
@@ -196,8 +195,8 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`].
     pub fn show_pressure(&self, directory: Directory, what: Pressure) -> Result<String> {
-        let now = self.now();
         let mut state = self.state.lock();
+        let now = state.now();
         let text = state.show_pressure(directory, what, now);
         let is_first = text.is_ok() && state.stalls.readers.insert(directory.entity, now).is_none();
         drop(state);
@@ -221,8 +220,8 @@ impl Tree {
         text: &str,
         is_root: bool,
     ) -> Result<Trigger> {
-        let now = self.now();
         let mut state = self.state.lock();
+        let now = state.now();
         state.bring_up(directory, now)?;
         let total = state.stalls_of(directory)?.total[what as usize];
         Trigger::parse(text, is_root, (directory, what), (now, total))
@@ -238,8 +237,8 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`].
     pub fn update_trigger(&self, trigger: &mut Trigger) -> Result<bool> {
-        let now = self.now();
         let mut state = self.state.lock();
+        let now = state.now();
         state.bring_up(trigger.directory, now)?;
         let total = state.stalls_of(trigger.directory)?.total[trigger.what as usize];
         Ok(trigger.update(now, total))
@@ -248,13 +247,19 @@ impl Tree {
     /// Brings the averages that were read lately up to date. Returns the nanoseconds until that is due again,
     /// if any were.
     pub fn average_pressure(&self) -> Option<u64> {
-        let now = self.now();
         let mut state = self.state.lock();
+        let now = state.now();
         state.average_pressure(now)
     }
 }
 
 impl State {
+    /// Returns `CLOCK_MONOTONIC` in nanoseconds. Read under the lock, so that no clock of a process that is
+    /// looked at next is far ahead.
+    pub(super) fn now(&self) -> u64 {
+        (self.devices.host.now)()
+    }
+
     fn show_pressure(&mut self, directory: Directory, what: Pressure, now: u64) -> Result<String> {
         self.bring_up(directory, now)?;
         let stalls = self.stalls_of_mut(directory)?;
@@ -384,7 +389,7 @@ impl State {
 
     /// Begins to count a process. What it waited before this daemon knew it belongs to the process alone.
     pub(super) fn begin_stalls(&mut self, id: ProcessId) {
-        let now = (self.devices.host.now)();
+        let now = self.now();
         let (host, nr_devices) = (self.devices.host, self.devices.len());
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -407,7 +412,7 @@ impl State {
     /// totals are exact up to now. Nothing is done above the highest group with at most [`MAX_LOOK`]
     /// processes.
     pub(super) fn note_stalls(&mut self, group: Option<GroupId>) {
-        let now = (self.devices.host.now)();
+        let now = self.now();
         if self.processes.len() <= MAX_LOOK {
             return self.look_at_root(now);
         }
@@ -422,7 +427,7 @@ impl State {
 
     /// Leaves with a directory what a process has waited that is leaving it.
     pub(super) fn leave_stalls(&mut self, id: ProcessId) {
-        let now = (self.devices.host.now)();
+        let now = self.now();
         self.note_stalls(self.processes.get(&id).and_then(|process| process.group));
         self.look_at_process(id, now);
         let Some(process) = self.processes.get_mut(&id) else {
@@ -436,7 +441,7 @@ impl State {
 
     /// Leaves with the directory above what the processes of an empty group have waited.
     pub(super) fn leave_stalls_of_group(&mut self, id: GroupId) {
-        let now = (self.devices.host.now)();
+        let now = self.now();
         self.look_at_group(id, now);
         let Some(group) = self.groups.get_mut(&id) else {
             return;

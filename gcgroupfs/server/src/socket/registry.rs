@@ -26,7 +26,7 @@ use crate::block;
 use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::{RuleSettings, Verdict};
-use gcgroupfs_model::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
+use gcgroupfs_model::tree::{GroupId, Identity, MEMORY_SWAP_MAX, ProcessId, Saved, Settings, Tree, Value};
 use gcgroupfs_sys::process::{self, Peer, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
@@ -458,6 +458,10 @@ impl Registry {
         let mut settings = verdict.process.settings();
         let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
         let raised = settings.apply_request(hello, bound);
+        if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
+            // Cannot fail: there is no bound yet.
+            let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
+        }
         let trouble = raised.map(|least| {
             let requested = hello.priority;
             format!("does not get priority {requested}: {least} is the lowest number that its user may set")

@@ -140,8 +140,9 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     written: Some(|edit, _| edit.bound_swap()),
     publish: Some(enforce::memory_swap_max),
     doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
-          otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
-          bound for its processes together.",
+          otherwise: with --swap, with a value from a rule, or in a group for which root has set one other than 0. \
+          Only such a process accepts more (EOPNOTSUPP); GCGROUP_SWAP=0 in its environment prevents it. A group has \
+          max unless set: the bound for its processes together.",
     ..Setting::PLAIN
 };
 
