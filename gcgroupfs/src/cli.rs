@@ -3,6 +3,7 @@
 mod cdi;
 mod check_config;
 mod client;
+mod doctor;
 mod expression;
 mod freeze;
 mod ls;
@@ -88,6 +89,8 @@ commands! {
     Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(&socket.of_daemon(), &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
+    /// Checks the machine, the installation and the daemon, and says what to do about each fault.
+    Doctor(doctor::Arguments) => |socket, arguments| doctor::run(socket.of_daemon(), &arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
     Cdi(Nothing) => |socket, _| print(cdi::specification(&socket.of_daemon())?.as_bytes());
     /// Prints the table of control files, in Markdown.
@@ -176,15 +179,18 @@ impl Outcome for ExitCode {
 }
 
 impl Outcome for anyhow::Result<()> {
+    fn finish(self) -> ExitCode {
+        self.map(|()| ExitCode::SUCCESS).finish()
+    }
+}
+
+impl Outcome for anyhow::Result<ExitCode> {
     /// Prints the error on standard error.
     fn finish(self) -> ExitCode {
-        match self {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("gcgroupfs: {error:#}");
-                ExitCode::FAILURE
-            }
-        }
+        self.unwrap_or_else(|error| {
+            eprintln!("gcgroupfs: {error:#}");
+            ExitCode::FAILURE
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use super::run_options::RunOptions;
 const PRELOAD: &str = "../lib/libgcgroup.so";
 
 /// The library that the preload library loads, beside it.
-const HOOK: &str = "libgcgroup_hook.so";
+pub(super) const HOOK: &str = "libgcgroup_hook.so";
 
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -186,7 +186,11 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn library() -> anyhow::Result<PathBuf> {
+/// Returns the path of the preload library.
+///
+/// # Errors
+/// It or the hook beside it is missing.
+pub(super) fn library() -> anyhow::Result<PathBuf> {
     let own = env::current_exe().context("cannot find out where this program is")?;
     let library = own.parent().unwrap_or(Path::new("/")).join(PRELOAD);
     let library = library
