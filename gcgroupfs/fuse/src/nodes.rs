@@ -1,9 +1,11 @@
 //! Implements the adapter's callbacks; each returns a value or an error for the reply.
 
+mod ends;
+mod pressure;
+
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
 
@@ -20,11 +22,6 @@ pub(super) const LONG: Duration = Duration::from_secs(3600);
 
 /// Block size shown, in bytes.
 pub(super) const BLOCK: u32 = 4096;
-
-/// Longest wait for the server to notice the ends of processes, and the pause between two looks. The server
-/// needs one turn of its loop, which takes microseconds unless it stores something.
-const PATIENCE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_micros(100);
 
 /// The tree as inodes and open files.
 #[derive(Debug)]
@@ -238,15 +235,6 @@ impl Nodes {
         Ok(())
     }
 
-    /// Waits until the ends of processes up to now have been noticed, at most [`PATIENCE`].
-    fn notice_ends(&self) {
-        let request = self.tree.ask_ends();
-        let until = Instant::now() + PATIENCE;
-        while !self.tree.has_noticed_ends(request) && Instant::now() < until {
-            thread::sleep(PAUSE);
-        }
-    }
-
     /// Changes the owner or the mode of a group's directory or of the root.
     pub(super) fn set_access(
         &self,
@@ -356,12 +344,11 @@ impl Nodes {
             return Ok(CHANGED);
         };
         if file.is_pressure() {
-            self.handles.wait(handle, ino, notifier);
-            return Ok(match self.triggers.take_event(handle, ino) {
-                Some(false) if self.node(ino).is_ok() => PLAIN,
-                Some(true) => PLAIN.union(PollEvents::POLLPRI),
-                _ => CHANGED,
-            });
+            let has_event = self.poll_trigger(handle, ino, notifier);
+            return Ok(has_event.map_or(CHANGED, |has_event| match has_event {
+                true => PLAIN.union(PollEvents::POLLPRI),
+                false => PLAIN,
+            }));
         }
         if !matches!(file.contents, Contents::Events(_)) {
             return Ok(PLAIN);
@@ -398,44 +385,13 @@ impl Nodes {
         let caller = self.handles.opener(handle, caller);
         let change = match file.trigger(&self.tree, directory, caller, data) {
             Ok(None) => file.store(&self.tree, directory, caller, data),
-            Ok(Some(trigger)) => self.triggers.add(handle, ino, trigger).map(|()| {
-                self.tree.watch_pressure();
-                Change::none()
-            }),
+            Ok(Some(trigger)) => self.add_trigger(handle, ino, trigger),
             Err(error) => Err(error),
         };
         let change = change.inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?directory, %error, "refused a write");
         })?;
         Ok(self.tree.announce(change))
-    }
-
-    /// Closes an open file and ends its trigger.
-    pub(super) fn close(&self, handle: FileHandle) {
-        self.triggers.remove(handle);
-        self.handles.close_file(handle);
-    }
-
-    /// Returns the time until triggers must be updated, if there are any.
-    pub(super) fn until_triggers(&self) -> Option<Duration> {
-        self.triggers.until_next(self.tree.now())
-    }
-
-    /// Updates the triggers that are due. Returns the pollers of those with an event.
-    pub(super) fn update_triggers(&self) -> Vec<PollNotifier> {
-        let with_event = self.triggers.update(&self.tree, self.tree.now());
-        let pollers = with_event.into_iter();
-        pollers.filter_map(|handle| self.handles.poller(handle)).collect()
-    }
-
-    /// Keeps averages that are read up to date. Returns the time until that is due again, if any are.
-    pub(super) fn average_pressure(&self) -> Option<Duration> {
-        self.tree.average_pressure().map(Duration::from_nanos)
-    }
-
-    /// Makes an announced change durable; waits for the disk.
-    pub(super) fn store(&self, change: Change) {
-        self.tree.store(change);
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {

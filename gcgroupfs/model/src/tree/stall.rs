@@ -10,6 +10,7 @@
 //! to have run whenever not all of its threads waited.
 
 mod average;
+mod children;
 #[cfg(test)]
 mod tests;
 mod trigger;
@@ -24,6 +25,7 @@ use super::untrusted::StallsSeen;
 use super::{Directory, Entity, GroupId, Notice, ProcessId, State, Tree};
 use crate::error::{Error, Result};
 use average::Averages;
+use children::{Children, Part};
 
 pub use trigger::Trigger;
 
@@ -77,13 +79,6 @@ impl RootStalls {
     }
 }
 
-/// Time for which a child has waited since the directory above has looked.
-#[derive(Debug, Default)]
-struct Part {
-    time: Times,
-    has_run: bool,
-}
-
 impl Stalls {
     pub(super) fn new(now: u64) -> Self {
         Self {
@@ -127,60 +122,6 @@ impl Stalls {
             .get_or_insert_with(|| Box::new(Averages::new(self.since, Times::default())));
         averages.update(now, &self.total);
         averages
-    }
-}
-
-/// The children of a directory over `elapsed` microseconds.
-struct Children {
-    elapsed: u64,
-    /// Time in which no child waited.
-    free: [u64; Pressure::COUNT],
-    /// Time in which no child ran.
-    standing: [u64; Pressure::COUNT],
-    /// Time in which no child ran and none was stalled in full.
-    idle: [u64; Pressure::COUNT],
-    has_run: bool,
-}
-
-impl Children {
-    fn new(elapsed: u64) -> Self {
-        let all = [elapsed; Pressure::COUNT];
-        Self {
-            elapsed,
-            free: all,
-            standing: all,
-            idle: all,
-            has_run: false,
-        }
-    }
-
-    fn add(&mut self, part: &Part) {
-        self.has_run |= part.has_run;
-        for (what, times) in part.time.iter().enumerate() {
-            let [some, full] = times.map(|time| time.min(self.elapsed));
-            self.free[what] = self.share(self.free[what], self.elapsed - some);
-            if part.has_run {
-                self.standing[what] = self.share(self.standing[what], full);
-                self.idle[what] = 0;
-            } else {
-                self.idle[what] = self.share(self.idle[what], self.elapsed - full);
-            }
-        }
-    }
-
-    /// Returns the part of `time` in which something happens that takes `of` of the time elapsed.
-    fn share(&self, time: u64, of: u64) -> u64 {
-        let product = u128::from(time) * u128::from(of) / u128::from(self.elapsed.max(1));
-        // At most `time`, since `of` is at most `elapsed`.
-        u64::try_from(product).unwrap_or(time)
-    }
-
-    fn times(&self) -> Times {
-        std::array::from_fn(|what| {
-            let some = self.elapsed - self.free[what];
-            let full = self.standing[what] - self.idle[what];
-            [some, full.min(some)]
-        })
     }
 }
 
