@@ -115,7 +115,8 @@ mod tests {
     use super::*;
     use crate::compute::Compute;
     use crate::shared::device::LocalDevice;
-    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+    use crate::shared::stall::Stalled;
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Pressure, StallClock};
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
@@ -143,6 +144,26 @@ mod tests {
         assert_eq!(usage.busy(since + 100), (10, false));
         meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn work_stops_the_clock_of_full_pressure_alone() {
+        let compute = Compute::of_test(NO_LIMIT);
+        let slot = compute
+            .program
+            .slots
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        let stall = &compute.usage().stalls[Pressure::Compute as usize];
+        let stalled = Stalled::new(compute.usage(), Pressure::Compute);
+        let later = |clock: &StallClock| StallClock::elapsed(clock.usec(2_000_000), clock.usec(1_000_000));
+        let both = || [&stall.some, &stall.full].map(later);
+        assert_eq!(both(), [1000, 1000]);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
+        assert_eq!(both(), [1000, 0]);
+        compute.meters[OTHER_DEVICE].stop(compute.usage(), OTHER_DEVICE, sys::now());
+        assert_eq!(both(), [1000, 1000]);
+        drop(stalled);
+        assert_eq!(both(), [0, 0]);
     }
 
     #[test]
