@@ -140,6 +140,28 @@ fn totals_survive_exits_moves_and_removed_groups() {
     }
 }
 
+/// A directory with many processes is not looked at when one leaves.
+#[test]
+fn totals_of_a_crowd_survive_exits_and_removed_groups() {
+    let now = at(0);
+    let world = World::new(1);
+    (200..300).for_each(|pid| drop(world.join(pid)));
+    let (direct, below) = (world.join(100), join_in(&world, 101, "a"));
+    stall(&world, direct, |stall| assert!(stall.enter(now)));
+    at(1000);
+    world.tree.leave(direct, 1);
+    at(2000);
+    assert_eq!(totals(&world, ""), [1000; 2]);
+    stall(&world, below, |stall| assert!(stall.enter(at(2000))));
+    at(2500);
+    world.tree.leave(below, 1);
+    world
+        .tree
+        .finish(world.tree.remove_group(Directory::ROOT, "a").unwrap());
+    at(3000);
+    assert_eq!(totals(&world, ""), [1500; 2]);
+}
+
 #[test]
 fn members_frozen_together_wait_together() {
     at(0);
@@ -171,6 +193,14 @@ fn wait_before_this_daemon_is_shown_for_the_process_alone() {
     at(500);
     assert_eq!(totals(&world, "100"), [1500; 2]);
     assert_eq!(totals(&world, ""), [500; 2]);
+    let blocks = crate::tree::fixture::blocks();
+    let stall = &blocks.usage().raw().stalls[0];
+    assert!(stall.enter(now - SECOND));
+    stall.leave(now);
+    world.join_with(101, blocks.clone(), crate::tree::Settings::default());
+    at(1000);
+    assert_eq!(totals(&world, "101"), [1000; 2]);
+    assert_eq!(totals(&world, ""), [1000; 2], "of the other alone");
     let average = world.show("100/compute.pressure");
     assert!(average.starts_with("some avg10=0.00 "), "{average}");
 }
