@@ -193,16 +193,21 @@ fn wait_before_this_daemon_is_shown_for_the_process_alone() {
     at(500);
     assert_eq!(totals(&world, "100"), [1500; 2]);
     assert_eq!(totals(&world, ""), [500; 2]);
-    let blocks = crate::tree::fixture::blocks();
+    let average = world.show("100/compute.pressure");
+    assert!(average.starts_with("some avg10=0.00 "), "{average}");
+}
+
+#[test]
+fn wait_that_was_over_before_counts_nowhere_above() {
+    let now = at(0);
+    let world = World::new(1);
+    let blocks = blocks();
     let stall = &blocks.usage().raw().stalls[0];
     assert!(stall.enter(now - SECOND));
     stall.leave(now);
-    world.join_with(101, blocks.clone(), crate::tree::Settings::default());
-    at(1000);
-    assert_eq!(totals(&world, "101"), [1000; 2]);
-    assert_eq!(totals(&world, ""), [1000; 2], "of the other alone");
-    let average = world.show("100/compute.pressure");
-    assert!(average.starts_with("some avg10=0.00 "), "{average}");
+    world.join_with(100, blocks.clone(), crate::tree::Settings::default());
+    at(2000);
+    assert_eq!((totals(&world, "100"), totals(&world, "")), ([1000; 2], [0; 2]));
 }
 
 #[test]
