@@ -145,7 +145,9 @@ fn totals_survive_exits_moves_and_removed_groups() {
 fn totals_of_a_crowd_survive_exits_and_removed_groups() {
     let now = at(0);
     let world = World::new(1);
-    (200..300).for_each(|pid| drop(world.join(pid)));
+    for pid in 200..300 {
+        world.join(pid);
+    }
     let (direct, below) = (world.join(100), join_in(&world, 101, "a"));
     stall(&world, direct, |stall| assert!(stall.enter(now)));
     at(1000);
