@@ -19,8 +19,8 @@ impl Nodes {
         Ok(Change::none())
     }
 
-    /// Registers a poller. Returns whether there was an event since the last poll; `None` if the open file has
-    /// no trigger or its directory is gone.
+    /// Registers a poller. Returns whether there was an event since the last poll; `None` if the open file
+    /// has no trigger or its directory is gone.
     pub(super) fn poll_trigger(
         &self,
         handle: FileHandle,
