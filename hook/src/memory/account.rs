@@ -337,8 +337,8 @@ impl Account {
         self.held += bytes;
     }
 
-    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it. Growth
-    /// beyond a limit is charged too, since the device holds it.
+    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it.
+    /// Growth beyond a limit is charged too, since the device holds it.
     ///
     /// # Errors
     /// [`Over`] if the growth exceeds a limit.
