@@ -313,7 +313,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
-    use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
+    use crate::tree::fixture::{OWNER, ROOT, OTHER_USER, World};
 
     pub(super) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
         result.map(drop).unwrap_err().errno()
@@ -443,7 +443,7 @@ mod tests {
         let world = World::new(1);
         world.join(100);
         assert_eq!(
-            errno(store(&world, "100/compute.freeze", STRANGER, b"1")),
+            errno(store(&world, "100/compute.freeze", OTHER_USER, b"1")),
             libc::EACCES
         );
         store(&world, "100/compute.freeze", OWNER, b"1").unwrap();

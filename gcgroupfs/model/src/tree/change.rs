@@ -52,7 +52,7 @@ impl Change {
 }
 
 impl Tree {
-    /// Tells the listeners that never wait. Returns the change without what is done.
+    /// Tells the listeners that never wait, and returns the rest of the change.
     pub fn announce(&self, mut change: Change) -> Change {
         self.deliver(&std::mem::take(&mut change.immediate), false);
         change

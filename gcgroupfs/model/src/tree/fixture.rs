@@ -51,7 +51,7 @@ pub const OWNER: Caller = Caller {
     gid: 1000,
     pid: 2,
 };
-pub const STRANGER: Caller = Caller {
+pub const OTHER_USER: Caller = Caller {
     uid: 1001,
     gid: 1001,
     pid: 3,
