@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_COLUMNS = 110
 MAX_SUBJECT = 72
 # Earlier commits are not checked.
-SINCE = "2026-11-22T21:30:00Z"
+SINCE = "2026-11-23T00:45:00Z"
 
 # Words of the old dialect, and what to write instead.
 WORDS = {
@@ -29,6 +29,9 @@ WORDS = {
     r"\bless important\b": "of lower priority",
     r"\bmore important\b": "of higher priority",
     r"\bhas the kernel forget\b": "invalidates",
+    r"\bstrangers?\b": "another user, or an unmanaged process",
+    r"\bnewcomers?\b": "new process or device",
+    r"\bvisitors?\b": "client, or unregistered connection",
 }
 
 # First words of a doc comment that refer to something before it.

@@ -193,7 +193,7 @@ fn files_do_not_import_each_other() {
     for (from, list) in &mut left {
         list.retain(|to| !is_family(from, to));
     }
-    // Files that import nothing that is left, or that nothing left imports, are in no cycle.
+    // A file is in no cycle if it imports none of the remaining files, or if none of them imports it.
     loop {
         let imported: BTreeSet<Module> = left.values().flatten().cloned().collect();
         let is_in =

@@ -80,8 +80,8 @@ fn container_is_governed_and_its_root_is_unprivileged() {
         .expect("the command runs");
     let load = artifacts().load();
     let load = load.to_str().expect("text");
-    let wishes = [("GCGROUP_MEMORY_LIMIT", "1M"), ("GCGROUP_GROUP", "team")];
-    let mut inside = Governed::spawn(podman(&mount, &device, &wishes, &[load, "obey"]));
+    let settings = [("GCGROUP_MEMORY_LIMIT", "1M"), ("GCGROUP_GROUP", "team")];
+    let mut inside = Governed::spawn(podman(&mount, &device, &settings, &[load, "obey"]));
     inside.expect("ready");
 
     let pid = governed(&mount);

@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::select::{FdSet, select};
 use nix::sys::time::{TimeVal, TimeValLike as _};
-use support::{DEADLINE, Mount};
+use support::{Config, DEADLINE, Governed, Mount, artifacts};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -102,6 +102,32 @@ fn refused_allocation_wakes_pollers() {
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
     dir.write("memory.limit", 1);
     watch.wait_for("over_limit 1");
+}
+
+/// The limit is hit, and the allocation succeeds in host memory.
+#[test]
+fn allocation_moved_to_the_host_by_a_limit_wakes_pollers() {
+    const MIB: u64 = 1 << 20;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("memory.limit", MIB);
+    let mut watch = Watch::open(dir.path().join("memory.events"));
+    assert!(
+        !watch.poll(PollTimeout::ZERO),
+        "the unchanged file woke the poller"
+    );
+    let answer = program.ask(&format!("alloc linear {}", 2 * MIB));
+    assert!(answer.starts_with("allocated "), "{answer}");
+    assert!(
+        watch.poll(long()),
+        "the allocation beyond the limit did not wake the poller"
+    );
+    watch.wait_for("max 1");
+    assert_eq!(dir.number("memory.swap.current"), 2 * MIB);
 }
 
 #[test]

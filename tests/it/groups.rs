@@ -8,6 +8,7 @@ use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use support::{Config, DEADLINE, Mount, stop, wait_until};
 
@@ -327,6 +328,27 @@ fn process_ending_before_it_registers_again_keeps_no_group() {
     let _other = DriverShell::start(&mount);
     assert_eq!(mount.number("team", "gcgroup.events", "populated"), 0);
     fs::remove_dir(&team).expect("the group is empty");
+}
+
+/// The parent knows of the end from the kernel, not from the daemon.
+#[test]
+fn rmdir_succeeds_once_the_members_are_reaped() {
+    let mount = Mount::new();
+    let team = mount.path().join("team");
+    for round in 0..20 {
+        mkdir(&mount, "team");
+        let members: Vec<_> = (0..3).map(|_| DriverShell::start(&mount)).collect();
+        members.iter().for_each(|member| join(&mount, "team", member));
+        let pids = members.iter().map(|member| Pid::from_raw(member.pid()));
+        for pid in pids.clone() {
+            kill(pid, Signal::SIGKILL).expect("the process is a child");
+        }
+        for pid in pids {
+            waitpid(pid, None).expect("the process is a child");
+        }
+        let removed = fs::remove_dir(&team);
+        assert!(removed.is_ok(), "round {round}: {removed:?}");
+    }
 }
 
 #[test]

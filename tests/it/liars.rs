@@ -14,16 +14,16 @@ pub(crate) const LIAR: u32 = 1234;
 
 /// Starts a liar: a registered process that uses no GPU.
 #[track_caller]
-pub(crate) fn liar(mount: &Mount, wishes: &[&str]) -> Governed {
-    liar_of(mount, LIAR, wishes)
+pub(crate) fn liar(mount: &Mount, options: &[&str]) -> Governed {
+    liar_of(mount, LIAR, options)
 }
 
 /// Starts a liar as user `uid`.
 #[track_caller]
-pub(crate) fn liar_of(mount: &Mount, uid: u32, wishes: &[&str]) -> Governed {
+pub(crate) fn liar_of(mount: &Mount, uid: u32, options: &[&str]) -> Governed {
     let program = program_for_all(env!("CARGO_BIN_EXE_hostile_hook").as_ref(), mount.root());
     let mut command = mount.command_of(uid, &program);
-    command.env_remove("LD_PRELOAD").args(wishes);
+    command.env_remove("LD_PRELOAD").args(options);
     let mut liar = Governed::spawn(command);
     liar.expect("ready");
     liar

@@ -132,6 +132,8 @@ mod peers_calls;
 #[cfg(test)]
 mod peers_ways;
 #[cfg(test)]
+mod pressure;
+#[cfg(test)]
 mod privileged;
 #[cfg(test)]
 mod property;

@@ -59,6 +59,10 @@ fn lower_priorities_move_out_and_return_with_room() {
         let own = Dir::of(&mount, interactive.pid());
         assert_eq!(own.number("memory.swap.current"), 0, "{api}");
         assert_eq!(own.key("memory.stat", "nr_alloc_fail"), 0, "{api}");
+        assert!(
+            !own.read("memory.pressure").contains("total=0"),
+            "{api}: the allocation has waited"
+        );
         interactive.finish();
         wait_until("the batch job's memory is swapped in", || {
             dir.number("memory.swap.current") == 0

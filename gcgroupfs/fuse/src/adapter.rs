@@ -240,7 +240,7 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.nodes.handles.close_file(handle);
+        self.nodes.close(handle);
         reply.ok();
     }
 

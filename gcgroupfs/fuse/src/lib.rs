@@ -23,6 +23,7 @@ mod relay;
 pub mod supervisor_state;
 mod table;
 mod takeover;
+mod triggers;
 mod wake;
 
 use std::io;

@@ -1,5 +1,8 @@
 //! Implements the adapter's callbacks; each returns a value or an error for the reply.
 
+mod ends;
+mod pressure;
+
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,6 +12,7 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
 use super::looked_up::LookedUp;
+use super::triggers::Triggers;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
 use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Directory, Entity, NewGroup, Tree};
@@ -24,6 +28,7 @@ pub(super) const BLOCK: u32 = 4096;
 pub(super) struct Nodes {
     tree: Arc<Tree>,
     pub(super) handles: Handles,
+    triggers: Triggers,
     /// Timestamp of every node.
     since: SystemTime,
 }
@@ -33,6 +38,7 @@ impl Nodes {
         Self {
             tree,
             handles: Handles::default(),
+            triggers: Triggers::default(),
             since: SystemTime::now(),
         }
     }
@@ -210,7 +216,13 @@ impl Nodes {
             return Err(Error::NotDirectory);
         };
         let name = name.to_str().ok_or(Error::NotFound)?;
-        match self.tree.remove_group(parent, name) {
+        let mut removed = self.tree.remove_group(parent, name);
+        if matches!(removed, Err(Error::NotEmpty)) {
+            // Its last process may have ended, and been waited for, before the server has noticed.
+            self.notice_ends();
+            removed = self.tree.remove_group(parent, name);
+        }
+        match removed {
             Ok(change) => self.tree.finish(change.through_mount()),
             Err(Error::NotFound) if is_again => {}
             Err(error) => return Err(error),
@@ -313,6 +325,13 @@ impl Nodes {
         let Ok(Node::File(_, file)) = self.node(ino) else {
             return Ok(CHANGED);
         };
+        if file.is_pressure() {
+            let has_event = self.poll_trigger(handle, ino, notifier);
+            return Ok(has_event.map_or(CHANGED, |has_event| match has_event {
+                true => PLAIN.union(PollEvents::POLLPRI),
+                false => PLAIN,
+            }));
+        }
         if !matches!(file.contents, Contents::Events(_)) {
             return Ok(PLAIN);
         }
@@ -346,15 +365,15 @@ impl Nodes {
         // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
         // not gain its rights.
         let caller = self.handles.opener(handle, caller);
-        let change = file.store(&self.tree, directory, caller, data).inspect_err(|error| {
+        let change = match file.trigger(&self.tree, directory, caller, data) {
+            Ok(None) => file.store(&self.tree, directory, caller, data),
+            Ok(Some(trigger)) => self.add_trigger(handle, ino, trigger),
+            Err(error) => Err(error),
+        };
+        let change = change.inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?directory, %error, "refused a write");
         })?;
         Ok(self.tree.announce(change))
-    }
-
-    /// Makes an announced change durable; waits for the disk.
-    pub(super) fn store(&self, change: Change) {
-        self.tree.store(change);
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {

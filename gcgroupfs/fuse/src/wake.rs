@@ -9,6 +9,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fuser::PollNotifier;
+
 use super::nodes::Nodes;
 use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
@@ -17,9 +19,9 @@ use gcgroupfs_model::tree::{Directory, Listener, Notice};
 /// either, so polling again at once gains nothing.)
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Passes events to the pollers.
+/// Passes events to the pollers: of an entity, or `None` if pressure files are read or have a new trigger.
 #[derive(Debug)]
-pub(super) struct Waker(Sender<u64>);
+pub(super) struct Waker(Sender<Option<u64>>);
 
 impl Waker {
     /// Starts the waking thread.
@@ -29,8 +31,13 @@ impl Waker {
             .name("fuse-wake".to_owned())
             .spawn(move || {
                 let mut turns = Turns::default();
+                // When averages of pressure files are due.
+                let mut average_at: Option<Instant> = None;
                 loop {
-                    let pause = turns.until_next(Instant::now());
+                    let now = Instant::now();
+                    let until_average = average_at.map(|at| at.saturating_duration_since(now));
+                    let pauses = [turns.until_next(now), until_average, nodes.until_triggers()];
+                    let pause = pauses.into_iter().flatten().min();
                     let first = match pause {
                         None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
                         Some(pause) => receiver.recv_timeout(pause),
@@ -38,11 +45,17 @@ impl Waker {
                     if first == Err(RecvTimeoutError::Disconnected) {
                         return;
                     }
-                    let changed = first.into_iter().chain(receiver.try_iter());
-                    let due = turns.take(changed, Instant::now());
+                    let news: Vec<_> = first.into_iter().chain(receiver.try_iter()).collect();
+                    let now = Instant::now();
+                    let is_read = news.contains(&None);
+                    let due = turns.take(news.into_iter().flatten(), now);
                     if !due.is_empty() {
                         wake(&nodes, &due);
                     }
+                    if average_at.map_or(is_read, |at| at <= now) {
+                        average_at = nodes.average_pressure().map(|pause| now + pause);
+                    }
+                    notify(nodes.update_triggers());
                 }
             })?;
         Ok(Self(sender))
@@ -94,7 +107,11 @@ impl Turns {
 fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
     let inos = nodes.handles.of(entities);
     let counts = inos.into_iter().map(|ino| (ino, nodes.nr_changes(ino))).collect();
-    for notifier in nodes.handles.announce(&counts) {
+    notify(nodes.handles.announce(&counts));
+}
+
+fn notify(pollers: Vec<PollNotifier>) {
+    for notifier in pollers {
         if let Err(error) = notifier.notify() {
             tracing::debug!(%error, "cannot wake a poller");
         }
@@ -106,13 +123,16 @@ impl Listener for Waker {
         match notice {
             Notice::Events(id) | Notice::Left { id, .. } => {
                 // The thread ends with the daemon.
-                let _ = self.0.send(id.0);
+                let _ = self.0.send(Some(id.0));
             }
             Notice::GroupEvents(id) | Notice::Removed { id, .. } => {
-                let _ = self.0.send(id.0);
+                let _ = self.0.send(Some(id.0));
             }
             Notice::RootEvents => {
-                let _ = self.0.send(Directory::ROOT.entity);
+                let _ = self.0.send(Some(Directory::ROOT.entity));
+            }
+            Notice::PressureWatched => {
+                let _ = self.0.send(None);
             }
             Notice::Joined { .. }
             | Notice::Made { .. }
@@ -126,7 +146,8 @@ impl Listener for Waker {
             | Notice::Watched(_)
             | Notice::AuditAsked
             | Notice::DevicesAsked
-            | Notice::ContextMade => {}
+            | Notice::ContextMade
+            | Notice::EndsAsked => {}
         }
     }
 }

@@ -67,6 +67,8 @@ pub enum Error {
     OutOfRange { expected: &'static str, got: String },
     #[error("not supported: {0}")]
     NotSupported(&'static str),
+    #[error("the open file has a trigger already")]
+    HasTrigger,
     #[error("longer than {0} bytes")]
     TooLong(usize),
 }
@@ -100,7 +102,7 @@ impl Error {
             Self::Stale => errno::ESTALE,
             Self::NoProcess => errno::ESRCH,
             Self::Exists => errno::EEXIST,
-            Self::NotEmpty => errno::EBUSY,
+            Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
             // As with cgroup.max.depth and cgroup.max.descendants.
             Self::TooMany => errno::EAGAIN,
             Self::TooManyOpen => errno::EMFILE,

@@ -5,8 +5,10 @@ mod node;
 
 use std::time::Duration;
 
+use gcgroup_abi::Pressure;
+
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, View};
+use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
@@ -36,6 +38,8 @@ pub enum Io {
     Write(Store),
     /// 0644
     Setting(&'static Setting),
+    /// 0644. A write makes a trigger of the open file description, for which poll(2) waits.
+    Pressure(Pressure),
 }
 
 impl Io {
@@ -43,7 +47,8 @@ impl Io {
         match self {
             Self::Read(show) | Self::ReadWrite(show, _) => show(view),
             Self::Setting(setting) => Ok(setting.show(view.setting(setting)?)),
-            Self::Write(_) => Err(Error::WrongAccess),
+            // Pressure is shown past the view, since it is brought up to date.
+            Self::Write(_) | Self::Pressure(_) => Err(Error::WrongAccess),
         }
     }
 
@@ -52,6 +57,9 @@ impl Io {
             Self::Write(store) | Self::ReadWrite(_, store) => store(edit, text),
             Self::Setting(setting) => edit.set(setting, text),
             Self::Read(_) => Err(Error::WrongAccess),
+            Self::Pressure(_) => Err(Error::NotSupported(
+                "a trigger belongs to an open file of the mount",
+            )),
         }
     }
 }
@@ -160,7 +168,7 @@ impl ControlFile {
     pub fn mode(&self) -> u16 {
         match self.io {
             Io::Read(_) => 0o444,
-            Io::ReadWrite(..) | Io::Setting(_) => 0o644,
+            Io::ReadWrite(..) | Io::Setting(_) | Io::Pressure(_) => 0o644,
             Io::Write(_) => 0o200,
         }
     }
@@ -180,6 +188,9 @@ impl ControlFile {
     /// # Errors
     /// As [`show`](Self::show).
     pub fn show_and_count(&self, tree: &Tree, directory: Directory) -> Result<(String, u64)> {
+        if let Io::Pressure(what) = self.io {
+            return Ok((tree.show_pressure(directory, what)?, 0));
+        }
         let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
         match self.contents {
             Contents::Events(_) => tree.view_events(directory, show),
@@ -241,6 +252,45 @@ impl ControlFile {
     /// * `ERANGE`, `EPERM`: as documented for the file.
     /// * `ENODEV`: its directory is gone.
     pub fn store(&self, tree: &Tree, directory: Directory, caller: Caller, data: &[u8]) -> Result<Change> {
+        let text = self.command(tree, directory, caller, data)?;
+        if self.is_pressure() {
+            self.trigger(tree, directory, caller, data)?;
+        }
+        tree.edit(directory, caller, |edit| self.io.store(edit, text))
+    }
+
+    /// Returns whether a write makes a trigger, and poll(2) waits for its events.
+    pub fn is_pressure(&self) -> bool {
+        matches!(self.io, Io::Pressure(_))
+    }
+
+    /// Makes a trigger from one write to a pressure file; `None` for other files.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store), and those of [`Tree::make_trigger`].
+    pub fn trigger(
+        &self,
+        tree: &Tree,
+        directory: Directory,
+        caller: Caller,
+        data: &[u8],
+    ) -> Result<Option<Trigger>> {
+        let Io::Pressure(what) = self.io else {
+            return Ok(None);
+        };
+        let text = self.command(tree, directory, caller, data)?;
+        tree.make_trigger(directory, what, text, tree.is_root(caller))
+            .map(Some)
+    }
+
+    /// Checks a write; returns its text without surrounding blanks.
+    fn command<'a>(
+        &self,
+        tree: &Tree,
+        directory: Directory,
+        caller: Caller,
+        data: &'a [u8],
+    ) -> Result<&'a str> {
         if self.mode() & 0o200 == 0 {
             return Err(Error::WrongAccess);
         }
@@ -254,8 +304,7 @@ impl ControlFile {
             return Err(Error::TooLong(PAGE));
         }
         let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are not UTF-8"))?;
-        let text = text.trim_matches([' ', '\t', '\n']);
-        tree.edit(directory, caller, |edit| self.io.store(edit, text))
+        Ok(text.trim_matches([' ', '\t', '\n']))
     }
 }
 
@@ -264,7 +313,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
-    use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
+    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World};
 
     pub(super) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
         result.map(drop).unwrap_err().errno()
@@ -376,8 +425,7 @@ mod tests {
             (Level::ProcessDevice, "100/0/"),
         ];
         for (level, directory) in places {
-            let writable =
-                |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_) | Io::Setting(_));
+            let writable = |file: &&ControlFile| !matches!(file.io, Io::Read(_));
             let here = crate::files::all().filter(|file| file.on.has(level));
             for file in here.filter(writable) {
                 let path = format!("{directory}{}", file.name);
@@ -395,7 +443,7 @@ mod tests {
         let world = World::new(1);
         world.join(100);
         assert_eq!(
-            errno(store(&world, "100/compute.freeze", STRANGER, b"1")),
+            errno(store(&world, "100/compute.freeze", OTHER_USER, b"1")),
             libc::EACCES
         );
         store(&world, "100/compute.freeze", OWNER, b"1").unwrap();

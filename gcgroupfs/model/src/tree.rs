@@ -16,6 +16,7 @@ mod device_stat;
 mod devices;
 mod directory;
 mod edit;
+mod ends;
 mod enforce;
 mod events;
 mod exited;
@@ -36,6 +37,7 @@ mod records;
 mod requests;
 mod saved;
 mod settings;
+mod stall;
 mod storage;
 mod sums;
 mod swap_bounds;
@@ -81,6 +83,7 @@ pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::*;
+pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
 pub use transient::Transient;
@@ -165,6 +168,8 @@ pub struct State {
     storage: Storage,
     /// Number of requests to look for new devices.
     nr_devices_asked: u64,
+    ends: ends::Ends,
+    stalls: stall::RootStalls,
 }
 
 impl Tree {
@@ -200,6 +205,8 @@ impl Tree {
             audit: unmanaged::Audit::default(),
             storage: Storage::default(),
             nr_devices_asked: 0,
+            ends: ends::Ends::default(),
+            stalls: stall::RootStalls::new((host.now)()),
         };
         Self {
             state: Mutex::new(state),

@@ -20,12 +20,20 @@ pub fn this() -> Host {
         nr_cpus: std::thread::available_parallelism().map_or(1, |number| number.get() as u64),
         ticks_per_second: of(SysconfVar::CLK_TCK).unwrap_or(100),
         uptime,
+        now,
     }
 }
 
 /// Returns the time since boot, also while suspended (`CLOCK_BOOTTIME`).
 fn uptime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
+}
+
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
+pub fn now() -> u64 {
+    // Cannot fail for this clock.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod awaited_members;
 mod bells;
 mod connection;
 mod connections;
+mod ends;
 mod initial_group;
 mod journal_listener;
 mod listener;
@@ -43,6 +44,7 @@ use tracing::warn;
 
 use self::bells::Bells;
 use self::connections::Connections;
+use self::ends::EndsWaker;
 use self::journal_listener::JournalListener;
 use self::mismatched::Mismatched;
 use self::rate::Rate;
@@ -156,6 +158,7 @@ impl Server {
         let bells = Arc::new(Bells::default());
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
+        tree.listen(Arc::new(EndsWaker::new(waker.try_clone()?)));
         show_condition(&tree, &journal);
         tree.listen(Arc::new(JournalListener::new(
             &tree,
@@ -273,6 +276,7 @@ impl Server {
     pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
+            let ends_asked = self.tree.nr_ends_asked();
             let ready = match self.epoll.wait(&mut events, self.timeout()) {
                 Ok(ready) => ready,
                 Err(Errno::EINTR) => continue,
@@ -287,6 +291,10 @@ impl Server {
                     Token::Connection(number) => self.serve(number),
                     Token::Process(number) => self.registry.died(number),
                 }
+            }
+            // With fewer events than room, these were all, among them each end before the requests.
+            if ready < events.len() {
+                self.tree.answer_ends(ends_asked);
             }
             self.tick();
         }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::prctl;
-use nix::time::{ClockId, clock_gettime};
 use parking_lot::{Condvar, Mutex};
 use tracing::error;
 
+use crate::host::now;
 use gcgroupfs_model::arbiter::{Next, Settings, State, Time};
 use gcgroupfs_model::tree::{Listener, Notice, Opened, ProcessId, Tree};
 use gcgroupfs_sys::wake_all;
@@ -155,7 +155,9 @@ impl Listener for Bell {
             | Notice::Removed { .. }
             | Notice::AuditAsked
             | Notice::DevicesAsked
-            | Notice::ContextMade => {}
+            | Notice::ContextMade
+            | Notice::PressureWatched
+            | Notice::EndsAsked => {}
         }
     }
 }
@@ -246,13 +248,6 @@ fn wake(opened: &Opened) {
             wake_all(&device.gate);
         }
     }
-}
-
-/// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
-fn now() -> Time {
-    // Cannot fail for this clock.
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ enum Level {
 struct Finding {
     level: Level,
     text: String,
-    /// What to do; empty if nothing.
+    /// Recommended action; empty if none.
     remedy: String,
 }
 

@@ -30,6 +30,7 @@ pub mod map;
 pub mod message;
 #[cfg(test)]
 mod orderings;
+mod stall;
 mod usage;
 
 /// Atomics of both blocks; a model checker's if built for a model.
@@ -44,6 +45,7 @@ pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use context::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
 pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, VISIBLE_LIMIT, VISIBLE_SWAP};
+pub use stall::{Pressure, Stall, StallClock};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last: a reader that sees it sees the rest.

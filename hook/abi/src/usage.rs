@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Or
 #[cfg(not(loom))]
 use core::mem::{offset_of, size_of};
 
-use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, VERSION};
+use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, Pressure, Stall, VERSION};
 
 pub use device::UsageDevice;
 
@@ -233,7 +233,9 @@ pub struct Usage {
     /// least as new as the number.
     pub host_request: AtomicU32,
     reserved_claim: AtomicU32,
-    reserved: [AtomicU64; 20],
+    reserved: [AtomicU64; 16],
+    /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
+    pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
     pub threads: [Thread; MAX_THREADS],
 }
@@ -348,6 +350,7 @@ const _: () = {
     assert!(offset_of!(Usage, reserved_stocks) == 72);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
+    assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);
     assert!(size_of::<Usage>() == 69632);

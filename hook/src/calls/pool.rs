@@ -157,7 +157,7 @@ fn alloc_from(
         match pool.hold(hook.memory, foretold) {
             Ok(()) => foretold,
             Err(full) => {
-                full.count_hit(hook.session.usage());
+                hook.memory.count_hit(full);
                 make_room(hook, pool, bytes, foretold, on)?
             }
         }

@@ -14,7 +14,7 @@ mod admission;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Entrance, Gate, Submission, UsageDevice};
+use gcgroup_abi::{ControlDevice, Entrance, Gate, Pressure, Submission, UsageDevice};
 
 use super::Compute;
 use super::call::{Arguments, Call};
@@ -28,6 +28,7 @@ use crate::driver::interpose::Next;
 use crate::driver::streams::{is_capturing, stream};
 use crate::program::slot::Bound;
 use crate::shared::RECHECK;
+use crate::shared::stall::Stalled;
 use crate::sys;
 use admission::{told, window};
 
@@ -165,7 +166,7 @@ impl Passing<'_> {
             match gate {
                 Gate::Frozen => {
                     self.bound.uncount(self.what);
-                    wait_frozen(control, usage);
+                    wait_frozen(self.compute.usage(), control, usage);
                 }
                 Gate::Throttled if !self.spend_credit() => {
                     self.bound.uncount(self.what);
@@ -224,6 +225,7 @@ impl Passing<'_> {
 
     fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice, stream: usize) {
         let began = sys::now();
+        let _stalled = Stalled::new(self.compute.usage(), Pressure::Compute);
         let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         ring_if_wanted(self.compute.session, self.bound.index());
         loop {
@@ -259,13 +261,13 @@ impl Passing<'_> {
 /// Waits while a device is held; if it is not, until its gate is not frozen.
 fn wait_closed(compute: &Compute, index: usize) {
     if compute.holds.word(index).is_some() {
-        return compute.holds.wait(index);
+        return compute.holds.wait(compute.usage(), index);
     }
     if let (Some(control), Some(usage)) = (
         compute.control().devices.get(index),
         compute.usage().devices.get(index),
     ) {
-        wait_frozen(control, usage);
+        wait_frozen(compute.usage(), control, usage);
     }
 }
 

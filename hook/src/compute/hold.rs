@@ -5,10 +5,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
-use gcgroup_abi::MAX_DEVICES;
+use gcgroup_abi::{MAX_DEVICES, Pressure, Usage};
 
 use crate::driver::{exit, thread};
 use crate::shared::RECHECK;
+use crate::shared::stall::Stalled;
 use crate::sys;
 
 #[derive(Debug)]
@@ -50,8 +51,9 @@ impl Holds {
     }
 
     /// Waits while the device is held or until the program exits.
-    pub(super) fn wait(&self, index: usize) {
+    pub(super) fn wait(&self, usage: &Usage, index: usize) {
         let Some(hold) = self.0.get(index) else { return };
+        let _stalled = Stalled::new(usage, Pressure::Memory);
         // Counted before `word` is loaded: a release changes `word` before it loads `waiting`.
         hold.waiting.fetch_add(1, SeqCst);
         let word = &hold.word;
@@ -132,7 +134,7 @@ impl Holds {
 
     /// Waits until the device is not held, and prevents holds until the result is dropped. Not for
     /// submissions, which the gate stops. `None` if there is no such device.
-    pub(crate) fn touch(&self, index: usize) -> Option<Touch<'_>> {
+    pub(crate) fn touch(&self, usage: &Usage, index: usize) -> Option<Touch<'_>> {
         let count = &self.0.get(index)?.touching;
         loop {
             count.fetch_add(1, SeqCst);
@@ -141,7 +143,7 @@ impl Holds {
                 return Some(Touch(count));
             }
             count.fetch_sub(1, SeqCst);
-            self.wait(index);
+            self.wait(usage, index);
         }
     }
 }
@@ -180,8 +182,8 @@ mod tests {
         compute.hold(Scope::All);
         compute.hold(Scope::Device(0));
         let waiter = std::thread::spawn(|| {
-            compute.holds.wait(0);
-            compute.holds.touch(0).is_some()
+            compute.holds.wait(compute.usage(), 0);
+            compute.holds.touch(compute.usage(), 0).is_some()
         });
         compute.holds.reset(false);
         assert!(waiter.join().unwrap());

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{ControlDevice, UsageDevice};
+use gcgroup_abi::{ControlDevice, Usage};
 use parking_lot::Mutex;
 
 use crate::program::slot::Bound;
@@ -43,9 +43,6 @@ impl Meter {
         if last_stream.is(device, round, context, stream) {
             return;
         }
-        let Some(usage) = session.usage().devices.get(bound.index()) else {
-            return;
-        };
         let (round, has_begun) = {
             let mut used = self.used.lock();
             // `round` changes only under the lock, so this is the round of the list.
@@ -53,7 +50,7 @@ impl Meter {
             if !used.contains(&(context, stream)) {
                 used.push((context, stream));
             }
-            (round, usage.begin_busy(sys::now()))
+            (round, session.usage().begin_busy(bound.index(), sys::now()))
         };
         last_stream.set(device, round, context, stream);
         if has_begun {
@@ -80,28 +77,28 @@ impl Meter {
         }
     }
 
-    /// Begins a busy period at `now` if the device is idle; returns whether it was.
-    pub(super) fn begin(&self, usage: &UsageDevice, now: u64) -> bool {
+    /// Begins a busy period of the device in slot `index` at `now` if it is idle; returns whether it was.
+    pub(super) fn begin(&self, usage: &Usage, index: usize, now: u64) -> bool {
         let _used = self.used.lock();
-        usage.begin_busy(now)
+        usage.begin_busy(index, now)
     }
 
     /// Ends the busy period at `end` unless a stream was used since; returns whether it ended.
-    pub(super) fn end(&self, usage: &UsageDevice, end: u64) -> bool {
+    pub(super) fn end(&self, usage: &Usage, index: usize, end: u64) -> bool {
         let used = self.used.lock();
         if !used.is_empty() {
             return false;
         }
-        usage.end_busy(end);
+        usage.end_busy(index, end);
         true
     }
 
     /// Ends measuring. Threads record their streams again when it is resumed.
-    pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
+    pub(super) fn stop(&self, usage: &Usage, index: usize, end: u64) {
         let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
         used.clear();
-        usage.end_busy(end);
+        usage.end_busy(index, end);
     }
 }
 
@@ -118,7 +115,8 @@ mod tests {
     use super::*;
     use crate::compute::Compute;
     use crate::shared::device::LocalDevice;
-    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+    use crate::shared::stall::Stalled;
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Pressure, StallClock};
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
@@ -137,12 +135,35 @@ mod tests {
         assert_eq!(usage.busy(since + 5), (5, true));
         assert_eq!(meter.take(), [(slot.context(), 7)]);
         meter.note(compute.session, slot, 7);
-        assert!(!meter.end(usage, since + 10), "the same stream was used again");
+        assert!(
+            !meter.end(compute.usage(), OTHER_DEVICE, since + 10),
+            "the same stream was used again"
+        );
         assert_eq!(meter.take().len(), 1);
-        assert!(meter.end(usage, since + 10));
+        assert!(meter.end(compute.usage(), OTHER_DEVICE, since + 10));
         assert_eq!(usage.busy(since + 100), (10, false));
         meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn work_stops_the_clock_of_full_pressure_alone() {
+        let compute = Compute::of_test(NO_LIMIT);
+        let slot = compute
+            .program
+            .slots
+            .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        let stall = &compute.usage().stalls[Pressure::Compute as usize];
+        let stalled = Stalled::new(compute.usage(), Pressure::Compute);
+        let later = |clock: &StallClock| StallClock::elapsed(clock.usec(2_000_000), clock.usec(1_000_000));
+        let both = || [&stall.some, &stall.full].map(later);
+        assert_eq!(both(), [1000, 1000]);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
+        assert_eq!(both(), [1000, 0]);
+        compute.meters[OTHER_DEVICE].stop(compute.usage(), OTHER_DEVICE, sys::now());
+        assert_eq!(both(), [1000, 1000]);
+        drop(stalled);
+        assert_eq!(both(), [0, 0]);
     }
 
     #[test]
@@ -155,7 +176,7 @@ mod tests {
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         meter.note(compute.session, slot, 7);
-        meter.stop(usage, sys::now());
+        meter.stop(compute.usage(), OTHER_DEVICE, sys::now());
         assert!(!usage.busy(u64::MAX).1);
         meter.note(compute.session, slot, 7);
         assert!(usage.busy(u64::MAX).1);
@@ -180,7 +201,7 @@ mod tests {
                 for _ in 0..ROUNDS {
                     barrier.wait();
                     meter.take();
-                    meter.end(usage, sys::now());
+                    meter.end(compute.usage(), OTHER_DEVICE, sys::now());
                     barrier.wait();
                 }
             });

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
+use gcgroup_abi::{ControlDevice, Gate, Pressure, Usage, UsageDevice};
 
 use crate::driver::{exit, thread};
 use crate::shared::RECHECK;
+use crate::shared::stall::Stalled;
 use crate::sys;
 
 /// Minimum patience, nanoseconds.
@@ -60,7 +61,8 @@ pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
 }
 
 /// Waits until the gate is not frozen, or the program exits.
-pub(super) fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
+pub(super) fn wait_frozen(process: &Usage, control: &ControlDevice, usage: &UsageDevice) {
+    let _stalled = Stalled::new(process, Pressure::Compute);
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
     while is_frozen(&control.gate) && !exit::is_exiting() {
         doze(&control.gate, Gate::Frozen as u32, RECHECK);

@@ -7,7 +7,7 @@
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 
-use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
+use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Usage, UsageDevice};
 
 use super::Compute;
 use super::meter::{Meter, Used, ring_if_wanted};
@@ -65,7 +65,7 @@ impl Watch {
                 continue;
             }
             if !is_tracked {
-                device.stop(meter, usage);
+                device.stop(meter, compute.usage(), index);
                 continue;
             }
             let was_busy = usage.busy_since.load(Relaxed) != 0;
@@ -93,11 +93,11 @@ impl Watch {
 }
 
 impl Device {
-    fn stop(&mut self, meter: &Meter, usage: &UsageDevice) {
+    fn stop(&mut self, meter: &Meter, usage: &Usage, index: usize) {
         if let Some(round) = self.round.take() {
             round.markers.into_iter().for_each(PendingMarker::abandon);
         }
-        meter.stop(usage, sys::now());
+        meter.stop(usage, index, sys::now());
         self.is_tracked = false;
     }
 
@@ -112,7 +112,7 @@ impl Device {
                 return true;
             };
             if !round.markers.is_empty() {
-                if meter.begin(usage, now) {
+                if meter.begin(compute.usage(), index, now) {
                     // The next submission finds work already begun, and so does not ring.
                     ring_if_wanted(compute.session, index);
                 }
@@ -149,7 +149,7 @@ impl Device {
             meter.put_back(&again);
             return true;
         }
-        !meter.end(usage, end)
+        !meter.end(compute.usage(), index, end)
     }
 }
 

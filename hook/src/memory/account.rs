@@ -315,8 +315,8 @@ impl Account {
         reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
-    /// Learns the growth step from what the pool grew by for an allocation of `bytes`: if the present step
-    /// does not explain it, the least one that does.
+    /// Learns the growth step from the pool's growth for an allocation of `bytes`: the least step that
+    /// explains it, unless the present one does.
     pub(crate) fn learn(&mut self, bytes: u64, before: u64) {
         let grown = self.reserved().saturating_sub(before);
         if grown == 0 {
@@ -337,11 +337,11 @@ impl Account {
         self.held += bytes;
     }
 
-    /// Ends a call that held `held` bytes, with `reserved` measured after it: charges what is missing,
-    /// uncharges what is too much. Growth that does not fit is charged all the same, since the device has it.
+    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it.
+    /// Growth beyond a limit is charged too, since the device holds it.
     ///
     /// # Errors
-    /// [`Over`] if the growth did not fit; it is charged.
+    /// [`Over`] if the growth exceeds a limit.
     pub(crate) fn settle(
         &mut self,
         held: u64,

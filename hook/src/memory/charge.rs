@@ -146,7 +146,7 @@ impl Memory {
         let Some(full) = page_counter::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
         };
-        full.count_hit(self.usage());
+        self.count_hit(full);
         Err(self.refused_by(index, full))
     }
 
@@ -156,7 +156,7 @@ impl Memory {
     /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
     pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
         let sums = self.charge(index, bytes).map_err(|full| {
-            full.count_hit(self.usage());
+            self.count_hit(full);
             CUerror::OUT_OF_MEMORY
         })?;
         let (usage, control) = (self.usage(), self.control());
@@ -179,6 +179,15 @@ impl Memory {
             .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
+    /// Counts an allocation that hit a limit and rings the daemon, which notifies pollers of `memory.events`.
+    /// The allocation may still succeed: after pools have been trimmed, or in host memory.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn count_hit(&self, full: Full) {
+        full.count_hit(self.usage());
+        self.session.ring();
+    }
+
     pub(crate) fn refused_by(&self, index: usize, full: Full) -> CUerror {
         full.count_refusal(self.usage());
         self.count_failure(index);
@@ -189,7 +198,7 @@ impl Memory {
     #[cold]
     #[inline(never)]
     pub(crate) fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
-        full.count_hit(self.usage());
+        self.count_hit(full);
         let has_freed = self.freeing.settle(self, None);
         let charged = if self.reserves.trim(self) || has_freed {
             self.charge(index, bytes)

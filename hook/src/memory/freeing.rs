@@ -38,8 +38,8 @@ impl Freeing {
         memory.session.line.wake();
     }
 
-    /// Uncharges what is freed by now: the frees of `passed`, which has been waited for, and of other streams
-    /// that have reached theirs. Returns whether there were any.
+    /// Uncharges completed frees: those of the stream `passed`, which the program has waited for, and those
+    /// that other streams have reached. Returns whether there were any.
     pub(super) fn settle(&self, memory: &Memory, passed: Option<usize>) -> bool {
         if self.count.load(Relaxed) == 0 {
             return false;

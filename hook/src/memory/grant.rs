@@ -7,12 +7,13 @@
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{ControlDevice, MAX_DEVICES, UsageDevice};
+use gcgroup_abi::{ControlDevice, MAX_DEVICES, Pressure, UsageDevice};
 use parking_lot::Mutex;
 
 use super::Memory;
 use super::page_counter::Full;
 use crate::driver::exit;
+use crate::shared::stall::Stalled;
 use crate::{helper, sys};
 
 /// Longest wait for an answer, for a daemon that is stopped or being restarted.
@@ -74,6 +75,7 @@ impl Memory {
         else {
             return Err(full);
         };
+        let _stalled = (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory));
         let _asking = match lock.try_lock() {
             Some(asking) => asking,
             None if helper::is_caller() => return Err(full),

@@ -108,7 +108,7 @@ fn hold(memory: &Memory, reserve: &Reserve, foretold: impl Fn() -> u64) -> Resul
     let Err(full) = reserve.hold(memory, bytes) else {
         return Ok(bytes);
     };
-    full.count_hit(memory.usage());
+    memory.count_hit(full);
     memory.reserves.trim(memory);
     let bytes = foretold();
     reserve.hold(memory, bytes).map(|()| bytes).map_err(|full| {

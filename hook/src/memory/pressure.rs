@@ -6,10 +6,13 @@
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
+use gcgroup_abi::Pressure;
+
 use super::Memory;
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::{self, exit, thread};
 use crate::shared::RECHECK;
+use crate::shared::stall::Stalled;
 use crate::sys;
 
 /// Longest delay of an allocation, and most requests for it: another process may take the room that was made.
@@ -72,6 +75,7 @@ impl Memory {
         if silent.load(Relaxed) && is_behind() {
             return None;
         }
+        let _stalled = Stalled::new(self.usage(), Pressure::Memory);
         let wanted = self.missing(index, bytes);
         usage.pressure_wanted.fetch_add(wanted, Relaxed);
         usage.pressure_size.fetch_add(bytes, Relaxed);

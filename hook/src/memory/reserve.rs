@@ -79,7 +79,7 @@ impl Reserve {
         Some(bytes)
     }
 
-    /// Has the driver release what is unused, except for `keep` bytes of a pool.
+    /// Makes the driver release unused memory, except for `keep` bytes of a pool.
     pub(crate) fn trim(&self, memory: &Memory, keep: u64) {
         let _unsettled = Unsettled::on(memory.usage(), self.index());
         let _ = match self.source {

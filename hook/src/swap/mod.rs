@@ -46,10 +46,11 @@ use crate::driver::thread;
 use crate::memory::Memory;
 use crate::program::Program;
 use crate::shared::session::Session;
+use crate::shared::stall::Stalled;
 use crate::shared::target::Target;
 use block::{Block, Goal, Where, location};
 use counts::Counts;
-use gcgroup_abi::{Control, Usage};
+use gcgroup_abi::{Control, Pressure, Usage};
 use grant::Requests;
 use host::Host;
 use pool::{NotMade, SwapPool};
@@ -81,6 +82,8 @@ pub(crate) struct Swap {
     counts: Counts,
     /// Blocks that have moved and whose old memory is not yet released.
     unsettled: Mutex<Vec<Arc<Block>>>,
+    /// Set while submissions are held for a move and drained; a mover that was lost leaves it to the next.
+    moving: Mutex<Option<Stalled<'static>>>,
     /// Number of blocks with nothing mapped at their addresses.
     absent: AtomicUsize,
     /// Number of the next move to host memory.
@@ -110,6 +113,7 @@ impl Swap {
             requests: Requests::new(),
             counts: Counts::new(),
             unsettled: Mutex::default(),
+            moving: Mutex::default(),
             absent: AtomicUsize::new(0),
             departures: AtomicU64::new(1),
             is_host_refused: AtomicBool::new(false),
@@ -172,12 +176,21 @@ impl Swap {
         };
         self.session.line.wake();
         thread::hold();
+        let _stalled = Stalled::new(self.usage(), Pressure::Memory);
         let began = Instant::now();
         while block.place() == Where::Host && began.elapsed() < PATIENCE {
             std::thread::sleep(NAP);
         }
         // The block is settled before it is exported; memory that cannot be released stays with the block.
         let _ = block.settle(self);
+    }
+
+    /// Counts the time of moves, in which no thread of the program can submit, as waited for memory.
+    fn count_moving(&self, is_moving: bool) {
+        let mut moving = self.moving.lock();
+        if is_moving != moving.is_some() {
+            *moving = is_moving.then(|| Stalled::new(self.session.usage(), Pressure::Memory));
+        }
     }
 
     /// Returns whether some block has nothing mapped at its addresses. Then no submission may pass.
@@ -257,6 +270,7 @@ fn alloc_out(swap: &Swap, target: Target, number: u64, bytes: u64, size: u64) ->
     if swap.swap_room(index) < size {
         return Err(CUerror::OUT_OF_MEMORY);
     }
+    let _stalled = Stalled::new(swap.usage(), Pressure::Memory);
     let began = Instant::now();
     let host = location(target.local.device(), Goal::Host);
     let memory = loop {

@@ -74,8 +74,10 @@ impl Mover {
             all.has_news |= step.has_news;
             all.wake = all.wake.into_iter().chain(step.wake).min();
         }
+        let is_moving = self.devices.iter().any(Device::is_moving);
+        swap.count_moving(is_moving);
         // Not while the program is held for a move.
-        if !self.devices.iter().any(Device::is_moving) {
+        if !is_moving {
             all.has_news |= settle(swap);
             let wake = match swap.unsettled.lock().is_empty() {
                 true => self.tidy(swap),

@@ -1,10 +1,10 @@
 //! `compute.*`: a process's use of the devices, and its limits.
 
-use gcgroup_abi::Submission;
+use gcgroup_abi::{Pressure, Submission};
 
 use crate::error::Result;
 use crate::file::Contents::Page;
-use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
+use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, On};
 use crate::text::{flat_keyed, parse_policy, value};
 use crate::tree::{COMPUTE_FREEZE, COMPUTE_MAX, COMPUTE_PRIORITY, View, all_counters};
 
@@ -34,6 +34,16 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(stat),
         doc: "Flat keys: usage_usec (GPU time charged, measured under a quota, where priorities differ, and for 10 s \
               after each read), nr_launches, nr_graphs, nr_copies (submissions so far), @COUNTERS@.",
+    },
+    ControlFile {
+        name: "compute.pressure",
+        on: On::MEMBERS,
+        contents: Page,
+        io: Io::Pressure(Pressure::Compute),
+        doc: "Time for which threads waited to submit: frozen, throttled, or without room in the window of queued work. \
+              Two lines in the format of the kernel's PSI: some, while at least one thread waited, and full, while one \
+              waited and no work of the process, or of any process here, was known to be on a GPU; each with the \
+              percentages avg10, avg60 and avg300, and total in microseconds. See PRESSURE.",
     },
 ];
 

@@ -1,10 +1,10 @@
 //! `memory.*`: a process's memory on the devices, and its limits.
 
-use gcgroup_abi::Kind;
+use gcgroup_abi::{Kind, Pressure};
 
 use crate::error::Result;
 use crate::file::Contents::{Events, Page};
-use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
+use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, parse_bytes, value};
 use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters};
 
@@ -59,6 +59,14 @@ pub(super) const FILES: &[ControlFile] = &[
               measured), swapped (bytes in host memory), \
               swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
               swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",
+    },
+    ControlFile {
+        name: "memory.pressure",
+        on: On::MEMBERS,
+        contents: Page,
+        io: Io::Pressure(Pressure::Memory),
+        doc: "Time for which memory moved while the program was held, and for which allocations waited for room or for a \
+              group's grant; in the format of compute.pressure.",
     },
 ];
 

@@ -27,6 +27,11 @@ impl Change {
         }
     }
 
+    /// Returns a change that has no consequences.
+    pub fn none() -> Self {
+        Self::new(Vec::new())
+    }
+
     /// Returns whether [`Tree::store`] must be called before the request is answered.
     pub fn must_be_stored(&self) -> bool {
         !self.durable.is_empty()
@@ -47,7 +52,7 @@ impl Change {
 }
 
 impl Tree {
-    /// Tells the listeners that never wait. Returns the change without what is done.
+    /// Tells the listeners that never wait, and returns the rest of the change.
     pub fn announce(&self, mut change: Change) -> Change {
         self.deliver(&std::mem::take(&mut change.immediate), false);
         change

@@ -82,6 +82,12 @@ impl Counts {
 }
 
 impl Host {
+    /// Returns an upper bound of the age of a process started at `start_time` (clock ticks since boot),
+    /// microseconds.
+    pub(super) fn age_usec(&self, start_time: u64) -> u64 {
+        u64::try_from(self.age(start_time).as_micros()).unwrap_or(u64::MAX)
+    }
+
     /// Returns an upper bound of the age of a process started at `start_time` (clock ticks since boot).
     fn age(&self, start_time: u64) -> Duration {
         let start = Duration::from_millis(start_time.saturating_mul(1000) / self.ticks_per_second.max(1));

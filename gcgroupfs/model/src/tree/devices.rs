@@ -18,6 +18,8 @@ pub struct Host {
     pub ticks_per_second: u64,
     /// Returns the time since boot.
     pub uptime: fn() -> Duration,
+    /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
+    pub now: fn() -> u64,
 }
 
 /// The devices, each in its slot, and their host.

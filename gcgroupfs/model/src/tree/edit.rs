@@ -173,11 +173,17 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Notes what `gcgroup.events` of a process shows after a change of `compute.freeze`.
+    /// Notes what `gcgroup.events` of a process shows after a change of `compute.freeze`, and the pressure up
+    /// to then.
     pub(super) fn note_events(&mut self) -> Result<()> {
-        if let Target::Process(id) = self.target()? {
-            self.state.note_events(id, &mut self.notices);
-        }
+        let group = match self.target()? {
+            Target::Process(id) => {
+                self.state.note_events(id, &mut self.notices);
+                self.state.processes.get(&id).and_then(|process| process.group)
+            }
+            Target::Group(id) => Some(id),
+        };
+        self.state.note_stalls(group);
         Ok(())
     }
 

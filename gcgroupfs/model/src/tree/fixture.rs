@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "for tests")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,7 +26,20 @@ pub const HOST: Host = Host {
     nr_cpus: 8,
     ticks_per_second: 100,
     uptime: || Duration::from_secs(86_400),
+    now: || NOW.get(),
 };
+thread_local! {
+    static NOW: Cell<u64> = const { Cell::new(START) };
+}
+
+/// First time on the clock of each test, nanoseconds.
+pub const START: u64 = 86_400_000_000_000;
+
+/// Sets the calling thread's clock, nanoseconds.
+pub fn set_now(now: u64) {
+    NOW.set(now);
+}
+
 pub const ROOT: Caller = Caller {
     uid: 0,
     gid: 0,
@@ -37,7 +51,7 @@ pub const OWNER: Caller = Caller {
     gid: 1000,
     pid: 2,
 };
-pub const STRANGER: Caller = Caller {
+pub const OTHER_USER: Caller = Caller {
     uid: 1001,
     gid: 1001,
     pid: 3,

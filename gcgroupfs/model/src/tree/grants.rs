@@ -46,7 +46,7 @@ pub(super) enum Outcome {
     Unknown,
 }
 
-/// All group limits on one resource, and what is held of them.
+/// All group limits on one resource, and the bytes held under them.
 #[derive(Debug)]
 pub(super) struct Grants {
     resource: Resource,

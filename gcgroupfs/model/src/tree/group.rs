@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
 use super::saved::Made;
+use super::stall::Stalls;
 use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
@@ -61,6 +62,7 @@ pub struct Group {
     /// True if a peak has grown that has not been written to the journal.
     pub(super) has_grown: bool,
     pub(super) events: Events,
+    pub(super) stalls: Stalls,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -118,6 +120,7 @@ impl Group {
             counted: BTreeMap::new(),
             has_grown: false,
             events: Events::default(),
+            stalls: Stalls::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::saved::Made;
 use super::settings::MEMORY_SWAP_MAX;
+use super::stall::Stalls;
 use super::{
     Access, Caller, Change, DIRECTORY_MODE, Device, Directory, Entity, Group, GroupId, NewGroup, Notice,
     Owner, ProcessId, Saved, Settings, State, Transient, Tree, enforce,
@@ -210,6 +211,7 @@ impl State {
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
+        group.stalls = Stalls::new(self.now());
         self.nr_made.add(group.maker);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
             Some(parent) => parent.children.insert(name, id),
@@ -227,6 +229,7 @@ impl State {
         if !group.is_empty() {
             return Err(Error::NotEmpty);
         }
+        self.leave_stalls_of_group(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
         self.grants.remove_group(id);
         self.swap_grants.remove_group(id);

@@ -44,6 +44,7 @@ impl Tree {
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
         state.enter(id, saved.group, &mut notices);
+        state.begin_stalls(id);
         if let Some(held) = held {
             state.release_group(held, &mut notices);
         }
@@ -117,6 +118,7 @@ impl State {
         goes_on: bool,
         notices: &mut Vec<Notice>,
     ) -> Option<Box<Process>> {
+        self.leave_stalls(id);
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

@@ -93,6 +93,7 @@ impl State {
             return Ok(());
         }
         self.observe(id);
+        self.leave_stalls(id);
         self.carry(id, from, to);
         self.depart(id, &left);
         self.arrive(id, &entered);

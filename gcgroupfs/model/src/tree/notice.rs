@@ -70,6 +70,10 @@ pub enum Notice {
     AuditAsked,
     /// A search for new devices has been requested.
     DevicesAsked,
+    /// Averages of pressure files are to be kept up to date, or a trigger has been made.
+    PressureWatched,
+    /// The ends of processes are to be noticed now ([`Tree::ask_ends`](super::Tree::ask_ends)).
+    EndsAsked,
 }
 
 /// Receives [`Notice`]s on the thread that caused them. Must not wait unless [`may_wait`](Self::may_wait)

@@ -9,6 +9,7 @@ use super::counter_records::Written;
 use super::events::Events;
 use super::inherited::Inherited;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
+use super::stall::ProcessStalls;
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
@@ -107,6 +108,7 @@ pub struct Process {
     /// State by device.
     pub(super) devices: Box<[Kept]>,
     pub(super) events: Events,
+    pub(super) stalls: ProcessStalls,
 }
 
 impl Process {
@@ -127,6 +129,7 @@ impl Process {
             whole: Kept::default(),
             devices: kept,
             events: Events::default(),
+            stalls: ProcessStalls::default(),
         }
     }
 

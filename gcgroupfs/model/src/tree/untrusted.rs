@@ -15,6 +15,7 @@
 mod device;
 mod grant;
 mod ledger;
+mod stall;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
 pub use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
 pub use ledger::Ledger;
+pub(super) use stall::StallsSeen;
 
 /// Upper bound of every count and every number of bytes: not reached in a century, and representable by every
 /// reader.

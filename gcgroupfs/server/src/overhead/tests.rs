@@ -247,7 +247,11 @@ fn use_claim_is_refuted_until_the_process_is_listed() {
     assert_eq!(look(&[101]), [Evidence::Unknown, Evidence::Confirmed]);
     claims(1);
     assert_eq!(look(&[]), [Evidence::Confirmed; 2], "an empty list says nothing");
-    assert_eq!(look(&[7]), [Evidence::Confirmed; 2], "nor does one of strangers");
+    assert_eq!(
+        look(&[7]),
+        [Evidence::Confirmed; 2],
+        "nor does one of other processes"
+    );
     assert_eq!(look(&[101]), [Evidence::Refuted, Evidence::Confirmed]);
     claims(0);
     assert_eq!(look(&[101])[0], Evidence::Refuted, "it may claim again at once");

@@ -3,12 +3,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
+use gcgroup_abi::{ControlDevice, Gate, Pressure, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
 use crate::driver::exit;
 use crate::program::window::{Admission, Window};
+use crate::shared::stall::Stalled;
 use crate::sys;
 
 /// Lower limit of a window, nanoseconds.
@@ -90,6 +91,7 @@ impl Passing<'_> {
         let (longest, tried) = self.with_window(|queue| (queue.longest(), queue.tried()));
         let patience = room_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
         let before = self.waited;
+        let _stalled = Stalled::new(self.compute.usage(), Pressure::Compute);
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.compute.program.contexts.captures;
         // On a change of the gate, `enter` decides what to wait for.

@@ -40,9 +40,9 @@ def body(sim, facts):
     seconds = 0.3 if sim else 1
     kernels = work()
 
-    def batch(**wishes):
+    def batch(**options):
         """Runs a job whose kernels do a fixed amount of work, even if they are interrupted."""
-        return load("throughput", *kernels, "--duration", 600, **wishes)
+        return load("throughput", *kernels, "--duration", 600, **options)
 
     with batch(priority=6) as one, batch() as other:
         both = (one, other)

@@ -173,7 +173,7 @@ impl Member {
         self.granted(at).is_some()
     }
 
-    /// Returns whether what is held may be charged without asking.
+    /// Returns whether the process may charge what it holds without asking.
     pub(super) fn is_open(&self, at: usize) -> bool {
         self.granted(at).is_some_and(|granted| granted.is_open)
     }

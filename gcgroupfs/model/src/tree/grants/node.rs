@@ -1,4 +1,4 @@
-//! One group: its limits, and what is held of them.
+//! One group: its limits, and the bytes held under them.
 //!
 //! The groups above are charged no more than this group's limits, or its sure charge if that is more. So a
 //! claim in a group costs others no more than the group could have used honestly. The sure charge exceeds the

@@ -1,18 +1,18 @@
-//! Publishing limits: tells processes what the groups above allow and have left.
+//! Publishing to processes the limits of the groups above and the room left in them.
 
 use super::Grants;
 use super::node::Allowed;
 use crate::tree::{GroupId, ProcessId};
 
 impl Grants {
-    /// Tells all processes that a change in a group concerns what the groups above allow and have left.
+    /// Publishes limits and room to all processes that a change in a group concerns.
     pub(super) fn publish(&mut self, group: Option<GroupId>) {
         if let Some(top) = self.chain(group).into_iter().rfind(|id| self.has_limit(*id)) {
             self.publish_below(top);
         }
     }
 
-    /// Tells all processes in a group, above which there is no limit, what the groups allow and have left.
+    /// Publishes limits and room to all processes in a group above which there is no limit.
     pub(super) fn publish_below(&self, top: GroupId) {
         let mut next = vec![(top, vec![Allowed::ALL; self.slots.len()])];
         while let Some((id, mut allowed)) = next.pop() {
@@ -28,7 +28,7 @@ impl Grants {
         }
     }
 
-    /// Tells one process what the groups above allow and have left.
+    /// Publishes to one process the limits of the groups above and the room left in them.
     pub(super) fn publish_one(&self, id: ProcessId, group: Option<GroupId>) {
         let mut allowed = vec![Allowed::ALL; self.slots.len()];
         for node in self.chain(group).iter().filter_map(|id| self.groups.get(id)) {

@@ -70,7 +70,7 @@ impl Resource {
         }
     }
 
-    /// Tells a process what the groups above allow and have left.
+    /// Publishes to a process the limits of the groups above and the room left in them.
     pub(super) fn publish(self, control: &Control, slot: usize, allowed: &Allowed) {
         match self {
             Self::Memory => enforce::allow(control, slot, allowed.limit, allowed.room),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::file;
-use crate::tree::fixture::{STRANGER, new_group};
+use crate::tree::fixture::{OTHER_USER, new_group};
 use crate::tree::{Caller, NewGroup};
 
 pub(super) fn errno<T: std::fmt::Debug>(result: crate::error::Result<T>) -> i32 {
@@ -170,7 +170,7 @@ fn move_needs_process_and_common_ancestor() {
         world.tree.finish(given.unwrap());
     };
     give(mine, OWNER);
-    give(theirs, STRANGER);
+    give(theirs, OTHER_USER);
     for path in ["mine/a", "mine/b"] {
         give(world.group(path), OWNER);
     }
@@ -185,17 +185,17 @@ fn move_needs_process_and_common_ancestor() {
     put("mine/a", OWNER).unwrap();
     put("mine/b", OWNER).unwrap();
     assert_eq!(errno(put("theirs", OWNER)), libc::EACCES);
-    assert_eq!(errno(put("mine/a", STRANGER)), libc::EACCES);
-    give(mine, STRANGER);
+    assert_eq!(errno(put("mine/a", OTHER_USER)), libc::EACCES);
+    give(mine, OTHER_USER);
     assert_eq!(
         errno(put("mine/a", OWNER)),
         libc::EPERM,
         "another user owns the common ancestor"
     );
     give(mine, OWNER);
-    give(world.group("mine/a"), STRANGER);
+    give(world.group("mine/a"), OTHER_USER);
     assert_eq!(
-        errno(put("mine/a", STRANGER)),
+        errno(put("mine/a", OTHER_USER)),
         libc::EPERM,
         "another user owns the process"
     );
@@ -378,14 +378,17 @@ fn group_owner_is_bounded_by_root() {
     world.store("a/memory.limit", ROOT, "100").unwrap();
     world.store("a/memory.limit", OWNER, "50").unwrap();
     assert_eq!(errno(world.store("a/memory.limit", OWNER, "101")), libc::EPERM);
-    assert_eq!(errno(world.store("a/memory.limit", STRANGER, "10")), libc::EACCES);
+    assert_eq!(
+        errno(world.store("a/memory.limit", OTHER_USER, "10")),
+        libc::EACCES
+    );
     let set = |caller, uid, mode| {
         world
             .tree
             .set_access(Directory::group(id), caller, (uid, None), mode)
     };
-    assert_eq!(errno(set(OWNER, Some(STRANGER.uid), None)), libc::EPERM);
-    assert_eq!(errno(set(STRANGER, None, Some(0o777))), libc::EPERM);
+    assert_eq!(errno(set(OWNER, Some(OTHER_USER.uid), None)), libc::EPERM);
+    assert_eq!(errno(set(OTHER_USER, None, Some(0o777))), libc::EPERM);
     world.tree.finish(set(OWNER, None, Some(0o775)).unwrap());
     world.join(100);
     let process = file::resolve(&world.tree, "100").unwrap();
