@@ -77,7 +77,7 @@ pub struct Member {
     pub is_held: bool,
     /// Whether the policy has given the turn to others: what it uses meanwhile is a debt.
     pub is_out_of_turn: bool,
-    /// What its priority has used out of turn.
+    /// GPU time that all processes of its priority have used out of turn.
     pub debt: Debt,
     /// Since when a quota of it is used up.
     over_since: Option<Time>,

@@ -31,7 +31,7 @@ struct Kernel {
     charged: Option<u64>,
 }
 
-/// What the hook knows of submissions of one length.
+/// The hook's knowledge of submissions of one length.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     nsec: u64,
