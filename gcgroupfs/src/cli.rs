@@ -3,17 +3,18 @@
 mod cdi;
 mod check_config;
 mod client;
+mod doctor;
 mod expression;
 mod freeze;
 mod ls;
 mod mount;
-mod places;
+mod paths;
 mod reload;
 mod run;
+mod run_options;
 mod set;
 mod supervise;
 mod wait;
-mod wishes;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -24,10 +25,10 @@ use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 
 use self::client::Client;
-use crate::forget;
+use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
-use gcgroupfs_fuse::touch;
+use gcgroupfs_fuse::inotify_helper;
 use gcgroupfs_server::receive;
 use gcgroupfs_sys::launch;
 
@@ -88,6 +89,8 @@ commands! {
     Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(&socket.of_daemon(), &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
+    /// Checks the machine, the installation and the daemon, and says what to do about each fault.
+    Doctor(doctor::Arguments) => |socket, arguments| doctor::run(socket.of_daemon(), &arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
     Cdi(Nothing) => |socket, _| print(cdi::specification(&socket.of_daemon())?.as_bytes());
     /// Prints the table of control files, in Markdown.
@@ -100,10 +103,10 @@ commands! {
     Completions(Completions) => |_, arguments| print(&completions(arguments.shell));
     /// Replays changes through the mount, for inotify
     #[command(hide = true)]
-    Touch(Touch) => |_, arguments| touch::run(&arguments.point, arguments.device);
+    Replay(Replay) => |_, arguments| inotify_helper::run(&arguments.point, arguments.device);
     /// Invalidates cached names
     #[command(hide = true)]
-    Forget(forget::Arguments) => |_, arguments| forget::run(&arguments);
+    Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();
@@ -131,7 +134,7 @@ struct Group {
 }
 
 #[derive(Debug, Args)]
-struct Touch {
+struct Replay {
     point: PathBuf,
     /// The mount's device number
     device: u64,
@@ -151,12 +154,12 @@ impl Socket {
     /// # Errors
     /// None was given, and there is no path for a user's own daemon.
     fn of_new(self) -> anyhow::Result<PathBuf> {
-        self.0.map_or_else(places::new_socket, Ok)
+        self.0.map_or_else(paths::new_socket, Ok)
     }
 
     /// Returns the socket of the daemon to connect to.
     fn of_daemon(self) -> PathBuf {
-        self.0.unwrap_or_else(places::socket)
+        self.0.unwrap_or_else(paths::socket)
     }
 
     fn client(self) -> anyhow::Result<Client> {
@@ -176,15 +179,18 @@ impl Outcome for ExitCode {
 }
 
 impl Outcome for anyhow::Result<()> {
+    fn finish(self) -> ExitCode {
+        self.map(|()| ExitCode::SUCCESS).finish()
+    }
+}
+
+impl Outcome for anyhow::Result<ExitCode> {
     /// Prints the error on standard error.
     fn finish(self) -> ExitCode {
-        match self {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("gcgroupfs: {error:#}");
-                ExitCode::FAILURE
-            }
-        }
+        self.unwrap_or_else(|error| {
+            eprintln!("gcgroupfs: {error:#}");
+            ExitCode::FAILURE
+        })
     }
 }
 

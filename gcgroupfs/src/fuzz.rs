@@ -7,13 +7,13 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::message::{self, Hello, Welcome};
+use gcgroup_abi::message::{self, Hello, RegistrationReply};
 
 use crate::config;
 use gcgroupfs_model::file::{self, ControlFile, Io, Node, PAGE};
 use gcgroupfs_model::rules::Facts;
 use gcgroupfs_model::tree::fixture::{OWNER, ROOT, World, words};
-use gcgroupfs_model::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
+use gcgroupfs_model::tree::{Caller, Directory, GroupId, ProcessId, Saved, Settings};
 use gcgroupfs_server::journal;
 use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Request};
 use gcgroupfs_server::socket::answer::{Credentials, answer};
@@ -58,11 +58,11 @@ fn with_world(body: impl FnOnce(&World, ProcessId)) {
 pub fn message(packet: &[u8]) {
     let _ = message::tag(packet);
     if let Ok(hello) = Hello::from_bytes(packet) {
-        let wished = Settings::wished(&hello);
-        let text = serde_json::to_vec(&wished).unwrap();
-        assert_eq!(serde_json::from_slice::<Settings>(&text).unwrap(), wished);
+        let requested = Settings::requested(&hello);
+        let text = serde_json::to_vec(&requested).unwrap();
+        assert_eq!(serde_json::from_slice::<Settings>(&text).unwrap(), requested);
     }
-    let _ = Welcome::from_bytes(packet);
+    let _ = RegistrationReply::from_bytes(packet);
     if let Ok(request) = Request::from_bytes(packet) {
         assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
     }
@@ -93,28 +93,28 @@ pub fn store(data: &[u8]) {
         return;
     };
     with_world(|world, _| {
-        let places = ["100", "100/0", "", "team", "team/a/0"].map(|path| {
+        let directories = ["100", "100/0", "", "team", "team/a/0"].map(|path| {
             match file::resolve(&world.tree, path).unwrap() {
-                Node::Dir(place) => place,
+                Node::Dir(directory) => directory,
                 Node::File(..) => unreachable!("a directory's path"),
             }
         });
-        let writable: Vec<(Place, &ControlFile)> = places
+        let writable: Vec<(Directory, &ControlFile)> = directories
             .into_iter()
-            .flat_map(|place| {
-                file::files_in(&world.tree, place)
+            .flat_map(|directory| {
+                file::files_in(&world.tree, directory)
                     .unwrap()
-                    .map(move |file| (place, file))
+                    .map(move |file| (directory, file))
             })
             .filter(|(_, file)| {
                 matches!(file.io, Io::ReadWrite(..) | Io::Setting(_)) && !file.contents.are_list()
             })
             .collect();
-        let (place, file) = writable[usize::from(*which >> 1) % writable.len()];
+        let (directory, file) = writable[usize::from(*which >> 1) % writable.len()];
         let caller = if which & 1 == 0 { ROOT } else { OWNER };
-        let shown = |file: &ControlFile| file.show(&world.tree, place).unwrap();
+        let shown = |file: &ControlFile| file.show(&world.tree, directory).unwrap();
         let before = shown(file);
-        match file.store(&world.tree, place, caller, text) {
+        match file.store(&world.tree, directory, caller, text) {
             Err(_) => assert_eq!(shown(file), before, "{} was refused {text:?}", file.name),
             Ok(change) => {
                 world.tree.finish(change);
@@ -122,7 +122,7 @@ pub fn store(data: &[u8]) {
                 let after = shown(file);
                 assert!(after.len() <= PAGE && after.ends_with('\n'));
                 if file.name != "memory.peak" {
-                    let again = file.store(&world.tree, place, ROOT, after.as_bytes());
+                    let again = file.store(&world.tree, directory, ROOT, after.as_bytes());
                     world.tree.finish(again.unwrap());
                     assert_eq!(shown(file), after, "{} does not take what it shows", file.name);
                 }
@@ -149,39 +149,39 @@ pub fn usage(data: &[u8]) {
 }
 
 /// Returns the readable files of a directory.
-fn readable(world: &World, place: Place) -> impl Iterator<Item = &'static ControlFile> {
-    let files = file::files_in(&world.tree, place).unwrap();
+fn readable(world: &World, directory: Directory) -> impl Iterator<Item = &'static ControlFile> {
+    let files = file::files_in(&world.tree, directory).unwrap();
     files.filter(|file| !matches!(file.io, Io::Write(_)))
 }
 
 /// Reads all files.
 fn show_all(world: &World) {
     for path in ["", "100", "100/0", "100/1", "team", "team/a", "team/a/0"] {
-        let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+        let Node::Dir(directory) = file::resolve(&world.tree, path).unwrap() else {
             panic!("{path} is a directory")
         };
-        for file in readable(world, place) {
-            let text = file.show(&world.tree, place).unwrap();
+        for file in readable(world, directory) {
+            let text = file.show(&world.tree, directory).unwrap();
             assert!(
                 text.is_empty() || text.ends_with('\n'),
                 "{path}/{}: {text:?}",
                 file.name
             );
-            let size = file::attributes(&world.tree, Node::File(place, file))
+            let size = file::attributes(&world.tree, Node::File(directory, file))
                 .unwrap()
                 .size;
             assert!(text.len() as u64 <= size, "{path}/{}: {text:?}", file.name);
-            file.nr_changes(&world.tree, place).unwrap();
+            file.nr_changes(&world.tree, directory).unwrap();
         }
     }
 }
 
 /// Reads all files in a directory and below.
-fn show_tree(world: &World, place: Place) {
-    for file in readable(world, place) {
-        file.show(&world.tree, place).unwrap();
+fn show_tree(world: &World, directory: Directory) {
+    for file in readable(world, directory) {
+        file.show(&world.tree, directory).unwrap();
     }
-    for (_, below) in world.tree.directories(place).unwrap() {
+    for (_, below) in world.tree.subdirectories(directory).unwrap() {
         show_tree(world, below);
     }
 }
@@ -194,17 +194,17 @@ pub fn settings(text: &[u8]) {
         let parent = GroupId(GroupId::FIRST.0 + 1);
         let groups = [(parent, saved.clone()), (GroupId(parent.0 + 1), saved.clone())];
         other.tree.restore(saved.clone(), groups.into());
-        show_tree(&other, Place::ROOT);
+        show_tree(&other, Directory::ROOT);
         with_world(|world, _| {
             let id = world.join_with(PID + 1, gcgroupfs_model::tree::fixture::blocks(), saved);
             let caller = Caller { pid: 7, ..OWNER };
             let _ = world.store("101/memory.limit", caller, "1");
             for path in ["101", "101/0"] {
-                let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+                let Node::Dir(directory) = file::resolve(&world.tree, path).unwrap() else {
                     return;
                 };
-                for file in readable(world, place) {
-                    file.show(&world.tree, place).unwrap();
+                for file in readable(world, directory) {
+                    file.show(&world.tree, directory).unwrap();
                 }
             }
             world.tree.leave(id, 0);

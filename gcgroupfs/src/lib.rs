@@ -11,9 +11,9 @@
 
 mod cli;
 mod config;
-mod forget;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod invalidation_helper;
 mod log;
 mod manual;
 mod sever;

@@ -244,21 +244,21 @@ impl<D: Duties> Helper<D> {
 mod tests {
     use super::*;
     use crate::compute::hold::Scope;
-    use crate::hook::Process;
+    use crate::hook::Hook;
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
     fn helper_panic_releases_holds() {
-        let process = Process::of_test(NO_LIMIT);
-        let mut helper = Helper::new(process);
+        let hook = Hook::of_test(NO_LIMIT);
+        let mut helper = Helper::new(hook);
         helper.guarded(|_| {
-            process.compute.hold(Scope::All);
-            process.compute.hold(Scope::Device(1));
+            hook.compute.hold(Scope::All);
+            hook.compute.hold(Scope::Device(1));
             panic!("a fault of ours");
         });
-        assert!((0..3).all(|index| process.compute.holds.word(index).is_none()));
-        assert!(process.compute.holds.touch(1).is_some());
-        helper.guarded(|_| process.compute.hold(Scope::Device(1)));
-        assert!(process.compute.holds.word(1).is_some(), "held without a panic");
+        assert!((0..3).all(|index| hook.compute.holds.word(index).is_none()));
+        assert!(hook.compute.holds.touch(1).is_some());
+        helper.guarded(|_| hook.compute.hold(Scope::Device(1)));
+        assert!(hook.compute.holds.word(1).is_some(), "held without a panic");
     }
 }

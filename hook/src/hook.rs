@@ -1,4 +1,4 @@
-//! The state of a process that uses CUDA.
+//! The hook of a process that uses CUDA: one object with all of its state.
 //!
 //! The object is made by the first successful `cuInit`, or before the first `cuInit` if the process must be
 //! governed, and is never freed. A child made by fork(2) or clone(2) has none, since blocks, locks and driver
@@ -35,7 +35,7 @@ use crate::sys::descriptor::Descriptor;
 use crate::sys::mapping::{Mapping, PAGE};
 
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct Hook {
     /// A word that is not 0, except in a child: its page is wiped on fork.
     own: Mapping,
     pub(crate) session: &'static Session,
@@ -45,18 +45,18 @@ pub(crate) struct Process {
     pub(crate) swap: &'static Swap,
 }
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+static HOOK: AtomicPtr<Hook> = AtomicPtr::new(null_mut());
 
-/// [`IDLE`], or [`BUSY`] while some thread makes the process. A word and not a lock, so that a child can
+/// [`IDLE`], or [`BUSY`] while some thread makes the hook. A word and not a lock, so that a child can
 /// reset it.
 static STARTING: AtomicU32 = AtomicU32::new(IDLE);
 const IDLE: u32 = 0;
 const BUSY: u32 = 1;
 /// The longest time between two checks of [`STARTING`].
 const START_RECHECK: Duration = Duration::from_millis(100);
-/// The longest time for which a thread waits for the helper thread to make the process.
+/// The longest time for which a thread waits for the helper thread to make the hook.
 const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
-/// Bytes of stack with which a thread makes the process itself: several times the size of a [`Process`].
+/// Bytes of stack with which a thread makes the hook itself: several times the size of a [`Hook`].
 const ENOUGH_STACK: usize = 1 << 20;
 
 /// Whether [`exit::at_exit`] is registered.
@@ -70,14 +70,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause between two attempts.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Returns this process, if it uses CUDA.
-pub(crate) fn get() -> Option<&'static Process> {
-    // SAFETY: null or a process that was leaked.
-    let process = unsafe { PROCESS.load(Acquire).as_ref() }?;
-    if process.is_own() {
-        return Some(process);
+/// Returns the hook of this process, if it uses CUDA.
+pub(crate) fn get() -> Option<&'static Hook> {
+    // SAFETY: null or an object that was leaked.
+    let hook = unsafe { HOOK.load(Acquire).as_ref() }?;
+    if hook.is_own() {
+        return Some(hook);
     }
-    forget();
+    reset();
     None
 }
 
@@ -89,9 +89,9 @@ pub(crate) fn get() -> Option<&'static Process> {
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     if is_required() {
         // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
-        // the process, `start` waits for it.
+        // the hook, `start` waits for it.
         interpose::guarded(|| thread::uncanceled(start));
-        if !get().is_some_and(|process| process.session.is_governed()) {
+        if !get().is_some_and(|hook| hook.session.is_governed()) {
             return Err(CUerror::SYSTEM_NOT_READY);
         }
     }
@@ -100,7 +100,7 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(exit::at_exit);
     }
-    begin().inspect(|process| library::count_unknown(process.session.usage()));
+    begin().inspect(|hook| library::count_unknown(hook.session.usage()));
     Ok(())
 }
 
@@ -108,13 +108,13 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
 fn is_required() -> bool {
     get().map_or_else(
         || Options::from_environment().required,
-        |process| process.session.is_required(),
+        |hook| hook.session.is_required(),
     )
 }
 
-/// Returns this process, made if there is none yet. Waits while another thread makes it: otherwise the caller
+/// Returns the hook, made if there is none yet. Waits while another thread makes it: otherwise the caller
 /// could start work before the daemon's limits apply.
-fn begin() -> Option<&'static Process> {
+fn begin() -> Option<&'static Hook> {
     match STARTING.load(Acquire) {
         IDLE => get(),
         _ => None,
@@ -132,12 +132,12 @@ impl Drop for Starting {
     }
 }
 
-/// Makes the process: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper
+/// Makes the hook: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper
 /// thread, for which the caller waits at most [`START_LIMIT`]. A thread may have a stack of 16 KiB, and a
-/// [`Process`] is larger. The caller's stack is preferred because the first call may come from a constructor
+/// [`Hook`] is larger. The caller's stack is preferred because the first call may come from a constructor
 /// of a library: dlopen(3) then holds the loader's lock, for which another thread's first access to
-/// thread-local data waits in glibc before 2.35. Where no thread can be started, the process has no helper.
-fn start() -> Option<&'static Process> {
+/// thread-local data waits in glibc before 2.35. Where no thread can be started, the hook has no helper.
+fn start() -> Option<&'static Hook> {
     static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
     while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
         sys::futex_wait(&STARTING, BUSY, START_RECHECK);
@@ -165,7 +165,7 @@ fn start() -> Option<&'static Process> {
     get()
 }
 
-/// Makes the process and runs the helper, in the helper thread.
+/// Makes the hook and runs the helper, in the helper thread.
 fn live() {
     {
         let _starting = Starting;
@@ -176,8 +176,8 @@ fn live() {
 
 /// Runs the helper, in the helper thread.
 fn help() {
-    if let Some(process) = get() {
-        helper::run(process);
+    if let Some(hook) = get() {
+        helper::run(hook);
     }
 }
 
@@ -188,29 +188,29 @@ fn make() -> io::Result<()> {
     own.wipe_on_fork()?;
     own_word(&own).store(1, Relaxed);
     let session = Box::leak(Box::new(Session::new(Options::from_environment())?));
-    let process: &'static Process = Box::leak(Box::new(Process::new(own, session)?));
-    PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    *session.connection.lock() = process.enter();
+    let hook: &'static Hook = Box::leak(Box::new(Hook::new(own, session)?));
+    HOOK.store(std::ptr::from_ref(hook).cast_mut(), Release);
+    *session.connection.lock() = hook.enter();
     Ok(())
 }
 
 /// Drops the parent's state in a forked child. Async-signal-safe, since other threads may have held any lock.
 unsafe extern "C" fn in_child() {
-    // SAFETY: null or a process that was leaked; the child has a copy of its memory.
-    if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
-        process.session.close_in_child();
+    // SAFETY: null or an object that was leaked; the child has a copy of its memory.
+    if let Some(hook) = unsafe { HOOK.load(Relaxed).as_ref() } {
+        hook.session.close_in_child();
     }
     exit::reset_in_child();
     STARTING.store(IDLE, Relaxed);
-    forget();
+    reset();
 }
 
-fn forget() {
-    PROCESS.store(null_mut(), Relaxed);
+fn reset() {
+    HOOK.store(null_mut(), Relaxed);
     thread::set_slot(thread::unbound());
 }
 
-impl Process {
+impl Hook {
     fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
         let program = &*Box::leak(Box::new(Program::new(session)?));
         let memory = &*Box::leak(Box::new(Memory::new(program)));
@@ -265,22 +265,22 @@ impl Process {
     }
 }
 
-impl Duties for &'static Process {
+impl Duties for &'static Hook {
     fn session(&self) -> &Session {
         self.session
     }
 
     fn work(&self) -> Vec<Work> {
-        let process = *self;
+        let hook = *self;
         let (mut drain, mut progress, mut watch) = (Drain::new(), Progress::new(), Watch::new());
-        let (mut mover, mut settling) = (Mover::new(process.swap), Settling::new());
-        let compute = process.compute;
+        let (mut mover, mut settling) = (Mover::new(hook.swap), Settling::new());
+        let compute = hook.compute;
         vec![
             Box::new(move || drain.step(compute)),
             Box::new(move || progress.step(compute)),
             Box::new(move || watch.step(compute)),
-            Box::new(move || mover.step(process.swap)),
-            Box::new(move || settling.step(process.memory)),
+            Box::new(move || mover.step(hook.swap)),
+            Box::new(move || settling.step(hook.memory)),
         ]
     }
 
@@ -288,6 +288,9 @@ impl Duties for &'static Process {
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         let connection = self.session.register(patience)?;
         self.memory.grants.begin_again();
+        if self.session.enables_swap() {
+            self.swap.enable();
+        }
         self.renumber();
         Ok(connection)
     }
@@ -309,8 +312,8 @@ fn own_word(page: &Mapping) -> &AtomicU32 {
 }
 
 #[cfg(test)]
-impl Process {
-    /// Returns a process for a test, without a daemon, a helper or a driver; `limit` is the limit for all
+impl Hook {
+    /// Returns a hook for a test, without a daemon, a helper or a driver; `limit` is the limit for all
     /// devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         let own = Mapping::anonymous(PAGE).unwrap();
@@ -333,12 +336,12 @@ mod tests {
 
     #[test]
     fn child_without_fork_handler_is_detected() {
-        let process = Process::of_test(NO_LIMIT);
-        assert!(process.is_own());
+        let hook = Hook::of_test(NO_LIMIT);
+        assert!(hook.is_own());
         // SAFETY: the child only reads a word and leaves.
         let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
         if child == 0 {
-            let status = i32::from(process.is_own());
+            let status = i32::from(hook.is_own());
             // SAFETY: leaves without running anything of the parent's.
             unsafe { libc::_exit(status) };
         }

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `start`, `table`, `symbols`, `coverage`, `rows` | entry point, hooked functions, look-ups of them |
 //! | `calls` | what happens at each call |
-//! | `hook` | the process: one object, its start and end |
+//! | `hook` | the one object that holds all of this, its start and end |
 //! | `swap` | moves of memory |
 //! | `memory`, `compute` | accounting; gates. They know nothing of each other |
 //! | `program` | the program's contexts, streams and threads |
@@ -22,7 +22,7 @@
 //! fails.
 
 // Left to do: `compute/{gate,reach}.rs`, `program/{slots,window}.rs`,
-// `memory/{levels,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
+// `memory/{page_counter,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
 #![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
 
 // First, since `table` finds the macros for its rows by position.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use gcgroup_abi::Usage;
 use gcgroup_abi::map::USAGE_SIZE;
-use gcgroup_abi::message::{Hello, Welcome};
+use gcgroup_abi::message::{Hello, RegistrationReply};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
@@ -223,12 +223,12 @@ pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     )?;
 
     // The control block's descriptor is not received, and so is dropped.
-    let mut answer = [0; Welcome::LENGTH];
+    let mut answer = [0; RegistrationReply::LENGTH];
     let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    let welcome = Welcome::from_bytes(answer.get(..length).unwrap_or_default());
-    welcome
+    let reply = RegistrationReply::from_bytes(answer.get(..length).unwrap_or_default());
+    reply
         .ok()
-        .filter(|welcome| welcome.status == 0)
+        .filter(|reply| reply.status == 0)
         .map(|_| (usage, socket))
         .ok_or(nix::Error::EPROTO)
 }

@@ -61,7 +61,7 @@ fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
 
 fn wait_for_pool(mount: &Mount, pid: i32, bytes: u64) {
     wait_until("the swap pool has the expected size", || {
-        mount.number(pid, "memory.stat", "swap_supply") == bytes
+        mount.number(pid, "memory.stat", "swap_pool") == bytes
     });
 }
 

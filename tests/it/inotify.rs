@@ -61,7 +61,7 @@ impl Watcher {
 
 /// Returns the pid of the daemon's inotify helper, if it runs.
 fn helper(daemon: Pid) -> Option<Pid> {
-    support::helper(daemon, "touch")
+    support::helper(daemon, "replay")
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn mkdir_rmdir_and_touch_change_no_process_directory() {
     assert_eq!(errno(fs::remove_dir(dir.path())), Some(libc::EPERM));
     assert!(dir.exists());
     // The helper's own command does nothing for other callers.
-    let mut command = mount.gcgroupfs(&["touch"]);
+    let mut command = mount.gcgroupfs(&["replay"]);
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
     assert_eq!(

@@ -37,6 +37,8 @@ mod disk;
 #[cfg(test)]
 mod docs;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod driver;
 #[cfg(test)]
 mod end_to_end;
@@ -206,6 +208,8 @@ mod swap_aside;
 #[cfg(test)]
 mod swap_calls;
 #[cfg(test)]
+mod swap_enabled;
+#[cfg(test)]
 mod swap_faults;
 #[cfg(test)]
 mod swap_host;
@@ -233,6 +237,8 @@ mod unread_log;
 mod variables;
 #[cfg(test)]
 mod versions;
+#[cfg(test)]
+mod visible;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl Nvml {
 
     /// Starts a governed program with a limit on the first device.
     #[track_caller]
-    fn limited(mount: &Mount, limit: u64) -> (Self, Dir<'_>) {
+    pub(crate) fn limited(mount: &Mount, limit: u64) -> (Self, Dir<'_>) {
         let mut nvml = Self::start(mount);
         assert_eq!(nvml.ask("cuda"), [SUCCESS]);
         let dir = Dir::of(mount, nvml.0.pid());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::Welcome;
+use gcgroup_abi::message::RegistrationReply;
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv, send, socket,
 };
@@ -93,13 +93,13 @@ fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
             let mut hello = [0; 1024];
             recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).expect("the client sends hello");
             let status = libc::EAGAIN.cast_unsigned();
-            let welcome = Welcome { abi: VERSION, status }.to_bytes();
+            let reply = RegistrationReply { abi: VERSION, status }.to_bytes();
             if attempt == 3 {
                 fs::remove_file(&path).expect("the socket can be removed");
                 symlink(&real, &path).expect("the path is free");
             }
             if attempt > 0 {
-                send(client.as_raw_fd(), &welcome, MsgFlags::MSG_NOSIGNAL)
+                send(client.as_raw_fd(), &reply, MsgFlags::MSG_NOSIGNAL)
                     .expect("the client waits for the answer");
             }
         }

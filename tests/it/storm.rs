@@ -25,7 +25,7 @@ const ROWS: u64 = 3;
 
 /// Returns the pid of the process that sends invalidations to the kernel for the daemon.
 fn writer(daemon: Pid) -> Option<Pid> {
-    support::helper(daemon, "forget")
+    support::helper(daemon, "invalidate")
 }
 
 fn is_running(pid: Pid) -> bool {

@@ -38,7 +38,7 @@ fn program_with(mount: &Mount, ahead: &str, environment: &[(&str, &str)]) -> Gov
 }
 
 fn pool_mib(dir: &Dir<'_>) -> u64 {
-    dir.key("memory.stat", "swap_supply") / MIB
+    dir.key("memory.stat", "swap_pool") / MIB
 }
 
 #[track_caller]

@@ -81,14 +81,14 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &str) {
     let held = || mount.truth().held(program.pid(), 0, Held::HostPhysical);
     wait_until(&format!("the host memory is released: {fault}"), || held() == 0);
     wait_until(&format!("the swap pool is empty: {fault}"), || {
-        dir.key("memory.stat", "swap_supply") == 0
+        dir.key("memory.stat", "swap_pool") == 0
     });
 }
 
 /// Returns whether the host memory of a program equals the values in its files.
 pub(crate) fn is_host_counted(mount: &Mount, pid: i32) -> bool {
     let dir = Dir::of(mount, pid);
-    let counted = || dir.number("memory.swap.current") + dir.key("memory.stat", "swap_supply");
+    let counted = || dir.number("memory.swap.current") + dir.key("memory.stat", "swap_pool");
     counted() == mount.truth().held(pid, 0, Held::HostPhysical)
 }
 

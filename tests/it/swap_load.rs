@@ -86,7 +86,7 @@ fn moved_and_freed_memory_leaves_nothing() {
     assert_eq!(mount.truth().used(program.pid(), 0), 0);
     assert_eq!(mount.truth().used_by_all(0), 0);
     wait_until("the swap pool is empty", || {
-        dir.key("memory.stat", "swap_supply") == 0
+        dir.key("memory.stat", "swap_pool") == 0
     });
     assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(0));
     program.finish();

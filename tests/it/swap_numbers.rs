@@ -142,7 +142,7 @@ fn swapped_memory_follows_its_renumbered_device() {
     for dir in [of_whole, of_part] {
         wait_for(&dir, [0; 3], [0; 3]);
         wait_until("the swap pool is empty", || {
-            dir.key("memory.stat", "swap_supply") == 0
+            dir.key("memory.stat", "swap_pool") == 0
         });
     }
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [0; 3]);
@@ -258,7 +258,7 @@ fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
         "the counts do not follow the renumbered devices"
     );
     wait_until("the swap pool is empty", || {
-        dir.key("memory.stat", "swap_supply") == 0
+        dir.key("memory.stat", "swap_pool") == 0
     });
     for device in 0..2 {
         devices.ok(&format!("current {device}"));
@@ -318,7 +318,7 @@ fn moves_during_renumbering_restart_stay_whole_and_counted() {
     for (dir, program) in dirs(&mount, pids).into_iter().zip(&mut programs) {
         assert_eq!(program.ask("verify"), "verified 16");
         wait_until("the swap pool is empty", || {
-            dir.key("memory.stat", "swap_supply") == 0
+            dir.key("memory.stat", "swap_pool") == 0
         });
         assert_eq!(program.ask("free all"), "freed 16");
         wait_for(&dir, [0; 3], [0; 3]);

@@ -73,7 +73,7 @@ fn move_creates_before_copying_and_releases_afterwards() {
         is_host_counted(&mount, program.pid())
     });
     wait_until("the swap pool is empty", || {
-        dir.key("memory.stat", "swap_supply") == 0
+        dir.key("memory.stat", "swap_pool") == 0
     });
     assert_eq!(
         calls(&trace)[before + of_in.len()..],

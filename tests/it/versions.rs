@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::Welcome;
+use gcgroup_abi::message::RegistrationReply;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
@@ -191,7 +191,7 @@ impl Answers {
     }
 
     /// Answers the next hook and returns its connection.
-    fn answer(&self, welcome: Welcome, control: Option<&OwnedFd>) -> OwnedFd {
+    fn answer(&self, reply: RegistrationReply, control: Option<&OwnedFd>) -> OwnedFd {
         let connection =
             accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client connects");
         // SAFETY: accept4(2) has just returned it, and no other owner exists.
@@ -200,8 +200,8 @@ impl Answers {
         let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
         let files = [ControlMessage::ScmRights(&files)];
         let files = if control.is_some() { &files[..] } else { &[] };
-        let welcome = welcome.to_bytes();
-        let parts = [std::io::IoSlice::new(&welcome)];
+        let reply = reply.to_bytes();
+        let parts = [std::io::IoSlice::new(&reply)];
         sendmsg::<()>(
             connection.as_raw_fd(),
             &parts,
@@ -250,7 +250,8 @@ fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let old = Answers::at(&mount.socket());
     let command = with_old_libraries(&mount, &libraries);
     let (connection, mut shell) = std::thread::scope(|scope| {
-        let answers = scope.spawn(|| old.answer(Welcome { abi: OLD, status: 0 }, Some(&old_control())));
+        let answers =
+            scope.spawn(|| old.answer(RegistrationReply { abi: OLD, status: 0 }, Some(&old_control())));
         let shell = DriverShell::spawn(command);
         (answers.join().expect("the thread ends without a panic"), shell)
     });
@@ -277,20 +278,19 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
     let mut mount = Mount::new();
     mount.stop();
     let refusals = [
-        Welcome {
+        RegistrationReply {
             abi: OLD,
             status: libc::EPROTONOSUPPORT.unsigned_abs(),
         },
         // No real daemon sends this: success with a block of an unusable version.
-        Welcome { abi: OLD, status: 0 },
+        RegistrationReply { abi: OLD, status: 0 },
     ];
-    for welcome in refusals {
+    for reply in refusals {
         // A new listener, because a hook refused by the last one may have tried again.
         let old = Answers::at(&mount.socket());
         let command = mount.command(driver_shell());
         let mut shell = std::thread::scope(|scope| {
-            let answers =
-                scope.spawn(|| old.answer(welcome, (welcome.status == 0).then(old_control).as_ref()));
+            let answers = scope.spawn(|| old.answer(reply, (reply.status == 0).then(old_control).as_ref()));
             let shell = DriverShell::spawn(command);
             drop(answers.join().expect("the thread ends without a panic"));
             shell

@@ -16,10 +16,10 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 
-use super::announce::{Announcer, Disguise};
 use super::ask::{Asks, Read};
+use super::deferred::Deferred;
+use super::inotify_replay::{Disguise, Replayer};
 use super::invalidate::Invalidator;
-use super::long::Long;
 use super::nodes::{BLOCK, LONG, Nodes};
 use super::outcome::{errno, guarded};
 use super::queue::Queue;
@@ -33,10 +33,10 @@ const MAX_WRITE: u32 = 128 << 10;
 pub(super) struct Adapter {
     pub(super) nodes: Arc<Nodes>,
     pub(super) invalidator: Arc<Invalidator>,
-    pub(super) announcer: Arc<Announcer>,
+    pub(super) replayer: Arc<Replayer>,
     /// Stores changes before their writes are answered, so that reads do not wait for a disk.
     pub(super) stores: Queue,
-    pub(super) long: Arc<Long>,
+    pub(super) deferred: Arc<Deferred>,
     pub(super) asks: Asks,
 }
 
@@ -70,7 +70,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+        if let Some(disguise) = self.replayer.disguise(request, parent, name) {
             return match disguise.found() {
                 Ok(ino) => reply.entry(&Duration::ZERO, &self.nodes.bare_directory(ino), Generation(0)),
                 Err(error) => reply.error(errno(&error)),
@@ -79,11 +79,11 @@ impl Filesystem for Adapter {
         match guarded(|| self.nodes.lookup(parent, name)) {
             Ok((node, ttl, attr)) => {
                 if self.nodes.is_events(node) {
-                    self.announcer
-                        .known
+                    self.replayer
+                        .looked_up
                         .look_up(attr.ino, self.nodes.nr_changes(attr.ino));
                 }
-                let is_fresh = self.announcer.is_fresh(node);
+                let is_fresh = self.replayer.is_fresh(node);
                 let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
                 reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
                 // If the directory went between lookup and reply, no other notice tells the kernel again.
@@ -96,11 +96,11 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nr_lookups: u64) {
-        self.announcer.known.forget(ino, nr_lookups);
+        self.replayer.looked_up.forget(ino, nr_lookups);
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.long.run(request.uid(), move |nodes| {
+        self.deferred.run(request.uid(), move |nodes| {
             match guarded(|| nodes.attributes(nodes.node(ino)?)) {
                 Ok((ttl, attr)) => reply.attr(&ttl, &attr),
                 Err(errno) => reply.error(errno),
@@ -173,7 +173,7 @@ impl Filesystem for Adapter {
             reply,
         };
         let asks = self.asks.clone();
-        self.long
+        self.deferred
             .run(read.uid, move |nodes| match guarded(|| nodes.ask(ino, offset)) {
                 Ok(Some(patience)) => asks.push(read, patience),
                 // An error here is reported again by the read.
@@ -250,7 +250,7 @@ impl Filesystem for Adapter {
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let uid = request.uid();
-        self.long.run(uid, move |nodes| {
+        self.deferred.run(uid, move |nodes| {
             let opened = guarded(|| {
                 nodes.reached(ino)?;
                 nodes.handles.open_dir(uid, ino, nodes.entries(ino)?)
@@ -271,7 +271,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        self.long.run(request.uid(), move |nodes| {
+        self.deferred.run(request.uid(), move |nodes| {
             let entries = guarded(|| match nodes.handles.entries(handle, ino, offset == 0) {
                 Some(entries) => Ok(entries),
                 // Rewound: take a new snapshot.
@@ -326,7 +326,7 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+        if let Some(disguise) = self.replayer.disguise(request, parent, name) {
             let made = match disguise {
                 Disguise::Absent => guarded(|| self.nodes.lookup(parent, name)),
                 Disguise::Present(_) => Err(errno(&Error::Exists)),
@@ -350,7 +350,7 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        match self.announcer.disguise(request, parent, name) {
+        match self.replayer.disguise(request, parent, name) {
             // If a new directory has the name, the kernel would take this for its removal.
             Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
             Some(_) => return reply.error(errno(&Error::FixedShape)),

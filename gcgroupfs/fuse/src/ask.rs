@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, INodeNo, ReplyData};
 
-use super::long::Long;
+use super::deferred::Deferred;
 use super::nodes::Nodes;
 use super::outcome::{guarded, slice};
 
@@ -50,7 +50,7 @@ pub(super) struct Asks(Sender<Ask>);
 
 impl Asks {
     /// Starts the waiting thread, which sleeps while no read waits.
-    pub(super) fn start(nodes: Arc<Nodes>, long: Arc<Long>) -> io::Result<Self> {
+    pub(super) fn start(nodes: Arc<Nodes>, deferred: Arc<Deferred>) -> io::Result<Self> {
         let (sender, receiver) = channel::<Ask>();
         thread::Builder::new()
             .name("fuse-ask".to_owned())
@@ -77,7 +77,7 @@ impl Asks {
                                 .or_insert_with(|| nodes.has_answer(read.ino))
                     };
                     for Ask { read, .. } in waiting.extract_if(.., &mut is_over) {
-                        long.behind(read.uid, |nodes| read.answer(nodes));
+                        deferred.defer(read.uid, |nodes| read.answer(nodes));
                     }
                     pause = begun.elapsed().max(PAUSE);
                 }

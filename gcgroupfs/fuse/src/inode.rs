@@ -10,7 +10,7 @@ use fuser::INodeNo;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, ControlFile, Node};
 use gcgroupfs_model::files;
-use gcgroupfs_model::tree::{Place, Tree};
+use gcgroupfs_model::tree::{Directory, Tree};
 
 const SLOT_BITS: u32 = 8;
 const DEVICE_BITS: u32 = 7;
@@ -18,12 +18,12 @@ const DIRECTORY: u64 = 1;
 
 /// Returns the inode number of a node.
 pub(super) fn number(node: Node) -> INodeNo {
-    let (place, slot) = match node {
-        Node::Dir(place) => (place, DIRECTORY),
-        Node::File(place, file) => (place, DIRECTORY + 1 + files::position(file) as u64),
+    let (directory, slot) = match node {
+        Node::Dir(directory) => (directory, DIRECTORY),
+        Node::File(directory, file) => (directory, DIRECTORY + 1 + files::position(file) as u64),
     };
-    let device = place.device.map_or(0, |device| u64::from(device) + 1);
-    INodeNo(((place.entity << DEVICE_BITS | device) << SLOT_BITS) | slot)
+    let device = directory.device.map_or(0, |device| u64::from(device) + 1);
+    INodeNo(((directory.entity << DEVICE_BITS | device) << SLOT_BITS) | slot)
 }
 
 /// Returns the entity of an inode number.
@@ -36,10 +36,10 @@ pub(super) fn entity(INodeNo(number): INodeNo) -> u64 {
 ///
 /// # Errors
 /// `ENOENT` if no node can have this number.
-pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static ControlFile>)> {
+pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Directory, Option<&'static ControlFile>)> {
     let (directory, slot) = (number >> SLOT_BITS, number & ((1 << SLOT_BITS) - 1));
     let device = directory & ((1 << DEVICE_BITS) - 1);
-    let place = Place {
+    let directory = Directory {
         entity: directory >> DEVICE_BITS,
         device: device.checked_sub(1).and_then(|device| u8::try_from(device).ok()),
     };
@@ -50,7 +50,7 @@ pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static 
             Some(files::all().nth(position).ok_or(Error::NotFound)?)
         }
     };
-    Ok((place, file))
+    Ok((directory, file))
 }
 
 /// Returns the node of an inode number.
@@ -59,10 +59,10 @@ pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static 
 /// `ENODEV` if the node no longer exists, `ENOENT` if it never did.
 pub(super) fn node(tree: &Tree, number: INodeNo) -> Result<Node> {
     match parts(number)? {
-        (place, None) => tree.level(place).map(|_| Node::Dir(place)),
-        (place, Some(file)) => {
-            file::check(tree, place, file)?;
-            Ok(Node::File(place, file))
+        (directory, None) => tree.level(directory).map(|_| Node::Dir(directory)),
+        (directory, Some(file)) => {
+            file::check(tree, directory, file)?;
+            Ok(Node::File(directory, file))
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn root_is_inode_1() {
-        assert_eq!(number(Node::Dir(Place::ROOT)), INodeNo::ROOT);
+        assert_eq!(number(Node::Dir(Directory::ROOT)), INodeNo::ROOT);
     }
 
     #[test]
@@ -86,19 +86,19 @@ mod tests {
         world.join(101);
         let mut seen = HashSet::new();
         for path in ["", "100", "100/0", "100/2", "101", "101/0"] {
-            let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+            let Node::Dir(directory) = file::resolve(&world.tree, path).unwrap() else {
                 panic!()
             };
-            let files = file::files_in(&world.tree, place)
+            let files = file::files_in(&world.tree, directory)
                 .unwrap()
-                .map(|file| Node::File(place, file));
-            for expected in files.chain([Node::Dir(place)]) {
+                .map(|file| Node::File(directory, file));
+            for expected in files.chain([Node::Dir(directory)]) {
                 let ino = number(expected);
                 assert!(seen.insert(ino), "{ino:?}");
                 match (expected, node(&world.tree, ino).unwrap()) {
-                    (Node::Dir(expected), Node::Dir(place)) => assert_eq!(place, expected),
-                    (Node::File(expected, row), Node::File(place, file)) => {
-                        assert_eq!((place, file.name), (expected, row.name));
+                    (Node::Dir(expected), Node::Dir(directory)) => assert_eq!(directory, expected),
+                    (Node::File(expected, row), Node::File(directory, file)) => {
+                        assert_eq!((directory, file.name), (expected, row.name));
                     }
                     (expected, got) => panic!("{expected:?} became {got:?}"),
                 }
@@ -110,7 +110,7 @@ mod tests {
     fn invalid_numbers_are_errors() {
         let world = World::new(1);
         let id = world.join(100);
-        let process = number(Node::Dir(Place::process(id))).0;
+        let process = number(Node::Dir(Directory::process(id))).0;
         for ino in [
             0,
             2 + 254,

@@ -11,12 +11,12 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, Directory, News};
 use super::backlog::{Sender, backlog};
-use super::forget::Forgetter;
 use super::inode;
+use super::inotify_replay::{NamedDirectory, News, Replayer};
+use super::invalidation_writer::InvalidationWriter;
 use gcgroupfs_model::file::Node;
-use gcgroupfs_model::tree::{Listener, Notice, Place};
+use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
 /// A directory entry to be invalidated.
 #[derive(Debug)]
@@ -30,39 +30,39 @@ struct Entry {
 #[derive(Debug)]
 enum Task {
     Invalidate(Entry),
-    /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
-    Announce(News),
+    /// Sent after all entries of a directory have been invalidated; then its removal can be replayed.
+    Replay(News),
 }
 
 /// Queues invalidations. Those before [`start`](Self::start) are dropped, since the kernel cannot know the
 /// entries.
 #[derive(Debug)]
 pub(super) struct Invalidator {
-    announcer: Arc<Announcer>,
+    replayer: Arc<Replayer>,
     queue: OnceLock<Sender<Task>>,
     notifier: OnceLock<Notifier>,
 }
 
 impl Invalidator {
-    pub(super) fn new(announcer: Arc<Announcer>) -> Self {
+    pub(super) fn new(replayer: Arc<Replayer>) -> Self {
         Self {
-            announcer,
+            replayer,
             queue: OnceLock::new(),
             notifier: OnceLock::new(),
         }
     }
 
     /// Starts the invalidating thread.
-    pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
+    pub(super) fn start(&self, writer: InvalidationWriter, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = backlog("invalidating names in the kernel");
-        let announcer = self.announcer.clone();
+        let replayer = self.replayer.clone();
         thread::Builder::new()
             .name("fuse-invalidate".to_owned())
             .spawn(move || {
                 while let Some(task) = receiver.next() {
                     match task {
-                        Task::Invalidate(entry) => invalidate(&forgetter, &entry),
-                        Task::Announce(news) => announcer.tell(news),
+                        Task::Invalidate(entry) => invalidate(&writer, &entry),
+                        Task::Replay(news) => replayer.tell(news),
                     }
                 }
             })?;
@@ -98,13 +98,17 @@ impl Invalidator {
 
     /// Invalidates a removed directory and its watched files. `is_reported`: the kernel itself reports it to
     /// watchers.
-    fn gone(&self, directory: Directory, is_reported: bool) {
-        let Directory { place, parent, name } = &directory;
+    fn gone(&self, named: NamedDirectory, is_reported: bool) {
+        let NamedDirectory {
+            directory,
+            parent,
+            name,
+        } = &named;
         // Files first: after the directory, their removal would not be reported to watchers.
-        for child in self.announcer.known.take(place.entity) {
-            if let Ok((place, Some(file))) = inode::parts(child) {
+        for child in self.replayer.looked_up.take(directory.entity) {
+            if let Ok((directory, Some(file))) = inode::parts(child) {
                 self.push(Task::Invalidate(Entry {
-                    parent: inode::number(Node::Dir(place)),
+                    parent: inode::number(Node::Dir(directory)),
                     child,
                     name: OsStr::new(file.name).into(),
                 }));
@@ -112,11 +116,11 @@ impl Invalidator {
         }
         self.push(Task::Invalidate(Entry {
             parent: inode::number(Node::Dir(*parent)),
-            child: inode::number(Node::Dir(*place)),
+            child: inode::number(Node::Dir(*directory)),
             name: OsStr::new(name).into(),
         }));
         if !is_reported {
-            self.push(Task::Announce(News::Gone(directory)));
+            self.push(Task::Replay(News::Gone(named)));
         }
     }
 
@@ -132,12 +136,12 @@ impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Left { id, pid, .. } => {
-                let directory = Directory {
-                    place: Place::process(*id),
-                    parent: Place::ROOT,
+                let named = NamedDirectory {
+                    directory: Directory::process(*id),
+                    parent: Directory::ROOT,
                     name: pid.to_string(),
                 };
-                self.gone(directory, false);
+                self.gone(named, false);
             }
             Notice::Removed {
                 id,
@@ -145,12 +149,12 @@ impl Listener for Invalidator {
                 name,
                 is_reported,
             } => {
-                let directory = Directory {
-                    place: Place::group(*id),
+                let named = NamedDirectory {
+                    directory: Directory::group(*id),
                     parent: *parent,
                     name: name.clone(),
                 };
-                self.gone(directory, *is_reported);
+                self.gone(named, *is_reported);
             }
             // Absent names are not cached, so a new one needs no invalidation.
             _ => {}
@@ -158,8 +162,8 @@ impl Listener for Invalidator {
     }
 }
 
-fn invalidate(forgetter: &Forgetter, Entry { parent, child, name }: &Entry) {
-    if let Err(error) = forgetter.delete(*parent, *child, name) {
+fn invalidate(writer: &InvalidationWriter, Entry { parent, child, name }: &Entry) {
+    if let Err(error) = writer.delete(*parent, *child, name) {
         tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
     }
 }

@@ -5,24 +5,24 @@
 #![deny(unsafe_code)]
 
 mod adapter;
-mod announce;
 mod ask;
 mod backlog;
-mod forget;
+mod deferred;
 mod handles;
 mod inode;
+pub mod inotify_helper;
+mod inotify_replay;
 mod invalidate;
-pub mod keep;
-mod known;
-mod long;
+mod invalidation_writer;
+mod looked_up;
 pub mod mount;
 mod nodes;
 mod outcome;
 mod queue;
 mod relay;
+pub mod supervisor_state;
 mod table;
 mod takeover;
-pub mod touch;
 mod wake;
 
 use std::io;
@@ -32,22 +32,22 @@ use std::thread;
 
 use fuser::{Session, SessionACL};
 
-use crate::keep::Kept;
+use crate::supervisor_state::Inherited;
 use adapter::Adapter;
-use announce::Announcer;
 use ask::Asks;
+use deferred::Deferred;
 use gcgroupfs_model::tree::Tree;
 use gcgroupfs_sys::launch::Launcher;
+use inotify_replay::Replayer;
 use invalidate::Invalidator;
-use long::Long;
 use nodes::Nodes;
 use queue::Queue;
 use relay::Relay;
 use takeover::Takeover;
 use wake::Waker;
 
-pub use announce::Spot;
-pub use forget::{Forgetter, deliver, done, next};
+pub use inotify_replay::Spot;
+pub use invalidation_writer::{InvalidationWriter, deliver, done, next};
 pub use relay::Attended;
 
 /// Number of request loops. One, since no callback waits and a panic in one is caught. A second one costs
@@ -61,7 +61,7 @@ pub enum Link {
     /// Just mounted.
     Fresh(OwnedFd),
     /// Kept by a supervisor; earlier daemons may have answered over it.
-    Kept(Kept),
+    Inherited(Inherited),
 }
 
 /// Parts that answering a mount works with.
@@ -79,7 +79,10 @@ pub struct Options {
 ///
 /// # Errors
 /// The kernel's first message is not understood, or no thread can be started.
-pub fn serve(options: Options, ended: impl FnOnce(io::Result<()>) + Send + 'static) -> io::Result<Forgetter> {
+pub fn serve(
+    options: Options,
+    ended: impl FnOnce(io::Result<()>) + Send + 'static,
+) -> io::Result<InvalidationWriter> {
     let Options {
         tree,
         link,
@@ -87,53 +90,53 @@ pub fn serve(options: Options, ended: impl FnOnce(io::Result<()>) + Send + 'stat
         launcher,
     } = options;
     let nodes = Arc::new(Nodes::new(tree.clone()));
-    let announcer = Arc::new(Announcer::default());
-    let invalidator = Arc::new(Invalidator::new(announcer.clone()));
+    let replayer = Arc::new(Replayer::default());
+    let invalidator = Arc::new(Invalidator::new(replayer.clone()));
     let stores = Queue::start("fuse-store", nodes.clone())?;
-    let long = Arc::new(Long::start(nodes.clone())?);
-    let asks = Asks::start(nodes.clone(), long.clone())?;
+    let deferred = Arc::new(Deferred::start(nodes.clone())?);
+    let asks = Asks::start(nodes.clone(), deferred.clone())?;
     let adapter = Adapter {
         nodes: nodes.clone(),
         invalidator: invalidator.clone(),
-        announcer: announcer.clone(),
+        replayer: replayer.clone(),
         stores,
-        long,
+        deferred,
         asks,
     };
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
-    let (session, forgetter, takeover) = match link {
+    let (session, writer, takeover) = match link {
         // The kernel checks access, by the mount's options.
         Link::Fresh(device) => {
-            let forgetter =
-                Forgetter::helped(Relay::new(launcher.clone(), device.try_clone()?, spot.clone()));
+            let writer =
+                InvalidationWriter::helped(Relay::new(launcher.clone(), device.try_clone()?, spot.clone()));
             let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
-            (session, forgetter, None)
+            (session, writer, None)
         }
-        Link::Kept(kept) => {
-            let session = takeover::session(adapter, &kept.device, &kept.init, config)?;
-            let forgetter = Forgetter::Relayed(Arc::new(kept.relay));
-            let takeover = Takeover::new(kept.device, kept.roster, kept.pollers)?;
+        Link::Inherited(inherited) => {
+            let session = takeover::session(adapter, &inherited.device, &inherited.init, config)?;
+            let writer = InvalidationWriter::Relayed(Arc::new(inherited.relay));
+            let takeover = Takeover::new(inherited.device, inherited.roster, inherited.pollers)?;
             nodes.handles.note_pollers(takeover.pollers());
-            announcer.inherit(takeover.entities());
-            nodes.know_groups(&announcer.known);
+            replayer.inherit(takeover.entities());
+            nodes.know_groups(&replayer.looked_up);
             tree.listen(takeover.roster());
-            (session, forgetter, Some(takeover))
+            (session, writer, Some(takeover))
         }
     };
-    invalidator.start(forgetter.clone(), session.notifier())?;
-    announcer.start(launcher, spot, nodes.clone(), forgetter.clone())?;
+    invalidator.start(writer.clone(), session.notifier())?;
+    replayer.start(launcher, spot, nodes.clone(), writer.clone())?;
     tree.listen(invalidator);
-    tree.listen(announcer);
+    tree.listen(replayer);
     tree.listen(Arc::new(Waker::start(nodes)?));
-    let finisher = forgetter.clone();
+    let finisher = writer.clone();
     thread::Builder::new().name("fuse".to_owned()).spawn(move || {
         if let Some(takeover) = takeover {
             takeover.finish(&tree, finisher, &session.notifier());
         }
         ended(session.run());
     })?;
-    Ok(forgetter)
+    Ok(writer)
 }
 
 /// Reads FUSE_INIT, for daemons that replace one another.

@@ -8,10 +8,10 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
-use super::known::Known;
+use super::looked_up::LookedUp;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
-use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Entity, NewGroup, Place, Tree};
+use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Directory, Entity, NewGroup, Tree};
 
 /// How long the kernel may cache names and attributes: until they are invalidated.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -52,8 +52,8 @@ impl Nodes {
 
     /// Returns whether a node no longer exists.
     pub(super) fn is_gone(&self, node: Node) -> bool {
-        let (Node::Dir(place) | Node::File(place, _)) = node;
-        self.tree.level(place).is_err()
+        let (Node::Dir(directory) | Node::File(directory, _)) = node;
+        self.tree.level(directory).is_err()
     }
 
     /// Returns whether poll(2) waits for changes of the file.
@@ -62,13 +62,21 @@ impl Nodes {
     }
 
     /// Returns the events files of an entity: those of its directory and of its device directories.
-    pub(super) fn events_files(&self, place: Place) -> Vec<INodeNo> {
-        let below = self.tree.directories(place).unwrap_or_default().into_iter();
-        let on_devices = below.filter(|(_, below)| below.entity == place.entity);
-        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
-        let files = places.flat_map(|place| {
-            let files = file::files_in(&self.tree, place).into_iter().flatten();
-            files.map(move |file| Node::File(place, file)).collect::<Vec<_>>()
+    pub(super) fn events_files(&self, directory: Directory) -> Vec<INodeNo> {
+        let below = self
+            .tree
+            .subdirectories(directory)
+            .unwrap_or_default()
+            .into_iter();
+        let on_devices = below.filter(|(_, below)| below.entity == directory.entity);
+        let directories = [directory]
+            .into_iter()
+            .chain(on_devices.map(|(_, directory)| directory));
+        let files = directories.flat_map(|directory| {
+            let files = file::files_in(&self.tree, directory).into_iter().flatten();
+            files
+                .map(move |file| Node::File(directory, file))
+                .collect::<Vec<_>>()
         });
         files
             .filter(|node| self.is_events(*node))
@@ -77,32 +85,32 @@ impl Nodes {
     }
 
     /// Notes that the kernel may have cached all events files of a directory and of those in it.
-    pub(super) fn know_events(&self, known: &Known, place: Place) {
-        for ino in self.events_files(place) {
-            known.look_up(ino, self.nr_changes(ino));
+    pub(super) fn know_events(&self, looked_up: &LookedUp, directory: Directory) {
+        for ino in self.events_files(directory) {
+            looked_up.look_up(ino, self.nr_changes(ino));
         }
     }
 
     /// Notes that the kernel may have cached the events files of the root and of all groups.
-    pub(super) fn know_groups(&self, known: &Known) {
-        self.know_events(known, Place::ROOT);
+    pub(super) fn know_groups(&self, looked_up: &LookedUp) {
+        self.know_events(looked_up, Directory::ROOT);
         for group in self.tree.groups() {
-            self.know_events(known, Place::group(group));
+            self.know_events(looked_up, Directory::group(group));
         }
     }
 
     /// Returns the path of a group's directory below the mount point; empty for the root.
-    pub(super) fn path(&self, place: Place) -> String {
-        match place.whose() {
+    pub(super) fn path(&self, directory: Directory) -> String {
+        match directory.whose() {
             Entity::Group(id) => self.tree.path(Some(id)),
             Entity::Root | Entity::Process(_) => String::new(),
         }
     }
 
     /// Returns whether a directory has no entry of that name.
-    pub(super) fn has_no_directory(&self, parent: Place, name: impl AsRef<OsStr>) -> bool {
+    pub(super) fn has_no_directory(&self, parent: Directory, name: impl AsRef<OsStr>) -> bool {
         let name = name.as_ref().to_str();
-        name.is_none_or(|name| self.tree.directory(parent, name).is_err())
+        name.is_none_or(|name| self.tree.subdirectory(parent, name).is_err())
     }
 
     /// Returns whether the directory with this inode number has no entry of that name.
@@ -159,10 +167,10 @@ impl Nodes {
     }
 
     pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
-        let Node::Dir(place) = self.reached(parent)? else {
+        let Node::Dir(directory) = self.reached(parent)? else {
             return Err(Error::NotDirectory);
         };
-        let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
+        let node = file::lookup(&self.tree, directory, name.to_str().ok_or(Error::NotFound)?)?;
         let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
         Ok((node, ttl, attr))
     }
@@ -223,28 +231,34 @@ impl Nodes {
         owner: (Option<u32>, Option<u32>),
         mode: Option<u32>,
     ) -> Result<(Duration, FileAttr)> {
-        let Node::Dir(place) = self.node(ino)? else {
+        let Node::Dir(directory) = self.node(ino)? else {
             return Err(Error::FixedShape);
         };
         let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
-        let change = self.tree.set_access(place, caller, owner, mode)?;
+        let change = self.tree.set_access(directory, caller, owner, mode)?;
         self.tree.finish(change);
-        self.attributes(Node::Dir(place))
+        self.attributes(Node::Dir(directory))
     }
 
     /// Returns the nodes that share a directory's owner: its files, and its device directories with their
     /// files.
     pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
-        let Ok(Node::Dir(place)) = self.node(ino) else {
+        let Ok(Node::Dir(directory)) = self.node(ino) else {
             return Vec::new();
         };
-        let on_devices = self.tree.directories(place).unwrap_or_default().into_iter();
-        let on_devices = on_devices.filter(|(_, below)| below.entity == place.entity);
-        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
-        let nodes = places.flat_map(|place| {
-            let files = file::files_in(&self.tree, place).into_iter().flatten();
-            let files = files.map(move |file| Node::File(place, file));
-            files.chain([Node::Dir(place)]).collect::<Vec<_>>()
+        let on_devices = self
+            .tree
+            .subdirectories(directory)
+            .unwrap_or_default()
+            .into_iter();
+        let on_devices = on_devices.filter(|(_, below)| below.entity == directory.entity);
+        let directories = [directory]
+            .into_iter()
+            .chain(on_devices.map(|(_, directory)| directory));
+        let nodes = directories.flat_map(|directory| {
+            let files = file::files_in(&self.tree, directory).into_iter().flatten();
+            let files = files.map(move |file| Node::File(directory, file));
+            files.chain([Node::Dir(directory)]).collect::<Vec<_>>()
         });
         nodes.map(inode::number).filter(|below| *below != ino).collect()
     }
@@ -268,13 +282,13 @@ impl Nodes {
     /// Returns the text to read from: rendered at offset 0, and unchanged for later offsets.
     pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
         // A stored text is not readable either once the directory is gone.
-        let Node::File(place, file) = self.node(ino)? else {
+        let Node::File(directory, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
         if let Some(text) = self.handles.text(handle, ino).filter(|_| offset > 0) {
             return Ok(text);
         }
-        let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
+        let (text, nr_changes) = file.show_and_count(&self.tree, directory)?;
         let text = Arc::<str>::from(text);
         // A reader that continues where a predecessor's answer ended, beyond this text, has read all of that
         // answer. So it gets the end of the file, not the tail of another text.
@@ -288,7 +302,7 @@ impl Nodes {
     /// Requests the data that a read from the start would show. Returns how long to wait for the answer.
     pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<Option<Duration>> {
         match self.node(ino)? {
-            Node::File(place, file) if offset == 0 => file.ask(&self.tree, place),
+            Node::File(directory, file) if offset == 0 => file.ask(&self.tree, directory),
             _ => Ok(None),
         }
     }
@@ -296,7 +310,7 @@ impl Nodes {
     /// Returns whether the answer has arrived, or is no longer needed.
     pub(super) fn has_answer(&self, ino: INodeNo) -> bool {
         match self.node(ino) {
-            Ok(Node::File(place, file)) => file.has_answer(&self.tree, place).unwrap_or(true),
+            Ok(Node::File(directory, file)) => file.has_answer(&self.tree, directory).unwrap_or(true),
             _ => true,
         }
     }
@@ -330,7 +344,7 @@ impl Nodes {
     /// again.
     pub(super) fn nr_changes(&self, ino: INodeNo) -> u64 {
         match self.node(ino) {
-            Ok(Node::File(place, file)) => file.nr_changes(&self.tree, place).unwrap_or(u64::MAX),
+            Ok(Node::File(directory, file)) => file.nr_changes(&self.tree, directory).unwrap_or(u64::MAX),
             Ok(Node::Dir(_)) => 0,
             Err(_) => u64::MAX,
         }
@@ -344,14 +358,14 @@ impl Nodes {
         handle: FileHandle,
         data: &[u8],
     ) -> Result<Change> {
-        let Node::File(place, file) = self.node(ino)? else {
+        let Node::File(directory, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
         // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
         // not gain its rights.
         let caller = self.handles.opener(handle, caller);
-        let change = file.store(&self.tree, place, caller, data).inspect_err(|error| {
-            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
+        let change = file.store(&self.tree, directory, caller, data).inspect_err(|error| {
+            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?directory, %error, "refused a write");
         })?;
         Ok(self.tree.announce(change))
     }
@@ -362,7 +376,7 @@ impl Nodes {
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
-        let Node::Dir(place) = self.node(ino)? else {
+        let Node::Dir(directory) = self.node(ino)? else {
             return Err(Error::NotDirectory);
         };
         let entry = |node, name: &str| Entry {
@@ -374,16 +388,17 @@ impl Nodes {
             name: name.into(),
         };
         let mut entries = vec![
-            entry(Node::Dir(place), "."),
-            entry(Node::Dir(self.tree.parent(place)), ".."),
+            entry(Node::Dir(directory), "."),
+            entry(Node::Dir(self.tree.parent(directory)), ".."),
         ];
-        entries
-            .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));
-        let directories = self.tree.directories(place)?;
+        entries.extend(
+            file::files_in(&self.tree, directory)?.map(|file| entry(Node::File(directory, file), file.name)),
+        );
+        let directories = self.tree.subdirectories(directory)?;
         entries.extend(
             directories
                 .iter()
-                .map(|(name, place)| entry(Node::Dir(*place), name)),
+                .map(|(name, directory)| entry(Node::Dir(*directory), name)),
         );
         Ok(entries)
     }

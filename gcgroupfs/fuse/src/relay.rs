@@ -15,8 +15,8 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
-use super::announce::Spot;
-use super::forget::deliver;
+use super::inotify_replay::Spot;
+use super::invalidation_writer::deliver;
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch::{self, Helper, Launcher};
 
@@ -154,7 +154,7 @@ impl Drop for Running {
 /// Returns the arguments of the helper.
 fn arguments(spot: &Spot) -> [OsString; 3] {
     let number = spot.device.to_string();
-    ["forget".into(), spot.point.clone().into(), number.into()]
+    ["invalidate".into(), spot.point.clone().into(), number.into()]
 }
 
 /// Starts a helper that writes what it receives from `from`, in a process that has no client's descriptor.

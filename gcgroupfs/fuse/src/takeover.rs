@@ -16,8 +16,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tracing::{debug, warn};
 
 use super::adapter::Adapter;
-use super::forget::{Forgetter, RESEND, notification};
-use crate::keep::Slots;
+use super::invalidation_writer::{InvalidationWriter, RESEND, notification};
+use crate::supervisor_state::Slots;
 use gcgroupfs_model::tree::{Listener, Notice, Tree};
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::process;
@@ -123,7 +123,7 @@ impl Takeover {
 
     /// Waits for the processes, invalidates the names of those that do not return, and has requests sent
     /// again.
-    pub(super) fn finish(self, tree: &Tree, forgetter: Forgetter, notifier: &Notifier) {
+    pub(super) fn finish(self, tree: &Tree, writer: InvalidationWriter, notifier: &Notifier) {
         let gone = wait_for(tree, &self.before);
         for entry in &gone {
             self.roster.remove(record(*entry));
@@ -133,7 +133,7 @@ impl Takeover {
             .name("fuse-takeover".to_owned())
             .spawn(move || {
                 for (pid, ..) in gone {
-                    let _ = forgetter.inval_entry(INodeNo::ROOT, OsStr::new(&pid.to_string()));
+                    let _ = writer.inval_entry(INodeNo::ROOT, OsStr::new(&pid.to_string()));
                 }
             });
         if let Err(error) = forgotten {

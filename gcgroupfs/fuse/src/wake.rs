@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::nodes::Nodes;
-use gcgroupfs_model::tree::{Listener, Notice, Place};
+use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
 /// Minimum time between two wake-ups of one poller, which then sees all changes at once. A process that
 /// causes events in a loop must not keep its watchers busy. (Changes not reported yet do not end poll(2)
@@ -112,7 +112,7 @@ impl Listener for Waker {
                 let _ = self.0.send(id.0);
             }
             Notice::RootEvents => {
-                let _ = self.0.send(Place::ROOT.entity);
+                let _ = self.0.send(Directory::ROOT.entity);
             }
             Notice::Joined { .. }
             | Notice::Made { .. }

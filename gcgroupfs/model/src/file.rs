@@ -6,7 +6,7 @@ mod node;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Change, Edit, Level, Place, Setting, Tree, View};
+use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
@@ -170,8 +170,8 @@ impl ControlFile {
     /// # Errors
     /// * `ENODEV`: its directory is gone.
     /// * `EACCES`: the file is write-only.
-    pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
-        self.show_and_count(tree, place).map(|(text, _)| text)
+    pub fn show(&self, tree: &Tree, directory: Directory) -> Result<String> {
+        self.show_and_count(tree, directory).map(|(text, _)| text)
     }
 
     /// Returns the file's contents and the number of changes up to them; 0 unless they are
@@ -179,11 +179,11 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
+    pub fn show_and_count(&self, tree: &Tree, directory: Directory) -> Result<(String, u64)> {
         let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
         match self.contents {
-            Contents::Events(_) => tree.view_events(place, show),
-            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(place, show),
+            Contents::Events(_) => tree.view_events(directory, show),
+            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(directory, show),
         }
     }
 
@@ -192,15 +192,15 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn ask(&self, tree: &Tree, place: Place) -> Result<Option<Duration>> {
+    pub fn ask(&self, tree: &Tree, directory: Directory) -> Result<Option<Duration>> {
         let Contents::Asked(Asked { ask, patience, .. }) = self.contents else {
             return Ok(None);
         };
-        tree.view(place, |view| {
+        tree.view(directory, |view| {
             ask(view);
             Ok(())
         })?;
-        self.has_answer(tree, place)
+        self.has_answer(tree, directory)
             .map(|answered| (!answered).then_some(patience))
     }
 
@@ -208,19 +208,19 @@ impl ControlFile {
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn has_answer(&self, tree: &Tree, place: Place) -> Result<bool> {
+    pub fn has_answer(&self, tree: &Tree, directory: Directory) -> Result<bool> {
         let Contents::Asked(Asked { is_answered, .. }) = self.contents else {
             return Ok(true);
         };
-        tree.view(place, |view| Ok(is_answered(view)))
+        tree.view(directory, |view| Ok(is_answered(view)))
     }
 
     /// Returns the number of changes so far; 0 unless the contents are [`Contents::Events`].
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn nr_changes(&self, tree: &Tree, place: Place) -> Result<u64> {
-        tree.view(place, |view| self.count(view))
+    pub fn nr_changes(&self, tree: &Tree, directory: Directory) -> Result<u64> {
+        tree.view(directory, |view| self.count(view))
     }
 
     fn count(&self, view: &View<'_>) -> Result<u64> {
@@ -240,11 +240,11 @@ impl ControlFile {
     /// * `EINVAL`: empty, or in a wrong format.
     /// * `ERANGE`, `EPERM`: as documented for the file.
     /// * `ENODEV`: its directory is gone.
-    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<Change> {
+    pub fn store(&self, tree: &Tree, directory: Directory, caller: Caller, data: &[u8]) -> Result<Change> {
         if self.mode() & 0o200 == 0 {
             return Err(Error::WrongAccess);
         }
-        if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
+        if caller.uid != tree.owner(directory)?.uid && !tree.is_root(caller) {
             return Err(Error::WrongAccess);
         }
         if data.is_empty() {
@@ -255,7 +255,7 @@ impl ControlFile {
         }
         let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are not UTF-8"))?;
         let text = text.trim_matches([' ', '\t', '\n']);
-        tree.edit(place, caller, |edit| self.io.store(edit, text))
+        tree.edit(directory, caller, |edit| self.io.store(edit, text))
     }
 }
 
@@ -270,22 +270,22 @@ mod tests {
         result.map(drop).unwrap_err().errno()
     }
 
-    pub(super) fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+    pub(super) fn file(world: &World, path: &str) -> (Directory, &'static ControlFile) {
         match resolve(&world.tree, path).unwrap() {
-            Node::File(place, file) => (place, file),
+            Node::File(directory, file) => (directory, file),
             Node::Dir(_) => panic!("{path} is a directory"),
         }
     }
 
     fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
-        let (place, file) = file(world, path);
-        file.store(&world.tree, place, caller, data)
+        let (directory, file) = file(world, path);
+        file.store(&world.tree, directory, caller, data)
             .map(|change| world.tree.finish(change))
     }
 
     fn show(world: &World, path: &str) -> String {
-        let (place, file) = file(world, path);
-        file.show(&world.tree, place).unwrap()
+        let (directory, file) = file(world, path);
+        file.show(&world.tree, directory).unwrap()
     }
 
     #[test]
@@ -296,12 +296,12 @@ mod tests {
         world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
         world.store("a/compute.freeze", ROOT, "1").unwrap();
         let count = |path: &str| {
-            let (place, file) = file(&world, path);
-            file.nr_changes(&world.tree, place).unwrap()
+            let (directory, file) = file(&world, path);
+            file.nr_changes(&world.tree, directory).unwrap()
         };
         let read = |path: &str| {
-            let (place, file) = file(&world, path);
-            file.show_and_count(&world.tree, place).unwrap()
+            let (directory, file) = file(&world, path);
+            file.show_and_count(&world.tree, directory).unwrap()
         };
         // As the hook does before it rings.
         let drain = |generation: u32| {
@@ -310,28 +310,36 @@ mod tests {
                 usage.drained_generation.store(frozen, Relaxed);
             }
         };
-        for place in ["100", "100/0", "a/b", "a/0"] {
-            let events = format!("{place}/gcgroup.events");
+        for directory in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{directory}/gcgroup.events");
             drain(1);
             world.tree.rung(id);
             let before = count(&events);
             drain(0);
             let (text, counted) = read(&events);
-            assert!(text.contains("frozen 1\n"), "{place}: {text}");
-            assert_eq!(counted, before + 1, "{place}");
+            assert!(text.contains("frozen 1\n"), "{directory}: {text}");
+            assert_eq!(counted, before + 1, "{directory}");
             world.tree.rung(id);
-            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+            assert_eq!(
+                count(&events),
+                counted,
+                "{directory}: a change that was read before"
+            );
         }
-        for place in ["100", "100/0", "a/b", "a/0"] {
-            let events = format!("{place}/memory.events");
+        for directory in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{directory}/memory.events");
             let before = count(&events);
             let max = &world.usage(id).devices[0].nr_max;
             let seen = max.fetch_add(1, Relaxed) + 1;
             let (text, counted) = read(&events);
-            assert!(text.contains(&format!("max {seen}\n")), "{place}: {text}");
-            assert!(counted > before, "{place}");
+            assert!(text.contains(&format!("max {seen}\n")), "{directory}: {text}");
+            assert!(counted > before, "{directory}");
             world.tree.rung(id);
-            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+            assert_eq!(
+                count(&events),
+                counted,
+                "{directory}: a change that was read before"
+            );
         }
     }
 
@@ -367,12 +375,12 @@ mod tests {
             (Level::Process, "100/"),
             (Level::ProcessDevice, "100/0/"),
         ];
-        for (level, place) in places {
+        for (level, directory) in places {
             let writable =
                 |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_) | Io::Setting(_));
             let here = crate::files::all().filter(|file| file.on.has(level));
             for file in here.filter(writable) {
-                let path = format!("{place}{}", file.name);
+                let path = format!("{directory}{}", file.name);
                 let stored = store(&world, &path, ROOT, b"\n");
                 match file.name {
                     "memory.peak" => stored.unwrap(),

@@ -4,10 +4,10 @@
 //! Rules are read from the configuration and know no tree: the caller carries out their verdict.
 
 mod facts;
-mod given;
 mod list;
 mod matching;
 mod names;
+mod settings;
 mod template;
 
 use serde::Deserialize;
@@ -17,8 +17,8 @@ use self::matching::Match;
 use self::template::Template;
 
 pub use self::facts::Facts;
-pub use self::given::Given;
 pub use self::names::{Names, with_names};
+pub use self::settings::RuleSettings;
 
 /// All `[[rule]]` tables, in the order in which they are evaluated.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -44,20 +44,20 @@ struct GroupOf {
     /// Whether the group is made with the process's user as its owner.
     #[serde(default)]
     delegate: bool,
-    #[serde(default, deserialize_with = "given::memory")]
-    memory: Given,
-    #[serde(default, deserialize_with = "given::compute")]
-    compute: Given,
+    #[serde(default, deserialize_with = "settings::memory")]
+    memory: RuleSettings,
+    #[serde(default, deserialize_with = "settings::compute")]
+    compute: RuleSettings,
 }
 
 /// `process.*`: what is set for the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct ProcessOf {
-    #[serde(deserialize_with = "given::memory")]
-    memory: Given,
-    #[serde(deserialize_with = "given::compute")]
-    compute: Given,
+    #[serde(deserialize_with = "settings::memory")]
+    memory: RuleSettings,
+    #[serde(deserialize_with = "settings::compute")]
+    compute: RuleSettings,
 }
 
 /// Verdict of the rules on a process.
@@ -67,7 +67,7 @@ pub struct Verdict {
     pub group: Option<Group>,
     /// Whether the rule examined the group that the process asks for, and so decides about it.
     pub heeds_wish: bool,
-    pub process: Given,
+    pub process: RuleSettings,
 }
 
 /// The group that a rule names.
@@ -81,7 +81,7 @@ pub struct Group {
     /// Whether the group is made with the process's user as its owner.
     pub delegate: bool,
     /// Settings of the group when it is made.
-    pub given: Given,
+    pub settings: RuleSettings,
 }
 
 /// Verdict of one rule on a process.
@@ -132,7 +132,7 @@ impl Rule {
                 path: group.name.render(facts)?,
                 nr_ruled: group.name.nr_before_wish().unwrap_or(usize::MAX),
                 delegate: group.delegate,
-                given: group.memory.with(&group.compute),
+                settings: group.memory.with(&group.compute),
             })
         });
         Ok(Verdict {

@@ -4,7 +4,7 @@
 use std::fmt::{self, Display, Write};
 use std::ops::Deref;
 
-use gcgroup_abi::NO_LIMIT;
+use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 
 use crate::arbiter::{self, Policy};
 use crate::error::{Error, Result};
@@ -114,6 +114,27 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     decimal(number, EXPECTED, text)?
         .checked_mul(1 << shift)
         .ok_or_else(|| Error::range("at most 18446744073709551615 bytes", text))
+}
+
+/// Format of [`parse_visible`], for error messages.
+pub const VISIBLE: &str = "limit, swap or bytes (as 8589934592 or 8G)";
+
+/// Parses `limit`, `swap` or bytes.
+///
+/// # Errors
+/// * `ERANGE`: 0 bytes, or beyond 2^64 - 1.
+/// * `EINVAL`: anything else, also `max`.
+pub fn parse_visible(text: &str) -> Result<u64> {
+    match text {
+        "limit" => Ok(VISIBLE_LIMIT),
+        "swap" => Ok(VISIBLE_SWAP),
+        "max" => Err(Error::bad(VISIBLE, text)),
+        _ => match parse_bytes(text) {
+            Ok(0 | NO_LIMIT) => Err(Error::range("from 1 to 18446744073709551614 bytes", text)),
+            Err(Error::BadValue { .. }) => Err(Error::bad(VISIBLE, text)),
+            parsed => parsed,
+        },
+    }
 }
 
 /// Parses `0` or `1`.

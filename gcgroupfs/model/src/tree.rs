@@ -9,9 +9,10 @@ mod access;
 mod arbitration;
 mod change;
 mod claims;
+mod counter_records;
 mod counters;
 mod devices;
-mod directories;
+mod directory;
 mod edit;
 mod enforce;
 mod events;
@@ -22,11 +23,10 @@ mod groups;
 mod host_claims;
 mod inherited;
 mod joining;
-mod legacy;
+mod lookup;
 mod moves;
 mod notice;
 mod peaks;
-mod place;
 mod pressure;
 mod process;
 mod quota;
@@ -62,14 +62,14 @@ use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
+pub use counter_records::add_to_ancestors;
 pub use counters::Counter;
 pub use devices::Host;
+pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Level, Owner, ProcessId};
 pub use edit::Edit;
 pub use exited::Exited;
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
-pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
-pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
 pub use pressure::Sight;
 pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
@@ -362,14 +362,14 @@ impl Tree {
         self.state.lock().is_root(caller)
     }
 
-    /// Reads: calls `show` with a view of a place.
+    /// Reads: calls `show` with a view of a directory.
     ///
     /// # Errors
     /// [`Error::Gone`](crate::error::Error::Gone), and those of `show`.
-    pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
+    pub fn view<T>(&self, directory: Directory, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let result = state.view(place, show, &mut notices);
+        let result = state.view(directory, show, &mut notices);
         drop(state);
         self.tell(&notices);
         result
@@ -381,39 +381,39 @@ impl Tree {
     ///
     /// # Errors
     /// Those of [`view`](Self::view).
-    pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
+    pub fn view_events<T>(&self, directory: Directory, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
         /// Maximum number of attempts, because processes change meanwhile. Pollers of one that changes
         /// continually are woken once too often.
         const MOST: usize = 4;
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        state.note_events_below(place, &mut notices);
-        let mut result = state.view(place, &show, &mut notices);
+        state.note_events_below(directory, &mut notices);
+        let mut result = state.view(directory, &show, &mut notices);
         for _ in 1..MOST {
-            if !state.note_events_below(place, &mut notices) {
+            if !state.note_events_below(directory, &mut notices) {
                 break;
             }
-            result = state.view(place, &show, &mut notices);
+            result = state.view(directory, &show, &mut notices);
         }
         drop(state);
         self.tell(&notices);
         result
     }
 
-    /// Writes: calls `store` with an editor of a place, with the caller's rights. The changes are in the
+    /// Writes: calls `store` with an editor of a directory, with the caller's rights. The changes are in the
     /// control block when this returns.
     ///
     /// # Errors
     /// [`Error::Gone`](crate::error::Error::Gone), and those of `store`, which then has changed nothing.
     pub fn edit(
         &self,
-        place: Place,
+        directory: Directory,
         caller: Caller,
         store: impl FnOnce(&mut Edit<'_>) -> Result<()>,
     ) -> Result<Change> {
         let mut state = self.state.lock();
-        state.level(place)?;
-        let mut edit = Edit::new(&mut state, place, caller);
+        state.level(directory)?;
+        let mut edit = Edit::new(&mut state, directory, caller);
         store(&mut edit)?;
         Ok(Change::new(edit.into_notices()))
     }
@@ -430,11 +430,11 @@ impl fmt::Debug for Tree {
 impl State {
     fn view<T>(
         &mut self,
-        place: Place,
+        directory: Directory,
         show: impl FnOnce(&View<'_>) -> Result<T>,
         notices: &mut Vec<Notice>,
     ) -> Result<T> {
-        let view = View::new(self, self.scope(place)?);
+        let view = View::new(self, self.scope(directory)?);
         let result = show(&view);
         let (told, shown) = view.into_parts();
         notices.extend(told);

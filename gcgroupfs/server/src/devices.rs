@@ -34,6 +34,27 @@ pub fn find() -> (Option<Holders>, Vec<Device>) {
     (Some(Holders::new(nvml, &found)), found)
 }
 
+/// The driver and its GPUs, for people.
+#[derive(Debug)]
+pub struct Summary {
+    /// Version of the driver.
+    pub driver: String,
+    /// Names of the devices, in NVML's order.
+    pub names: Vec<String>,
+}
+
+/// Returns what NVML says about the machine.
+///
+/// # Errors
+/// NVML's error: there is no library or no driver.
+pub fn summary() -> Result<Summary, NvmlError> {
+    let nvml = Nvml::init()?;
+    Ok(Summary {
+        driver: nvml.sys_driver_version()?,
+        names: list(&nvml).into_iter().map(|device| device.name).collect(),
+    })
+}
+
 fn log(device: &Device) {
     info!(
         "device {}: {} {} {}",

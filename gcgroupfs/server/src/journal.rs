@@ -12,8 +12,8 @@
 
 mod key;
 mod line;
-mod place;
 mod replay;
+mod state_file;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -31,10 +31,10 @@ use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 
 pub use self::key::Key;
-use self::place::{Fresh, Refusal};
 #[cfg(any(test, fuzzing, feature = "fixture"))]
 pub use self::replay::check;
 use self::replay::{Record, Replay, boot_id, header};
+use self::state_file::{Fresh, Refusal};
 use self::stored::Stored;
 
 /// The file's name in the state directory.
@@ -93,7 +93,7 @@ impl Journal {
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
-        let locked = place::lock(&path);
+        let locked = state_file::lock(&path);
         Self::begin(path, locked, sift)
     }
 
@@ -107,10 +107,10 @@ impl Journal {
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
-        let locked = match place::lock(&path) {
+        let locked = match state_file::lock(&path) {
             Err(refusal @ Refusal::InUse(_)) => {
                 warn!("{refusal}: the holder is a killed daemon");
-                place::open(&path)
+                state_file::open(&path)
             }
             locked => locked,
         };
@@ -123,7 +123,7 @@ impl Journal {
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let boot = boot_id();
-        let (file, text) = match locked.and_then(|file| place::read_all(&path, file)) {
+        let (file, text) = match locked.and_then(|file| state_file::read_all(&path, file)) {
             Ok((file, text)) => (Some(file), text),
             Err(refusal @ Refusal::System { .. }) => {
                 warn!("{refusal}: continuing without the stored settings");
@@ -145,7 +145,7 @@ impl Journal {
                 Some(_) => stored.is_spoilt = true,
             }
         }
-        stored.is_spoilt |= !stored.file.as_ref().is_some_and(place::is_writable);
+        stored.is_spoilt |= !stored.file.as_ref().is_some_and(state_file::is_writable);
         let journal = Self {
             path,
             header: header(&boot)?,
@@ -160,7 +160,7 @@ impl Journal {
         if let Some(fault) = replay.fault {
             let copy = match journal.state.lock().keep_copy {
                 true => "it stays as it is for now".to_owned(),
-                false => format!("a copy is in {}", place::copy(&journal.path).display()),
+                false => format!("a copy is in {}", state_file::copy(&journal.path).display()),
             };
             let path = journal.path.display();
             warn!("{path}: {fault}; {copy}, {nr_records} records could be read");
@@ -270,7 +270,7 @@ impl Journal {
         };
         if now.saturating_duration_since(state.checked) >= CHECK {
             state.checked = now;
-            let is_there = (state.file.as_ref()).is_none_or(|file| place::is_at(file, &self.path));
+            let is_there = (state.file.as_ref()).is_none_or(|file| state_file::is_at(file, &self.path));
             if !is_there && !state.is_spoilt {
                 (state.is_spoilt, state.due) = (true, None);
                 self.note(&mut state, Err(io::Error::other("somebody has removed the file")));
@@ -316,7 +316,7 @@ impl Journal {
         let (text, held) = {
             let state = self.state.lock();
             let text =
-                (state.file.as_ref()).map_or(Ok(Vec::new()), |file| place::read(file, state.length))?;
+                (state.file.as_ref()).map_or(Ok(Vec::new()), |file| state_file::read(file, state.length))?;
             (text, state.held.keys().copied().collect::<Vec<_>>())
         };
         let kept = replay::compacted(&text, &self.boot, &is_alive)?;
@@ -335,24 +335,26 @@ impl Journal {
     /// Replaces the current file by one that begins with `text`, which stands for the current file's first
     /// `end` bytes.
     fn replace(&self, text: &[u8], end: usize) -> io::Result<()> {
-        let is_ours = (self.state.lock().file.as_ref()).is_some_and(|file| place::is_at(file, &self.path));
+        let is_ours =
+            (self.state.lock().file.as_ref()).is_some_and(|file| state_file::is_at(file, &self.path));
         // Fails if another daemon has created a file of that name meanwhile.
         let found = match is_ours {
             true => None,
-            false => {
-                Some(place::lock_now(&self.path).map_err(|refusal| io::Error::other(refusal.to_string()))?)
-            }
+            false => Some(
+                state_file::lock_now(&self.path).map_err(|refusal| io::Error::other(refusal.to_string()))?,
+            ),
         };
         let mut fresh = Fresh::beside(&self.path)?;
         fresh.file.write_all(text)?;
         let mut state = self.state.lock();
-        let all = (state.file.as_ref()).map_or(Ok(Vec::new()), |file| place::read(file, state.length))?;
+        let all =
+            (state.file.as_ref()).map_or(Ok(Vec::new()), |file| state_file::read(file, state.length))?;
         let added = [all.get(end..).unwrap_or_default(), &state.held_text()].concat();
         fresh.file.write_all(&added)?;
         if state.keep_copy || found.is_some_and(|found| found.metadata().is_ok_and(|found| found.len() > 0)) {
-            place::set_aside(&self.path)?;
+            state_file::set_aside(&self.path)?;
         }
-        state.file = Some(fresh.place(&self.path)?);
+        state.file = Some(fresh.install(&self.path)?);
         state.keep_copy = false;
         state.kept = text.len() as u64;
         state.length = state.kept + added.len() as u64;

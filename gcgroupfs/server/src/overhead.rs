@@ -7,9 +7,9 @@
 //! allocation was under way. Otherwise the last result stays in force. A sample can show too little while the
 //! driver has not yet made what is charged, so the greater of the last two samples is charged.
 
+mod device_search;
 mod evidence;
 mod memory_claims;
-mod newcomers;
 mod samples;
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::newcomers::Newcomers;
+use self::device_search::DeviceSearch;
 use self::samples::Samples;
 use gcgroupfs_model::tree::{Device, Listener, Notice, Sight, Tree};
 
@@ -95,9 +95,9 @@ impl Listener for Ear {
 
 fn run(tree: &Tree, source: &mut impl Source, woken: &Receiver<()>) {
     let mut samples = Samples::default();
-    let mut newcomers = Newcomers::default();
+    let mut search = DeviceSearch::default();
     loop {
-        newcomers.look(tree, source);
+        search.run(tree, source);
         let next = samples.take(tree, source);
         if rest(tree, source) {
             continue;

@@ -8,25 +8,25 @@
 
 mod accept;
 pub mod answer;
-mod awaited;
-mod begin;
+mod awaited_members;
 mod bells;
 mod connection;
 mod connections;
-mod enquiry;
+mod initial_group;
+mod journal_listener;
 mod listener;
-mod living;
+mod live_processes;
+mod mismatched;
 mod rate;
 mod receivers;
 mod registry;
-mod remembered;
 mod room;
-mod scribe;
+mod rule_queries;
 mod stored;
-mod strangers;
 #[cfg(test)]
 mod tests;
 mod token;
+mod unregistered;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -43,22 +43,22 @@ use tracing::warn;
 
 use self::bells::Bells;
 use self::connections::Connections;
-use self::enquiry::Enquiries;
+use self::journal_listener::JournalListener;
+use self::mismatched::Mismatched;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
-use self::scribe::Scribe;
+use self::rule_queries::RuleQueries;
 use self::stored::show_condition;
-use self::strangers::Strangers;
 use self::token::Token;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Saved, Tree};
 use gcgroupfs_sys::{self as sys, Received};
 
-pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
 pub use self::receivers::Start as StartReceiver;
+pub use self::rule_queries::CurrentRules;
 pub use self::stored::{restore, sift};
 
 /// Log lines per second that misbehaving clients can cause.
@@ -87,7 +87,7 @@ const RETURN: Duration = Duration::from_secs(10);
 pub struct Server {
     epoll: Arc<Epoll>,
     listener: Listener,
-    /// Readable when [`Self::run`] must call `go_on` again or an enquiry has been answered.
+    /// Readable when [`Self::run`] must call `go_on` again or a verdict of the rules has arrived.
     woken: UnixStream,
     waker: UnixStream,
     tree: Arc<Tree>,
@@ -96,7 +96,7 @@ pub struct Server {
     /// Socket to the supervisor, if there is one.
     line: Option<OwnedFd>,
     registry: Registry,
-    enquiries: Enquiries,
+    rule_queries: RuleQueries,
     connections: Connections,
     last_number: u64,
     /// No connection is accepted before this time, because descriptors or memory had run out.
@@ -104,7 +104,7 @@ pub struct Server {
     complaints: Rate,
     shares: Shares,
     next_tidy: Instant,
-    strangers: Strangers,
+    mismatched: Mismatched,
     next_tend: Option<Instant>,
     next_journal: Instant,
     /// Next check for processes that have not registered again after a restart.
@@ -120,7 +120,7 @@ pub struct Options {
     pub tree: Arc<Tree>,
     pub journal: Arc<Journal>,
     /// Records of the journal.
-    pub remembered: BTreeMap<Key, Saved>,
+    pub records: BTreeMap<Key, Saved>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
     /// Starts the receiver of usage blocks.
@@ -138,7 +138,7 @@ impl Server {
             listener,
             tree,
             journal,
-            remembered,
+            records,
             grace_msec,
             receiver,
         } = options;
@@ -157,19 +157,23 @@ impl Server {
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         show_condition(&tree, &journal);
-        tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
+        tree.listen(Arc::new(JournalListener::new(
+            &tree,
+            journal.clone(),
+            waker.try_clone()?,
+        )));
         let receivers = Receivers::new(receiver, epoll.clone());
-        let enquiries = Enquiries::start(waker.try_clone()?)?;
+        let rule_queries = RuleQueries::start(waker.try_clone()?)?;
         let mut registry = Registry::new(registry::Options {
             tree: tree.clone(),
             bells,
             epoll: epoll.clone(),
             journal: journal.clone(),
             grace_msec,
-            remembered,
+            records,
         });
         let mut last_number = 0;
-        registry.watch_remembered(|| {
+        registry.watch_unregistered(|| {
             last_number += 1;
             last_number
         });
@@ -183,14 +187,14 @@ impl Server {
             receivers,
             line: None,
             registry,
-            enquiries,
+            rule_queries,
             connections: Connections::new(room::for_visitors()),
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
-            strangers: Strangers::default(),
+            mismatched: Mismatched::default(),
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
@@ -209,7 +213,7 @@ impl Server {
 
     /// Returns the rules that are applied to new processes. They are empty at first.
     pub fn rules(&self) -> CurrentRules {
-        self.enquiries.rules()
+        self.rule_queries.rules()
     }
 
     /// Tells the supervisor at the other end of `line` that the daemon serves, and answers each of its later
@@ -349,7 +353,7 @@ impl Server {
             self.next_tend = self.registry.tend(now).map(|pause| now + pause);
         }
         if self.all_back.is_some_and(|when| when <= now) {
-            self.all_back = self.registry.tend_remembered().then_some(now + RETURN);
+            self.all_back = self.registry.tend_unregistered().then_some(now + RETURN);
         }
         if self.next_look.is_some_and(|when| when <= now) {
             self.next_look = self.listener.next_look(now);
@@ -366,8 +370,8 @@ impl Server {
     fn drain_wake(&mut self) {
         // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
-        while let Some((applicant, verdict)) = self.enquiries.answer() {
-            self.admit_or_refuse(applicant, verdict);
+        while let Some((registrant, verdict)) = self.rule_queries.answer() {
+            self.admit_or_refuse(registrant, verdict);
         }
     }
 

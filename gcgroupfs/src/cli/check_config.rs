@@ -28,10 +28,7 @@ pub struct Arguments {
 /// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
 /// * There is no such process.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let file = arguments
-        .file
-        .clone()
-        .unwrap_or_else(super::places::configuration);
+    let file = arguments.file.clone().unwrap_or_else(super::paths::configuration);
     let (config, text) = config::read(&file)?;
     let Some(pid) = arguments.pid else { return Ok(()) };
     let facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
@@ -98,7 +95,7 @@ fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
         Some(group) => {
             let whose = if group.delegate { ", its user's" } else { "" };
             writeln!(out, "  group {}{whose}", word(&group.path))?;
-            for line in group.given.lines() {
+            for line in group.settings.lines() {
                 writeln!(out, "    {line}")?;
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use libc::time_t;
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, recv, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, getsockopt, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
@@ -49,6 +49,12 @@ impl Client {
         let socket =
             connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), strerror(errno)))?;
         Ok(Self { socket })
+    }
+
+    /// Returns the pid of the daemon, if it is in a pid namespace that can be seen from here.
+    pub fn daemon(&self) -> Option<u32> {
+        let credentials = getsockopt(&self.socket, sockopt::PeerCredentials).ok()?;
+        u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
     }
 
     /// Reads a control file.

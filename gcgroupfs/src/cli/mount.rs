@@ -22,12 +22,12 @@ use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
-use super::{places, supervise};
+use super::{paths, supervise};
 use crate::config;
 use crate::log::Log;
 use gcgroupfs_fuse as fuse;
-use gcgroupfs_fuse::keep::Inheritance;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
+use gcgroupfs_fuse::supervisor_state::Inheritance;
 use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
 use gcgroupfs_model::tree::{Owner, Tree};
 use gcgroupfs_server::devices;
@@ -125,15 +125,17 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let point = match &arguments.mountpoint {
         Some(point) => point.clone(),
         None if arguments.no_fuse => PathBuf::new(),
-        None => places::mount_point()?,
+        None => paths::mount_point()?,
     };
     if arguments.supervise && supervise::run(&socket, &point, arguments.allow_other)? {
         return Ok(());
     }
-    let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
-    let mut kept = kept.context("--adopt is reserved for the supervisor")?;
-    let source = config::Source::new(arguments.config.clone(), places::configuration());
-    let note = kept.as_ref().map(|kept| kept.configuration.clone());
+    let inherited = arguments.adopt.as_ref().map(Inheritance::take).transpose();
+    let mut inherited = inherited.context("--adopt is reserved for the supervisor")?;
+    let source = config::Source::new(arguments.config.clone(), paths::configuration());
+    let note = inherited
+        .as_ref()
+        .map(|inherited| inherited.configuration.clone());
     let (config, text) = source.read().or_else(|error| {
         // Processes governed by a predecessor must not lose the daemon because the configuration was damaged
         // since.
@@ -157,22 +159,22 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     // Done before there is any client.
     let launcher = Arc::new(Launcher::start().context("cannot start the launcher of helpers")?);
     // Done first, so that a second daemon changes nothing.
-    let listener = match &mut kept {
+    let listener = match &mut inherited {
         None => Listener::bind(&socket)?,
-        Some(kept) => {
+        Some(inherited) => {
             // Without the supervisor no daemon would replace this one.
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-            Listener::kept(kept.listener.try_clone()?)
+            Listener::inherited(inherited.listener.try_clone()?)
         }
     };
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found, host::this()));
-    let (journal, mut remembered) = if arguments.beside_killed {
+    let (journal, mut records) = if arguments.beside_killed {
         Journal::open_beside_killed(state_dir, socket::sift)?
     } else {
         Journal::open(state_dir, socket::sift)?
     };
-    socket::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
+    socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Registered before the server's listeners, because scheduling should not wait for the disk.
     let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
@@ -183,7 +185,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         listener,
         tree: tree.clone(),
         journal: Arc::new(journal),
-        remembered,
+        records,
         grace_msec: grace,
         receiver: Box::new(receiver),
     })?;
@@ -205,16 +207,16 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut shown = None;
     let place = if arguments.no_fuse {
         String::new()
-    } else if let Some(kept) = kept {
+    } else if let Some(inherited) = inherited {
         let spot = fuse::Spot {
             point: std::path::absolute(&point)?,
-            device: kept.number,
+            device: inherited.number,
         };
-        server.report_to(kept.line.try_clone()?)?;
+        server.report_to(inherited.line.try_clone()?)?;
         let ended = ended(stop.clone(), spot.clone());
         let options = fuse::Options {
             tree,
-            link: fuse::Link::Kept(kept),
+            link: fuse::Link::Inherited(inherited),
             spot,
             launcher,
         };
@@ -263,17 +265,13 @@ fn show(
         spot,
         launcher,
     };
-    let forgetter = fuse::serve(options, ended)?;
-    Ok(Shown {
-        forgetter,
-        mount,
-        watch,
-    })
+    let writer = fuse::serve(options, ended)?;
+    Ok(Shown { writer, mount, watch })
 }
 
 /// A mount for which this daemon answers.
 struct Shown {
-    forgetter: fuse::Forgetter,
+    writer: fuse::InvalidationWriter,
     mount: Mount,
     watch: Watch,
 }
@@ -281,7 +279,7 @@ struct Shown {
 impl Drop for Shown {
     fn drop(&mut self) {
         // Then the mount is.
-        self.forgetter.stop();
+        self.writer.stop();
     }
 }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::config::{Config, Source};
-use gcgroupfs_fuse::keep::Note;
+use gcgroupfs_fuse::supervisor_state::Note;
 use gcgroupfs_model::arbiter::{Policy, Settings};
 use gcgroupfs_model::tree::Tree;
 use gcgroupfs_server::socket::CurrentRules;

@@ -16,13 +16,13 @@ use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
 
 use super::client::{Client, strerror};
-use super::wishes::Wishes;
+use super::run_options::RunOptions;
 
 /// The preload library, relative to the directory of this program.
 const PRELOAD: &str = "../lib/libgcgroup.so";
 
 /// The library that the preload library loads, beside it.
-const HOOK: &str = "libgcgroup_hook.so";
+pub(super) const HOOK: &str = "libgcgroup_hook.so";
 
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ Exit status: the program's; 127 if it is not found, 126 if it cannot be run, 125
 missing or refused.")]
 pub struct Arguments {
     #[command(flatten)]
-    wishes: Wishes,
+    options: RunOptions,
     /// Start in this group, as team/batch; it is made if it does not exist and you may make it
     #[arg(long, value_name = "NAME", value_parser = group)]
     group: Option<String>,
@@ -114,7 +114,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
 impl Arguments {
     /// Returns whether the program may use a GPU only under a daemon that applies these settings.
     fn is_required(&self) -> bool {
-        let is_any_given = !self.wishes.is_empty() || self.group.is_some();
+        let is_any_given = !self.options.is_empty() || self.group.is_some();
         is_any_given && !self.best_effort
     }
 
@@ -173,7 +173,7 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
     );
     command.env(GCGROUP_SOCKET.name, std::path::absolute(socket)?);
     // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
-    command.envs(arguments.wishes.variables());
+    command.envs(arguments.options.variables());
     let others = [
         (GCGROUP_GROUP.name, arguments.group.clone()),
         (GCGROUP_REQUIRED.name, arguments.requirement()),
@@ -186,7 +186,11 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn library() -> anyhow::Result<PathBuf> {
+/// Returns the path of the preload library.
+///
+/// # Errors
+/// It or the hook beside it is missing.
+pub(super) fn library() -> anyhow::Result<PathBuf> {
     let own = env::current_exe().context("cannot find out where this program is")?;
     let library = own.parent().unwrap_or(Path::new("/")).join(PRELOAD);
     let library = library

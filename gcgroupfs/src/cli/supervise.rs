@@ -27,8 +27,8 @@ use tracing::{info, warn};
 
 use self::restarts::{Life, Restarts};
 use gcgroupfs_fuse as fuse;
-use gcgroupfs_fuse::keep::Keeper;
 use gcgroupfs_fuse::mount::Mount;
+use gcgroupfs_fuse::supervisor_state::SupervisorState;
 use gcgroupfs_server::socket::Listener;
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch;
@@ -95,13 +95,13 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
     };
     let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
         .context("cannot start the invalidation helper")?;
-    let mut keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
+    let mut state = SupervisorState::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
-    let result = follow(&mut keeper, &mut ends, socket, &mut signals);
+    let result = follow(&mut state, &mut ends, socket, &mut signals);
     // It finds waiting requests through the mount.
-    helper.stop(|| drop(keeper));
+    helper.stop(|| drop(state));
     if let Err(error) = ends.mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }
@@ -109,7 +109,12 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
 }
 
 /// Starts daemons one after another.
-fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
+fn follow(
+    state: &mut SupervisorState,
+    ends: &mut Ends,
+    socket: &Path,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
     let mut restarts = Restarts::default();
     let (mut has_served, mut trial) = (false, None);
     // Daemons that cannot exit because of another process's file. They hold nothing that the next one needs.
@@ -122,7 +127,7 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
         let began = Instant::now();
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
         let before = restarts::nr_killed_for_memory();
-        let mut daemon = match start(keeper, !abandoned.is_empty()) {
+        let mut daemon = match start(state, !abandoned.is_empty()) {
             // Out of memory or processes, perhaps temporarily.
             Err(error) if has_served => {
                 restarts.wait(signals, &format!("{error:#}"), &Life::default());
@@ -131,7 +136,7 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
             daemon => daemon?,
         };
         ends.begins();
-        let ended = daemon.attend(signals, ends, keeper, restarts.nr());
+        let ended = daemon.attend(signals, ends, state, restarts.nr());
         has_served |= daemon.has_served;
         let end = match ended {
             Err(error) if has_served => {
@@ -153,7 +158,7 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
                 continue;
             }
         };
-        if signals.is_end_asked() || ends.is_unmounted(keeper)? || status.success() {
+        if signals.is_end_asked() || ends.is_unmounted(state)? || status.success() {
             return Ok(());
         }
         if status.code() == Some(GIVES_UP) && began.elapsed() < SHORT {
@@ -174,9 +179,9 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
     }
 }
 
-fn start(keeper: &Keeper, is_beside_killed: bool) -> anyhow::Result<Daemon> {
+fn start(state: &SupervisorState, is_beside_killed: bool) -> anyhow::Result<Daemon> {
     let (line, theirs) = sys::packet_pair()?;
-    let inheritance = keeper.bequeath(&theirs)?;
+    let inheritance = state.pass_on(&theirs)?;
     let child = Command::new("/proc/self/exe")
         .args(env::args_os().skip(1).filter(|argument| argument != OPTION))
         .arg(ADOPT)
@@ -248,7 +253,7 @@ impl Daemon {
         &mut self,
         signals: &mut Signals,
         ends: &mut Ends,
-        keeper: &mut Keeper,
+        state: &mut SupervisorState,
         nr_failed: u32,
     ) -> anyhow::Result<End> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
@@ -285,7 +290,7 @@ impl Daemon {
             if self.has_served && !had_served && nr_failed > 0 {
                 restarts::tell_served(nr_failed);
             }
-            ends.look(keeper, self.line.as_ref());
+            ends.look(state, self.line.as_ref());
             if Instant::now() < due.when() {
                 continue;
             }

@@ -44,6 +44,12 @@ pub const BELL_AT_BEGIN: u32 = 1;
 /// Flag in `wants_bell`: other processes wait for the device, and the daemon wants to be rung when work ends.
 pub const BELL_AT_END: u32 = 2;
 
+/// `memory_visible`: the limits that apply, or the device's memory without one. Also the value of daemons
+/// that do not know the setting.
+pub const VISIBLE_LIMIT: u64 = 0;
+/// `memory_visible`: as [`VISIBLE_LIMIT`], and the host memory that the process may swap to.
+pub const VISIBLE_SWAP: u64 = u64::MAX;
+
 /// Settings of one process on one device: one cache line for submissions, one for allocations, the rest for
 /// rare use.
 #[repr(C, align(128))]
@@ -95,7 +101,16 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `reclaim_generation`.
     pub reclaim_bytes: AtomicU64,
-    reserved_gate: [AtomicU64; 3],
+    reserved_gate: AtomicU64,
+    /// Bytes of host memory that the groups above have left beyond what they have granted
+    /// (`memory.swap.max`); [`crate::NO_LIMIT`]: they have no limit. It is a hint only.
+    ///
+    /// Ordering: as `group_room`.
+    pub swap_group_room: AtomicU64,
+    /// Memory that the device is reported to have, bytes; [`VISIBLE_LIMIT`] or [`VISIBLE_SWAP`].
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub memory_visible: AtomicU64,
     /// The device's UUID in the driver's format (16 bytes, little-endian halves); 0: no device in this slot.
     ///
     /// Ordering: the daemon stores `Relaxed` before it publishes the slot by `Release` of `magic` or
@@ -173,7 +188,7 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `swap_answer`.
     pub swap_recalled: AtomicU32,
-    /// Counts the requests to free pool memory (`swap_supply`), because other processes have no room for
+    /// Counts the requests to free pool memory (`swap_pool`), because other processes have no room for
     /// theirs.
     ///
     /// Ordering: `Relaxed` (daemon adds, hook compares), a count that no other data depends on.
@@ -254,7 +269,12 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    reserved: [AtomicU64; 22],
+    reserved: [AtomicU64; 21],
+    /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with. The hook reads it when it registers.
+    pub enables_swap: AtomicU64,
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -289,6 +309,8 @@ const _: () = {
     assert!(offset_of!(ControlDevice, reclaim_generation) == 24);
     assert!(offset_of!(ControlDevice, reclaim_is_lent) == 28);
     assert!(offset_of!(ControlDevice, reclaim_bytes) == 32);
+    assert!(offset_of!(ControlDevice, swap_group_room) == 48);
+    assert!(offset_of!(ControlDevice, memory_visible) == 56);
     assert!(offset_of!(ControlDevice, uuid) == 64);
     assert!(offset_of!(ControlDevice, memory_limit) == 80);
     assert!(offset_of!(ControlDevice, memory_total) == 88);
@@ -321,5 +343,6 @@ const _: () = {
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
+    assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

@@ -41,7 +41,7 @@ pub mod sync;
 
 pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge};
-pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
+pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, VISIBLE_LIMIT, VISIBLE_SWAP};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last: a reader that sees it sees the rest.

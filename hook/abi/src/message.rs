@@ -18,8 +18,9 @@ pub const MAX_LENGTH: usize = 64;
 pub enum Tag {
     /// Hook to daemon, first packet, with the usage block's descriptor: [`Hello`].
     Hello = 1,
-    /// Daemon to hook, answer to `Hello`, with the control block's descriptor if accepted: [`Welcome`].
-    Welcome = 2,
+    /// Daemon to hook, answer to `Hello`, with the control block's descriptor if accepted:
+    /// [`RegistrationReply`].
+    RegistrationReply = 2,
     /// Doorbell, no body. Daemon to hook: check the control block. Hook to daemon: check the usage block.
     Doorbell = 3,
     /// Client to daemon, first packet: a request of the command line, whose body only the daemon defines.
@@ -152,21 +153,21 @@ pub fn version(hello: &[u8]) -> Result<u32, Malformed> {
 
 /// The daemon's answer to [`Hello`]. Its layout is the same in all versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Welcome {
+pub struct RegistrationReply {
     /// [`crate::VERSION`] of the daemon's blocks.
     pub abi: u32,
     /// 0 if accepted, with a descriptor; otherwise an errno, and the process is not governed.
     pub status: u32,
 }
 
-impl Welcome {
+impl RegistrationReply {
     pub const LENGTH: usize = 8 + 8;
 
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
         let mut out = [0; Self::LENGTH];
         let mut at = Writer { out: &mut out, at: 0 };
-        at.header(Tag::Welcome);
+        at.header(Tag::RegistrationReply);
         at.u32(self.abi);
         at.u32(self.status);
         out
@@ -175,7 +176,7 @@ impl Welcome {
     /// # Errors
     /// [`Malformed`].
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
-        let mut at = Reader::of(packet, Tag::Welcome, Self::LENGTH)?;
+        let mut at = Reader::of(packet, Tag::RegistrationReply, Self::LENGTH)?;
         Ok(Self {
             abi: at.u32()?,
             status: at.u32()?,
@@ -202,7 +203,7 @@ pub fn tag(packet: &[u8]) -> Result<Tag, Malformed> {
     }
     match at.u32()? {
         1 => Ok(Tag::Hello),
-        2 => Ok(Tag::Welcome),
+        2 => Ok(Tag::RegistrationReply),
         3 => Ok(Tag::Doorbell),
         4 => Ok(Tag::Request),
         _ => Err(Malformed::Tag),
@@ -286,8 +287,8 @@ mod tests {
             insists: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
-        let welcome = Welcome { abi: 7, status: 95 };
-        assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Ok(welcome));
+        let reply = RegistrationReply { abi: 7, status: 95 };
+        assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
         assert_eq!(tag(&bare(Tag::Doorbell)), Ok(Tag::Doorbell));
     }
 
@@ -315,7 +316,7 @@ mod tests {
         longer[..Hello::LENGTH].copy_from_slice(&hello);
         assert_eq!(Hello::from_bytes(&longer), Err(Malformed::Length));
         assert_eq!(
-            Hello::from_bytes(&Welcome { abi: 1, status: 0 }.to_bytes()),
+            Hello::from_bytes(&RegistrationReply { abi: 1, status: 0 }.to_bytes()),
             Err(Malformed::Tag)
         );
     }

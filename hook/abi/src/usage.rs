@@ -208,7 +208,8 @@ pub struct Usage {
     pub nr_unknown_symbols: AtomicU64,
     /// Nonzero: the process's large allocations can be swapped out.
     ///
-    /// Ordering: `Relaxed`: stored before the process registers, and ordered by the socket.
+    /// Ordering: `Relaxed`: stored before the process registers, and ordered by the socket; or afterwards, if
+    /// the daemon enables it: one word, no other data depends on it.
     pub can_swap: AtomicU32,
     /// Nonzero: the process obeys [`UsageDevice::swap_granted`] and requests more. Otherwise
     /// `memory_swap_max` of the control block must include what the groups above leave it.

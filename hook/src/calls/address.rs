@@ -10,7 +10,7 @@ pub(crate) trait Address: Copy {
     fn key(self) -> u64;
 
     /// Wraps an out-pointer for an address.
-    fn place(place: *mut Self) -> Out;
+    fn out_pointer(pointer: *mut Self) -> Out;
 }
 
 impl Address for CUdeviceptr {
@@ -18,8 +18,8 @@ impl Address for CUdeviceptr {
         self.0
     }
 
-    fn place(place: *mut Self) -> Out {
-        Out::Wide(place.cast())
+    fn out_pointer(pointer: *mut Self) -> Out {
+        Out::Wide(pointer.cast())
     }
 }
 
@@ -28,8 +28,8 @@ impl Address for CUdeviceptr_v1 {
         self.0.into()
     }
 
-    fn place(place: *mut Self) -> Out {
-        Out::Narrow(place.cast())
+    fn out_pointer(pointer: *mut Self) -> Out {
+        Out::Narrow(pointer.cast())
     }
 }
 
@@ -44,8 +44,8 @@ impl Out {
     /// Returns what the driver wrote; see [`written`].
     pub(super) fn written(self) -> Option<u64> {
         match self {
-            Self::Narrow(place) => written(place).map(u64::from),
-            Self::Wide(place) => written(place),
+            Self::Narrow(pointer) => written(pointer).map(u64::from),
+            Self::Wide(pointer) => written(pointer),
         }
     }
 
@@ -53,20 +53,20 @@ impl Out {
     pub(super) fn wide(self) -> Option<*mut CUdeviceptr> {
         match self {
             Self::Narrow(_) => None,
-            Self::Wide(place) => Some(place.cast()),
+            Self::Wide(pointer) => Some(pointer.cast()),
         }
     }
 }
 
 impl From<*mut c_uint> for Out {
-    fn from(place: *mut c_uint) -> Self {
-        Self::Narrow(place)
+    fn from(pointer: *mut c_uint) -> Self {
+        Self::Narrow(pointer)
     }
 }
 
 impl From<*mut usize> for Out {
-    fn from(place: *mut usize) -> Self {
+    fn from(pointer: *mut usize) -> Self {
         const { assert!(size_of::<usize>() == size_of::<u64>()) };
-        Self::Wide(place.cast())
+        Self::Wide(pointer.cast())
     }
 }

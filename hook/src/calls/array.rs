@@ -5,7 +5,7 @@ use gcgroup_abi::Kind;
 use super::sparse;
 use crate::driver::cuda::{CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::hook;
 use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
 use crate::memory::ledger::Entry;
@@ -26,7 +26,7 @@ pub(crate) fn create_mipmapped(
 }
 
 fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, next: Next<'_>) -> CUresult {
-    match given(wanted) {
+    match argument(wanted) {
         Some(wanted) => charge_for(made, wanted.full(), levels, next),
         None => next(),
     }
@@ -39,47 +39,42 @@ fn charge_for<A: Array>(
     levels: u32,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = process.program.place() else {
+    let Some(target) = hook.program.target() else {
         return next();
     };
     // Mapped to memory of `cuMemCreate`, which is charged there.
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
     }
-    let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
-    let (charge, sums) = process.memory.try_charge(place.index, expected.unwrap_or(0))?;
-    let made_it = process.memory.pressing(place.index, expected.unwrap_or(0), next);
-    made_it.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
+    let (charge, sums) = hook.memory.try_charge(target.index, expected.unwrap_or(0))?;
+    let made_it = hook.memory.pressing(target.index, expected.unwrap_or(0), next);
+    made_it.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let Some(array) = written(made) else { return Ok(()) };
     let bytes = match expected {
         Some(bytes) => {
             charge.keep(sums);
             Some(bytes)
         }
-        None => fit(array, charge, sums, place.local)?,
+        None => fit(array, charge, sums, target.local)?,
     };
     if let Some(bytes) = bytes {
-        let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
-        process
-            .memory
-            .remember(&process.memory.arrays, array.key(), entry);
+        let entry = Entry::new(Kind::Array, bytes, target.local, target.index, target.context);
+        hook.memory.remember(&hook.memory.arrays, array.key(), entry);
     }
     Ok(())
 }
 
 fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let result = process
-        .memory
-        .free(&process.memory.arrays, array.key(), next)
-        .result;
+    let result = hook.memory.free(&hook.memory.arrays, array.key(), next).result;
     if result.is_ok() {
-        sparse::array_gone(process, array.key());
+        sparse::array_gone(hook, array.key());
     }
     result
 }

@@ -5,10 +5,10 @@ use crate::driver::cuda::{
     CUdevice, CUgraph, CUgraphExec, CUgraphNodeParams, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::hook;
 use crate::memory::graph::{begin_use, is_used, launched, needs, run, take};
-use crate::memory::levels::Unsettled;
+use crate::memory::page_counter::Unsettled;
 use crate::shared::device::LocalDevice;
 
 /// `cuGraphAddMemAllocNode`: takes no memory yet.
@@ -19,7 +19,7 @@ pub(crate) fn add_allocation(next: Next<'_>) -> CUresult {
 
 /// `cuGraphAddNode`: adds a node of any type.
 pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult {
-    if given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+    if argument(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         begin_use();
     }
     next()
@@ -27,14 +27,14 @@ pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult 
 
 /// `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(exec: *mut CUgraphExec, graph: CUgraph, flags: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get().filter(|_| is_used()) else {
+    let Some(hook) = hook::get().filter(|_| is_used()) else {
         return next();
     };
     let needs = needs(graph);
     let uploads = flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD != 0;
-    run(process.memory, if uploads { &needs } else { &[] }, next)?;
+    run(hook.memory, if uploads { &needs } else { &[] }, next)?;
     if let Some(exec) = written(exec) {
-        process.memory.graphs.enter(exec, needs);
+        hook.memory.graphs.enter(exec, needs);
     }
     Ok(())
 }
@@ -46,68 +46,64 @@ pub(crate) fn instantiate_with(
     params: *const CUDA_GRAPH_INSTANTIATE_PARAMS,
     next: Next<'_>,
 ) -> CUresult {
-    let flags = given(params).map_or(0, |params| params.flags);
+    let flags = argument(params).map_or(0, |params| params.flags);
     instantiate(exec, graph, flags, next)
 }
 
 /// `cuGraphExecUpdate`: may change what the nodes allocate.
 pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get().filter(|_| is_used()) {
-        process.memory.graphs.enter(exec, needs(graph));
+    if let Some(hook) = hook::get().filter(|_| is_used()) {
+        hook.memory.graphs.enter(exec, needs(graph));
     }
     Ok(())
 }
 
 /// `cuGraphExecDestroy`: the memory stays reserved until a trim.
 pub(crate) fn destroy(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get().filter(|_| is_used()) else {
+    let Some(hook) = hook::get().filter(|_| is_used()) else {
         return next();
     };
     // Removed before the call, since the driver may reuse the handle at once.
-    let known = process.memory.graphs.remove(exec);
+    let known = hook.memory.graphs.remove(exec);
     let result = next();
     if let (Err(_), Some(needs)) = (result, known) {
-        process.memory.graphs.enter(exec, needs);
+        hook.memory.graphs.enter(exec, needs);
     }
     result
 }
 
 /// `cuGraphUpload`.
 pub(crate) fn upload(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let process = hook::get().filter(|_| is_used());
-    let known = process.and_then(|process| Some((process, process.memory.graphs.needs(exec)?)));
+    let hook = hook::get().filter(|_| is_used());
+    let known = hook.and_then(|hook| Some((hook, hook.memory.graphs.needs(exec)?)));
     match known {
-        Some((process, needs)) => run(process.memory, &needs, next),
+        Some((hook, needs)) => run(hook.memory, &needs, next),
         None => next(),
     }
 }
 
 /// `cuGraphLaunch`, after its gate.
 pub(crate) fn launch(exec: CUgraphExec, next: Next<'_>) -> CUresult {
-    let process = hook::get().filter(|_| is_used());
-    let known = process.and_then(|process| Some((process, process.memory.graphs.needs(exec)?)));
-    let Some((process, needs)) = known else {
+    let hook = hook::get().filter(|_| is_used());
+    let known = hook.and_then(|hook| Some((hook, hook.memory.graphs.needs(exec)?)));
+    let Some((hook, needs)) = known else {
         return next();
     };
-    let taken = take(process.memory, &needs)?;
+    let taken = take(hook.memory, &needs)?;
     let result = next();
-    launched(process.memory, &needs, &taken, result);
+    launched(hook.memory, &needs, &taken, result);
     result
 }
 
 /// `cuDeviceGraphMemTrim`.
 pub(crate) fn trim(device: CUdevice, next: Next<'_>) -> CUresult {
-    let Some((process, local)) = hook::get().zip(LocalDevice::of(device)).filter(|_| is_used()) else {
+    let Some((hook, local)) = hook::get().zip(LocalDevice::of(device)).filter(|_| is_used()) else {
         return next();
     };
-    let index = process.session.devices.learn(process.session.control(), local);
-    let _unsettled = Unsettled::on(process.session.usage(), index);
+    let index = hook.session.devices.learn(hook.session.control(), local);
+    let _unsettled = Unsettled::on(hook.session.usage(), index);
     next()?;
-    process
-        .memory
-        .reserves
-        .of_graphs(local, index)
-        .trimmed(process.memory);
+    hook.memory.reserves.of_graphs(local, index).trimmed(hook.memory);
     Ok(())
 }

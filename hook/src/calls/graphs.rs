@@ -15,9 +15,9 @@ use crate::program::window::Shape;
 /// Handles `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
-        let compute = process.compute;
-        let memory = |address| known_memory(process, address);
+    if let (Some(hook), Some(made)) = (hook::get(), written(made)) {
+        let compute = hook.compute;
+        let memory = |address| known_memory(hook, address);
         let known = Known {
             kernels: kernels(graph),
             devices: compute.reach.devices(&compute.program.contexts, &memory, graph),
@@ -29,17 +29,17 @@ pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>
 
 /// Handles `cuGraphExecDestroy`.
 pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
-    let known = hook::get().and_then(|process| process.compute.graphs.remove(graph));
+    let known = hook::get().and_then(|hook| hook.compute.graphs.remove(graph));
     let result = next();
-    if let (Err(_), Some(process), Some(known)) = (result, hook::get(), known) {
-        process.compute.graphs.insert(graph, known);
+    if let (Err(_), Some(hook), Some(known)) = (result, hook::get(), known) {
+        hook.compute.graphs.insert(graph, known);
     }
     result
 }
 
 /// Handles `cuGraphLaunch`.
 pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
-    let known = hook::get().and_then(|process| process.compute.graphs.get(graph));
+    let known = hook::get().and_then(|hook| hook.compute.graphs.get(graph));
     let known = known.unwrap_or_default();
     submit(
         Shape::new(Submission::Graph, &[graph.0.addr() as u64]),

@@ -10,33 +10,30 @@ use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
-use crate::hook::{self, Process};
+use crate::hook::{self, Hook};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 
 /// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made), Some(local)) = (hook::get(), written(made), LocalDevice::of(device)) {
-        enter(process, made, local);
+    if let (Some(hook), Some(made), Some(local)) = (hook::get(), written(made), LocalDevice::of(device)) {
+        enter(hook, made, local);
     }
     Ok(())
 }
 
-fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
-    process.session.devices.learn(process.session.control(), local);
+fn enter(hook: &Hook, made: CUgreenCtx, local: LocalDevice) {
+    hook.session.devices.learn(hook.session.control(), local);
     let mut handle = CUcontext::NULL;
-    let (Ok(()), Some(base)) = (
-        driver::cuCtxFromGreenCtx(&mut handle, made),
-        primary(process, local),
-    ) else {
+    let (Ok(()), Some(base)) = (driver::cuCtxFromGreenCtx(&mut handle, made), primary(hook, local)) else {
         return;
     };
-    process.program.contexts.enter_part(handle, &base, made);
+    hook.program.contexts.enter_part(handle, &base, made);
 }
 
 /// Returns the device's primary context, which exists because a green context holds it.
-fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
+fn primary(hook: &Hook, local: LocalDevice) -> Option<Arc<Context>> {
     if let Some(known) = streams::primary(local.device()) {
         return Some(known);
     }
@@ -44,23 +41,22 @@ fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
     driver::cuDevicePrimaryCtxRetain(&mut handle, local.device()).ok()?;
     // The green context still holds it, so this release does not destroy it.
     let _ = driver::cuDevicePrimaryCtxRelease_v2(local.device());
-    Some(streams::enter_primary(process, handle, local))
+    Some(streams::enter_primary(hook, handle, local))
 }
 
 /// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
-    let Some((process, part)) =
-        hook::get().and_then(|process| Some((process, process.program.contexts.green(green)?)))
+    let Some((hook, part)) = hook::get().and_then(|hook| Some((hook, hook.program.contexts.green(green)?)))
     else {
         return slots::switch(next);
     };
-    part.leave_marks();
+    part.leave_markers();
     let device = part.local.device();
     let destroy = || {
         part.leave();
         let result = next();
         if matches!(result, Ok(()) | Err(CUerror::CONTEXT_IS_DESTROYED)) {
-            streams::remove(process, &part);
+            streams::remove(hook, &part);
         } else {
             part.stay();
         }

@@ -7,28 +7,34 @@ use gcgroup_abi::Kind;
 use crate::driver;
 use crate::driver::cuda::{CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUdeviceptr, CUexternalMemory, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
-use crate::hook::{self, Process};
+use crate::driver::out_pointer::{argument, written};
+use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 
 /// Makes an entry for memory whose size the driver knows.
-fn entry_at(process: &Process, address: CUdeviceptr) -> Option<Entry> {
-    let place = process.program.place()?;
+fn entry_at(hook: &Hook, address: CUdeviceptr) -> Option<Entry> {
+    let target = hook.program.target()?;
     let (mut base, mut bytes) = (CUdeviceptr(0), 0);
     driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).ok()?;
-    let entry = Entry::new(Kind::Ipc, bytes as u64, place.local, place.index, place.context);
+    let entry = Entry::new(
+        Kind::Ipc,
+        bytes as u64,
+        target.local,
+        target.index,
+        target.context,
+    );
     Some(entry)
 }
 
 /// `cuIpcOpenMemHandle`.
 pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some((process, address)) = hook::get().zip(written(address))
-        && let Some(mut entry) = entry_at(process, address)
+    if let Some((hook, address)) = hook::get().zip(written(address))
+        && let Some(mut entry) = entry_at(hook, address)
     {
-        process.memory.follow(&mut entry);
-        if let Some(first) = process.memory.opened.open(address.0, || entry) {
-            process.memory.count_in(&first);
+        hook.memory.follow(&mut entry);
+        if let Some(first) = hook.memory.opened.open(address.0, || entry) {
+            hook.memory.count_in(&first);
         }
     }
     Ok(())
@@ -37,10 +43,10 @@ pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
 /// `cuIpcCloseMemHandle`.
 pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get()
-        && let Some(closed) = process.memory.opened.close(address.0)
+    if let Some(hook) = hook::get()
+        && let Some(closed) = hook.memory.opened.close(address.0)
     {
-        process.memory.discharge(&closed);
+        hook.memory.discharge(&closed);
     }
     Ok(())
 }
@@ -48,10 +54,10 @@ pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
 /// `cuMemPoolImportPointer`: freed by the same calls as allocations from a pool of this process.
 pub(crate) fn import_pointer(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some((process, address)) = hook::get().zip(written(address))
-        && let Some(entry) = entry_at(process, address)
+    if let Some((hook, address)) = hook::get().zip(written(address))
+        && let Some(entry) = entry_at(hook, address)
     {
-        process.memory.remember(&process.memory.blocks, address.0, entry);
+        hook.memory.remember(&hook.memory.blocks, address.0, entry);
     }
     Ok(())
 }
@@ -63,33 +69,28 @@ pub(crate) fn import_external(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    if let Some(process) = hook::get()
-        && let (Some(memory), Some(description), Some(place)) =
-            (written(memory), given(description), process.program.place())
+    if let Some(hook) = hook::get()
+        && let (Some(memory), Some(description), Some(target)) =
+            (written(memory), argument(description), hook.program.target())
     {
         let entry = Entry::new(
             Kind::Ipc,
             description.size,
-            place.local,
-            place.index,
-            place.context,
+            target.local,
+            target.index,
+            target.context,
         );
-        process
-            .memory
-            .remember(&process.memory.external, key(memory), entry);
+        hook.memory.remember(&hook.memory.external, key(memory), entry);
     }
     Ok(())
 }
 
 /// `cuDestroyExternalMemory`.
 pub(crate) fn destroy_external(memory: CUexternalMemory, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    process
-        .memory
-        .free(&process.memory.external, key(memory), next)
-        .result
+    hook.memory.free(&hook.memory.external, key(memory), next).result
 }
 
 fn key(memory: CUexternalMemory) -> u64 {

@@ -15,31 +15,31 @@ pub(crate) fn alloc<A: Address>(
     bytes: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    alloc_at(kind, A::place(address), bytes.into(), next)
+    alloc_at(kind, A::out_pointer(address), bytes.into(), next)
 }
 
 #[inline(never)]
 fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = process.program.place() else {
+    let Some(target) = hook.program.target() else {
         return next();
     };
     if kind == Kind::Linear
         && let Some(result) = address
             .wide()
-            .and_then(|wide| swap::alloc(process.swap, place, wide, bytes))
+            .and_then(|wide| swap::alloc(hook.swap, target, wide, bytes))
     {
         return result;
     }
-    let (charge, sums) = process.memory.try_charge(place.index, bytes)?;
-    let made = process.memory.pressing(place.index, bytes, next);
-    made.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
+    let made = hook.memory.pressing(target.index, bytes, next);
+    made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     if let Some(address) = address.written() {
         charge.keep(sums);
-        let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
-        process.memory.remember(&process.memory.blocks, address, entry);
+        let entry = Entry::new(kind, bytes, target.local, target.index, target.context);
+        hook.memory.remember(&hook.memory.blocks, address, entry);
     }
     Ok(())
 }
@@ -54,23 +54,29 @@ pub(crate) fn alloc_pitched<A: Address>(
     height: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    alloc_rows(A::place(address), pitch.into(), width.into(), height.into(), next)
+    alloc_rows(
+        A::out_pointer(address),
+        pitch.into(),
+        width.into(),
+        height.into(),
+        next,
+    )
 }
 
 #[inline(never)]
 fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(place) = process.program.place() else {
+    let Some(target) = hook.program.target() else {
         return next();
     };
     let wanted = width.saturating_mul(height);
-    let steps = &process.memory.pitch;
+    let steps = &hook.memory.pitch;
     let likely = steps.foretold(width).saturating_mul(height);
-    let (mut charge, sums) = process.memory.try_charge_likely(place.index, likely, wanted)?;
-    let made = process.memory.pressing(place.index, wanted, next);
-    made.inspect_err(|_| process.memory.count_failure(place.index))?;
+    let (mut charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
+    let made = hook.memory.pressing(target.index, wanted, next);
+    made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let pitch = pitch.written().unwrap_or(width);
     let Some(address) = address.written() else {
         return Ok(());
@@ -86,22 +92,22 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
         }
     };
     charge.keep(sums);
-    let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
-    process.memory.remember(&process.memory.blocks, address, entry);
+    let entry = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
+    hook.memory.remember(&hook.memory.blocks, address, entry);
     Ok(())
 }
 
 /// `cuMemFree`: unknown addresses are left to the driver.
 pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    if let Some(result) = swap::free(process.swap, address.key()) {
+    if let Some(result) = swap::free(hook.swap, address.key()) {
         return result;
     }
-    let freed = process.memory.free(&process.memory.blocks, address.key(), next);
+    let freed = hook.memory.free(&hook.memory.blocks, address.key(), next);
     if freed.is_pools && freed.result.is_ok() {
-        process.memory.reserves.settle_all(process.memory);
+        hook.memory.reserves.settle_all(hook.memory);
     }
     freed.result
 }

@@ -21,4 +21,5 @@ pub(crate) mod sparse;
 pub(crate) mod streams;
 pub(crate) mod submit;
 pub(crate) mod swap;
+mod visible;
 pub(crate) mod vmm;

@@ -14,58 +14,58 @@ use crate::driver::cuda::{
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
+use crate::driver::out_pointer::{argument, written};
 use crate::driver::streams;
-use crate::hook::{self, Process};
+use crate::hook::{self, Hook};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
-use crate::memory::levels::{self, Unsettled};
+use crate::memory::page_counter::{self, Unsettled};
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 use crate::swap;
 
 /// Returns the current pool of the stream's device, from which allocations on the stream come.
-fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
-    let local = match process.program.contexts.device_of(stream) {
+fn current_pool(hook: &Hook, stream: CUstream) -> Option<Arc<Reserve>> {
+    let local = match hook.program.contexts.device_of(stream) {
         Some(local) => local,
-        None => match process.program.place() {
-            Some(place) => place.local,
-            None => process.program.contexts.holder(stream)?.local,
+        None => match hook.program.target() {
+            Some(target) => target.local,
+            None => hook.program.contexts.holder(stream)?.local,
         },
     };
-    let pools = &process.memory.reserves;
+    let pools = &hook.memory.reserves;
     pools.current(local, || {
         let mut handle = CUmemoryPool::NULL;
         driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
         pools
             .find(handle)
-            .or_else(|| Some(pools.enter(handle, local, process.session.devices.index(local), false)))
+            .or_else(|| Some(pools.enter(handle, local, hook.session.devices.index(local), false)))
     })
 }
 
 /// `cuDeviceSetMemPool`, `cuMemSetMemPool`: change a device's current pool.
 pub(crate) fn set_current(next: Next<'_>) -> CUresult {
     let result = next();
-    hook::get().inspect(|process| process.memory.reserves.forget_current());
+    hook::get().inspect(|hook| hook.memory.reserves.forget_current());
     result
 }
 
 /// Returns the pool of a handle. For a pool that was not created here, the driver tells the device, or it is
 /// a device's default pool.
-fn pool_of(process: &Process, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
-    if let Some(pool) = process.memory.reserves.find(handle) {
+fn pool_of(hook: &Hook, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
+    if let Some(pool) = hook.memory.reserves.find(handle) {
         return Some(pool);
     }
     let (local, is_elsewhere) = match located(handle) {
         Some(location) => match location.device().and_then(LocalDevice::of) {
             Some(local) => (local, false),
-            None => (process.program.place()?.local, true),
+            None => (hook.program.target()?.local, true),
         },
         None => (default_of(handle)?, false),
     };
-    let index = process.session.devices.learn(process.session.control(), local);
-    Some(process.memory.reserves.enter(handle, local, index, is_elsewhere))
+    let index = hook.session.devices.learn(hook.session.control(), local);
+    Some(hook.memory.reserves.enter(handle, local, index, is_elsewhere))
 }
 
 /// Returns where a pool's memory is; drivers since CUDA 13 tell.
@@ -93,9 +93,8 @@ fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
 
 /// Returns whether calls on the stream are captured into a graph; their allocations belong to the graph. The
 /// driver is asked only while a capture is in progress.
-fn is_capturing(process: &Process, stream: CUstream) -> bool {
-    let is_capturing =
-        process.program.contexts.captures.is_any() && streams::is_capturing(stream) == Some(true);
+fn is_capturing(hook: &Hook, stream: CUstream) -> bool {
+    let is_capturing = hook.program.contexts.captures.is_any() && streams::is_capturing(stream) == Some(true);
     if is_capturing {
         graph::begin_use();
     }
@@ -104,12 +103,12 @@ fn is_capturing(process: &Process, stream: CUstream) -> bool {
 
 /// `cuMemAllocAsync`: allocates from the device's current pool.
 pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    match current_pool(process, stream) {
-        Some(pool) if !is_capturing(process, stream) => {
-            alloc_from(process, &pool, address, bytes as u64, stream, next)
+    match current_pool(hook, stream) {
+        Some(pool) if !is_capturing(hook, stream) => {
+            alloc_from(hook, &pool, address, bytes as u64, stream, next)
         }
         _ => next(),
     }
@@ -123,19 +122,19 @@ pub(crate) fn alloc_from_pool(
     stream: CUstream,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    match pool_of(process, pool) {
-        Some(pool) if !pool.is_elsewhere && !is_capturing(process, stream) => {
-            alloc_from(process, &pool, address, bytes as u64, stream, next)
+    match pool_of(hook, pool) {
+        Some(pool) if !pool.is_elsewhere && !is_capturing(hook, stream) => {
+            alloc_from(hook, &pool, address, bytes as u64, stream, next)
         }
         _ => next(),
     }
 }
 
 fn alloc_from(
-    process: &Process,
+    hook: &Hook,
     pool: &Reserve,
     address: *mut CUdeviceptr,
     bytes: u64,
@@ -144,9 +143,9 @@ fn alloc_from(
 ) -> CUresult {
     if bytes >= crate::memory::ABSURD {
         // Left to the driver to refuse, since sums with such a size could overflow.
-        return next().inspect_err(|_| process.memory.count_failure(pool.index()));
+        return next().inspect_err(|_| hook.memory.count_failure(pool.index()));
     }
-    let on = Stream::of(process.program, stream.0.addr());
+    let on = Stream::of(hook.program, stream.0.addr());
     let (begun, foretold, before) = {
         let mut account = pool.account.lock();
         let begun = account.begin(bytes, on);
@@ -155,67 +154,58 @@ fn alloc_from(
     let held = if begun.may_do {
         0
     } else {
-        match pool.hold(process.memory, foretold) {
+        match pool.hold(hook.memory, foretold) {
             Ok(()) => foretold,
             Err(full) => {
-                full.count_hit(process.session.usage());
-                make_room(process, pool, bytes, foretold, on)?
+                full.count_hit(hook.session.usage());
+                make_room(hook, pool, bytes, foretold, on)?
             }
         }
     };
-    let own = process
-        .program
-        .slots
-        .counts(process.session.usage(), pool.index());
-    let unsettled = Unsettled::of_thread(process.session.usage(), own, pool.index());
-    let result = process.memory.pressing(pool.index(), foretold, next);
+    let own = hook.program.slots.counts(hook.session.usage(), pool.index());
+    let unsettled = Unsettled::of_thread(hook.session.usage(), own, pool.index());
+    let result = hook.memory.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
     let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
     if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
         drop(unsettled);
-        remember(process, pool, address, bytes);
+        remember(hook, pool, address, bytes);
         return Ok(());
     }
-    let settled = pool.settle_within(process.memory, held);
+    let settled = pool.settle_within(hook.memory, held);
     drop(unsettled);
     let Some(address) = made else {
         pool.account.lock().end(0, bytes, None);
-        process.memory.count_failure(pool.index());
+        hook.memory.count_failure(pool.index());
         return result;
     };
     if !begun.may_do || settled.is_err() {
         pool.account.lock().learn(bytes, before);
     }
     if settled.is_err() {
-        return give_back(process, pool, address, bytes, stream, before);
+        return give_back(hook, pool, address, bytes, stream, before);
     }
     pool.account.lock().know(address.0, bytes);
-    remember(process, pool, address, bytes);
+    remember(hook, pool, address, bytes);
     Ok(())
 }
 
-fn remember(process: &Process, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
+fn remember(hook: &Hook, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
     let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
-    process.memory.remember(&process.memory.blocks, address.0, entry);
+    hook.memory.remember(&hook.memory.blocks, address.0, entry);
 }
 
 /// Trims every pool and charges the allocation in advance, or refuses it.
-fn make_room(
-    process: &Process,
-    pool: &Reserve,
-    bytes: u64,
-    foretold: u64,
-    on: Stream,
-) -> Result<u64, CUerror> {
+fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream) -> Result<u64, CUerror> {
     // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
     pool.account.lock().end(0, bytes, None);
-    process.memory.reserves.trim(process.memory);
+    hook.memory.reserves.trim(hook.memory);
     let held = pool
-        .hold(process.memory, foretold)
+        .hold(hook.memory, foretold)
         .map(|()| foretold)
         .or_else(|full| {
             let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
-            pool.hold(process.memory, hoped).map(|()| hoped).map_err(|_| full)
+            pool.hold(hook.memory, hoped).map(|()| hoped).map_err(|_| full)
         });
     match held {
         Ok(held) => {
@@ -223,8 +213,8 @@ fn make_room(
             Ok(held)
         }
         Err(full) => {
-            full.count_refusal(process.session.usage());
-            process.memory.count_failure(pool.index());
+            full.count_refusal(hook.session.usage());
+            hook.memory.count_failure(pool.index());
             Err(CUerror::OUT_OF_MEMORY)
         }
     }
@@ -232,7 +222,7 @@ fn make_room(
 
 /// Undoes an allocation for which the pool grew beyond the limit.
 fn give_back(
-    process: &Process,
+    hook: &Hook,
     pool: &Reserve,
     address: CUdeviceptr,
     bytes: u64,
@@ -240,39 +230,38 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    let on = Stream::of(process.program, stream.0.addr());
+    let on = Stream::of(hook.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
-    pool.trim(process.memory, keep);
-    levels::count(process.session.usage(), pool.index(), |device| &device.nr_oom);
-    process.memory.count_failure(pool.index());
+    pool.trim(hook.memory, keep);
+    page_counter::count(hook.session.usage(), pool.index(), |device| &device.nr_oom);
+    hook.memory.count_failure(pool.index());
     Err(CUerror::OUT_OF_MEMORY)
 }
 
 /// `cuMemFreeAsync`: the pool keeps its reserved size. Also frees linear memory, which is uncharged.
 pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    if !is_capturing(process, stream)
-        && let Some(result) = swap::free_on(process.swap, address.0, stream)
+    if !is_capturing(hook, stream)
+        && let Some(result) = swap::free_on(hook.swap, address.0, stream)
     {
         return result;
     }
-    process
-        .memory
-        .free_on(&process.memory.blocks, address.0, Some(stream.0.addr()), next)
+    hook.memory
+        .free_on(&hook.memory.blocks, address.0, Some(stream.0.addr()), next)
         .result
 }
 
 /// `cuMemPoolCreate`. Pools of host memory are ignored.
 pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(made)) = (hook::get(), written(made)) else {
+    let (Some(hook), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(local) = given(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
-        let index = process.session.devices.learn(process.session.control(), local);
-        process.memory.reserves.enter(made, local, index, false);
+    if let Some(local) = argument(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
+        let index = hook.session.devices.learn(hook.session.control(), local);
+        hook.memory.reserves.enter(made, local, index, false);
     }
     Ok(())
 }
@@ -280,22 +269,19 @@ pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, nex
 /// `cuMemPoolImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(made)) = (hook::get(), written(made)) else {
+    let (Some(hook), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(place) = process.program.place() {
-        process
-            .memory
-            .reserves
-            .enter(made, place.local, place.index, true);
+    if let Some(target) = hook.program.target() {
+        hook.memory.reserves.enter(made, target.local, target.index, true);
     }
     Ok(())
 }
 
 /// `cuMemPoolDestroy`: the pool exists until its last allocation is freed.
 pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
-    let found = hook::get().and_then(|process| Some((process, process.memory.reserves.find(handle)?)));
-    let Some((process, pool)) = found else {
+    let found = hook::get().and_then(|hook| Some((hook, hook.memory.reserves.find(handle)?)));
+    let Some((hook, pool)) = found else {
         return next();
     };
     // Before the call, since the driver may reuse the handle at once. If it was a device's current pool, the
@@ -303,18 +289,18 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     pool.account.lock().set_destroyed(true);
     let result = next();
     pool.account.lock().set_destroyed(result.is_ok());
-    process.memory.reserves.forget_current();
-    process.memory.reserves.end_if_over(process.memory, &pool);
+    hook.memory.reserves.forget_current();
+    hook.memory.reserves.end_if_over(hook.memory, &pool);
     result
 }
 
 /// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: may change the reserved size now and at the next waits.
 pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get()
-        && let Some(pool) = process.memory.reserves.find(handle)
+    if let Some(hook) = hook::get()
+        && let Some(pool) = hook.memory.reserves.find(handle)
     {
-        let _ = pool.settle(process.memory, 0);
+        let _ = pool.settle(hook.memory, 0);
         pool.account.lock().may_keep_less();
     }
     Ok(())
@@ -323,8 +309,8 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 /// `cuStreamSynchronize`: pools may shrink in it.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get() {
-        process.memory.synchronized(Some(stream.0.addr()));
+    if let Some(hook) = hook::get() {
+        hook.memory.synchronized(Some(stream.0.addr()));
     }
     Ok(())
 }
@@ -332,8 +318,8 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 /// Calls that wait for a whole context or for an event, so that it is not known which streams have completed.
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get() {
-        process.memory.synchronized(None);
+    if let Some(hook) = hook::get() {
+        hook.memory.synchronized(None);
     }
     Ok(())
 }

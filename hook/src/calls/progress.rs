@@ -8,11 +8,11 @@ use crate::hook;
 /// Handles `cuCtxSynchronize`: if the process has no other context on the device, except green contexts that
 /// are parts of this one, all submitted work has completed.
 pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let before = process.program.current().map(|bound| {
-        process.program.slots.fold(process.session);
+    let before = hook.program.current().map(|bound| {
+        hook.program.slots.fold(hook.session);
         // A wait for a green context waits for nothing else.
         let waits_for = if bound.owner() == bound.context() {
             bound.owner()
@@ -21,21 +21,21 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
         };
         (
             bound.index(),
-            process.session.usage().kernels(bound.index()),
+            hook.session.usage().kernels(bound.index()),
             waits_for,
         )
     });
     next()?;
     if let Some((index, submitted, owner)) = before
-        && process
+        && hook
             .program
             .contexts
-            .on(|local| process.session.devices.index(local) == index)
+            .on(|local| hook.session.devices.index(local) == index)
             .iter()
             .all(|context| context.base().id() == owner)
     {
-        progress::ended(process.session.usage(), index, submitted);
+        progress::ended(hook.session.usage(), index, submitted);
     }
-    process.memory.context_synchronized();
+    hook.memory.context_synchronized();
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_void};
 use super::swap;
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{answer, given};
+use crate::driver::out_pointer::{answer, argument};
 use crate::hook;
 use crate::swap::block::Block;
 
@@ -82,7 +82,7 @@ pub(crate) fn range(
     address: CUdeviceptr,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(block) = hook::get().and_then(|process| process.swap.find(address.0)) else {
+    let Some(block) = hook::get().and_then(|hook| hook.swap.find(address.0)) else {
         return next();
     };
     answer(base, CUdeviceptr(block.base));
@@ -110,39 +110,41 @@ pub(crate) fn attribute(
 pub(crate) fn attributes(
     count: c_uint,
     list: *const c_uint,
-    places: *const *mut c_void,
+    pointers: *const *mut c_void,
     address: CUdeviceptr,
     next: Next<'_>,
 ) -> CUresult {
     next()?;
     for at in 0..count as usize {
-        let (Some(attribute), Some(place)) = (given(list.wrapping_add(at)), given(places.wrapping_add(at)))
-        else {
+        let (Some(attribute), Some(pointer)) = (
+            argument(list.wrapping_add(at)),
+            argument(pointers.wrapping_add(at)),
+        ) else {
             break;
         };
         if attribute != IS_MANAGED {
-            correct(place, attribute, address);
+            correct(pointer, attribute, address);
         }
     }
     Ok(())
 }
 
 /// Writes the answer for an attribute that a move changes. Returns whether it did.
-fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool {
+fn correct(pointer: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool {
     let Some(known) = ATTRIBUTES.iter().find(|known| known.number == attribute) else {
         return false;
     };
-    let found = hook::get().and_then(|process| {
-        let block = process.swap.find(address.0)?;
-        let context = process.program.contexts.numbered(block.context)?.handle();
+    let found = hook::get().and_then(|hook| {
+        let block = hook.swap.find(address.0)?;
+        let context = hook.program.contexts.numbered(block.context)?.handle();
         Some((known.value)(&block, Asked { context }))
     });
-    let Some(value) = found.filter(|_| !place.is_null()) else {
+    let Some(value) = found.filter(|_| !pointer.is_null()) else {
         return false;
     };
     match known.width {
-        4 => answer(place.cast(), u32::try_from(value).unwrap_or(u32::MAX)),
-        _ => answer(place.cast(), value),
+        4 => answer(pointer.cast(), u32::try_from(value).unwrap_or(u32::MAX)),
+        _ => answer(pointer.cast(), value),
     }
     true
 }

@@ -5,14 +5,14 @@ use crate::driver::cuda::{
     CUgraphNodeParams, CUmodule, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, given_list, written};
+use crate::driver::out_pointer::{argument, argument_list, written};
 use crate::hook;
 
 /// Handles `cuModuleLoad`, its variants and `cuLibraryGetModule`: the module belongs to the current context.
 pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(module)) = (hook::get(), written(module)) {
-        process.compute.reach.load(module);
+    if let (Some(hook), Some(module)) = (hook::get(), written(module)) {
+        hook.compute.reach.load(module);
     }
     Ok(())
 }
@@ -20,22 +20,22 @@ pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
 /// Handles `cuKernelGetFunction`: the function's module belongs to the current context.
 pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(function)) = (hook::get(), written(function)) {
-        process.compute.reach.load_module_of(function);
+    if let (Some(hook), Some(function)) = (hook::get(), written(function)) {
+        hook.compute.reach.load_module_of(function);
     }
     Ok(())
 }
 
 /// Handles `cuModuleUnload`.
 pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
-    let known = process.compute.reach.unload(module);
+    let known = hook.compute.reach.unload(module);
     let result = next();
     if let (Err(_), Some(known)) = (result, known) {
-        process.compute.reach.reload(module, known);
+        hook.compute.reach.reload(module, known);
     }
     result
 }
@@ -48,26 +48,26 @@ pub(crate) fn add(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
-    if let (true, Some(process), Some(node)) = (is_conditional, hook::get(), written(node))
+    let is_conditional = argument(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    if let (true, Some(hook), Some(node)) = (is_conditional, hook::get(), written(node))
         && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
     {
-        let bodies = given_list(params.graphs, params.size);
-        process.compute.reach.add_bodies(graph, node, &bodies);
+        let bodies = argument_list(params.graphs, params.size);
+        hook.compute.reach.add_bodies(graph, node, &bodies);
     }
     Ok(())
 }
 
 /// Handles `cuGraphDestroy`.
 pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
-    let forgotten = process.compute.reach.graph_gone(graph);
+    let forgotten = hook.compute.reach.graph_gone(graph);
     let result = next();
     if result.is_err() {
-        process.compute.reach.put_back(forgotten);
+        hook.compute.reach.put_back(forgotten);
     }
     result
 }

@@ -7,8 +7,8 @@ use crate::hook;
 /// Handles calls after which another context is current: set, push, pop.
 pub(crate) fn switch(next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get() {
-        process.program.moved();
+    if let Some(hook) = hook::get() {
+        hook.program.moved();
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 
 use crate::driver::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::given_list;
-use crate::hook::{self, Process};
+use crate::driver::out_pointer::argument_list;
+use crate::hook::{self, Hook};
 use crate::memory::physical::{Binder, Region};
 
 /// `CUarrayMapInfo::subresourceType`: the levels of a mipmapped array that are smaller than a tile, taken
@@ -33,13 +33,13 @@ fn region(info: &CUarrayMapInfo) -> Region {
 /// `cuMemMapArrayAsync`: previous mappings of the region end when the stream reaches the call.
 pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return Ok(());
     };
-    process.memory.physical.begin_sparse();
-    for info in given_list(list, count) {
+    hook.memory.physical.begin_sparse();
+    for info in argument_list(list, count) {
         let (array, region) = (Binder::Array(info.resource), region(&info));
-        process.memory.physical(|physical, gone| {
+        hook.memory.physical(|physical, gone| {
             physical.unbind_after(stream.0.addr(), array, &region);
             let object = physical.of_handle(info.memory.0);
             if let Some(object) = object.filter(|_| info.operation == CU_MEM_OPERATION_TYPE_MAP) {
@@ -51,10 +51,9 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
 }
 
 /// Ends all mappings of a destroyed array or mipmapped array.
-pub(super) fn array_gone(process: &Process, handle: u64) {
-    if process.memory.physical.is_sparse() {
-        process
-            .memory
+pub(super) fn array_gone(hook: &Hook, handle: u64) {
+    if hook.memory.physical.is_sparse() {
+        hook.memory
             .physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));
     }
 }

@@ -10,7 +10,7 @@ use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
-use crate::hook::{self, Process};
+use crate::hook::{self, Hook};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
 use crate::swap;
@@ -23,37 +23,37 @@ pub(super) fn leave(
     next: Next<'_>,
     is_gone: impl FnOnce() -> bool,
 ) -> CUresult {
-    let Some((process, context)) = hook::get().zip(context) else {
+    let Some((hook, context)) = hook::get().zip(context) else {
         return switch(next);
     };
-    let family = process.program.contexts.family(&context);
+    let family = hook.program.contexts.family(&context);
     family.iter().for_each(|context| context.leave());
     let result = next();
     if result.is_ok() && is_gone() {
-        remove(process, &context);
+        remove(hook, &context);
     } else {
         family.iter().for_each(|context| context.stay());
     }
-    process.program.moved();
+    hook.program.moved();
     result
 }
 
 /// Removes a destroyed context, and what it owned.
-pub(super) fn remove(process: &Process, context: &Arc<Context>) {
-    process.program.contexts.remove(process.session, context);
+pub(super) fn remove(hook: &Hook, context: &Arc<Context>) {
+    hook.program.contexts.remove(hook.session, context);
     if context.is_part() {
-        process.memory.synchronized(None);
+        hook.memory.synchronized(None);
     } else {
-        process.memory.context_gone(context.id());
-        swap::context_gone(process.swap, context.id());
-        process.session.ring();
+        hook.memory.context_gone(context.id());
+        swap::context_gone(hook.swap, context.id());
+        hook.session.ring();
     }
 }
 
 /// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
-        hook::get().and_then(|process| process.program.contexts.find(handle)),
+        hook::get().and_then(|hook| hook.program.contexts.find(handle)),
         next,
         || true,
     )
@@ -64,7 +64,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
     let found = hook::get()
         .zip(written(context))
-        .and_then(|(process, handle)| process.program.contexts.find(handle));
+        .and_then(|(hook, handle)| hook.program.contexts.find(handle));
     if let Some(found) = found {
         found.attach();
     }
@@ -73,7 +73,7 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
 
 /// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
-    let context = hook::get().and_then(|process| process.program.contexts.find(handle));
+    let context = hook::get().and_then(|hook| hook.program.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
@@ -81,20 +81,20 @@ pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
 /// Handles `cuDevicePrimaryCtxRetain`: the context is known from here on.
 pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(local)) = (hook::get(), LocalDevice::of(device)) {
-        process.session.devices.learn(process.session.control(), local);
+    if let (Some(hook), Some(local)) = (hook::get(), LocalDevice::of(device)) {
+        hook.session.devices.learn(hook.session.control(), local);
         if let Some(context) = written(context) {
-            enter_primary(process, context, local);
+            enter_primary(hook, context, local);
         }
     }
     Ok(())
 }
 
-pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
-    if let Some(primary) = process.program.contexts.primary(local) {
+pub(super) fn enter_primary(hook: &Hook, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+    if let Some(primary) = hook.program.contexts.primary(local) {
         primary.store(handle.0.expose_provenance(), Relaxed);
     }
-    process.program.contexts.known(process.session, handle, local)
+    hook.program.contexts.known(hook.session, handle, local)
 }
 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
@@ -122,8 +122,8 @@ pub(crate) fn reset_primary(device: CUdevice, next: Next<'_>) -> CUresult {
 /// Handles `cuStreamCreate` and its variants, in the current context.
 pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
-        enter(process, made, flags & CU_STREAM_NON_BLOCKING != 0);
+    if let (Some(hook), Some(made)) = (hook::get(), written(made)) {
+        enter(hook, made, flags & CU_STREAM_NON_BLOCKING != 0);
     }
     Ok(())
 }
@@ -131,29 +131,28 @@ pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresul
 /// Handles `cuGreenCtxStreamCreate`: such streams are non-blocking.
 pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(made)) = (hook::get(), written(made)) {
-        enter(process, made, true);
+    if let (Some(hook), Some(made)) = (hook::get(), written(made)) {
+        enter(hook, made, true);
     }
     Ok(())
 }
 
-fn enter(process: &Process, made: CUstream, needs_own: bool) {
+fn enter(hook: &Hook, made: CUstream, needs_own: bool) {
     let mut handle = CUcontext::NULL;
     let asked = driver::cuStreamGetCtx(made, &mut handle).or_else(|_| driver::cuCtxGetCurrent(&mut handle));
     if asked.is_err() {
         return;
     }
     // A green context's stream can be created with any or no context current.
-    let known = process.program.contexts.find(handle).or_else(|| {
+    let known = hook.program.contexts.find(handle).or_else(|| {
         let mut device = 0;
         driver::cuStreamGetDevice(made, &mut device)
             .or_else(|_| driver::cuCtxGetDevice(&mut device))
             .ok()?;
         Some(
-            process
-                .program
+            hook.program
                 .contexts
-                .known(process.session, handle, LocalDevice::of(device)?),
+                .known(hook.session, handle, LocalDevice::of(device)?),
         )
     });
     if let Some(context) = known {
@@ -163,16 +162,16 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
 
 /// Handles `cuStreamDestroy`: pending work still runs, so a marker is left behind.
 pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let Some(context) = process.program.contexts.holder(leaving) else {
+    let Some(context) = hook.program.contexts.holder(leaving) else {
         return next();
     };
     let needs_own = context.take_out(leaving);
     let result = next();
     match result {
-        Ok(()) => process.program.contexts.captures.forget(leaving),
+        Ok(()) => hook.program.contexts.captures.forget(leaving),
         Err(_) => context.enter(leaving, needs_own),
     }
     result

@@ -8,7 +8,7 @@ use crate::compute::gate;
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::interpose::{self, Next};
 use crate::driver::thread;
-use crate::hook::{self, Process};
+use crate::hook::{self, Hook};
 use crate::program::slot::unaccounted;
 use crate::program::window::Shape;
 use crate::shared::device::LocalDevice;
@@ -18,9 +18,9 @@ use crate::shared::device::LocalDevice;
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
     let is_nested = thread::is_inside();
     let admitted = interpose::guarded(|| {
-        let process = hook::get()?;
-        let known = |address| known_memory(process, address);
-        gate::admit(process.compute, &known, call, arguments, is_nested)
+        let hook = hook::get()?;
+        let known = |address| known_memory(hook, address);
+        gate::admit(hook.compute, &known, call, arguments, is_nested)
     });
     admitted.flatten().unwrap_or_else(unaccounted)
 }
@@ -35,15 +35,15 @@ pub(crate) fn submit(
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
-    let known = |address| known_memory(process, address);
-    gate::submit(process.compute, &known, shape, stream, devices, body, next)
+    let known = |address| known_memory(hook, address);
+    gate::submit(hook.compute, &known, shape, stream, devices, body, next)
 }
 
 /// Returns the device of an array or of memory that may be swapped out.
-pub(crate) fn known_memory(process: &Process, address: u64) -> Option<LocalDevice> {
-    let array = process.memory.arrays.local(address);
-    array.or_else(|| Some(process.swap.find(address)?.local))
+pub(crate) fn known_memory(hook: &Hook, address: u64) -> Option<LocalDevice> {
+    let array = hook.memory.arrays.local(address);
+    array.or_else(|| Some(hook.swap.find(address)?.local))
 }

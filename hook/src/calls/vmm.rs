@@ -8,8 +8,8 @@ use crate::driver::cuda::{
     CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
 use crate::driver::interpose::Next;
-use crate::driver::out_pointer::{given, written};
-use crate::hook::{self, Process};
+use crate::driver::out_pointer::{argument, written};
+use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 use crate::memory::physical::{Binder, Gone, Rare, Region};
 use crate::shared::device::LocalDevice;
@@ -22,7 +22,7 @@ pub(crate) fn create(
     properties: *const CUmemAllocationProp,
     next: Next<'_>,
 ) -> CUresult {
-    let Some((process, properties)) = hook::get().zip(given(properties)) else {
+    let Some((hook, properties)) = hook::get().zip(argument(properties)) else {
         return next();
     };
     let bytes = bytes as u64;
@@ -34,21 +34,19 @@ pub(crate) fn create(
             | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Kind::Host,
             _ => Kind::Unknown,
         };
-        if let (Some(handle), Some((local, index))) = (written(handle), process.memory.somewhere()) {
-            process
-                .memory
+        if let (Some(handle), Some((local, index))) = (written(handle), hook.memory.somewhere()) {
+            hook.memory
                 .add_physical(handle, Entry::new(kind, bytes, local, index, 0));
         }
         return Ok(());
     };
-    let index = process.session.devices.learn(process.session.control(), local);
-    let (charge, sums) = process.memory.try_charge(index, bytes)?;
-    let made = process.memory.pressing(index, bytes, next);
-    made.inspect_err(|_| process.memory.count_failure(index))?;
+    let index = hook.session.devices.learn(hook.session.control(), local);
+    let (charge, sums) = hook.memory.try_charge(index, bytes)?;
+    let made = hook.memory.pressing(index, bytes, next);
+    made.inspect_err(|_| hook.memory.count_failure(index))?;
     if let Some(handle) = written(handle) {
         charge.keep(sums);
-        process
-            .memory
+        hook.memory
             .add_physical(handle, Entry::new(Kind::Vmm, bytes, local, index, 0));
     }
     Ok(())
@@ -57,26 +55,22 @@ pub(crate) fn create(
 /// `cuMemImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
-    let (Some(process), Some(handle)) = (hook::get(), written(handle)) else {
+    let (Some(hook), Some(handle)) = (hook::get(), written(handle)) else {
         return Ok(());
     };
-    if process.memory.physical(|all, _| all.hold_handle(handle.0)) {
+    if hook.memory.physical(|all, _| all.hold_handle(handle.0)) {
         return Ok(());
     }
     let mut properties = CUmemAllocationProp::NONE;
     let is_memory = driver::cuMemGetAllocationPropertiesFromHandle(&mut properties, handle).is_ok();
     let place = match properties.location.device().and_then(LocalDevice::of) {
-        Some(local) => Some((
-            local,
-            process.session.devices.learn(process.session.control(), local),
-        )),
-        None => process.memory.somewhere(),
+        Some(local) => Some((local, hook.session.devices.learn(hook.session.control(), local))),
+        None => hook.memory.somewhere(),
     };
     if let Some((local, index)) = place {
         // The size is known only once it is mapped, so it is counted with 0 bytes.
         let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
-        process
-            .memory
+        hook.memory
             .add_physical(handle, Entry::new(kind, 0, local, index, 0));
     }
     Ok(())
@@ -84,19 +78,19 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
 
 /// `cuMemRelease`.
 pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
     // Before the call, after which the driver may reuse the number for another thread's memory.
-    let released = match process.memory.physical.objects.release(handle.0) {
+    let released = match hook.memory.physical.objects.release(handle.0) {
         Ok(None) => return next(),
         Ok(Some(released)) => released,
-        Err(Rare) => return release_of_several(process, handle, next),
+        Err(Rare) => return release_of_several(hook, handle, next),
     };
     let result = next();
     match result {
-        Ok(()) => drop(released.1.inspect(|freed| process.memory.discharge(freed))),
-        Err(_) => process.memory.undo_release(handle, released),
+        Ok(()) => drop(released.1.inspect(|freed| hook.memory.discharge(freed))),
+        Err(_) => hook.memory.undo_release(handle, released),
     }
     result
 }
@@ -104,17 +98,17 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
 /// Releases a handle where other handles or other memory may be concerned.
 #[cold]
 #[inline(never)]
-fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+fn release_of_several(hook: &Hook, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     let mut gone = Gone::default();
-    let released = process.memory.physical.objects.all().release(handle.0, &mut gone);
+    let released = hook.memory.physical.objects.all().release(handle.0, &mut gone);
     let Some(released) = released else {
         return next();
     };
     let result = next();
     match result {
-        Ok(()) => process.memory.bury(&gone),
+        Ok(()) => hook.memory.bury(&gone),
         // If it was a multicast object, its bindings are not restored.
-        Err(_) => process.memory.undo_release(handle, released),
+        Err(_) => hook.memory.undo_release(handle, released),
     }
     result
 }
@@ -127,35 +121,35 @@ pub(crate) fn map(
     next: Next<'_>,
 ) -> CUresult {
     // Before the call: another thread may release the handle as soon as it is mapped.
-    let held = hook::get().and_then(|process| Some((process, process.memory.hold_physical(handle)?)));
-    let Some((process, (number, is_imported))) = held else {
+    let held = hook::get().and_then(|hook| Some((hook, hook.memory.hold_physical(handle)?)));
+    let Some((hook, (number, is_imported))) = held else {
         return next();
     };
-    next().inspect_err(|_| process.memory.let_go_physical(number))?;
+    next().inspect_err(|_| hook.memory.let_go_physical(number))?;
     let bytes = bytes as u64;
-    let objects = &process.memory.physical.objects;
+    let objects = &hook.memory.physical.objects;
     if is_imported && let Some(more) = objects.grow(number, bytes) {
-        process.memory.levels.show(process.session.usage(), &more);
+        hook.memory.page_counter.show(hook.session.usage(), &more);
     }
     if let Some(before) = objects.map(address.0, bytes, number) {
-        process.memory.let_go_physical(before);
+        hook.memory.let_go_physical(before);
     }
     Ok(())
 }
 
 /// `cuMemUnmap`.
 pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUresult {
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return next();
     };
     // Before the call, after which another thread may map something there.
-    let objects = &process.memory.physical.objects;
+    let objects = &hook.memory.physical.objects;
     let taken = objects.take_mappings(address.0, bytes as u64);
     let result = next();
     match result {
         Ok(()) => taken
             .iter()
-            .for_each(|(.., number)| process.memory.let_go_physical(*number)),
+            .for_each(|(.., number)| hook.memory.let_go_physical(*number)),
         Err(_) => objects.put_back(&taken),
     }
     result
@@ -164,8 +158,8 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
 /// `cuMemRetainAllocationHandle`.
 pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
     next()?;
-    if let (Some(process), Some(handle)) = (hook::get(), written(handle)) {
-        process.memory.physical(|all, _| all.retain(address, handle.0));
+    if let (Some(hook), Some(handle)) = (hook::get(), written(handle)) {
+        hook.memory.physical(|all, _| all.retain(address, handle.0));
     }
     Ok(())
 }
@@ -173,11 +167,10 @@ pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, ne
 /// `cuMulticastCreate`: has no memory of its own.
 pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(process) = hook::get()
-        && let (Some(handle), Some((local, index))) = (written(handle), process.memory.somewhere())
+    if let Some(hook) = hook::get()
+        && let (Some(handle), Some((local, index))) = (written(handle), hook.memory.somewhere())
     {
-        process
-            .memory
+        hook.memory
             .add_physical(handle, Entry::new(Kind::Multicast, 0, local, index, 0));
     }
     Ok(())
@@ -210,10 +203,10 @@ pub(crate) fn bind(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    let Some(process) = hook::get() else {
+    let Some(hook) = hook::get() else {
         return Ok(());
     };
-    let shown = process.memory.physical(|physical, gone| {
+    let shown = hook.memory.physical(|physical, gone| {
         let object = match what {
             Bound::Memory(handle) => physical.of_handle(handle.0),
             Bound::Mapped(address) => physical.at(address.0),
@@ -226,7 +219,7 @@ pub(crate) fn bind(
         physical.bind(Binder::Multicast(multicast), region, object, Some(shown), gone);
         Some(shown)
     });
-    shown.inspect(|shown| process.memory.levels.show(process.session.usage(), shown));
+    shown.inspect(|shown| hook.memory.page_counter.show(hook.session.usage(), shown));
     Ok(())
 }
 
@@ -239,8 +232,8 @@ pub(crate) fn unbind(
     next: Next<'_>,
 ) -> CUresult {
     next()?;
-    if let Some(process) = hook::get() {
-        process.memory.physical(|physical, gone| {
+    if let Some(hook) = hook::get() {
+        hook.memory.physical(|physical, gone| {
             if let Some(multicast) = physical.of_handle(from.0) {
                 physical.unbind(
                     Binder::Multicast(multicast),

@@ -2,7 +2,7 @@
 //!
 //! A waiting thread has withdrawn its entry, so a drain does not wait for it. A thread does not wait if that
 //! would block others: while it captures a graph, inside a submission or a handler of ours, when the program
-//! exits, and in forked children (which have no `Process`). A thread without a current context uses the gate
+//! exits, and in forked children (which have no `Hook`). A thread without a current context uses the gate
 //! of its stream's device, and none for a default stream; so a callback thread of the driver, which may not
 //! submit, has none.
 //!

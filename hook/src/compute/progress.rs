@@ -14,7 +14,7 @@ use gcgroup_abi::{MAX_DEVICES, Usage};
 use super::Compute;
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
-use crate::program::context::{Mark, Passed, ask_all, ask_each};
+use crate::program::context::{Passed, PendingMarker, ask_all, ask_each};
 
 /// Interval between two rounds of markers, and the longest interval between two polls.
 const INTERVAL: Duration = Duration::from_millis(4);
@@ -29,7 +29,7 @@ const MOST_ROUNDS: usize = 256;
 #[derive(Debug, Default)]
 struct Round {
     generation: u32,
-    waits: Vec<(usize, u64, Vec<Mark>)>,
+    waits: Vec<(usize, u64, Vec<PendingMarker>)>,
 }
 
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl Round {
             .program
             .contexts
             .captures
-            .unless_any(|| in_driver(|| round.set_marks(compute)));
+            .unless_any(|| in_driver(|| round.set_markers(compute)));
         if set.flatten() == Some(true) {
             return Some(round);
         }
@@ -141,20 +141,20 @@ impl Round {
         None
     }
 
-    fn set_marks(&mut self, compute: &Compute) -> bool {
+    fn set_markers(&mut self, compute: &Compute) -> bool {
         for index in 0..MAX_DEVICES {
             let Some(submitted) = pending(compute, index) else {
                 continue;
             };
-            let mut marks = Vec::new();
+            let mut markers = Vec::new();
             let contexts = compute
                 .program
                 .contexts
                 .on(|local| compute.session.devices.index(local) == index);
             let all = contexts
                 .iter()
-                .all(|context| context.mark(&mut marks) == Passed::Yes);
-            self.waits.push((index, submitted, marks));
+                .all(|context| context.mark(&mut markers) == Passed::Yes);
+            self.waits.push((index, submitted, markers));
             if !all {
                 return false;
             }
@@ -166,8 +166,8 @@ impl Round {
     /// is lost.
     fn ask(&mut self, compute: &Compute) -> Passed {
         let asked = in_driver(|| {
-            ask_each(&mut self.waits, |(index, submitted, marks)| {
-                let passed = ask_all(marks);
+            ask_each(&mut self.waits, |(index, submitted, markers)| {
+                let passed = ask_all(markers);
                 if passed == Passed::Yes {
                     ended(compute.usage(), *index, *submitted);
                 }
@@ -180,8 +180,8 @@ impl Round {
     fn abandon(self) {
         self.waits
             .into_iter()
-            .flat_map(|(.., marks)| marks)
-            .for_each(Mark::abandon);
+            .flat_map(|(.., markers)| markers)
+            .for_each(PendingMarker::abandon);
     }
 }
 

@@ -9,7 +9,7 @@ use super::Compute;
 use super::hold::Scope;
 use crate::driver::cuda::CUerror;
 use crate::driver::exit::in_driver;
-use crate::program::context::{Context, Mark, Passed, ask_all};
+use crate::program::context::{Context, Passed, PendingMarker, ask_all};
 use crate::program::inside::Inside;
 
 #[derive(Debug, Default)]
@@ -17,22 +17,26 @@ pub(crate) struct Quiet {
     /// Threads that are still inside a submission, on any device; `None` until captures have ended.
     inside: Option<Vec<Inside>>,
     /// Pending markers; `None` until no thread is inside.
-    marks: Option<Vec<Mark>>,
+    markers: Option<Vec<PendingMarker>>,
 }
 
 impl Quiet {
     /// Advances the wait. Returns whether all work has completed.
     pub(crate) fn step(&mut self, compute: &Compute, scope: Scope) -> bool {
-        if self.marks.is_none() && self.are_outside(compute, scope) {
-            self.marks = set_marks(compute, scope);
+        if self.markers.is_none() && self.are_outside(compute, scope) {
+            self.markers = set_markers(compute, scope);
         }
-        let Some(marks) = &mut self.marks else {
+        let Some(markers) = &mut self.markers else {
             return false;
         };
-        let passed = in_driver(|| ask_all(marks));
+        let passed = in_driver(|| ask_all(markers));
         if passed == Some(Passed::Lost) {
             // Lost markers are set again.
-            self.marks.take().into_iter().flatten().for_each(Mark::abandon);
+            self.markers
+                .take()
+                .into_iter()
+                .flatten()
+                .for_each(PendingMarker::abandon);
         }
         passed == Some(Passed::Yes)
     }
@@ -57,7 +61,10 @@ impl Quiet {
 
     /// Releases all markers.
     pub(crate) fn abandon(self) {
-        self.marks.into_iter().flatten().for_each(Mark::abandon);
+        self.markers
+            .into_iter()
+            .flatten()
+            .for_each(PendingMarker::abandon);
     }
 }
 
@@ -78,18 +85,18 @@ fn contexts(compute: &Compute, scope: Scope) -> Vec<Arc<Context>> {
 }
 
 /// Sets markers for the scope; `None` if that is not possible now.
-fn set_marks(compute: &Compute, scope: Scope) -> Option<Vec<Mark>> {
+fn set_markers(compute: &Compute, scope: Scope) -> Option<Vec<PendingMarker>> {
     let contexts = contexts(compute, scope);
-    let mut marks = Vec::new();
+    let mut markers = Vec::new();
     let set = in_driver(|| {
         contexts
             .iter()
-            .map(|context| context.mark(&mut marks))
+            .map(|context| context.mark(&mut markers))
             .fold(Passed::Yes, |all, one| if all == Passed::Yes { one } else { all })
     });
     if set == Some(Passed::Yes) {
-        return Some(marks);
+        return Some(markers);
     }
-    marks.into_iter().for_each(Mark::abandon);
+    markers.into_iter().for_each(PendingMarker::abandon);
     None
 }

@@ -15,7 +15,7 @@ use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
 use crate::helper::Step;
-use crate::program::context::{Mark, Passed, ask_all};
+use crate::program::context::{Passed, PendingMarker, ask_all};
 use crate::sys;
 
 /// First and longest interval between polls.
@@ -24,7 +24,7 @@ const SELDOM: Duration = Duration::from_micros(400);
 
 #[derive(Debug, Default)]
 struct Round {
-    marks: Vec<Mark>,
+    markers: Vec<PendingMarker>,
     /// Streams that this round does not settle.
     again: Vec<Used>,
     /// When markers were last seen not to have passed, nanoseconds.
@@ -95,7 +95,7 @@ impl Watch {
 impl Device {
     fn stop(&mut self, meter: &Meter, usage: &UsageDevice) {
         if let Some(round) = self.round.take() {
-            round.marks.into_iter().for_each(Mark::abandon);
+            round.markers.into_iter().for_each(PendingMarker::abandon);
         }
         meter.stop(usage, sys::now());
         self.is_tracked = false;
@@ -111,7 +111,7 @@ impl Device {
                 self.is_tracked = false;
                 return true;
             };
-            if !round.marks.is_empty() {
+            if !round.markers.is_empty() {
                 if meter.begin(usage, now) {
                     // The next submission finds work already begun, and so does not ring.
                     ring_if_wanted(compute.session, index);
@@ -126,7 +126,7 @@ impl Device {
             self.round = Round::begin(compute, index, meter);
         }
         let Some(round) = &mut self.round else { return true };
-        let passed = in_driver(|| ask_all(&mut round.marks));
+        let passed = in_driver(|| ask_all(&mut round.markers));
         let now = sys::now();
         match passed {
             None => return false,
@@ -136,7 +136,7 @@ impl Device {
                 return true;
             }
             Some(Passed::Lost) => {
-                round.marks.drain(..).for_each(Mark::abandon);
+                round.markers.drain(..).for_each(PendingMarker::abandon);
                 self.round = None;
                 // Everything is marked anew.
                 self.is_tracked = false;
@@ -168,14 +168,14 @@ impl Round {
             in_driver(|| {
                 contexts
                     .iter()
-                    .all(|context| context.mark(&mut round.marks) == Passed::Yes)
+                    .all(|context| context.mark(&mut round.markers) == Passed::Yes)
             })
         });
         if is_set.flatten() != Some(true) {
-            round.marks.into_iter().for_each(Mark::abandon);
+            round.markers.into_iter().for_each(PendingMarker::abandon);
             return None;
         }
-        in_driver(|| ask_all(&mut round.marks));
+        in_driver(|| ask_all(&mut round.markers));
         Some(round)
     }
 
@@ -199,7 +199,7 @@ impl Round {
         let is_set = compute.program.contexts.captures.unless_any(|| {
             in_driver(|| {
                 by_context(&used).all(|(id, streams)| match compute.program.contexts.numbered(id) {
-                    Some(context) => context.mark_streams(&streams, &mut round.marks) == Passed::Yes,
+                    Some(context) => context.mark_streams(&streams, &mut round.markers) == Passed::Yes,
                     None => true,
                 })
             })
@@ -212,7 +212,7 @@ impl Round {
             return Some(round);
         }
         meter.put_back(&round.again);
-        round.marks.into_iter().for_each(Mark::abandon);
+        round.markers.into_iter().for_each(PendingMarker::abandon);
         None
     }
 

@@ -6,14 +6,14 @@
 //! here; the daemon sees it in what the process holds beyond its charges.
 
 use super::charge::Charge;
-use super::levels::Sums;
 use super::lock::Lock;
+use super::page_counter::Sums;
 use crate::driver;
 use crate::driver::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUerror, CUmipmappedArray, CUresult,
 };
 use crate::shared::device::LocalDevice;
-use crate::shared::place::Place;
+use crate::shared::target::Target;
 
 pub(crate) const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
 pub(crate) const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
@@ -157,8 +157,8 @@ impl Description {
     fn of(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, local: LocalDevice) -> Self {
         let [width, height, depth] = [wanted.width, wanted.height, wanted.depth].map(|size| size as u64);
         let [format, channels, flags] = [wanted.format, wanted.num_channels, wanted.flags].map(u64::from);
-        let place = u64::from(levels) << 32 | u64::from(local.number());
-        Self([width, height, depth, place, format << 32 | channels, flags])
+        let device = u64::from(levels) << 32 | u64::from(local.number());
+        Self([width, height, depth, device, format << 32 | channels, flags])
     }
 }
 
@@ -169,13 +169,13 @@ impl Sizes {
         &self,
         wanted: CUDA_ARRAY3D_DESCRIPTOR,
         levels: u32,
-        place: Place,
+        target: Target,
     ) -> Option<u64> {
-        let description = Description::of(wanted, levels, place.local);
+        let description = Description::of(wanted, levels, target.local);
         if let Some((_, bytes)) = self.0.lock().iter().find(|(known, _)| *known == description) {
             return Some(*bytes);
         }
-        let bytes = ask::<A>(wanted, levels, place)?;
+        let bytes = ask::<A>(wanted, levels, target)?;
         let mut all = self.0.lock();
         if all.len() == MOST_SIZES {
             all.remove(0);
@@ -186,13 +186,13 @@ impl Sizes {
 }
 
 /// Asks the driver for the size of such an array, using one without memory.
-fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
+fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, target: Target) -> Option<u64> {
     let deferred = CUDA_ARRAY3D_DESCRIPTOR {
         flags: wanted.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,
         ..wanted
     };
     let probe = A::make(&deferred, levels).ok()?;
-    let bytes = probe.bytes(place.local);
+    let bytes = probe.bytes(target.local);
     probe.destroy().ok()?;
     bytes
 }

@@ -2,7 +2,7 @@
 
 use super::ABSURD;
 use super::Memory;
-use super::levels::{self, Full, Sums, Unsettled};
+use super::page_counter::{self, Full, Sums, Unsettled};
 use crate::driver::cuda::CUerror;
 
 /// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
@@ -22,7 +22,7 @@ impl Charge<'_> {
         let (memory, index) = (self.memory, self.index);
         std::mem::forget(self);
         let (usage, control) = (memory.usage(), memory.control());
-        memory.levels.raise_peaks(usage, control, index, sums);
+        memory.page_counter.raise_peaks(usage, control, index, sums);
     }
 
     /// Changes the charge to `bytes`, the size that the allocation turned out to take; returns the new sums.
@@ -52,7 +52,7 @@ impl Charge<'_> {
         // Must precede the uncharge.
         let _unsettled = Unsettled::on(usage, self.index);
         let excess = self.bytes - bytes;
-        self.memory.levels.uncharge(usage, self.index, excess);
+        self.memory.page_counter.uncharge(usage, self.index, excess);
         self.bytes = bytes;
         sums.less(excess)
     }
@@ -61,7 +61,7 @@ impl Charge<'_> {
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
         self.memory
-            .levels
+            .page_counter
             .uncharge(self.memory.usage(), self.index, self.bytes);
     }
 }
@@ -106,8 +106,8 @@ impl Memory {
         if bytes >= ABSURD {
             return None;
         }
-        let (levels, usage) = (&self.levels, self.usage());
-        levels.reserve_freely(usage, self.control(), index, bytes)
+        let (page_counter, usage) = (&self.page_counter, self.usage());
+        page_counter.reserve_freely(usage, self.control(), index, bytes)
     }
 
     #[cold]
@@ -143,7 +143,7 @@ impl Memory {
     #[cold]
     #[inline(never)]
     fn absurd(&self, index: usize) -> Result<(), CUerror> {
-        let Some(full) = levels::limit_on(self.usage(), self.control(), index) else {
+        let Some(full) = page_counter::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
         };
         full.count_hit(self.usage());
@@ -160,7 +160,7 @@ impl Memory {
             CUerror::OUT_OF_MEMORY
         })?;
         let (usage, control) = (self.usage(), self.control());
-        self.levels.raise_peaks(usage, control, index, sums);
+        self.page_counter.raise_peaks(usage, control, index, sums);
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl Memory {
 
     /// Charges `bytes` if they fit.
     pub(crate) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        self.levels
+        self.page_counter
             .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
@@ -204,7 +204,7 @@ impl Memory {
     #[cold]
     #[inline(never)]
     pub(crate) fn count_failure(&self, index: usize) {
-        levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
+        page_counter::count(self.usage(), index, |device| &device.nr_alloc_fail);
         self.reserves.settle_all(self);
         self.session.ring();
     }

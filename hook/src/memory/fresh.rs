@@ -38,11 +38,11 @@ impl<R: Row, const N: usize> Fresh<R, N> {
     /// Returns the slot of a key (or of [`FREE`]), `N` if there is none. Looks at all slots, which is faster
     /// than stopping early.
     #[inline(always)]
-    fn place(&self, key: u64) -> usize {
+    fn position(&self, key: u64) -> usize {
         let mut found = N;
-        for (place, row) in self.last.iter().enumerate() {
+        for (position, row) in self.last.iter().enumerate() {
             if row.key() == key {
-                found = place;
+                found = position;
             }
         }
         found
@@ -51,14 +51,14 @@ impl<R: Row, const N: usize> Fresh<R, N> {
     /// Returns the row of a key if it is in a slot.
     #[inline(always)]
     fn known(&mut self, key: u64) -> Option<&mut R> {
-        let place = self.place(key);
-        self.last.get_mut(place).filter(|_| key != FREE)
+        let position = self.position(key);
+        self.last.get_mut(position).filter(|_| key != FREE)
     }
 
     /// Returns the row of a key; `hash` is the key's.
     #[inline(always)]
     pub(super) fn find(&self, hash: u64, key: u64) -> Option<&R> {
-        let known = self.last.get(self.place(key)).filter(|_| key != FREE);
+        let known = self.last.get(self.position(key)).filter(|_| key != FREE);
         known.or_else(|| self.table.find(hash, |row| row.key() == key))
     }
 
@@ -66,8 +66,8 @@ impl<R: Row, const N: usize> Fresh<R, N> {
     #[inline(always)]
     pub(super) fn insert(&mut self, hash: u64, row: R) -> Option<R> {
         let key = row.key();
-        let (place, free) = (self.place(key), self.place(FREE));
-        let there = match self.last.get_mut(place) {
+        let (position, free) = (self.position(key), self.position(FREE));
+        let there = match self.last.get_mut(position) {
             Some(there) if key != FREE => Some(there),
             _ => self.table.find_mut(hash, |row| row.key() == key),
         };

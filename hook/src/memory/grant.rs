@@ -11,7 +11,7 @@ use gcgroup_abi::{ControlDevice, MAX_DEVICES, UsageDevice};
 use parking_lot::Mutex;
 
 use super::Memory;
-use super::levels::Full;
+use super::page_counter::Full;
 use crate::driver::exit;
 use crate::{helper, sys};
 
@@ -243,7 +243,7 @@ mod tests {
             assert_eq!(charging.join().unwrap(), Err(Full::Group(0)));
             let charging = scope.spawn(|| memory.charge(0, 10).map(drop));
             wait_for(request(memory.usage()), 2);
-            memory.levels.uncharge(memory.usage(), 0, 20);
+            memory.page_counter.uncharge(memory.usage(), 0, 20);
             refuse(2);
             assert_eq!(charging.join().unwrap(), Ok(()));
         });
@@ -290,8 +290,8 @@ mod tests {
     #[test]
     fn existing_memory_is_covered_if_groups_have_room() {
         let (memory, control) = member(0);
-        let levels = &memory.levels;
-        levels.charge(memory.usage(), memory.control(), 0, 30);
+        let page_counter = &memory.page_counter;
+        page_counter.charge(memory.usage(), memory.control(), 0, 30);
         thread::scope(|scope| {
             let covering = scope.spawn(|| memory.cover(0));
             wait_for(request(memory.usage()), 1);

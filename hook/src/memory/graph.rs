@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::Memory;
-use super::levels::Unsettled;
+use super::page_counter::Unsettled;
 use super::reserve::Reserve;
 use crate::driver;
 use crate::driver::cuda::{

@@ -153,10 +153,10 @@ fn hash(key: u64) -> u64 {
     // A region of 16 KiB takes 32 places, since the driver's smallest allocation is 512 bytes. Larger regions
     // would collide more and lengthen lookups; with smaller ones the next place would be in the cache less
     // often.
-    let place = region.wrapping_add(key >> 9 & 0x1f);
+    let position = region.wrapping_add(key >> 9 & 0x1f);
     // The highest seven bits tell entries in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
-    place & (u64::MAX >> 7) | tag << 57
+    position & (u64::MAX >> 7) | tag << 57
 }
 
 impl Ledger {

@@ -3,8 +3,8 @@
 //!
 //! A charge counts for (process, device) and for the process, and must fit into what the groups above have
 //! granted. A charge beyond a limit fails with `CUDA_ERROR_OUT_OF_MEMORY` without calling the driver.
-//! `levels` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations; `reserve`
-//! is memory of pools and graphs. The handlers are in `calls`.
+//! `page_counter` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations;
+//! `reserve` is memory of pools and graphs. The handlers are in `calls`.
 //!
 #![doc = include_str!("accounting.md")]
 
@@ -25,9 +25,9 @@ mod fresh;
 pub(crate) mod grant;
 pub mod graph;
 pub mod ledger;
-pub mod levels;
 mod lock;
 mod opened;
+pub mod page_counter;
 pub(crate) mod physical;
 mod pitch;
 mod pressure;
@@ -41,8 +41,8 @@ use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
 use ledger::{Entry, Ledger};
-use levels::Levels;
 use opened::Opened;
+use page_counter::PageCounter;
 use pitch::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
@@ -52,7 +52,7 @@ use vmm::Vmm;
 pub(crate) struct Memory {
     pub(crate) session: &'static Session,
     pub(crate) program: &'static Program,
-    pub(crate) levels: Levels,
+    pub(crate) page_counter: PageCounter,
     /// Keyed by device address: linear, pitched, managed and imported memory, and allocations from pools.
     pub(crate) blocks: Ledger,
     /// Keyed by host address.
@@ -78,7 +78,7 @@ impl Memory {
         Self {
             session: program.session,
             program,
-            levels: Levels::default(),
+            page_counter: PageCounter::default(),
             blocks: Ledger::new(64),
             host: Ledger::new(32),
             arrays: Ledger::new(32),
@@ -154,14 +154,14 @@ impl Memory {
     #[inline]
     pub(crate) fn count_in(&self, entry: &Entry) {
         let own = self.program.slots.counts(self.usage(), entry.index());
-        self.levels.enter(self.usage(), own, entry);
+        self.page_counter.enter(self.usage(), own, entry);
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_out(&self, entry: &Entry) {
         let own = self.program.slots.counts(self.usage(), entry.index());
-        self.levels.leave(self.usage(), own, entry);
+        self.page_counter.leave(self.usage(), own, entry);
     }
 
     /// Records an allocation that is charged already or needs no charge.
@@ -191,8 +191,8 @@ impl Memory {
     #[cold]
     #[inline(never)]
     fn follow_to(&self, entry: &mut Entry, index: usize) {
-        let levels = &self.levels;
-        levels.transfer(self.usage(), self.control(), entry, index);
+        let page_counter = &self.page_counter;
+        page_counter.transfer(self.usage(), self.control(), entry, index);
         entry.set_index(index);
     }
 
@@ -206,11 +206,11 @@ impl Memory {
     /// which stream it waits for. Address 0: unknown.
     #[inline(always)]
     pub(crate) fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
-        let (levels, usage, index) = (&self.levels, self.usage(), entry.index());
+        let (page_counter, usage, index) = (&self.page_counter, self.usage(), entry.index());
         let own = self.program.slots.counts(usage, index);
-        levels.leave(usage, own, entry);
+        page_counter.leave(usage, own, entry);
         if entry.is_charged() {
-            levels.uncharge(usage, index, entry.size);
+            page_counter.uncharge(usage, index, entry.size);
         }
         if entry.is(Kind::Pool) {
             self.reserves.freed(self, entry, address, stream);

@@ -26,27 +26,27 @@ use objects::{Object, Objects};
 const SHARDS: usize = 1 << SHARD_BITS;
 const SHARD_BITS: u32 = 4;
 
-/// Number of an object: its shard and its place there.
+/// Number of an object: its shard and its slot there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Number(u32);
 
 impl Number {
-    fn of(shard: usize, place: u32) -> Self {
+    fn of(shard: usize, slot: u32) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "there are few shards")]
-        Self(place.saturating_mul(1 << SHARD_BITS) | shard as u32)
+        Self(slot.saturating_mul(1 << SHARD_BITS) | shard as u32)
     }
 
     fn shard(self) -> usize {
         self.0 as usize % SHARDS
     }
 
-    fn place(self) -> u32 {
+    fn slot(self) -> u32 {
         self.0 >> SHARD_BITS
     }
 }
 
 /// A mapping that was removed: address, bytes, number of the object.
-pub(crate) type Place = (u64, u64, Number);
+pub(crate) type MappedRange = (u64, u64, Number);
 
 /// A released handle: the object's number, and the object's entry if it has been freed.
 pub(crate) type Released = (Number, Option<Entry>);
@@ -136,7 +136,7 @@ impl Physical {
         if number.shard() != shard {
             return Err(Rare);
         }
-        let object = held.objects.get_mut(number.place());
+        let object = held.objects.get_mut(number.slot());
         Ok(object.map(|object| (number, object.hold())))
     }
 
@@ -144,7 +144,7 @@ impl Physical {
     /// by which it grew.
     pub(crate) fn grow(&self, number: Number, length: u64) -> Option<Entry> {
         let mut held = self.held(number.shard());
-        held.objects.get_mut(number.place())?.grow(length)
+        held.objects.get_mut(number.slot())?.grow(length)
     }
 
     /// Inserts a mapping of memory already held for it. Returns the object that was recorded there before:
@@ -157,33 +157,33 @@ impl Physical {
 
     /// Removes every mapping that begins within a range; the memory is still held for them.
     #[inline]
-    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Vec<Place> {
+    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Vec<MappedRange> {
         let mut taken = Vec::new();
         let end = address.saturating_add(length);
         let mut next = address;
         while next < end {
             let hash = names::hash_of_address(next);
             // Usually they follow one another; otherwise all mappings are searched.
-            let Some(place) = self.mapped(hash).take_one(hash, next) else {
+            let Some(range) = self.mapped(hash).take_one(hash, next) else {
                 self.take_scattered(next, end, &mut taken);
                 break;
             };
-            next = next.saturating_add(place.1.max(names::PAGE));
-            taken.push(place);
+            next = next.saturating_add(range.1.max(names::PAGE));
+            taken.push(range);
         }
         taken
     }
 
     #[cold]
     #[inline(never)]
-    fn take_scattered(&self, from: u64, end: u64, taken: &mut Vec<Place>) {
+    fn take_scattered(&self, from: u64, end: u64, taken: &mut Vec<MappedRange>) {
         for shard in &self.mapped {
-            shard.0.lock().take_within(from..end, |place| taken.push(place));
+            shard.0.lock().take_within(from..end, |range| taken.push(range));
         }
     }
 
     /// Puts removed mappings back.
-    pub(crate) fn put_back(&self, taken: &[Place]) {
+    pub(crate) fn put_back(&self, taken: &[MappedRange]) {
         for (address, length, number) in taken {
             self.map(*address, *length, *number);
         }
@@ -193,7 +193,7 @@ impl Physical {
     #[inline]
     pub(crate) fn let_go(&self, number: Number) -> Result<Option<Entry>, Rare> {
         let mut held = self.held(number.shard());
-        let Some(object) = held.objects.get_mut(number.place()) else {
+        let Some(object) = held.objects.get_mut(number.slot()) else {
             return Ok(None);
         };
         if object.is_multicast() {
@@ -203,7 +203,7 @@ impl Physical {
         if !object.is_over() {
             return Ok(None);
         }
-        Ok(held.objects.remove(number.place()))
+        Ok(held.objects.remove(number.slot()))
     }
 
     /// Drops one hold by a handle, if it is known.
@@ -216,7 +216,7 @@ impl Physical {
         let mut released = Ok(None);
         handles.remove_if(hash, handle, |number| {
             let is_here = number.shard() == shard;
-            let object = objects.get_mut(number.place()).filter(|_| is_here);
+            let object = objects.get_mut(number.slot()).filter(|_| is_here);
             let Some(object) = object.filter(|object| object.is_simple()) else {
                 released = Err(Rare);
                 return false;
@@ -224,7 +224,7 @@ impl Physical {
             object.drop_handle();
             let is_last = object.handles() == 0;
             let freed = if object.is_over() {
-                objects.remove(number.place())
+                objects.remove(number.slot())
             } else {
                 None
             };

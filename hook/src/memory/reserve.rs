@@ -14,8 +14,8 @@ use gcgroup_abi::Kind;
 
 use super::Memory;
 use super::account::{Account, Over};
-use super::levels::{Full, Unsettled};
 use super::lock::Lock;
+use super::page_counter::{Full, Unsettled};
 use super::stream::Stream;
 use crate::driver;
 use crate::driver::cuda::{
@@ -133,7 +133,7 @@ impl Reserve {
         let (usage, control) = (memory.usage(), memory.control());
         // Peaks are raised after the call, by the actual growth.
         let index = self.index();
-        memory.levels.try_reserve(usage, control, index, bytes)?;
+        memory.page_counter.try_reserve(usage, control, index, bytes)?;
         account.hold(bytes);
         self.add_kind(memory, index, bytes);
         Ok(())
@@ -180,7 +180,7 @@ impl Reserve {
             if account.is_void(number) {
                 continue;
             }
-            let levels = &memory.levels;
+            let page_counter = &memory.page_counter;
             let (usage, control) = (memory.usage(), memory.control());
             let (index, before) = (self.index(), account.paid());
             if held == 0 && account.is_as_measured(reserved) {
@@ -193,12 +193,12 @@ impl Reserve {
             let settled = account.settle(
                 held,
                 reserved,
-                |bytes| levels.try_charge(usage, control, index, bytes).is_ok(),
-                |bytes| levels.charge(usage, control, index, bytes),
-                |bytes| levels.uncharge(usage, index, bytes),
+                |bytes| page_counter.try_charge(usage, control, index, bytes).is_ok(),
+                |bytes| page_counter.charge(usage, control, index, bytes),
+                |bytes| page_counter.uncharge(usage, index, bytes),
             );
             self.add_kind(memory, index, account.paid().wrapping_sub(before));
-            levels.raise_to_current(usage, control, index);
+            page_counter.raise_to_current(usage, control, index);
             after.passed(&mut account);
             return settled;
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::NO_LIMIT;
 
 use super::Memory;
-use super::levels::{device_limit, group_room, process_limit};
+use super::page_counter::{device_limit, group_room, process_limit};
 
 /// Bytes that limits leave of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Room {
             }
         };
         let on_device = left_of(device, device_limit(control, index), usage.memory_current(index));
-        let on_process = left_of(whole, process_limit(control), memory.levels.sum(usage));
+        let on_process = left_of(whole, process_limit(control), memory.page_counter.sum(usage));
         Self {
             total: device.min(whole).min(groups),
             free: on_device.min(on_process).min(group_room(usage, control, index)),
@@ -102,9 +102,9 @@ mod tests {
         let (memory, control) = governed();
         control.devices[0].memory_limit.store(1000, Relaxed);
         control.memory_limit.store(1200, Relaxed);
-        let levels = &memory.levels;
-        levels.charge(memory.usage(), control, 0, 100);
-        levels.charge(memory.usage(), control, 1, 600);
+        let page_counter = &memory.page_counter;
+        page_counter.charge(memory.usage(), control, 0, 100);
+        page_counter.charge(memory.usage(), control, 1, 600);
         assert_eq!(
             Room::on(memory, 0),
             Room {

@@ -33,7 +33,7 @@ impl Memory {
         gone.freed.iter().for_each(|entry| self.discharge(entry));
         gone.hidden
             .iter()
-            .for_each(|entry| self.levels.hide(self.usage(), entry));
+            .for_each(|entry| self.page_counter.hide(self.usage(), entry));
     }
 
     /// Inserts memory that was just created or imported. Its device may have been renumbered since it was
@@ -81,8 +81,8 @@ impl Memory {
 
     /// Returns the device on which memory outside devices is shown: the current one, or the first.
     pub(crate) fn somewhere(&self) -> Option<(LocalDevice, usize)> {
-        if let Some(place) = self.program.place() {
-            return Some((place.local, place.index));
+        if let Some(target) = self.program.target() {
+            return Some((target.local, target.index));
         }
         let first = LocalDevice::of(0)?;
         Some((first, self.session.devices.learn(self.control(), first)))

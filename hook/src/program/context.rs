@@ -12,19 +12,19 @@
 //! at a time (`cuGreenCtxCreate`), the program's, so markers are set with the primary context current: on a
 //! single stream, or on the whole green context with `cuGreenCtxRecordEvent`.
 
-mod marks;
+mod pending;
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::mark::{Sign, Signs, is_over};
+use super::marker::{Marker, Markers, is_over};
 use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
 use crate::driver::{self, cuda};
 use crate::shared::device::LocalDevice;
 
-pub(crate) use self::marks::{Mark, Passed, ask_all, ask_each};
+pub(crate) use self::pending::{Passed, PendingMarker, ask_all, ask_each};
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -36,7 +36,7 @@ struct Inner {
     /// Stream handles, and whether each needs its own marker.
     streams: Vec<(usize, bool)>,
     /// Pending markers of streams that were destroyed while busy.
-    orphans: Vec<Sign>,
+    orphans: Vec<Marker>,
 }
 
 /// A context. Handles are stored as numbers and never dereferenced.
@@ -48,7 +48,7 @@ pub(crate) struct Context {
     /// Primary context that a green context is a part of, and the `CUgreenCtx` handle; `None` for other
     /// contexts.
     base: Option<(Arc<Context>, usize)>,
-    signs: Arc<Signs>,
+    markers: Arc<Markers>,
     inner: Mutex<Inner>,
 }
 
@@ -59,7 +59,7 @@ impl Context {
             id,
             local,
             base: None,
-            signs: Arc::default(),
+            markers: Arc::default(),
             inner: Mutex::default(),
         }
     }
@@ -68,7 +68,7 @@ impl Context {
     pub(super) fn new_part(handle: usize, id: u32, base: &Arc<Self>, green: usize) -> Self {
         Self {
             base: Some((Arc::clone(base), green)),
-            signs: Arc::clone(&base.signs),
+            markers: Arc::clone(&base.markers),
             ..Self::new(handle, id, base.local)
         }
     }
@@ -101,7 +101,7 @@ impl Context {
     /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has
     /// succeeded since.
     pub(crate) fn fault(&self) -> Option<CUerror> {
-        self.signs.fault()
+        self.markers.fault()
     }
 
     /// Returns the `CUcontext` handle as a number.
@@ -125,7 +125,7 @@ impl Context {
             if is_over(error) {
                 return Passed::Yes;
             }
-            self.signs.note_fault(error);
+            self.markers.note_fault(error);
             return Passed::NotYet;
         }
         let mut mode = cuda::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -211,7 +211,7 @@ impl Context {
         if is_capturing(leaving) == Some(false) {
             self.visit(|inner| {
                 needs_own = inner.take(leaving);
-                self.leave_mark(inner, leaving);
+                self.leave_marker(inner, leaving);
                 Passed::Yes
             });
         }
@@ -242,12 +242,12 @@ impl Context {
     /// Creates a context whose markers are completed by [`Self::pass`].
     pub(super) fn by_hand() -> Arc<Self> {
         Arc::new(Self {
-            signs: Arc::new(Signs::by_hand()),
+            markers: Arc::new(Markers::by_hand()),
             ..Self::new(0, 0, LocalDevice::of(0).unwrap())
         })
     }
 
-    pub(super) fn pass(&self, sign: Sign) {
-        self.signs.pass(sign);
+    pub(super) fn pass(&self, marker: Marker) {
+        self.markers.pass(marker);
     }
 }

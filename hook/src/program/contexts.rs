@@ -231,18 +231,18 @@ mod tests {
     fn only_leaving_context_delays_markers() {
         let (session, contexts) = (Session::of_test(NO_LIMIT), Contexts::new());
         let context = contexts.known(session, handle(16), LocalDevice::of(0).unwrap());
-        let mut marks = Vec::new();
+        let mut markers = Vec::new();
         context.leave();
         context.leave();
         context.stay();
         assert_eq!(
-            context.mark(&mut marks),
+            context.mark(&mut markers),
             Passed::NotYet,
             "another call may destroy it yet"
         );
         contexts.remove(session, &context);
-        assert_eq!(context.mark(&mut marks), Passed::Yes);
-        assert!(marks.is_empty());
+        assert_eq!(context.mark(&mut markers), Passed::Yes);
+        assert!(markers.is_empty());
     }
 
     fn green(number: usize) -> CUgreenCtx {

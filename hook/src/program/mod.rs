@@ -1,15 +1,15 @@
 //! Contexts and streams of the program, and for each of its threads a slot with counters.
 //!
-//! `contexts` lists the contexts and `context` describes one, with the markers (`mark`) that tell whether the
-//! GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a `slot`
-//! to each thread; `inside` is a snapshot of the threads that are inside submissions. A slot has its thread's
-//! in-flight window (`window`).
+//! `contexts` lists the contexts and `context` describes one, with the markers (`marker`) that tell whether
+//! the GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a
+//! `slot` to each thread; `inside` is a snapshot of the threads that are inside submissions. A slot has its
+//! thread's in-flight window (`window`).
 
 pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
 pub(crate) mod inside;
-mod mark;
+mod marker;
 pub(crate) mod noted;
 pub(crate) mod slot;
 pub(crate) mod slots;
@@ -17,8 +17,8 @@ pub(crate) mod window;
 
 use std::io;
 
-use crate::shared::place::Place;
 use crate::shared::session::Session;
+use crate::shared::target::Target;
 use contexts::Contexts;
 use slot::Bound;
 use slots::Slots;
@@ -65,18 +65,18 @@ impl Program {
     /// Returns the device and context in which the calling thread allocates; `None` without a current
     /// context, which the driver refuses itself.
     #[inline]
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn target(&self) -> Option<Target> {
         match self.slots.in_block_now(self.session) {
-            Some(bound) => bound.place(),
-            None => self.place_elsewhere().map(Place::unpacked),
+            Some(bound) => bound.target(),
+            None => self.target_elsewhere().map(Target::unpacked),
         }
     }
 
-    /// Returned in one word, so that the rare call does not force the place into memory.
+    /// Returned in one word, so that the rare call does not force the target into memory.
     #[cold]
     #[inline(never)]
-    fn place_elsewhere(&self) -> Option<u64> {
-        Some(self.bind()?.place()?.packed())
+    fn target_elsewhere(&self) -> Option<u64> {
+        Some(self.bind()?.target()?.packed())
     }
 
     /// Follows a new control block, which may number devices differently.

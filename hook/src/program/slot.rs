@@ -15,7 +15,7 @@ use super::noted::Noted;
 use super::window::Window;
 use crate::shared::counters::add;
 use crate::shared::device::LocalDevice;
-use crate::shared::place::Place;
+use crate::shared::target::Target;
 use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.
@@ -106,8 +106,8 @@ impl Bound<'_> {
 
     /// Returns where the thread allocates.
     #[inline]
-    pub(crate) fn place(&self) -> Option<Place> {
-        Some(Place {
+    pub(crate) fn target(&self) -> Option<Target> {
+        Some(Target {
             local: self.local()?,
             index: self.index(),
             context: self.owner(),

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use self::costs::{Costs, Load, Longest};
 pub(crate) use self::shapes::Shape;
-use super::context::{Context, Mark};
+use super::context::{Context, PendingMarker};
 
 /// Time after an expected end at which it is polled, nanoseconds: late rather than early.
 const LOOK: u64 = 20_000;
@@ -35,7 +35,7 @@ const FRESH: u64 = 150_000;
 
 #[derive(Debug)]
 struct Batch {
-    mark: Mark,
+    marker: PendingMarker,
     load: Load,
     /// When the first submission of it was made, and when the marker was set.
     at: u64,
@@ -247,7 +247,7 @@ impl Window {
 
     /// Drops what is in flight, because it belongs to another context.
     fn forget(&mut self) {
-        self.in_flight.drain(..).for_each(|batch| batch.mark.abandon());
+        self.in_flight.drain(..).for_each(|batch| batch.marker.abandon());
         self.unmarked.clear();
         (self.isolates, self.unsettled) = (false, None);
     }
@@ -318,7 +318,7 @@ impl Window {
         let (mut passed, mut began) = (Load::default(), now);
         let (mut at, mut was_seen) = (0, false);
         while let Some(batch) = self.in_flight.get(at) {
-            if !batch.mark.has_passed() {
+            if !batch.marker.has_passed() {
                 at += 1;
                 continue;
             }
@@ -326,7 +326,7 @@ impl Window {
                 passed.join(batch.load);
                 began = began.min(batch.at);
                 was_seen |= batch.marked_at < self.looked_at;
-                batch.mark.abandon();
+                batch.marker.abandon();
             }
         }
         if passed.total() != 0 {
@@ -392,10 +392,10 @@ impl Window {
             if costs.of_load(load) <= least {
                 return true;
             }
-            let mark = context.mark_own(*stream, *stream == in_use);
-            let is_marked = mark.is_some();
-            in_flight.extend(mark.map(|mark| Batch {
-                mark,
+            let marker = context.mark_own(*stream, *stream == in_use);
+            let is_marked = marker.is_some();
+            in_flight.extend(marker.map(|marker| Batch {
+                marker,
                 load: *load,
                 at: *at,
                 marked_at: now,

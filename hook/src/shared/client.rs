@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
+use gcgroup_abi::message::{self, Hello, MAX_LENGTH, RegistrationReply, Tag};
 
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
@@ -91,18 +91,18 @@ pub(crate) fn register(
         }
         let fd = fd()?;
         if let Some(packet) = descriptor::with_room(|| receive(fd))? {
-            return welcomed(socket, packet);
+            return accepted_reply(socket, packet);
         }
     }
 }
 
-fn welcomed(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descriptor), Refusal> {
-    let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
-    if welcome.abi != VERSION {
-        return Err(Refusal::Version(welcome.abi));
+fn accepted_reply(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descriptor), Refusal> {
+    let reply = RegistrationReply::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
+    if reply.abi != VERSION {
+        return Err(Refusal::Version(reply.abi));
     }
-    if welcome.status != 0 {
-        return Err(Refusal::Refused(welcome.status));
+    if reply.status != 0 {
+        return Err(Refusal::Refused(reply.status));
     }
     match packet.file {
         Some(control) => Ok((socket, Descriptor::here(control)?)),
@@ -338,7 +338,7 @@ mod tests {
         let file = descriptor::sealed_file(c"control", CONTROL_SIZE).unwrap();
         send_with_file(
             theirs.as_raw_fd(),
-            &Welcome {
+            &RegistrationReply {
                 abi: VERSION,
                 status: 0,
             }
@@ -347,7 +347,7 @@ mod tests {
         )
         .unwrap();
         let packet = receive(ours.get().unwrap()).unwrap().unwrap();
-        assert!(Welcome::from_bytes(packet.bytes()).is_ok());
+        assert!(RegistrationReply::from_bytes(packet.bytes()).is_ok());
         assert!(descriptor::has_fixed_size(
             packet.file.as_ref().unwrap(),
             CONTROL_SIZE
@@ -356,23 +356,23 @@ mod tests {
 
     #[test]
     fn refusal_keeps_its_reason() {
-        for (welcome, want) in [
+        for (reply, want) in [
             (
-                Welcome {
+                RegistrationReply {
                     abi: VERSION + 1,
                     status: 0,
                 },
                 format!("Version({})", VERSION + 1),
             ),
             (
-                Welcome {
+                RegistrationReply {
                     abi: VERSION,
                     status: 95,
                 },
                 "Refused(95)".to_owned(),
             ),
             (
-                Welcome {
+                RegistrationReply {
                     abi: VERSION,
                     status: 0,
                 },
@@ -381,12 +381,12 @@ mod tests {
         ] {
             let (ours, _theirs) = pair();
             let mut buffer = [0; MAX_LENGTH];
-            buffer[..Welcome::LENGTH].copy_from_slice(&welcome.to_bytes());
-            let answer = welcomed(
+            buffer[..RegistrationReply::LENGTH].copy_from_slice(&reply.to_bytes());
+            let answer = accepted_reply(
                 ours,
                 Packet {
                     buffer,
-                    length: Welcome::LENGTH,
+                    length: RegistrationReply::LENGTH,
                     file: None,
                     is_cut: false,
                 },

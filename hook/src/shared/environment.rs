@@ -15,6 +15,8 @@ use crate::sys;
 pub(crate) struct Options {
     pub(crate) socket: OsString,
     pub(crate) hello: Hello,
+    /// Whether the process does not swap even if the daemon enables it.
+    pub(crate) refuses_swap: bool,
     /// Whether CUDA is refused unless a daemon governs the process in the requested group.
     pub(crate) required: bool,
 }
@@ -31,6 +33,7 @@ impl Options {
         let priority = text(GCGROUP_PRIORITY).and_then(|value| value.trim().parse().ok());
         // `1` means without a limit.
         let swap = text(GCGROUP_SWAP).and_then(|value| bytes(&value));
+        let refuses_swap = swap == Some(0);
         let swap = swap.filter(|bytes| *bytes != 0);
         let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
         Self {
@@ -50,6 +53,7 @@ impl Options {
                     .unwrap_or(GroupName::NONE),
                 ..Hello::PLAIN
             },
+            refuses_swap,
             required: is_set(GCGROUP_REQUIRED),
         }
     }

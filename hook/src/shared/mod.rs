@@ -7,8 +7,8 @@ pub(crate) mod counters;
 pub(crate) mod device;
 pub(crate) mod environment;
 pub(crate) mod line;
-pub(crate) mod place;
 pub(crate) mod session;
+pub(crate) mod target;
 
 /// Interval at which a thread that waits for the daemon checks its word even if not woken: its block may have
 /// been replaced.

@@ -70,6 +70,11 @@ impl Session {
         self.blocks.control()
     }
 
+    /// Returns whether the daemon enables swap for the process.
+    pub(crate) fn enables_swap(&self) -> bool {
+        !self.options.refuses_swap && self.control().enables_swap.load(Relaxed) != 0
+    }
+
     /// Returns whether CUDA is refused unless a daemon governs the process.
     pub(crate) fn is_required(&self) -> bool {
         self.options.required
@@ -206,6 +211,7 @@ impl Session {
                 memory_limit: limit,
                 ..Hello::PLAIN
             },
+            refuses_swap: false,
             required: false,
         };
         Box::leak(Box::new(Self::new(options).unwrap()))

@@ -11,18 +11,18 @@ use super::block::{Block, Placed, Where};
 use super::counts::Outcome;
 use crate::driver::cuda::CUerror;
 use crate::memory::ledger::Entry;
-use crate::shared::place::Place;
+use crate::shared::target::Target;
 
 impl Swap {
     /// Charges device memory for a block that is about to be made.
-    pub(super) fn charge_block(&self, place: Place, size: u64) -> Result<(), CUerror> {
+    pub(super) fn charge_block(&self, target: Target, size: u64) -> Result<(), CUerror> {
         self.memory
-            .charge_bytes(place.index, size)
+            .charge_bytes(target.index, size)
             .map_err(|_| CUerror::OUT_OF_MEMORY)
     }
 
     pub(super) fn uncharge_block(&self, index: usize, size: u64) {
-        self.memory.levels.uncharge(self.usage(), index, size);
+        self.memory.page_counter.uncharge(self.usage(), index, size);
     }
 
     /// Charges host memory for a block. Returns whether `memory.swap.max` of the device and of the process
@@ -61,6 +61,27 @@ impl Swap {
         };
         let on_device = left(&control.memory_swap_max, usage.swap_current.load(Relaxed));
         on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
+    }
+
+    /// Returns the bytes of a device that have been swapped out, and those that may still be, by
+    /// `memory.swap.max` of the process and of its groups and by the host's memory.
+    pub(crate) fn visible(&self, index: usize) -> (u64, u64) {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return (0, 0);
+        };
+        let swapped = usage.swap_current.load(Relaxed);
+        if !self.is_on() || self.is_host_no_use() {
+            return (swapped, 0);
+        }
+        let granted = usage.swap_granted.load(Relaxed);
+        let granted = granted.saturating_sub(usage.swap_charged.load(Relaxed));
+        let by_groups = granted.saturating_add(control.swap_group_room.load(Relaxed));
+        (
+            swapped,
+            self.swap_room(index).min(by_groups).min(self.room_on_host()),
+        )
     }
 
     /// Counts a new block, charged in slot `index`.
@@ -113,8 +134,8 @@ impl Swap {
         let (from, size) = (placed.index, block.size);
         let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
         if is_in_both || !is_on_host {
-            let levels = &self.memory.levels;
-            levels.transfer_bytes(self.usage(), self.control(), from, to, size);
+            let page_counter = &self.memory.page_counter;
+            page_counter.transfer_bytes(self.usage(), self.control(), from, to, size);
         }
         if is_in_both || is_on_host {
             self.transfer_host(from, to, size, false);
@@ -130,13 +151,13 @@ impl Swap {
     /// Moves a host memory charge to another slot, of a block or of the pool.
     #[cold]
     #[inline(never)]
-    pub(super) fn transfer_host(&self, from: usize, to: usize, size: u64, is_supply: bool) {
+    pub(super) fn transfer_host(&self, from: usize, to: usize, size: u64, is_pool: bool) {
         let devices = &self.usage().devices;
         if let (Some(from), Some(to)) = (devices.get(from), devices.get(to)) {
             // A thread that sums up swapped bytes under this lock sees these bytes once.
             let _both = self.both.lock();
-            let counted = match is_supply {
-                true => (&from.swap_supply, &to.swap_supply),
+            let counted = match is_pool {
+                true => (&from.swap_pool, &to.swap_pool),
                 false => (&from.swap_current, &to.swap_current),
             };
             for (from, to) in [counted, (&from.swap_charged, &to.swap_charged)] {

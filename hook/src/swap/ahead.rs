@@ -9,7 +9,7 @@ use super::Swap;
 use super::block::{Failed, Goal, Where, location};
 use super::physical::Memory;
 use super::policy::{Candidate, choose};
-use super::supply::{NotMade, Wanted};
+use super::pool::{NotMade, Wanted};
 use crate::driver::exit::in_driver;
 
 /// Interval between checks, because nothing reports that blocks come and go.
@@ -37,7 +37,7 @@ impl Ahead {
     /// Stops making memory for [`LEFT`] and unmarks the pool, because other processes need it.
     pub(super) fn give_way(&mut self, swap: &Swap) {
         self.next = Instant::now() + LEFT;
-        swap.supply.want(&[]);
+        swap.pool.want(&[]);
     }
 
     /// Makes one missing piece if it is time to check. Returns how long until the next check. Called while
@@ -61,12 +61,12 @@ impl Ahead {
             false => in_driver(|| wanted(swap, order, self.bytes)).unwrap_or_default(),
         };
         let is_too_much =
-            |one: &Wanted| !swap.is_host_granted(one.index) || swap.swap_room(one.index) < swap.supplied();
+            |one: &Wanted| !swap.is_host_granted(one.index) || swap.swap_room(one.index) < swap.pool_bytes();
         if swap.host.is_short() || wanted.iter().any(is_too_much) {
             let is_gone = in_driver(|| swap.let_go(true)).unwrap_or(false);
             return if is_gone { Duration::ZERO } else { LOOK };
         }
-        let Some(lacking) = swap.supply.want(&wanted) else {
+        let Some(lacking) = swap.pool.want(&wanted) else {
             return LOOK;
         };
         match in_driver(|| swap.make_ahead(lacking)) {
@@ -116,7 +116,7 @@ impl Swap {
             size,
         } = wanted;
         let no_room = || NotMade::Failed(Failed::NoRoom);
-        if self.swap_room(index) < self.supplied().saturating_add(size) {
+        if self.swap_room(index) < self.pool_bytes().saturating_add(size) {
             return Err(no_room());
         }
         let usage = self.usage().devices.get(index).ok_or_else(no_room)?;
@@ -127,7 +127,7 @@ impl Swap {
         });
         match made {
             Ok(memory) => {
-                self.enter_supply(local, index, memory);
+                self.enter_pool(local, index, memory);
                 Ok(())
             }
             Err(error) => {

@@ -11,7 +11,7 @@ use super::piece::Piece;
 use crate::driver;
 use crate::driver::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::shared::device::LocalDevice;
-use crate::shared::place::Place;
+use crate::shared::target::Target;
 
 /// Where the bytes of a block are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,13 +180,13 @@ impl From<NotCopied> for Failed {
 impl Block {
     /// Maps `memory` at a new address.
     pub(super) fn new(
-        place: Place,
+        target: Target,
         number: u64,
         asked: u64,
         memory: Memory,
         to: Where,
     ) -> Result<Self, CUerror> {
-        let (device, size) = (place.local.device(), memory.size());
+        let (device, size) = (target.local.device(), memory.size());
         let range = Range::new(size)?;
         range.map_for(&memory, device)?;
         Ok(Self {
@@ -194,14 +194,14 @@ impl Block {
             number,
             asked,
             size,
-            local: place.local,
-            context: place.context,
+            local: target.local,
+            context: target.context,
             range,
             is_pinned: AtomicBool::new(false),
             placed: Mutex::new(Placed {
                 body: Body::Mapped(memory),
                 place: to,
-                index: place.index,
+                index: target.index,
                 stays: Stays::No,
                 departure: 0,
                 left: None,
@@ -378,7 +378,7 @@ impl Block {
         }
         match placed.place {
             Where::Host => drop(memory),
-            Where::Device => swap.enter_supply(self.local, placed.index, memory),
+            Where::Device => swap.enter_pool(self.local, placed.index, memory),
         }
         swap.moved_block(self, placed.index, placed.place);
         unmapped.map_err(|_| Failed::Stuck)

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::Swap;
 use super::block::Failed;
-use super::supply::NotMade;
+use super::pool::NotMade;
 use crate::helper;
 use crate::memory::grant::reaches;
 

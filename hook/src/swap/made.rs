@@ -7,7 +7,7 @@ use super::Swap;
 use super::block::{Block, Failed, Goal, Where, location};
 use super::physical::{Memory, Range};
 use super::piece::Piece;
-use super::supply::NotMade;
+use super::pool::NotMade;
 use crate::driver::cuda::CUdevice;
 use crate::driver::exit::in_driver;
 use crate::shared::device::LocalDevice;
@@ -58,8 +58,8 @@ pub(super) fn make(
 
 fn device_memory(swap: &Swap, index: usize, block: &Block) -> Result<Memory, NotMade> {
     if block.is_pinned() {
-        let levels = &swap.memory.levels;
-        levels.charge(swap.usage(), swap.control(), index, block.size);
+        let page_counter = &swap.memory.page_counter;
+        page_counter.charge(swap.usage(), swap.control(), index, block.size);
     } else {
         let charged = swap.memory.charge_bytes(index, block.size);
         charged.map_err(|_| Failed::NoRoom)?;

@@ -8,7 +8,7 @@
 //! * `account`: charges; `counts`: move statistics; `grant`: host memory granted by the groups above; `host`:
 //!   how much host memory may be taken.
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
-//!   `device`, the needed memory is prepared first (`made`), from the swap pool (`supply`) or from memory
+//!   `device`, the needed memory is prepared first (`made`), from the swap pool (`pool`) or from memory
 //!   made in advance (`ahead`). Then all submissions are held and the blocks are moved in one `run`, or one
 //!   by one (`relocate`).
 #![doc = include_str!("swap.md")]
@@ -26,9 +26,9 @@ pub mod mover;
 mod physical;
 mod piece;
 mod policy;
+mod pool;
 mod relocate;
 mod run;
-mod supply;
 mod task;
 
 use std::collections::BTreeMap;
@@ -45,14 +45,14 @@ use crate::driver::out_pointer::answer;
 use crate::driver::thread;
 use crate::memory::Memory;
 use crate::program::Program;
-use crate::shared::place::Place;
 use crate::shared::session::Session;
+use crate::shared::target::Target;
 use block::{Block, Goal, Where, location};
 use counts::Counts;
 use gcgroup_abi::{Control, Usage};
 use grant::Requests;
 use host::Host;
-use supply::{NotMade, Supply};
+use pool::{NotMade, SwapPool};
 
 /// Smallest allocation that is made movable, bytes: one page of device memory.
 pub(crate) const LEAST: u64 = 2 << 20;
@@ -76,7 +76,7 @@ pub(crate) struct Swap {
     /// Held while charging against the two `memory.swap.max` limits, of the device and of the process.
     both: Mutex<()>,
     host: Host,
-    supply: Supply,
+    pool: SwapPool,
     requests: Requests,
     counts: Counts,
     /// Blocks that have moved and whose old memory is not yet released.
@@ -106,7 +106,7 @@ impl Swap {
             next: AtomicU64::new(1),
             both: Mutex::new(()),
             host: Host::new(),
-            supply: Supply::default(),
+            pool: SwapPool::default(),
             requests: Requests::new(),
             counts: Counts::new(),
             unsettled: Mutex::default(),
@@ -123,6 +123,12 @@ impl Swap {
 
     fn control(&self) -> &Control {
         self.session.control()
+    }
+
+    /// Makes allocations movable from now on.
+    pub(crate) fn enable(&self) {
+        self.usage().can_swap.store(1, Relaxed);
+        self.is_on.store(true, Relaxed);
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -191,7 +197,7 @@ impl Swap {
         for block in self.all() {
             block.follow(self);
         }
-        self.supply.renumber(self);
+        self.pool.renumber(self);
         self.renumber_swap_counts();
     }
 
@@ -202,57 +208,57 @@ impl Swap {
 
 /// Handles `cuMemAlloc`: returns its result, or `None` if the ordinary path should serve it.
 #[inline]
-pub(crate) fn alloc(swap: &Swap, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
+pub(crate) fn alloc(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
     if !swap.is_on() || bytes < LEAST || address.is_null() {
         return None;
     }
-    alloc_block(swap, place, address, bytes)
+    alloc_block(swap, target, address, bytes)
 }
 
 /// Kept out of line, so that ordinary allocations stay short.
 #[cold]
 #[inline(never)]
-fn alloc_block(swap: &Swap, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
+fn alloc_block(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
     let size = bytes.checked_next_multiple_of(LEAST)?;
     thread::hold();
     let number = swap.next.fetch_add(1, Relaxed);
-    let made = match swap.charge_block(place, size) {
+    let made = match swap.charge_block(target, size) {
         Ok(()) => {
             let make = || {
-                let memory = physical::Memory::new(location(place.local.device(), Goal::Device), size)?;
-                Block::new(place, number, bytes, memory, Where::Device)
+                let memory = physical::Memory::new(location(target.local.device(), Goal::Device), size)?;
+                Block::new(target, number, bytes, memory, Where::Device)
             };
-            let made = swap.memory.pressing(place.index, size, make);
-            made.inspect_err(|_| swap.uncharge_block(place.index, size))
+            let made = swap.memory.pressing(target.index, size, make);
+            made.inspect_err(|_| swap.uncharge_block(target.index, size))
         }
         Err(refused) => Err(refused),
     };
     // Over the limit, or the device is full and no other process makes room: allocate in host memory, if
     // allowed.
     let made = match made {
-        Err(CUerror::OUT_OF_MEMORY) => alloc_out(swap, place, number, bytes, size),
+        Err(CUerror::OUT_OF_MEMORY) => alloc_out(swap, target, number, bytes, size),
         made => made,
     };
     match made {
         Ok(block) => {
-            swap.enter_block(&block, place.index);
+            swap.enter_block(&block, target.index);
             answer(address, CUdeviceptr(block.base));
             swap.enter(Arc::new(block));
             Some(Ok(()))
         }
-        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(place.index))),
+        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(target.index))),
         // Something else that virtual memory needs is missing.
         Err(_) => None,
     }
 }
 
-fn alloc_out(swap: &Swap, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
-    let index = place.index;
+fn alloc_out(swap: &Swap, target: Target, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
+    let index = target.index;
     if swap.swap_room(index) < size {
         return Err(CUerror::OUT_OF_MEMORY);
     }
     let began = Instant::now();
-    let host = location(place.local.device(), Goal::Host);
+    let host = location(target.local.device(), Goal::Host);
     let memory = loop {
         match swap.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
             Ok(memory) => break memory,
@@ -261,11 +267,11 @@ fn alloc_out(swap: &Swap, place: Place, number: u64, bytes: u64, size: u64) -> R
         }
     };
     if !swap.charge_swap(index, size) {
-        swap.keep(place.local, index, memory);
+        swap.keep(target.local, index, memory);
         return Err(CUerror::OUT_OF_MEMORY);
     }
-    swap.leave_supply(index, size);
-    Block::new(place, number, bytes, memory, Where::Host).map_err(|_| {
+    swap.leave_pool(index, size);
+    Block::new(target, number, bytes, memory, Where::Host).map_err(|_| {
         swap.uncharge_swap(index, size);
         swap.uncharge_host(index, size);
         CUerror::OUT_OF_MEMORY

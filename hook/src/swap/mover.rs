@@ -116,9 +116,9 @@ impl Mover {
     /// Frees pool memory that has expired or that other processes need, and makes memory in advance. Returns
     /// how long until there is more to do.
     fn tidy(&mut self, swap: &Swap) -> Option<Duration> {
-        let supply = &swap.supply;
+        let pool = &swap.pool;
         let recalls = recalls(swap);
-        if self.recalls != recalls && supply.bytes() != 0 {
+        if self.recalls != recalls && pool.bytes() != 0 {
             self.ahead.give_way(swap);
             in_driver(|| swap.let_go(true));
             return Some(Duration::ZERO);
@@ -128,10 +128,10 @@ impl Mover {
             true => self.ahead.step(swap, self.manner.order.as_deref()),
             false => None,
         };
-        if supply.next().is_some_and(|next| next.is_zero()) {
+        if pool.next().is_some_and(|next| next.is_zero()) {
             in_driver(|| swap.let_go(false));
         }
-        ahead.into_iter().chain(supply.next()).min()
+        ahead.into_iter().chain(pool.next()).min()
     }
 
     /// Holds all submissions while some block has nothing mapped at its addresses.

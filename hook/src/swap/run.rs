@@ -111,11 +111,11 @@ fn cancel_charged(swap: &Swap, index: usize, piece: Piece, to: Goal) -> Result<(
     if to.place() == Where::Device {
         return piece.cancel(swap, index, to);
     }
-    swap.return_supply(index, size);
+    swap.return_to_pool(index, size);
     match piece.cancel(swap, index, to) {
         Ok(()) => swap.uncharge_swap(index, size),
         Err(failed) => {
-            swap.leave_supply(index, size);
+            swap.leave_pool(index, size);
             return Err(failed);
         }
     }
@@ -135,7 +135,7 @@ impl Going<'_> {
         let size = self.block.size;
         let is_charged = to.place() == Where::Device || swap.charge_swap(index, size);
         if is_charged && to.place() == Where::Host {
-            swap.leave_supply(index, size);
+            swap.leave_pool(index, size);
         }
         self.state = match is_charged {
             true => State::Charged(piece),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE, control, usage};
-use gcgroup_abi::message::{GroupName, Hello, MAX_LENGTH, Tag, Welcome, bare};
+use gcgroup_abi::message::{GroupName, Hello, MAX_LENGTH, RegistrationReply, Tag, bare};
 use gcgroup_abi::{Control, NO_LIMIT, Usage};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -60,7 +60,7 @@ impl Hook {
         let hello_bytes = hello.to_bytes();
         let parts = [IoSlice::new(&hello_bytes)];
         sendmsg::<()>(socket.as_raw_fd(), &parts, &rights, MsgFlags::MSG_NOSIGNAL, None)?;
-        let control = welcome(&socket)?;
+        let control = reply(&socket)?;
         Ok(Self {
             socket,
             usage,
@@ -90,7 +90,7 @@ impl Hook {
 }
 
 /// Receives the daemon's answer, and maps the control block passed with it.
-fn welcome(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
+fn reply(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
     let mut buffer = [0; MAX_LENGTH];
     let mut parts = [IoSliceMut::new(&mut buffer)];
     let mut space = nix::cmsg_space!([i32; 1]);
@@ -103,7 +103,7 @@ fn welcome(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
             files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    let answer = Welcome::from_bytes(&buffer[..length]).map_err(|error| format!("{error:?}"))?;
+    let answer = RegistrationReply::from_bytes(&buffer[..length]).map_err(|error| format!("{error:?}"))?;
     let file = files.pop().ok_or_else(|| format!("refused: {}", answer.status))?;
     let map = map(&file, CONTROL_SIZE, libc::PROT_READ)?;
     // SAFETY: just mapped, page-aligned, of this size, and never unmapped; never written.

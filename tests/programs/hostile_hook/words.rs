@@ -63,7 +63,7 @@ pub fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, B
         None => device.and_then(|device| {
             named!(name, device,
                 memory_current memory_peak peak_generation drained_generation nr_alloc nr_free nr_alloc_fail nr_max
-                nr_oom nr_ended nr_frozen frozen_usec graph_kernels unsettled swap_supply nr_contexts nr_waiting
+                nr_oom nr_ended nr_frozen frozen_usec graph_kernels unsettled swap_pool nr_contexts nr_waiting
                 busy_sequence busy_since busy_nsec usage_nsec_before nr_throttled throttled_usec gate_timeouts
                 swap_current swap_out_bytes swap_in_bytes nr_swap_out nr_swap_in nr_swap_fail swappable
                 reclaim_generation memory_granted grant_wanted grant_request pressure_request pressure_wanted

@@ -3,13 +3,15 @@
 use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Change, GroupId, MAX_DEPTH, NewGroup, Owner, Place, Transient, Tree, check_name};
+use crate::tree::{
+    Access, Change, Directory, GroupId, MAX_DEPTH, NewGroup, Owner, Transient, Tree, check_name,
+};
 
 /// A directory or a file.
 #[derive(Debug, Clone, Copy)]
 pub enum Node {
-    Dir(Place),
-    File(Place, &'static ControlFile),
+    Dir(Directory),
+    File(Directory, &'static ControlFile),
 }
 
 /// Attributes of a node for stat(2).
@@ -28,10 +30,10 @@ pub struct Attributes {
 /// # Errors
 /// * `EEXIST`, `EINVAL`: the name of a control file.
 /// * As [`Tree::make_group`].
-pub fn make_group(tree: &Tree, new: &NewGroup<'_>) -> Result<(Place, Change)> {
+pub fn make_group(tree: &Tree, new: &NewGroup<'_>) -> Result<(Directory, Change)> {
     check_free(tree, new.parent, new.name)?;
     let (id, change) = tree.make_group(new)?;
-    Ok((Place::group(id), change))
+    Ok((Directory::group(id), change))
 }
 
 /// Makes a group that is removed with its last member. An existing group is returned unchanged.
@@ -67,7 +69,7 @@ pub fn check_group_path(path: &str) -> Result<()> {
 }
 
 /// Checks that no control file has the name.
-fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
+fn check_free(tree: &Tree, parent: Directory, name: &str) -> Result<()> {
     if !is_taken(name) {
         return Ok(());
     }
@@ -81,8 +83,8 @@ fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// `ENODEV` if the directory is gone.
-pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'static ControlFile>> {
-    let level = tree.level(place)?;
+pub fn files_in(tree: &Tree, directory: Directory) -> Result<impl Iterator<Item = &'static ControlFile>> {
+    let level = tree.level(directory)?;
     Ok(files::all().filter(move |file| file.on.has(level)))
 }
 
@@ -91,8 +93,8 @@ pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'stat
 /// # Errors
 /// * `ENODEV`: the directory is gone.
 /// * `ENOENT`: it has no such file.
-pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
-    let level = tree.level(place)?;
+pub fn check(tree: &Tree, directory: Directory, file: &ControlFile) -> Result<()> {
+    let level = tree.level(directory)?;
     if file.on.has(level) {
         Ok(())
     } else {
@@ -104,12 +106,12 @@ pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
 ///
 /// # Errors
 /// `ENOENT`, also if the directory itself is gone.
-pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
-    let level = tree.level(place).map_err(|_| Error::NotFound)?;
+pub fn lookup(tree: &Tree, directory: Directory, name: &str) -> Result<Node> {
+    let level = tree.level(directory).map_err(|_| Error::NotFound)?;
     match files::all().find(|file| file.name == name) {
-        Some(file) if file.on.has(level) => Ok(Node::File(place, file)),
+        Some(file) if file.on.has(level) => Ok(Node::File(directory, file)),
         Some(_) => Err(Error::NotFound),
-        None => tree.directory(place, name).map(Node::Dir),
+        None => tree.subdirectory(directory, name).map(Node::Dir),
     }
 }
 
@@ -120,14 +122,17 @@ pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
 /// * `ENOENT`: no such file or directory.
 /// * `ENOTDIR`: below a file.
 /// * `EACCES`: `may_search` is false.
-pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<bool>) -> Result<Node> {
-    path.split('/')
-        .filter(|name| !name.is_empty())
-        .try_fold(Node::Dir(Place::ROOT), |at, name| match at {
-            Node::Dir(place) if may_search(place).map_err(|_| Error::NotFound)? => lookup(tree, place, name),
+pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Directory) -> Result<bool>) -> Result<Node> {
+    path.split('/').filter(|name| !name.is_empty()).try_fold(
+        Node::Dir(Directory::ROOT),
+        |at, name| match at {
+            Node::Dir(directory) if may_search(directory).map_err(|_| Error::NotFound)? => {
+                lookup(tree, directory, name)
+            }
             Node::Dir(_) => Err(Error::WrongAccess),
             Node::File(..) => Err(Error::NotDirectory),
-        })
+        },
+    )
 }
 
 /// Resolves a path from the root for a caller that may search all directories.
@@ -142,8 +147,8 @@ pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
 /// `ENODEV` if it is gone.
 pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
     match node {
-        Node::Dir(place) => {
-            let Access { owner, mode } = tree.access(place)?;
+        Node::Dir(directory) => {
+            let Access { owner, mode } = tree.access(directory)?;
             Ok(Attributes {
                 owner,
                 mode,
@@ -151,16 +156,16 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
                 constant: true,
             })
         }
-        Node::File(place, file) => {
+        Node::File(directory, file) => {
             let constant = !file.contents.are_list();
             let length = if constant {
                 PAGE
             } else {
-                file.show(tree, place)?.len()
+                file.show(tree, directory)?.len()
             };
             let size = length.max(1).next_multiple_of(PAGE) as u64;
             Ok(Attributes {
-                owner: tree.owner(place)?,
+                owner: tree.owner(directory)?,
                 mode: file.mode(),
                 size,
                 constant,
@@ -196,11 +201,14 @@ mod tests {
             assert_eq!(errno(resolve(&world.tree, path)), libc::ENOENT, "{path}");
         }
         assert_eq!(errno(resolve(&world.tree, "devices/x")), libc::ENOTDIR);
-        let (place, file) = file(&world, "100/0/memory.limit");
+        let (directory, file) = file(&world, "100/0/memory.limit");
         world.tree.leave(id, 0);
         assert_eq!(errno(resolve(&world.tree, "100/0/memory.limit")), libc::ENOENT);
-        assert_eq!(errno(file.show(&world.tree, place)), libc::ENODEV);
-        assert_eq!(errno(file.store(&world.tree, place, ROOT, b"1")), libc::ENODEV);
+        assert_eq!(errno(file.show(&world.tree, directory)), libc::ENODEV);
+        assert_eq!(
+            errno(file.store(&world.tree, directory, ROOT, b"1")),
+            libc::ENODEV
+        );
     }
 
     #[test]
@@ -209,15 +217,19 @@ mod tests {
         for pid in 1..3000 {
             world.join(pid);
         }
-        let (place, procs) = file(&world, "gcgroup.procs");
-        let size = attributes(&world.tree, Node::File(place, procs)).unwrap().size;
+        let (directory, procs) = file(&world, "gcgroup.procs");
+        let size = attributes(&world.tree, Node::File(directory, procs))
+            .unwrap()
+            .size;
         assert!(
             size >= world.show("gcgroup.procs").len() as u64 && size > 4096 && size.is_multiple_of(4096),
             "{size}"
         );
-        let (place, limit) = file(&world, "7/memory.limit");
+        let (directory, limit) = file(&world, "7/memory.limit");
         assert_eq!(
-            attributes(&world.tree, Node::File(place, limit)).unwrap().size,
+            attributes(&world.tree, Node::File(directory, limit))
+                .unwrap()
+                .size,
             4096
         );
     }

@@ -29,15 +29,15 @@ mod tests {
     use crate::tree::fixture::{ROOT, World};
 
     /// Calls `test` for every file of every directory of a new process, of its group and of the root.
-    fn each(world: &World, mut test: impl FnMut(&str, crate::tree::Place, &'static ControlFile)) {
+    fn each(world: &World, mut test: impl FnMut(&str, crate::tree::Directory, &'static ControlFile)) {
         world.group("team/a");
         let _ = world.store("team/a/gcgroup.procs", ROOT, "100");
-        for directory in ["", "100", "100/0", "team", "team/0", "team/a", "team/a/1"] {
-            let Node::Dir(place) = file::resolve(&world.tree, directory).unwrap() else {
+        for path in ["", "100", "100/0", "team", "team/0", "team/a", "team/a/1"] {
+            let Node::Dir(directory) = file::resolve(&world.tree, path).unwrap() else {
                 panic!()
             };
-            for file in file::files_in(&world.tree, place).unwrap() {
-                test(&format!("{directory}/{}", file.name), place, file);
+            for file in file::files_in(&world.tree, directory).unwrap() {
+                test(&format!("{path}/{}", file.name), directory, file);
             }
         }
     }
@@ -87,12 +87,12 @@ mod tests {
     fn every_file_of_a_new_process_can_be_shown() {
         let world = World::new(2);
         world.join(100);
-        each(&world, |path, place, file| {
+        each(&world, |path, directory, file| {
             if matches!(file.io, Io::Write(_)) {
                 return;
             }
             let text = file
-                .show(&world.tree, place)
+                .show(&world.tree, directory)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert!(text.is_empty() || text.ends_with('\n'), "{path}: {text:?}");
             assert!(file.contents.are_list() || text.len() <= PAGE, "{path}");
@@ -103,19 +103,19 @@ mod tests {
     fn shown_value_can_be_stored_back() {
         let world = World::new(2);
         world.join(100);
-        each(&world, |path, place, file| {
+        each(&world, |path, directory, file| {
             let (Io::ReadWrite(..) | Io::Setting(_)) = file.io else {
                 return;
             };
             if file.contents.are_list() {
                 return;
             }
-            let text = file.show(&world.tree, place).unwrap();
-            let stored = file.store(&world.tree, place, ROOT, text.as_bytes());
+            let text = file.show(&world.tree, directory).unwrap();
+            let stored = file.store(&world.tree, directory, ROOT, text.as_bytes());
             world
                 .tree
                 .finish(stored.unwrap_or_else(|e| panic!("{path}: {e}")));
-            assert_eq!(file.show(&world.tree, place).unwrap(), text, "{path}");
+            assert_eq!(file.show(&world.tree, directory).unwrap(), text, "{path}");
         });
     }
 
@@ -124,12 +124,12 @@ mod tests {
         let world = World::new(2);
         let id = world.join(100);
         world.fill_usage(id, u64::MAX);
-        each(&world, |path, place, file| {
+        each(&world, |path, directory, file| {
             if matches!(file.io, Io::Write(_)) {
                 return;
             }
             let text = file
-                .show(&world.tree, place)
+                .show(&world.tree, directory)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert!(file.contents.are_list() || text.len() <= PAGE, "{path}");
         });

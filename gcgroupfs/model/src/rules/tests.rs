@@ -88,7 +88,7 @@ fn only_first_matching_rule_applies() {
     let group = verdict.group.as_ref().unwrap();
     assert_eq!((group.path.as_str(), group.delegate), ("users/alice", true));
     assert_eq!(
-        group.given.lines(),
+        group.settings.lines(),
         ["memory.limit 8589934592", "compute.max 20000 100000"]
     );
     assert_eq!(
@@ -194,6 +194,6 @@ fn example_groups_jobs_pods_containers_services() {
     let besteffort = of_example(&format!("/kubepods/besteffort/pod{pod}/1"))
         .group
         .unwrap();
-    assert_eq!(besteffort.given.lines(), ["compute.priority 12"]);
+    assert_eq!(besteffort.settings.lines(), ["compute.priority 12"]);
     assert_eq!(of_example("/init.scope"), Verdict::default());
 }

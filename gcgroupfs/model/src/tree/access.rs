@@ -1,6 +1,6 @@
 //! Owners and modes of directories.
 
-use super::{Access, Caller, Change, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
+use super::{Access, Caller, Change, DIRECTORY_MODE, Directory, Entity, Notice, Owner, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -8,24 +8,24 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn access(&self, place: Place) -> Result<Access> {
-        self.state.lock().access(place)
+    pub fn access(&self, directory: Directory) -> Result<Access> {
+        self.state.lock().access(directory)
     }
 
     /// Returns whether the caller may make and remove groups in a directory, by its owner, group and mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_change(&self, place: Place, caller: Caller) -> Result<bool> {
-        self.lets(place, caller, 0o3)
+    pub fn may_change(&self, directory: Directory, caller: Caller) -> Result<bool> {
+        self.lets(directory, caller, 0o3)
     }
 
     /// Returns whether the caller may open entries of a directory, by its owner, group and mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_search(&self, place: Place, caller: Caller) -> Result<bool> {
-        self.lets(place, caller, 0o1)
+    pub fn may_search(&self, directory: Directory, caller: Caller) -> Result<bool> {
+        self.lets(directory, caller, 0o1)
     }
 
     /// Returns whether the caller may list the names in a directory and open them, by its owner, group and
@@ -33,13 +33,13 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_find(&self, place: Place, caller: Caller) -> Result<bool> {
-        self.lets(place, caller, 0o5)
+    pub fn may_find(&self, directory: Directory, caller: Caller) -> Result<bool> {
+        self.lets(directory, caller, 0o5)
     }
 
-    fn lets(&self, place: Place, caller: Caller, wanted: u16) -> Result<bool> {
+    fn lets(&self, directory: Directory, caller: Caller, wanted: u16) -> Result<bool> {
         let state = self.state.lock();
-        let Access { owner, mode } = state.access(place)?;
+        let Access { owner, mode } = state.access(directory)?;
         let bits = if caller.uid == owner.uid {
             mode >> 6
         } else if caller.gid == owner.gid {
@@ -58,14 +58,14 @@ impl Tree {
     /// directory, or that changes the uid; [`Error::Gone`].
     pub fn set_access(
         &self,
-        place: Place,
+        directory: Directory,
         caller: Caller,
         (uid, gid): (Option<u32>, Option<u32>),
         mode: Option<u16>,
     ) -> Result<Change> {
         let mut state = self.state.lock();
         let is_root = state.is_root(caller);
-        let old = state.access(place)?;
+        let old = state.access(directory)?;
         let access = Access {
             owner: Owner {
                 uid: uid.unwrap_or(old.owner.uid),
@@ -73,7 +73,7 @@ impl Tree {
             },
             mode: mode.map_or(old.mode, |mode| mode & 0o777),
         };
-        if place.device.is_some() || matches!(place.whose(), Entity::Process(_)) {
+        if directory.device.is_some() || matches!(directory.whose(), Entity::Process(_)) {
             return Err(Error::FixedShape);
         }
         if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
@@ -81,7 +81,7 @@ impl Tree {
                 "only the owner can change the directory, and only root its uid",
             ));
         }
-        let notice = match place.whose() {
+        let notice = match directory.whose() {
             Entity::Group(id) => {
                 state.groups.get_mut(&id).ok_or(Error::Gone)?.access = access;
                 Notice::GroupChanged(id)
@@ -96,9 +96,9 @@ impl Tree {
 }
 
 impl State {
-    pub(super) fn access(&self, place: Place) -> Result<Access> {
-        self.level(place)?;
-        match place.whose() {
+    pub(super) fn access(&self, directory: Directory) -> Result<Access> {
+        self.level(directory)?;
+        match directory.whose() {
             Entity::Group(id) => Ok(self.groups.get(&id).ok_or(Error::Gone)?.access),
             Entity::Root => Ok(self.access.unwrap_or(Access {
                 owner: self.owner,

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::file::{Node, resolve};
     use crate::tree::fixture::{ROOT, World, new_group};
-    use crate::tree::{Listener, Place, Settings, Transient};
+    use crate::tree::{Directory, Listener, Settings, Transient};
 
     struct Slow(Mutex<Vec<Notice>>);
 
@@ -106,10 +106,10 @@ mod tests {
     }
 
     fn freeze(world: &World, text: &str) -> Change {
-        let Ok(Node::File(place, file)) = resolve(&world.tree, "100/compute.freeze") else {
+        let Ok(Node::File(directory, file)) = resolve(&world.tree, "100/compute.freeze") else {
             panic!("no such file")
         };
-        file.store(&world.tree, place, ROOT, text.as_bytes()).unwrap()
+        file.store(&world.tree, directory, ROOT, text.as_bytes()).unwrap()
     }
 
     #[test]
@@ -162,8 +162,8 @@ mod tests {
         };
         let job = world
             .tree
-            .make_transient_group(&new_group(Place::ROOT, "job"), transient);
-        let job = Place::group(job.unwrap());
+            .make_transient_group(&new_group(Directory::ROOT, "job"), transient);
+        let job = Directory::group(job.unwrap());
         assert_eq!(reported(), [("job".to_owned(), false)]);
         let (_, made) = world.tree.make_group(&new_group(job, "step")).unwrap();
         world.tree.finish(made.through_mount());

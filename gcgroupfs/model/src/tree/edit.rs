@@ -2,7 +2,7 @@
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_PRIORITY, Setting};
-use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
+use super::{Caller, Directory, Entity, GroupId, Notice, ProcessId, Settings, State, Sums, enforce};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
@@ -12,7 +12,7 @@ const CANNOT_SWAP: &str = "the process was not started with --swap";
 #[derive(Debug)]
 pub struct Edit<'a> {
     state: &'a mut State,
-    place: Place,
+    directory: Directory,
     caller: Caller,
     notices: Vec<Notice>,
 }
@@ -25,10 +25,10 @@ enum Target {
 }
 
 impl<'a> Edit<'a> {
-    pub(super) fn new(state: &'a mut State, place: Place, caller: Caller) -> Self {
+    pub(super) fn new(state: &'a mut State, directory: Directory, caller: Caller) -> Self {
         Self {
             state,
-            place,
+            directory,
             caller,
             notices: Vec::new(),
         }
@@ -214,7 +214,7 @@ impl<'a> Edit<'a> {
     /// # Errors
     /// `EOPNOTSUPP` except in the root and in groups; `ESRCH`, `EPERM` as for a move.
     pub fn take_in(&mut self, pid: u32) -> Result<()> {
-        let to = match (self.place.whose(), self.place.device) {
+        let to = match (self.directory.whose(), self.directory.device) {
             (Entity::Root, None) => None,
             (Entity::Group(id), None) => Some(id),
             _ => return Err(Error::NotSupported("processes can only be put into groups")),
@@ -270,7 +270,7 @@ impl<'a> Edit<'a> {
     }
 
     fn device(&self) -> Option<usize> {
-        self.place.device.map(usize::from)
+        self.directory.device.map(usize::from)
     }
 
     fn uuid(&self) -> Option<String> {
@@ -279,7 +279,7 @@ impl<'a> Edit<'a> {
     }
 
     fn target(&self) -> Result<Target> {
-        match self.place.whose() {
+        match self.directory.whose() {
             Entity::Root => Err(Error::NotFound),
             Entity::Process(id) => Ok(Target::Process(id)),
             Entity::Group(id) => Ok(Target::Group(id)),

@@ -7,7 +7,7 @@ use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
-use super::settings::{MEMORY_LIMIT, SETTINGS, Setting};
+use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting};
 use super::{Device, ProcessId};
 
 /// Result of [`arbitrate`].
@@ -75,6 +75,7 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     control.swap_answer.store(usage.swap_request().number, Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
+    control.swap_group_room.store(NO_LIMIT, Relaxed);
     let Some(device) = devices.get(slot) else { return };
     let (low, high) = device.uuid.split_at(8);
     for (half, word) in [low, high].into_iter().zip(&control.uuid) {
@@ -185,6 +186,8 @@ pub(super) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
 /// Publishes `memory.swap.max`.
 pub(super) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some(slot) = slot else {
+        let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
+        process.control().enables_swap.store(u64::from(own != 0), Relaxed);
         return swap(
             process,
             &process.control().memory_swap_max,
@@ -204,6 +207,16 @@ fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
     let is_new = word.load(Relaxed) != bytes;
     word.store(bytes, Relaxed);
     is_new && process.can_swap()
+}
+
+/// Publishes `memory.visible`.
+pub(super) fn memory_visible(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
+        let (index, uuid) = slot.names();
+        let visible = process.visible(index, uuid).number();
+        control.memory_visible.store(visible, Relaxed);
+    }
+    false
 }
 
 /// Publishes `compute.priority`.
@@ -358,5 +371,13 @@ pub(super) fn allow(control: &Control, slot: usize, limit: u64, room: u64) {
     if let Some(control) = control.devices.get(slot) {
         control.group_limit.store(limit, Relaxed);
         control.group_room.store(room, Relaxed);
+    }
+}
+
+/// Publishes the room that the groups above have left for memory that a process swaps out from the device of
+/// `slot`.
+pub(super) fn allow_swap(control: &Control, slot: usize, room: u64) {
+    if let Some(control) = control.devices.get(slot) {
+        control.swap_group_room.store(room, Relaxed);
     }
 }

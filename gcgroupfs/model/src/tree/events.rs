@@ -2,12 +2,12 @@
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
-use super::{Devices, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums, all_counters};
+use super::{Devices, Directory, Entity, Group, GroupId, Notice, ProcessId, State, Sums, all_counters};
 
 /// State shown by the events files of one directory, each with its number of changes: a poller compares that
 /// number with the one of its last read.
 #[derive(Debug, Clone, Copy, Default)]
-struct Directory {
+struct EventState {
     standing: Standing,
     nr_standing: u64,
     /// Sum of all counts in `memory.events`, none of which ever falls.
@@ -27,7 +27,7 @@ pub(super) struct Standing {
 
 /// State of all events files of a process or a group: its own directory first, then one for each device.
 #[derive(Debug, Default)]
-pub(super) struct Events(Box<[Directory]>);
+pub(super) struct Events(Box<[EventState]>);
 
 /// Returns the number of directories with events files: its own, and one for each device.
 pub(super) fn nr_places(nr_devices: usize) -> usize {
@@ -39,13 +39,13 @@ fn position(device: Option<usize>) -> usize {
 }
 
 impl Events {
-    fn at(&self, device: Option<usize>) -> Directory {
+    fn at(&self, device: Option<usize>) -> EventState {
         self.0.get(position(device)).copied().unwrap_or_default()
     }
 
-    fn at_mut(&mut self, at: usize) -> &mut Directory {
+    fn at_mut(&mut self, at: usize) -> &mut EventState {
         if self.0.len() <= at {
-            let more = (self.0.len()..=at).map(|_| Directory::default());
+            let more = (self.0.len()..=at).map(|_| EventState::default());
             self.0 = self.0.iter().copied().chain(more).collect();
         }
         &mut self.0[at]
@@ -134,8 +134,8 @@ impl State {
 
     /// Counts and reports the changes of a process, or of all processes in a group unless it is large.
     /// Returns whether there were any.
-    pub(super) fn note_events_below(&mut self, place: Place, notices: &mut Vec<Notice>) -> bool {
-        let ids = match place.whose() {
+    pub(super) fn note_events_below(&mut self, directory: Directory, notices: &mut Vec<Notice>) -> bool {
+        let ids = match directory.whose() {
             Entity::Root => Vec::new(),
             Entity::Process(id) => vec![id],
             Entity::Group(id) => match self.groups.get(&id) {

@@ -11,8 +11,8 @@ use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
-    Blocks, Caller, DIRECTORY_MODE, Device, Entity, GroupId, Host, Identity, Listener, NewGroup, Notice,
-    Owner, Place, ProcessId, Saved, Settings, Tree, Untrusted,
+    Blocks, Caller, DIRECTORY_MODE, Device, Directory, Entity, GroupId, Host, Identity, Listener, NewGroup,
+    Notice, Owner, ProcessId, Saved, Settings, Tree, Untrusted,
 };
 use crate::error::Result;
 use crate::file::{Node, resolve};
@@ -122,7 +122,7 @@ impl Listener for Recorder {
 }
 
 /// Returns a group that root makes, with the usual mode.
-pub fn new_group(parent: Place, name: &str) -> NewGroup<'_> {
+pub fn new_group(parent: Directory, name: &str) -> NewGroup<'_> {
     NewGroup {
         parent,
         name,
@@ -159,10 +159,14 @@ impl World {
     pub fn group(&self, path: &str) -> GroupId {
         let mut at = None;
         for name in path.split('/') {
-            at = match self.tree.directory(Place::of(at), name).map(Place::whose) {
+            at = match self
+                .tree
+                .subdirectory(Directory::of(at), name)
+                .map(Directory::whose)
+            {
                 Ok(Entity::Group(id)) => Some(id),
                 _ => {
-                    let (id, change) = self.tree.make_group(&new_group(Place::of(at), name)).unwrap();
+                    let (id, change) = self.tree.make_group(&new_group(Directory::of(at), name)).unwrap();
                     self.tree.finish(change);
                     Some(id)
                 }
@@ -187,15 +191,15 @@ impl World {
     /// Returns the contents of the file at `path`.
     pub fn show(&self, path: &str) -> String {
         match resolve(&self.tree, path).unwrap() {
-            Node::File(place, file) => file.show(&self.tree, place).unwrap(),
+            Node::File(directory, file) => file.show(&self.tree, directory).unwrap(),
             Node::Dir(_) => panic!("{path} is a directory"),
         }
     }
 
     pub fn store(&self, path: &str, caller: Caller, text: &str) -> Result<()> {
         match resolve(&self.tree, path).unwrap() {
-            Node::File(place, file) => {
-                let stored = file.store(&self.tree, place, caller, text.as_bytes());
+            Node::File(directory, file) => {
+                let stored = file.store(&self.tree, directory, caller, text.as_bytes());
                 stored.map(|change| self.tree.finish(change))
             }
             Node::Dir(_) => panic!("{path} is a directory"),

@@ -27,7 +27,7 @@ pub(super) use self::resource::Resource;
 use super::{Devices, GroupId, ProcessId};
 
 /// The scope of a limit: one device, by its index in [`Grants::slots`], or all together.
-type Place = Option<usize>;
+type Position = Option<usize>;
 
 /// The limit that caused a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Grants {
     resource: Resource,
-    /// The slots in use; the index is the place.
+    /// The slots in use; the index is the position.
     slots: Vec<usize>,
-    /// Bytes that exist at each place.
+    /// Bytes that exist at each position.
     totals: Vec<u64>,
     groups: BTreeMap<GroupId, Node>,
     members: BTreeMap<ProcessId, Member>,
@@ -76,10 +76,10 @@ impl Grants {
         let total = self.resource.total(slot, devices);
         self.slots.push(slot);
         self.totals.push(total);
-        self.groups.values_mut().for_each(Node::add_place);
+        self.groups.values_mut().for_each(Node::add_position);
         self.members
             .values_mut()
-            .for_each(|member| member.add_place((slot, total)));
+            .for_each(|member| member.add_position((slot, total)));
         let members: Vec<_> = self
             .members
             .iter()
@@ -118,20 +118,22 @@ impl Grants {
     /// Sets a group's limit in bytes, on the device of a slot or as a whole. Bytes held beyond it stay held:
     /// see [`excess`](Self::excess).
     pub(super) fn set_limit(&mut self, id: GroupId, device: Option<usize>, limit: u64) {
-        let Ok(place) = self.place(device) else { return };
+        let Ok(position) = self.position(device) else {
+            return;
+        };
         let Some(node) = self.groups.get_mut(&id) else {
             return;
         };
-        if node.limit(place) == limit {
+        if node.limit(position) == limit {
             return;
         }
         // Set first; compared only after all processes below have been charged.
-        node.set_limit(place, limit);
+        node.set_limit(position, limit);
         for member in self.below(id) {
             self.govern(member, false);
         }
         // The bound of what the group passes on may have changed.
-        for at in self.places(None) {
+        for at in self.positions(None) {
             self.charge(Some(id), at, Recharge::default());
         }
         self.settle(Some(id));
@@ -144,15 +146,15 @@ impl Grants {
 
     /// Returns the bytes held beyond a group's limit.
     pub(super) fn excess(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+        let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
             return 0;
         };
-        node.missing(place, 0)
+        node.missing(position, 0)
     }
 
     /// Sets the bytes that the process holds beyond its ledger on the device of a slot.
     pub(super) fn set_overhead(&mut self, id: ProcessId, device: usize, bytes: u64) {
-        let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
+        let (Ok(Some(at)), Some(member)) = (self.position(Some(device)), self.members.get_mut(&id)) else {
             return;
         };
         let (charge, group) = (member.charge(at), member.group);
@@ -167,7 +169,7 @@ impl Grants {
 
     /// Trusts what the process claims to hold until NVML answers.
     pub(super) fn trust(&mut self, id: ProcessId) {
-        for at in self.places(None) {
+        for at in self.positions(None) {
             self.change(id, at, |member| member.trust(at));
         }
         let group = self.members.get(&id).and_then(|member| member.group);
@@ -177,7 +179,7 @@ impl Grants {
 
     /// Stores what NVML shows the process to hold on the device of a slot, in bytes.
     pub(super) fn show(&mut self, id: ProcessId, device: usize, bytes: u64) {
-        let Ok(Some(at)) = self.place(Some(device)) else {
+        let Ok(Some(at)) = self.position(Some(device)) else {
             return;
         };
         let before = self.members.get(&id).map(|member| member.charge(at));
@@ -193,7 +195,7 @@ impl Grants {
 
     /// Returns the most bytes that the process is believed to have charged on the device of a slot.
     pub(super) fn most(&self, id: ProcessId, device: usize) -> u64 {
-        match (self.place(Some(device)), self.members.get(&id)) {
+        match (self.position(Some(device)), self.members.get(&id)) {
             (Ok(Some(at)), Some(member)) => member.most(at),
             _ => 0,
         }
@@ -201,10 +203,10 @@ impl Grants {
 
     /// Returns the most bytes believed to be held in a group on the device of a slot, or as a whole.
     pub(super) fn cap(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+        let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
             return NO_LIMIT;
         };
-        u64::try_from(node.cap(place)).unwrap_or(NO_LIMIT)
+        u64::try_from(node.cap(position)).unwrap_or(NO_LIMIT)
     }
 
     /// Compares what the process has charged with what it holds. Memory that existed already may have been
@@ -213,7 +215,7 @@ impl Grants {
         if !self.members.get(&id).is_some_and(Member::is_limited) {
             return;
         }
-        for at in self.places(None) {
+        for at in self.positions(None) {
             self.concede(id, at);
             let Some(member) = self.members.get(&id).filter(|member| !member.is_open(at)) else {
                 continue;
@@ -235,7 +237,7 @@ impl Grants {
     /// Grants the process `bytes` beyond what it has charged on the device of a slot, if all groups above
     /// have room after taking back what others do not use.
     pub(super) fn request(&mut self, id: ProcessId, device: usize, bytes: u64) -> Outcome {
-        let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
+        let (Ok(Some(at)), Some(member)) = (self.position(Some(device)), self.members.get_mut(&id)) else {
             return Outcome::Granted;
         };
         let group = member.group;
@@ -270,17 +272,17 @@ impl Grants {
     /// Returns the bytes that the process may have charged on the device of a slot; `None` without a limit
     /// above.
     pub(super) fn granted(&self, id: ProcessId, device: usize) -> Option<u64> {
-        let at = self.place(Some(device)).ok()??;
+        let at = self.position(Some(device)).ok()??;
         let member = self.members.get(&id)?;
         member.is_granted(at).then(|| member.held(at))
     }
 
     /// Returns the bytes of a group's limit that are not held, on the device of a slot or as a whole.
     pub(super) fn room(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+        let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
             return NO_LIMIT;
         };
-        node.room(place)
+        node.room(position)
     }
 
     /// Stops granting in a group until [`told`](Self::told): one of its processes is alive and has not
@@ -305,8 +307,8 @@ impl Grants {
     /// Returns the bytes that the group is charged.
     #[cfg(test)]
     fn charged(&self, id: GroupId, device: Option<usize>) -> u128 {
-        let place = self.place(device).unwrap_or_default();
-        self.groups[&id].charged(place)
+        let position = self.position(device).unwrap_or_default();
+        self.groups[&id].charged(position)
     }
 
     fn has_limit(&self, id: GroupId) -> bool {
@@ -317,21 +319,23 @@ impl Grants {
         self.groups.get(&id).is_some_and(Node::is_unsure)
     }
 
-    fn limit(&self, id: GroupId, place: Place) -> u64 {
-        self.groups.get(&id).map_or(NO_LIMIT, |node| node.limit(place))
+    fn limit(&self, id: GroupId, position: Position) -> u64 {
+        self.groups.get(&id).map_or(NO_LIMIT, |node| node.limit(position))
     }
 
-    fn missing(&self, id: GroupId, place: Place, need: u64) -> u64 {
-        self.groups.get(&id).map_or(0, |node| node.missing(place, need))
+    fn missing(&self, id: GroupId, position: Position, need: u64) -> u64 {
+        self.groups
+            .get(&id)
+            .map_or(0, |node| node.missing(position, need))
     }
 
-    /// Returns that place, or all places for `None`.
-    fn places(&self, place: Place) -> Range<usize> {
-        place.map_or(0..self.slots.len(), |at| at..at + 1)
+    /// Returns that position, or all for `None`.
+    fn positions(&self, position: Position) -> Range<usize> {
+        position.map_or(0..self.slots.len(), |at| at..at + 1)
     }
 
-    /// Returns the place of a slot, `None` for the whole; an error for a slot that is not in use.
-    fn place(&self, device: Option<usize>) -> Result<Place, ()> {
+    /// Returns the position of a slot, `None` for the whole; an error for a slot that is not in use.
+    fn position(&self, device: Option<usize>) -> Result<Position, ()> {
         let Some(slot) = device else { return Ok(None) };
         self.slots.iter().position(|of| *of == slot).map(Some).ok_or(())
     }
@@ -365,7 +369,7 @@ impl Grants {
         }
     }
 
-    /// Changes what a process holds at a place, and charges the groups above.
+    /// Changes what a process holds at a position, and charges the groups above.
     fn change(&mut self, id: ProcessId, at: usize, change: impl FnOnce(&mut Member)) {
         let Some(member) = self.members.get_mut(&id) else {
             return;

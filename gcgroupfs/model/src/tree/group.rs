@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
 use super::saved::Made;
-use super::{Access, Caller, GroupId, Place, ProcessId, Settings, Sums};
+use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
 /// Maximum nesting depth; a group in the root has depth 1.
@@ -88,7 +88,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// A group to be made.
 #[derive(Debug, Clone, Copy)]
 pub struct NewGroup<'a> {
-    pub parent: Place,
+    pub parent: Directory,
     pub name: &'a str,
     /// The creator: charged with the group, and its owner unless the group is transient.
     pub caller: Caller,

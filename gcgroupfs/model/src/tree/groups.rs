@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::saved::Made;
+use super::settings::MEMORY_SWAP_MAX;
 use super::{
-    Access, Caller, Change, DIRECTORY_MODE, Device, Entity, Group, GroupId, NewGroup, Notice, Owner, Place,
-    ProcessId, Saved, Settings, State, Transient, Tree, enforce,
+    Access, Caller, Change, DIRECTORY_MODE, Device, Directory, Entity, Group, GroupId, NewGroup, Notice,
+    Owner, ProcessId, Saved, Settings, State, Transient, Tree, enforce,
 };
 use crate::error::{Error, Result};
 
@@ -35,12 +36,12 @@ impl Tree {
     /// # Errors
     /// `EPERM` for a process's or a device's directory, `ENOENT` if no group has that name, `EBUSY` if the
     /// group contains processes or groups.
-    pub fn remove_group(&self, parent: Place, name: &str) -> Result<Change> {
-        let place = self.directory(parent, name)?;
-        let Entity::Group(id) = place.whose() else {
+    pub fn remove_group(&self, parent: Directory, name: &str) -> Result<Change> {
+        let directory = self.subdirectory(parent, name)?;
+        let Entity::Group(id) = directory.whose() else {
             return Err(Error::FixedShape);
         };
-        if place.device.is_some() {
+        if directory.device.is_some() {
             return Err(Error::FixedShape);
         }
         let mut notices = Vec::new();
@@ -51,12 +52,12 @@ impl Tree {
     }
 
     /// Returns the parent directory; the root's parent is the root.
-    pub fn parent(&self, place: Place) -> Place {
+    pub fn parent(&self, directory: Directory) -> Directory {
         let state = self.state.lock();
-        match place.whose() {
-            _ if place.device.is_some() => place.whole(),
-            Entity::Group(id) => Place::of(state.groups.get(&id).and_then(|group| group.parent)),
-            Entity::Root | Entity::Process(_) => Place::ROOT,
+        match directory.whose() {
+            _ if directory.device.is_some() => directory.whole(),
+            Entity::Group(id) => Directory::of(state.groups.get(&id).and_then(|group| group.parent)),
+            Entity::Root | Entity::Process(_) => Directory::ROOT,
         }
     }
 
@@ -76,14 +77,14 @@ impl Tree {
     }
 
     /// Returns the group `name` of a directory, if the caller made it and it is empty.
-    pub fn made_by(&self, parent: Place, name: &str, caller: Caller) -> Option<Place> {
-        let place = self.directory(parent, name).ok()?;
-        let Entity::Group(id) = place.whose() else {
+    pub fn made_by(&self, parent: Directory, name: &str, caller: Caller) -> Option<Directory> {
+        let directory = self.subdirectory(parent, name).ok()?;
+        let Entity::Group(id) = directory.whose() else {
             return None;
         };
         let state = self.state.lock();
         let group = state.groups.get(&id)?;
-        (group.maker == caller.uid && group.is_empty()).then_some(place)
+        (group.maker == caller.uid && group.is_empty()).then_some(directory)
     }
 
     pub fn has_group(&self, id: GroupId) -> bool {
@@ -94,6 +95,15 @@ impl Tree {
     /// settings in a group, on all devices together.
     pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
         self.state.lock().least_priority(settings, group, None)
+    }
+
+    /// Returns whether processes that start in a group can swap without having asked: root has set
+    /// `memory.swap.max` of the group, or else of the nearest one above, to more than 0.
+    pub fn enables_swap(&self, group: Option<GroupId>) -> bool {
+        let state = self.state.lock();
+        let groups = state.chain(group).into_iter();
+        let mut set = groups.filter_map(|id| state.groups.get(&id)?.settings.root(MEMORY_SWAP_MAX, None));
+        set.next().is_some_and(|bytes| bytes.number() != 0)
     }
 
     /// Returns the persistent state of a process, or `None` if it has left.
@@ -234,7 +244,7 @@ impl State {
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Removed {
             id,
-            parent: Place::of(group.parent),
+            parent: Directory::of(group.parent),
             name: group.name.clone(),
             is_reported: false,
         });

@@ -1,10 +1,10 @@
-//! Settings that a group passes down to its processes and child groups: freeze, the priority of those that
-//! have none of their own, and root's priority, which bounds what other users may set. Limits are not
-//! inherited: each applies by itself.
+//! Settings that a group passes down to its processes and child groups: freeze, `memory.visible` and the
+//! priority of those that have none of their own, and root's priority, which bounds what other users may set.
+//! Limits are not inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::{COMPUTE_FREEZE, Ranked};
+use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Ranked, Value};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
@@ -12,6 +12,7 @@ use super::{Device, Settings};
 pub(super) struct Inherited {
     freeze: bool,
     rank: Ranked,
+    visible: Option<Value>,
     devices: Vec<OnDevice>,
 }
 
@@ -19,6 +20,7 @@ pub(super) struct Inherited {
 struct OnDevice {
     freeze: bool,
     rank: Ranked,
+    visible: Option<Value>,
 }
 
 impl Inherited {
@@ -36,11 +38,13 @@ impl Inherited {
             OnDevice {
                 freeze: above.freeze || settings.of_group(COMPUTE_FREEZE, uuid).is_on(),
                 rank: settings.rank(uuid, above.rank),
+                visible: settings.nearest(MEMORY_VISIBLE, uuid).or(above.visible),
             }
         };
         Self {
             freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
             rank: settings.rank(None, self.rank),
+            visible: settings.nearest(MEMORY_VISIBLE, None).or(self.visible),
             devices: devices.iter().map(on).collect(),
         }
     }
@@ -60,6 +64,14 @@ impl Inherited {
         match device.and_then(|device| self.devices.get(device)) {
             Some(on) => on.rank,
             None => self.rank,
+        }
+    }
+
+    /// Returns the inherited `memory.visible`, as a whole or on a device; `None` if no group sets it.
+    pub(super) fn visible(&self, device: Option<usize>) -> Option<Value> {
+        match device.and_then(|device| self.devices.get(device)) {
+            Some(on) => on.visible,
+            None => self.visible,
         }
     }
 }

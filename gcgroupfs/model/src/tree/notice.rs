@@ -1,6 +1,6 @@
 //! Notices of the tree to its listeners.
 
-use super::{GroupId, Place, ProcessId, Saved};
+use super::{Directory, GroupId, ProcessId, Saved};
 
 /// A change that the tree cannot act on itself. Delivered after the lock has been released, so two notices
 /// may overtake each other: a listener must look in the tree for the current state.
@@ -29,7 +29,7 @@ pub enum Notice {
     /// A group's directory has appeared.
     Made {
         id: GroupId,
-        parent: Place,
+        parent: Directory,
         name: String,
         /// The kernel itself reports it to watchers (inotify): it was requested through the mount.
         is_reported: bool,
@@ -37,7 +37,7 @@ pub enum Notice {
     /// A group's directory has gone.
     Removed {
         id: GroupId,
-        parent: Place,
+        parent: Directory,
         name: String,
         /// As in [`Notice::Made`].
         is_reported: bool,

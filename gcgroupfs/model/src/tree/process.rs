@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 
+use super::counter_records::Written;
 use super::events::Events;
 use super::inherited::Inherited;
-use super::legacy::Written;
-use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX};
+use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::text::Comm;
 
@@ -194,6 +194,13 @@ impl Process {
         let at = device.map_or(0, |device| device + 1);
         let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
         self.settings.get(MEMORY_SWAP_MAX, uuid).number().min(bound)
+    }
+
+    /// Returns `memory.visible` in force, as a whole or on a device of that index and UUID.
+    pub(super) fn visible(&self, device: Option<usize>, uuid: Option<&str>) -> Value {
+        let own = self.settings.nearest(MEMORY_VISIBLE, uuid);
+        own.or_else(|| self.inherited.visible(device))
+            .unwrap_or(MEMORY_VISIBLE.default)
     }
 
     /// Returns the priority in force, as a whole or on a device of that index and UUID.

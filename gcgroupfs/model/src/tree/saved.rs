@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::group::Counted;
 use super::process::Process;
-use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, legacy};
+use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, counter_records};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
@@ -108,7 +108,7 @@ impl Saved {
             counted.peak = kept.peak;
             (device, counted)
         });
-        let counts = legacy::counts(process, devices);
+        let counts = counter_records::counts(process, devices);
         Self {
             settings: process.settings.clone(),
             group: process.group,

@@ -70,10 +70,10 @@ impl Settings {
     /// the priority. Returns the bound if the requested priority was below it and was raised to it.
     ///
     /// [`Tree::least_priority`]: super::Tree::least_priority
-    pub fn wish(&mut self, hello: &Hello, bound: Option<u32>) -> Option<u32> {
+    pub fn apply_request(&mut self, hello: &Hello, bound: Option<u32>) -> Option<u32> {
         let bound = bound.or_else(|| Some(self.process.get(COMPUTE_PRIORITY).root?.priority()));
         for setting in SETTINGS {
-            let asked = setting.wish.as_ref().map(|wish| wish.asked);
+            let asked = setting.run_option.as_ref().map(|option| option.asked);
             let Some(asked) = asked.and_then(|asked| asked(hello)) else {
                 continue;
             };
@@ -95,9 +95,9 @@ impl Settings {
 
     /// Returns the settings of a process in no group, as its user requests them.
     #[cfg(any(test, fuzzing, feature = "fixture"))]
-    pub fn wished(hello: &Hello) -> Self {
+    pub fn requested(hello: &Hello) -> Self {
         let mut settings = Self::default();
-        settings.wish(hello, Some(DEFAULT_PRIORITY));
+        settings.apply_request(hello, Some(DEFAULT_PRIORITY));
         settings
     }
 
@@ -133,8 +133,13 @@ impl Settings {
         self.at(device)?.get(setting).value
     }
 
+    /// Returns the value of a setting that [inherits](Setting::inherits): of the device, else of the whole.
+    pub fn nearest(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+        self.own(setting, device).or_else(|| self.own(setting, None))
+    }
+
     /// Returns the last value that root has set for it.
-    fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+    pub fn root(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
         self.at(device)?.get(setting).root
     }
 

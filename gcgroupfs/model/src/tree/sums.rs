@@ -67,7 +67,7 @@ counters! {
         /// Bytes of device allocations that are in host memory.
         pub current: u64,
         /// Bytes of host memory in the swap pool, not in use.
-        pub supply: u64,
+        pub pool: u64,
         /// Bytes that could be moved to the host.
         pub swappable: u64,
     }
@@ -160,7 +160,7 @@ impl Sums {
             nr_ended,
             swap: Swapped {
                 current: 0,
-                supply: 0,
+                pool: 0,
                 swappable: 0,
                 ..self.swap
             },
@@ -190,7 +190,7 @@ impl Sums {
             }
         }
         self.swap.current = self.swap.current.min(swapped);
-        self.swap.supply = self.swap.supply.min(host.memory);
+        self.swap.pool = self.swap.pool.min(host.memory);
         self.swap.swappable = self.swap.swappable.min(self.charged);
     }
 

@@ -1,11 +1,11 @@
 //! Joining, leaving, and what is kept afterwards.
 
 mod claims;
+mod counter_records;
 mod devices;
 mod groups;
 mod host_claims;
 mod lasting;
-mod legacy;
 mod peaks;
 mod requests;
 mod settings;
@@ -18,7 +18,8 @@ use gcgroup_abi::{DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::fixture::{OWNER, ROOT, World, blocks, identity};
 use super::{
-    COMPUTE_FREEZE, COMPUTE_PRIORITY, Identity, Level, MEMORY_LIMIT, Notice, Place, Saved, Settings, Value,
+    COMPUTE_FREEZE, COMPUTE_PRIORITY, Directory, Identity, Level, MEMORY_LIMIT, Notice, Saved, Settings,
+    Value,
 };
 use crate::error::Error;
 
@@ -84,8 +85,8 @@ fn reused_pid_gets_a_new_id_and_the_directory() {
     let second = world.join(100);
     assert_ne!(first, second);
     assert_eq!(world.tree.find(100), Some(second));
-    assert_eq!(world.tree.level(Place::process(first)), Err(Error::Gone));
-    assert_eq!(world.tree.level(Place::process(second)), Ok(Level::Process));
+    assert_eq!(world.tree.level(Directory::process(first)), Err(Error::Gone));
+    assert_eq!(world.tree.level(Directory::process(second)), Ok(Level::Process));
     let joined = |id| Notice::Joined {
         id,
         pid: 100,

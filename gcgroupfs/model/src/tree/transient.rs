@@ -22,7 +22,7 @@ impl Tree {
                 self.finish(change);
                 Ok(id)
             }
-            Err(Error::Exists) => match self.directory(new.parent, new.name)?.whose() {
+            Err(Error::Exists) => match self.subdirectory(new.parent, new.name)?.whose() {
                 Entity::Group(id) => Ok(id),
                 _ => Err(Error::Exists),
             },

@@ -74,7 +74,7 @@ impl<'a> Untrusted<'a> {
     /// Returns whether the process claims to have a swap pool on any device.
     pub(super) fn has_swap_pool(self) -> bool {
         let mut devices = self.usage.devices.iter();
-        devices.any(|device| device.swap_supply.load(Relaxed) != 0)
+        devices.any(|device| device.swap_pool.load(Relaxed) != 0)
     }
 
     /// Returns the number of the reset for which [`memory_peak`](Self::memory_peak) holds.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::settings::{MEMORY_SWAP_MAX, Setting, Value};
+use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
     Counter, Device, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums, Unmanaged,
     enforce, sums,
@@ -191,6 +191,18 @@ impl<'a> View<'a> {
             Scope::Group(group, device) => group.inherited.rank(device).in_force(),
         };
         Ok(Value::Number(priority.into()))
+    }
+
+    /// Returns `memory.visible` in force.
+    pub(super) fn memory_visible(&self) -> Result<Value> {
+        let (_, uuid) = self.settings()?;
+        match self.scope {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(process.visible(device, uuid)),
+            Scope::Group(group, device) => {
+                Ok(group.inherited.visible(device).unwrap_or(MEMORY_VISIBLE.default))
+            }
+        }
     }
 
     /// Returns the scheduling policy in force.

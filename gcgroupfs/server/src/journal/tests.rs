@@ -1,11 +1,11 @@
 //! State files that are cut, damaged, shared and rewritten.
 
 mod damage;
-mod place;
+mod state_file;
 
 use std::fs;
 
-use super::place::PAUSE;
+use super::state_file::PAUSE;
 use super::*;
 
 const A: Key = Key {

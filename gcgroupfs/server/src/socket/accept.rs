@@ -18,7 +18,7 @@ use gcgroupfs_sys::process;
 impl Server {
     pub(super) fn accept(&mut self) {
         match sys::accept(&self.listener) {
-            Ok(socket) => self.welcome(socket),
+            Ok(socket) => self.add_connection(socket),
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
                 if self.complaints.allows(Instant::now()) {
                     warn!("no room for another connection: clients wait");
@@ -30,7 +30,7 @@ impl Server {
         }
     }
 
-    fn welcome(&mut self, socket: OwnedFd) {
+    fn add_connection(&mut self, socket: OwnedFd) {
         let Ok((pid, uid, gid)) = process::owner(&socket) else {
             return self.receivers.retire(Arc::new(socket));
         };
@@ -72,7 +72,7 @@ impl Server {
         // No further client can connect to the old socket; otherwise this loop might not end.
         let _ = shutdown(old.as_raw_fd(), Shutdown::Both);
         while let Ok(socket) = sys::accept(&old) {
-            self.welcome(socket);
+            self.add_connection(socket);
         }
         let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into());
         if let Err(error) = self.epoll.add(&self.listener, event) {

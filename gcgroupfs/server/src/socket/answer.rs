@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use gcgroup_abi::message::Malformed;
 use serde::Serialize;
 
-use super::begin::may_begin;
+use super::initial_group::may_begin;
 use crate::protocol::{Answer, Operation, Request};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
-use gcgroupfs_model::tree::{DIRECTORY_MODE, GroupId, NewGroup, Place, Tree};
+use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
 
-pub use super::begin::Credentials;
+pub use super::initial_group::Credentials;
 
 /// Maximum number of files that a list request may name per directory.
 const MAX_FILES: usize = 64;
@@ -60,15 +60,15 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
 
 /// Resolves a path, if the client may search all directories on it.
 fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
-    file::resolve_if(tree, path, |place| asker.may_search(tree, place))
+    file::resolve_if(tree, path, |directory| asker.may_search(tree, directory))
 }
 
 fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
     match resolve(tree, asker, path)? {
-        Node::File(place, file) => {
+        Node::File(directory, file) => {
             // Does not wait for the process's answer: it is shown to the next reader.
-            file.ask(tree, place)?;
-            Ok(file.show(tree, place)?.into_bytes())
+            file.ask(tree, directory)?;
+            Ok(file.show(tree, directory)?.into_bytes())
         }
         Node::Dir(_) => Err(Error::IsDirectory),
     }
@@ -77,8 +77,8 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match resolve(tree, asker, request.name)? {
         Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
-        Node::File(place, file) => {
-            tree.finish(file.store(tree, place, asker.caller(), request.value)?);
+        Node::File(directory, file) => {
+            tree.finish(file.store(tree, directory, asker.caller(), request.value)?);
             Ok(())
         }
         Node::Dir(_) => Err(Error::IsDirectory),
@@ -111,7 +111,7 @@ fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
 
 /// Returns the directory that contains the path's last name, if the client may change that directory, and the
 /// last name.
-fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place, &'a str)> {
+fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Directory, &'a str)> {
     let path = path.trim_matches('/');
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     match resolve(tree, asker, above)? {
@@ -123,21 +123,24 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place,
 
 /// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
 fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
-    if !asker.may_search(tree, Place::ROOT)? {
+    if !asker.may_search(tree, Directory::ROOT)? {
         return Err(Error::WrongAccess);
     }
     let mut groups = BTreeMap::new();
     let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
     let mut out = Vec::new();
     for (id, identity) in tree.processes() {
-        let (pid, whole) = (identity.pid.to_string(), Place::process(id));
+        let (pid, whole) = (identity.pid.to_string(), Directory::process(id));
         let group = tree.group_of(id).flatten();
         let group = groups
             .entry(group)
             .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
             .as_deref();
-        let mut push = |place, device: Option<&str>| {
-            let files = names.iter().filter_map(|name| show(tree, place, name)).collect();
+        let mut push = |directory, device: Option<&str>| {
+            let files = names
+                .iter()
+                .filter_map(|name| show(tree, directory, name))
+                .collect();
             let line = Line {
                 pid: &pid,
                 device,
@@ -152,8 +155,8 @@ fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
             }
         };
         push(whole, None);
-        for (device, place) in tree.directories(whole).unwrap_or_default() {
-            push(place, Some(&device));
+        for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
+            push(directory, Some(&device));
         }
     }
     Ok(out)
@@ -161,18 +164,18 @@ fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
 
 /// Returns whether the client could find the group on the mount and see its members.
 fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
-    let mut place = Place::of(group);
-    let mut open = asker.may_search(tree, place).unwrap_or(false);
-    while open && place != Place::ROOT {
-        place = tree.parent(place);
-        open = asker.may_find(tree, place).unwrap_or(false);
+    let mut directory = Directory::of(group);
+    let mut open = asker.may_search(tree, directory).unwrap_or(false);
+    while open && directory != Directory::ROOT {
+        directory = tree.parent(directory);
+        open = asker.may_find(tree, directory).unwrap_or(false);
     }
     open
 }
 
-fn show(tree: &Tree, place: Place, name: &str) -> Option<(String, serde_json::Value)> {
-    match file::lookup(tree, place, name) {
-        Ok(Node::File(place, file)) => Some((name.to_owned(), file.show(tree, place).ok()?.into())),
+fn show(tree: &Tree, directory: Directory, name: &str) -> Option<(String, serde_json::Value)> {
+    match file::lookup(tree, directory, name) {
+        Ok(Node::File(directory, file)) => Some((name.to_owned(), file.show(tree, directory).ok()?.into())),
         _ => None,
     }
 }
@@ -215,7 +218,7 @@ mod tests {
             assert_eq!(go(&world, &root, Operation::Make, path, b""), 0);
         }
         let give = |path, uid, gid, mode| {
-            let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+            let Node::Dir(directory) = file::resolve(&world.tree, path).unwrap() else {
                 panic!("{path} is no directory");
             };
             let by = Caller {
@@ -225,7 +228,7 @@ mod tests {
             };
             let given = world
                 .tree
-                .set_access(place, by, (Some(uid), Some(gid)), Some(mode));
+                .set_access(directory, by, (Some(uid), Some(gid)), Some(mode));
             world.tree.finish(given.unwrap());
         };
         give("above/hers", ALICE, ALICE, 0o700);

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use std::io::IoSlice;
 
-use gcgroup_abi::message::{self, Hello, Tag, Welcome};
+use gcgroup_abi::message::{self, Hello, RegistrationReply, Tag};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
 use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
-use super::enquiry::Applicant;
+use super::rule_queries::Registrant;
 use super::{Server, TEND, TICK, watch};
 use crate::block;
 use crate::journal::Key;
@@ -60,7 +60,7 @@ pub(super) enum Kind {
     /// A process that registers, while its usage block is received.
     Sender(Hello),
     /// A process that registers, while the rules are evaluated for it.
-    Applicant,
+    Registrant,
     /// The command line, with the text that it is reading.
     Client(Vec<u8>),
     /// A registered process.
@@ -269,7 +269,7 @@ impl Server {
             && version != gcgroup_abi::VERSION
         {
             self.complain_of(number, version);
-            self.welcome_not(number, Errno::EPROTONOSUPPORT);
+            self.refuse_registration(number, Errno::EPROTONOSUPPORT);
             return None;
         }
         let hello = Hello::from_bytes(packet);
@@ -294,7 +294,7 @@ impl Server {
         let Kind::Sender(hello) = connection.kind else {
             return;
         };
-        connection.kind = Kind::Applicant;
+        connection.kind = Kind::Registrant;
         watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
         if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
             self.refuse(number, errno);
@@ -315,38 +315,38 @@ impl Server {
             return Err(Errno::EPERM);
         }
         let is_known = self.registry.is_known(&peer);
-        let applicant = Applicant {
+        let registrant = Registrant {
             number,
             peer,
             hello: *hello,
             usage,
         };
-        if is_known || !self.enquiries.are_needed() {
-            return self.admit(applicant, &Verdict::default());
+        if is_known || !self.rule_queries.are_needed() {
+            return self.admit(registrant, &Verdict::default());
         }
-        self.enquiries.ask(applicant)
+        self.rule_queries.ask(registrant)
     }
 
     /// Continues a registration after its verdict.
-    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: nix::Result<Verdict>) {
-        let number = applicant.number;
-        if let Err(errno) = verdict.and_then(|verdict| self.admit(applicant, &verdict)) {
+    pub(super) fn admit_or_refuse(&mut self, registrant: Registrant, verdict: nix::Result<Verdict>) {
+        let number = registrant.number;
+        if let Err(errno) = verdict.and_then(|verdict| self.admit(registrant, &verdict)) {
             self.refuse(number, errno);
             self.hang_up(number);
         }
     }
 
-    fn admit(&mut self, applicant: Applicant, verdict: &Verdict) -> nix::Result<()> {
-        let number = applicant.number;
+    fn admit(&mut self, registrant: Registrant, verdict: &Verdict) -> nix::Result<()> {
+        let number = registrant.number;
         let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
         };
         let socket = connection.socket.clone();
-        let registered = self.registry.register(applicant, verdict, socket.clone())?;
+        let registered = self.registry.register(registrant, verdict, socket.clone())?;
         if let Some(superseded) = registered.superseded {
             self.forget(superseded);
         }
-        let welcome = Welcome {
+        let reply = RegistrationReply {
             abi: gcgroup_abi::VERSION,
             status: 0,
         }
@@ -354,7 +354,7 @@ impl Server {
         let control = [registered.control.as_raw_fd()];
         let sent = sendmsg::<()>(
             socket.as_raw_fd(),
-            &[IoSlice::new(&welcome)],
+            &[IoSlice::new(&reply)],
             &[ControlMessage::ScmRights(&control)],
             MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
             None,
@@ -386,7 +386,7 @@ impl Server {
         if self.registry.may_log_of(connection.uid) {
             info!("a process of user {} was refused: {errno}", connection.uid);
         }
-        self.welcome_not(number, errno);
+        self.refuse_registration(number, errno);
     }
 
     /// Logs, once for each process, that its hook has another version. The hook keeps trying, because the
@@ -402,7 +402,7 @@ impl Server {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
-        if self.strangers.meets(key) && self.registry.may_log_of(peer.uid) {
+        if self.mismatched.insert(key) && self.registry.may_log_of(peer.uid) {
             warn!(
                 "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
                 peer.pid,
@@ -433,12 +433,12 @@ impl Server {
         }
     }
 
-    fn welcome_not(&self, number: u64, errno: Errno) {
+    fn refuse_registration(&self, number: u64, errno: Errno) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
         let status = (errno as i32).unsigned_abs();
-        let welcome = Welcome {
+        let reply = RegistrationReply {
             abi: gcgroup_abi::VERSION,
             status,
         }
@@ -446,7 +446,7 @@ impl Server {
         // A client that does not read it notices the end of the connection.
         let _ = send(
             connection.socket.as_raw_fd(),
-            &welcome,
+            &reply,
             MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
         );
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::connection::Connection;
 
 /// Maximum number of one user's connections that do not belong to registered processes.
-pub const MAX_VISITORS_PER_UID: usize = 1024;
+pub const MAX_UNREGISTERED_PER_UID: usize = 1024;
 
 /// Bytes of the texts that one user's clients and all clients together are reading, where a text takes
 /// several packets. The last quarter is reserved for users with at most [`LITTLE`].
@@ -35,7 +35,7 @@ pub struct Connections {
     most: usize,
     /// Connections that do not belong to registered processes, oldest first for each user, as numbers are
     /// counted up.
-    visitors: BTreeSet<(u32, u64)>,
+    unregistered: BTreeSet<(u32, u64)>,
     users: HashMap<u32, User>,
     /// Bytes of the texts that all clients are reading.
     held: usize,
@@ -54,7 +54,7 @@ struct Entry {
 /// Totals of one user's connections that do not belong to registered processes.
 #[derive(Debug, Default)]
 struct User {
-    nr_visitors: usize,
+    nr_unregistered: usize,
     /// Bytes of the texts that they are reading.
     held: usize,
 }
@@ -66,7 +66,7 @@ impl Connections {
             all: HashMap::new(),
             due: BTreeSet::new(),
             most,
-            visitors: BTreeSet::new(),
+            unregistered: BTreeSet::new(),
             users: HashMap::new(),
             held: 0,
             ranking: BTreeSet::new(),
@@ -84,15 +84,15 @@ impl Connections {
     /// Decides whether the user may have another connection. If the table is full, the user with the most
     /// connections loses the oldest one to a user with fewer.
     pub fn admission(&self, uid: u32) -> Admission {
-        let own = self.users.get(&uid).map_or(0, |user| user.nr_visitors);
-        if own >= MAX_VISITORS_PER_UID {
+        let own = self.users.get(&uid).map_or(0, |user| user.nr_unregistered);
+        if own >= MAX_UNREGISTERED_PER_UID {
             return Admission::Refused;
         }
-        if self.visitors.len() < self.most {
+        if self.unregistered.len() < self.most {
             return Admission::Free;
         }
         let oldest = match self.ranking.last() {
-            Some(&(most, top)) if most > own => self.visitors.range((top, 0)..).next(),
+            Some(&(most, top)) if most > own => self.unregistered.range((top, 0)..).next(),
             _ => None,
         };
         oldest.map_or(Admission::Refused, |(_, number)| Admission::InPlaceOf(*number))
@@ -101,8 +101,8 @@ impl Connections {
     /// Adds a connection; numbers must increase.
     pub fn insert(&mut self, number: u64, connection: Box<Connection>) {
         let uid = connection.uid();
-        self.visitors.insert((uid, number));
-        self.change(uid, |user| user.nr_visitors += 1);
+        self.unregistered.insert((uid, number));
+        self.change(uid, |user| user.nr_unregistered += 1);
         let due = connection.next_look();
         self.all.insert(
             number,
@@ -191,9 +191,9 @@ impl Connections {
     }
 
     fn end_visit(&mut self, number: u64, uid: u32, held: usize) {
-        if self.visitors.remove(&(uid, number)) {
+        if self.unregistered.remove(&(uid, number)) {
             self.change(uid, |user| {
-                user.nr_visitors -= 1;
+                user.nr_unregistered -= 1;
                 user.held = user.held.saturating_sub(held);
             });
             self.held = self.held.saturating_sub(held);
@@ -202,12 +202,12 @@ impl Connections {
 
     fn change(&mut self, uid: u32, change: impl FnOnce(&mut User)) {
         let user = self.users.entry(uid).or_default();
-        self.ranking.remove(&(user.nr_visitors, uid));
+        self.ranking.remove(&(user.nr_unregistered, uid));
         change(user);
-        if user.nr_visitors == 0 {
+        if user.nr_unregistered == 0 {
             self.users.remove(&uid);
         } else {
-            self.ranking.insert((user.nr_visitors, uid));
+            self.ranking.insert((user.nr_unregistered, uid));
         }
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn nr_of(connections: &Connections, uid: u32) -> usize {
-        connections.users.get(&uid).map_or(0, |user| user.nr_visitors)
+        connections.users.get(&uid).map_or(0, |user| user.nr_unregistered)
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
             connections.remove(&number).unwrap();
         }
         assert!(connections.users.is_empty() && connections.ranking.is_empty());
-        assert!(connections.due.is_empty() && connections.visitors.is_empty());
+        assert!(connections.due.is_empty() && connections.unregistered.is_empty());
     }
 
     #[test]

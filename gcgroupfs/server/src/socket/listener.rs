@@ -73,7 +73,7 @@ impl Listener {
     }
 
     /// Returns a listener for a socket that belongs to the supervisor.
-    pub fn kept(socket: OwnedFd) -> Self {
+    pub fn inherited(socket: OwnedFd) -> Self {
         Self {
             socket,
             file: None,

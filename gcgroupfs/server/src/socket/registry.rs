@@ -15,22 +15,22 @@ use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
 use tracing::{debug, info, warn};
 
-use super::awaited::Awaited;
-use super::begin::{Beginner, Beginning, Credentials, begin};
+use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
-use super::enquiry::Applicant;
-use super::living::{Living, Registration};
-use super::remembered::Remembered;
+use super::initial_group::{Credentials, GroupFacts, InitialGroup, find_initial_group};
+use super::live_processes::{LiveProcesses, Registration};
+use super::rule_queries::Registrant;
+use super::unregistered::Unregistered;
 use super::{TEND, TICK};
 use crate::block;
 use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
-use gcgroupfs_model::rules::{Given, Verdict};
-use gcgroupfs_model::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
+use gcgroupfs_model::rules::{RuleSettings, Verdict};
+use gcgroupfs_model::tree::{GroupId, Identity, MEMORY_SWAP_MAX, ProcessId, Saved, Settings, Tree, Value};
 use gcgroupfs_sys::process::{self, Peer, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
-const MAX_BEGINNINGS: usize = 8;
+const MAX_GROUP_CHOICES: usize = 8;
 
 /// Maximum number of ancestors examined.
 const MAX_ANCESTORS: usize = 64;
@@ -42,10 +42,10 @@ pub struct Registry {
     journal: Arc<Journal>,
     /// Stored in each control block: how long gates stay closed without a daemon, in ms.
     grace_msec: u32,
-    living: Living,
+    live: LiveProcesses,
     /// Processes that are not registered now.
-    remembered: Remembered,
-    awaited: Awaited,
+    unregistered: Unregistered,
+    awaited: AwaitedMembers,
     log_limit: LogLimit,
 }
 
@@ -71,11 +71,11 @@ pub struct Options {
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
     /// Records of the journal.
-    pub remembered: BTreeMap<Key, Saved>,
+    pub records: BTreeMap<Key, Saved>,
 }
 
 /// A process that registers for the first time.
-struct Newcomer<'a> {
+struct FirstRegistration<'a> {
     pid: u32,
     stat: &'a Stat,
     who: &'a Credentials,
@@ -91,17 +91,17 @@ impl Registry {
             epoll,
             journal,
             grace_msec,
-            remembered,
+            records,
         } = options;
-        let awaited = Awaited::new(tree.clone(), &remembered);
-        let remembered = Remembered::new(tree.clone(), remembered);
+        let awaited = AwaitedMembers::new(tree.clone(), &records);
+        let unregistered = Unregistered::new(tree.clone(), records);
         Self {
             tree,
             bells,
             journal,
             grace_msec,
-            living: Living::new(epoll),
-            remembered,
+            live: LiveProcesses::new(epoll),
+            unregistered,
             awaited,
             log_limit: LogLimit::default(),
         }
@@ -113,8 +113,8 @@ impl Registry {
     }
 
     /// Returns whether the process is still tracked, so that its end, if it has ended, is yet to be handled.
-    pub fn has_in_mind(&self, key: Key) -> bool {
-        self.living.find(key).is_some() || self.remembered.get(key).is_some()
+    pub fn is_tracked(&self, key: Key) -> bool {
+        self.live.find(key).is_some() || self.unregistered.get(key).is_some()
     }
 
     /// Returns whether the process has registered before, so that its settings are known.
@@ -124,7 +124,7 @@ impl Registry {
 
     /// Returns how long the registration of the process with this pid must wait, if it registers too often.
     pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
-        let delay = self.living.find_pid(pid)?.pace.delay(now);
+        let delay = self.live.find_pid(pid)?.pace.delay(now);
         (!delay.is_zero()).then_some(delay)
     }
 
@@ -132,9 +132,9 @@ impl Registry {
     /// connection without an answer: from then until it is registered it may give up waiting and let
     /// everything through.
     pub fn asks(&mut self, pid: u32) {
-        if let Some(known) = self.living.find_pid_mut(pid) {
+        if let Some(known) = self.live.find_pid_mut(pid) {
             known.is_asking = true;
-            self.remembered.set_ungoverned(known.key);
+            self.unregistered.set_ungoverned(known.key);
         }
     }
 
@@ -146,16 +146,16 @@ impl Registry {
     /// over, `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
     pub fn register(
         &mut self,
-        applicant: Applicant,
+        registrant: Registrant,
         verdict: &Verdict,
         socket: Arc<OwnedFd>,
     ) -> nix::Result<Registered> {
-        let Applicant {
+        let Registrant {
             number,
             peer,
             hello,
             usage,
-        } = applicant;
+        } = registrant;
         let key = key(&peer);
         let Peer {
             pid,
@@ -166,12 +166,12 @@ impl Registry {
             stat,
             pidfd,
         } = peer;
-        if !self.living.has_room_for(key, uid) {
+        if !self.live.has_room_for(key, uid) {
             return Err(Errno::EDQUOT);
         }
-        let process = self.living.know(number, key, uid, pidfd)?;
+        let process = self.live.add(number, key, uid, pidfd)?;
         if self
-            .living
+            .live
             .get_mut(process)
             .is_some_and(|known| !known.pace.allows(Instant::now()))
         {
@@ -182,11 +182,11 @@ impl Registry {
         // Taken before the process is visible to writers, so that records of later changes have higher
         // numbers.
         let seq = self.journal.number();
-        self.remembered.comes_as(key, stat.image);
+        self.unregistered.settle_counts(key, stat.image);
         let is_kept;
         let (mut saved, is_new) = match self.saved(key) {
             Some(saved) => {
-                let before = self.living.find(key).map(|known| known.wish);
+                let before = self.live.find(key).map(|known| known.wish);
                 is_kept = self.is_kept(hello.group, saved.group, before);
                 if hello.insists != 0 && !is_kept {
                     return Err(Errno::EACCES);
@@ -205,14 +205,14 @@ impl Registry {
                     groups,
                     is_contained,
                 };
-                let newcomer = Newcomer {
+                let registration = FirstRegistration {
                     pid,
                     stat: &stat,
                     who: &who,
                     verdict,
                     hello: &hello,
                 };
-                let (group, kept) = self.begin(&newcomer)?;
+                let (group, kept) = self.choose_group(&registration)?;
                 is_kept = kept;
                 let (settings, trouble) = self.settings_of(verdict, &hello, group, &who);
                 if let Some(trouble) = trouble {
@@ -223,11 +223,11 @@ impl Registry {
                 (saved, true)
             }
         };
-        if is_new && (verdict.process != Given::default() || saved.group.is_some()) {
+        if is_new && (verdict.process != RuleSettings::default() || saved.group.is_some()) {
             self.journal.append(seq, key, &saved);
         }
         saved.is_awaited = self.awaited.is_awaited(key);
-        saved.is_held = is_new || self.registration(key).is_none() && self.remembered.take(key);
+        saved.is_held = is_new || self.registration(key).is_none() && self.unregistered.take(key);
         let identity = Identity {
             pid,
             start_time: stat.start_time,
@@ -250,17 +250,17 @@ impl Registry {
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
-        self.awaited.came(key);
+        self.awaited.registered(key);
         let registration = Registration {
             id,
             connection: Some(number),
             image: stat.image,
         };
-        let known = self.living.get_mut(process).ok_or(Errno::ESRCH)?;
+        let known = self.live.get_mut(process).ok_or(Errno::ESRCH)?;
         known.wish = if is_kept { hello.group } else { GroupName::NONE };
         known.is_asking = false;
         let old = known.registration.replace(registration);
-        self.remembered.remove(key);
+        self.unregistered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
             self.bells.remove(old.id);
         }
@@ -276,7 +276,7 @@ impl Registry {
     /// closed a descriptor it did not know. In the last case its directory stays, and changes still reach it
     /// through shared memory.
     pub fn lost(&mut self, process: u64, connection: u64) {
-        let Some(known) = self.living.get_mut(process) else {
+        let Some(known) = self.live.get_mut(process) else {
             return;
         };
         let Some(registration) = &mut known.registration else {
@@ -301,8 +301,8 @@ impl Registry {
     /// Handles the end of a process, reported by its pidfd.
     pub fn died(&mut self, process: u64) {
         self.end_registration(process);
-        if let Some(key) = self.living.remove(process) {
-            self.remembered.ended(key);
+        if let Some(key) = self.live.remove(process) {
+            self.unregistered.ended(key);
         }
     }
 
@@ -310,7 +310,7 @@ impl Registry {
     /// are left.
     pub fn tend(&mut self, now: Instant) -> Option<Duration> {
         for key in self.awaited.tend(now) {
-            if self.living.find(key).is_none_or(|known| !known.is_asking) {
+            if self.live.find(key).is_none_or(|known| !known.is_asking) {
                 self.tree.clear_ungoverned((key.pid, key.start_time));
             }
         }
@@ -325,11 +325,11 @@ impl Registry {
 
     /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
     /// held for a process is not removed.
-    pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
-        for key in self.remembered.in_groups() {
-            match self.living.watch(new_number(), key) {
+    pub fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
+        for key in self.unregistered.in_groups() {
+            match self.live.watch(new_number(), key) {
                 Ok(()) => {}
-                Err(Errno::ESRCH) => self.remembered.ended(key),
+                Err(Errno::ESRCH) => self.unregistered.ended(key),
                 // They are also checked periodically.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
@@ -338,8 +338,8 @@ impl Registry {
 
     /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
     /// whether any are left that have not registered again.
-    pub fn tend_remembered(&mut self) -> bool {
-        let is_any_left = self.remembered.tend();
+    pub fn tend_unregistered(&mut self) -> bool {
+        let is_any_left = self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left
     }
@@ -348,8 +348,8 @@ impl Registry {
     /// whether others with a lost connection remain.
     fn tend_lost(&mut self) -> bool {
         let mut is_any_left = false;
-        for process in self.living.lost() {
-            match self.living.get_mut(process) {
+        for process in self.live.lost() {
+            match self.live.get_mut(process) {
                 Some(known) if known.is_same_program() => is_any_left = true,
                 _ => self.end_registration(process),
             }
@@ -359,7 +359,7 @@ impl Registry {
 
     /// Removes the process's directory; its settings are remembered until it ends.
     fn end_registration(&mut self, process: u64) {
-        let Some(known) = self.living.get_mut(process) else {
+        let Some(known) = self.live.get_mut(process) else {
             return;
         };
         let Some(registration) = known.registration.take() else {
@@ -377,15 +377,15 @@ impl Registry {
         // Done before it leaves its group, which would otherwise be removed with its last member.
         if let Some(mut saved) = self.tree.saved(registration.id) {
             saved.take_counts();
-            self.remembered.insert(key, saved);
+            self.unregistered.insert(key, saved);
             if is_asking {
-                self.remembered.set_ungoverned(key);
+                self.unregistered.set_ungoverned(key);
             }
         }
         // Settings may have been written meanwhile.
         match self.tree.leave(registration.id, now()) {
-            Some(saved) if !saved.is_default() => self.remembered.insert(key, saved),
-            _ => self.remembered.remove(key),
+            Some(saved) if !saved.is_default() => self.unregistered.insert(key, saved),
+            _ => self.unregistered.remove(key),
         }
         self.bells.remove(registration.id);
     }
@@ -394,11 +394,11 @@ impl Registry {
     fn saved(&self, key: Key) -> Option<Saved> {
         let registration = self.registration(key);
         let saved = registration.and_then(|registration| self.tree.saved(registration.id));
-        saved.or_else(|| self.remembered.get(key).cloned())
+        saved.or_else(|| self.unregistered.get(key).cloned())
     }
 
     fn registration(&self, key: Key) -> Option<&Registration> {
-        self.living.find(key)?.registration.as_ref()
+        self.live.find(key)?.registration.as_ref()
     }
 
     /// Chooses the group in which a new process begins and holds it until the process has joined, because it
@@ -407,28 +407,28 @@ impl Registry {
     /// # Errors
     /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
     /// examined; `EACCES` if the process insists on another group.
-    fn begin(&mut self, newcomer: &Newcomer<'_>) -> nix::Result<(Option<GroupId>, bool)> {
-        let Newcomer {
+    fn choose_group(&mut self, registration: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
+        let FirstRegistration {
             pid,
             stat,
             who,
             verdict,
             hello,
-        } = *newcomer;
-        for _ in 0..MAX_BEGINNINGS {
+        } = *registration;
+        for _ in 0..MAX_GROUP_CHOICES {
             let (above, wish_above) = self.group_above(stat)?.unzip();
-            let beginner = Beginner {
+            let facts = GroupFacts {
                 above: above.flatten(),
                 verdict,
                 wish: hello.group.as_str(),
                 who,
             };
-            let Beginning {
+            let InitialGroup {
                 group,
-                is_as_wished,
+                is_as_requested,
                 troubles,
-            } = begin(&self.tree, &beginner);
-            let is_kept = is_as_wished || self.is_kept(hello.group, group, wish_above);
+            } = find_initial_group(&self.tree, &facts);
+            let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
             if hello.insists != 0 && !is_kept {
                 debug!("{pid} insists on its group: {troubles:?}");
                 // The groups that were made for it.
@@ -457,10 +457,14 @@ impl Registry {
     ) -> (Settings, Option<String>) {
         let mut settings = verdict.process.settings();
         let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
-        let raised = settings.wish(hello, bound);
+        let raised = settings.apply_request(hello, bound);
+        if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
+            // Cannot fail: there is no bound yet.
+            let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
+        }
         let trouble = raised.map(|least| {
-            let wished = hello.priority;
-            format!("does not get priority {wished}: {least} is the lowest number that its user may set")
+            let requested = hello.priority;
+            format!("does not get priority {requested}: {least} is the lowest number that its user may set")
         });
         (settings, trouble)
     }
@@ -491,12 +495,12 @@ impl Registry {
                         pid: parent,
                         start_time: stat.start_time,
                     };
-                    (Some(stat), self.living.find(key), self.remembered.get(key))
+                    (Some(stat), self.live.find(key), self.unregistered.get(key))
                 }
                 Err(Errno::ETIMEDOUT) => (
                     None,
-                    self.living.find_pid(parent),
-                    self.remembered.find_pid(parent),
+                    self.live.find_pid(parent),
+                    self.unregistered.find_pid(parent),
                 ),
                 Err(_) => return Ok(None),
             };

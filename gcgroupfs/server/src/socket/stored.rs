@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Server;
 use crate::journal::{Condition, Journal, Key};
-use gcgroupfs_model::tree::{GroupId, Saved, Settings, Tree, leave_behind};
+use gcgroupfs_model::tree::{GroupId, Saved, Settings, Tree, add_to_ancestors};
 use gcgroupfs_sys::process;
 
 impl Server {
@@ -15,7 +15,7 @@ impl Server {
             Some(number) => self.tree.has_group(GroupId(number)),
             // The record of a process whose end has not been noticed yet is needed: its counts are still to
             // be added to its groups and the root.
-            None => self.registry.has_in_mind(key) || is_kept(key),
+            None => self.registry.is_tracked(key) || is_kept(key),
         };
         self.next_journal = self.journal.tend(now, is_kept);
         show_condition(&self.tree, &self.journal);
@@ -27,7 +27,7 @@ impl Server {
 pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
     for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
-        leave_behind(&dead, |group, add| match group {
+        add_to_ancestors(&dead, |group, add| match group {
             Some(GroupId(number)) => records.get_mut(&Key::group(number)).into_iter().for_each(add),
             None if dead.has_counts() => add(records.entry(Key::ROOT).or_default()),
             None => {}
@@ -43,12 +43,12 @@ fn is_kept(key: Key) -> bool {
 
 /// Restores the root and the groups from their records. A policy given on the command line overrides the
 /// root's stored settings.
-pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Saved>, has_policy: bool) {
-    let mut root = remembered.remove(&Key::ROOT).unwrap_or_default();
+pub fn restore(tree: &Tree, journal: &Journal, records: &mut BTreeMap<Key, Saved>, has_policy: bool) {
+    let mut root = records.remove(&Key::ROOT).unwrap_or_default();
     if has_policy {
         root.settings = Settings::default();
     }
-    let groups = remembered.extract_if(.., |key, _| key.group_number().is_some());
+    let groups = records.extract_if(.., |key, _| key.group_number().is_some());
     let groups = groups.filter_map(|(key, saved)| Some((GroupId(key.group_number()?), saved)));
     tree.restore(root, groups.collect());
     // The root's record stores the next group number: the record of a removed group with the highest number

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
-use gcgroup_abi::message::{Hello, Tag, Welcome, bare};
+use gcgroup_abi::message::{Hello, RegistrationReply, Tag, bare};
 use gcgroup_abi::{Gate, NO_LIMIT};
 use nix::sys::socket::{ControlMessage, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
@@ -62,14 +62,14 @@ impl World {
             gid: 0,
         };
         let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
-        let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
-        restore(&tree, &journal, &mut remembered, false);
+        let (journal, mut records) = Journal::open(directory.path(), sift).unwrap();
+        restore(&tree, &journal, &mut records, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
         let mut server = Server::new(Options {
             listener,
             tree: tree.clone(),
             journal: Arc::new(journal),
-            remembered,
+            records,
             grace_msec: 5000,
             receiver: Box::new(receiver),
         })
@@ -126,17 +126,17 @@ impl World {
     }
 
     fn show(&self, path: &str) -> String {
-        let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
+        let Node::File(directory, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        file.show(&self.tree, place).unwrap()
+        file.show(&self.tree, directory).unwrap()
     }
 
     fn store(&self, path: &str, value: &str) {
-        let Node::File(place, file) = resolve(&self.tree, path).unwrap() else {
+        let Node::File(directory, file) = resolve(&self.tree, path).unwrap() else {
             panic!("{path}")
         };
-        let stored = file.store(&self.tree, place, ROOT, value.as_bytes());
+        let stored = file.store(&self.tree, directory, ROOT, value.as_bytes());
         self.tree.finish(stored.unwrap());
     }
 
@@ -179,8 +179,8 @@ struct Hook {
 impl Hook {
     fn register(socket: OwnedFd, hello: &Hello, usage: OwnedFd) -> Self {
         transmit(&socket, &hello.to_bytes(), &[usage.as_raw_fd()]).unwrap();
-        let (welcome, control) = welcome(&socket);
-        assert_eq!(welcome.unwrap().status, 0);
+        let (reply, control) = reply(&socket);
+        assert_eq!(reply.unwrap().status, 0);
         Self {
             socket,
             control: sys::ControlReader::new(&control.unwrap()).unwrap(),
@@ -205,7 +205,7 @@ fn transmit(socket: &OwnedFd, packet: &[u8], descriptors: &[RawFd]) -> nix::Resu
 }
 
 /// Waits for the answer to a Hello; `None` if the connection was closed instead.
-fn welcome(socket: &OwnedFd) -> (Option<Welcome>, Option<OwnedFd>) {
+fn reply(socket: &OwnedFd) -> (Option<RegistrationReply>, Option<OwnedFd>) {
     // Waits here, because `sys::receive` does not.
     if recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::MSG_PEEK).unwrap_or(0) == 0 {
         return (None, None);
@@ -213,7 +213,7 @@ fn welcome(socket: &OwnedFd) -> (Option<Welcome>, Option<OwnedFd>) {
     let mut buffer = [0; 64];
     let received = sys::receive(socket, &mut buffer).unwrap();
     (
-        Welcome::from_bytes(&buffer[..received.length]).ok(),
+        RegistrationReply::from_bytes(&buffer[..received.length]).ok(),
         received.descriptors.into_iter().next(),
     )
 }

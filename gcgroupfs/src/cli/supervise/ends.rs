@@ -8,8 +8,8 @@ use anyhow::bail;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use tracing::warn;
 
-use gcgroupfs_fuse::keep::Keeper;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
+use gcgroupfs_fuse::supervisor_state::SupervisorState;
 use gcgroupfs_server::socket::Listener;
 
 pub(super) struct Ends {
@@ -45,7 +45,7 @@ impl Ends {
 
     /// Checks, if due, that the mount is visible and the socket's file exists. A new socket is kept and sent
     /// to the daemon over `line`.
-    pub(super) fn look(&mut self, keeper: &mut Keeper, line: Option<&OwnedFd>) {
+    pub(super) fn look(&mut self, state: &mut SupervisorState, line: Option<&OwnedFd>) {
         let now = Instant::now();
         if self.next_look.is_none_or(|when| now < when) {
             return;
@@ -56,12 +56,12 @@ impl Ends {
             self.old = Some(old);
             self.is_told = false;
             match self.listener.share() {
-                Ok(socket) => keeper.listener = socket,
+                Ok(socket) => state.listener = socket,
                 Err(error) => warn!("the next daemon does not listen on the new socket: {error}"),
             }
         }
         if let (false, Some(line)) = (self.is_told, line) {
-            let raw = [keeper.listener.as_raw_fd()];
+            let raw = [state.listener.as_raw_fd()];
             let rights = [ControlMessage::ScmRights(&raw)];
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             let sent = sendmsg::<()>(line.as_raw_fd(), &[IoSlice::new(&[0])], &rights, flags, None);
@@ -78,8 +78,8 @@ impl Ends {
     ///
     /// # Errors
     /// The mount's connection was aborted.
-    pub(super) fn is_unmounted(&self, keeper: &Keeper) -> anyhow::Result<bool> {
-        if mount::is_connected(&keeper.device) {
+    pub(super) fn is_unmounted(&self, state: &SupervisorState) -> anyhow::Result<bool> {
+        if mount::is_connected(&state.device) {
             return Ok(false);
         }
         if mount::is_listed(self.mount.point(), self.mount.device()) {

@@ -90,7 +90,7 @@ pub struct UsageDevice {
     /// Size of the swap pool: host memory that is in no block's place, bytes.
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
-    pub swap_supply: AtomicU64,
+    pub swap_pool: AtomicU64,
     /// Number of the process's contexts on this device.
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
@@ -204,7 +204,7 @@ pub struct UsageDevice {
     ///
     /// Ordering: as `usage_nsec_before`.
     pub memory_overhead_before: AtomicU64,
-    /// Bytes of host memory that the process has for swap or is about to make: `swap_current`, `swap_supply`
+    /// Bytes of host memory that the process has for swap or is about to make: `swap_current`, `swap_pool`
     /// and the needs of the next move. Maintained where [`crate::Usage::asks_to_swap`].
     ///
     /// Ordering: as `memory_current` against `memory_granted`.
@@ -266,7 +266,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
     assert!(offset_of!(UsageDevice, graph_kernels) == 232);
     assert!(offset_of!(UsageDevice, unsettled) == 240);
-    assert!(offset_of!(UsageDevice, swap_supply) == 248);
+    assert!(offset_of!(UsageDevice, swap_pool) == 248);
     assert!(offset_of!(UsageDevice, nr_contexts) == 256);
     assert!(offset_of!(UsageDevice, busy_since) == 272);
     assert!(offset_of!(UsageDevice, usage_nsec_before) == 288);

@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use super::seen::Own;
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::nvml::{Entry, ROOM};
-use crate::driver::out_pointer::{answer, given};
+use crate::driver::out_pointer::{answer, argument};
 
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 const TOLD: c_uint = ROOM as c_uint;
@@ -46,7 +46,7 @@ impl<T: Entry> Whole<T> {
 /// `NVML_ERROR_INSUFFICIENT_SIZE` if there is too little room, `NVML_ERROR_INVALID_ARGUMENT` if `into` is
 /// null and the list is not empty.
 pub(super) fn put<T: Copy>(list: &[T], count: *mut c_uint, into: *mut T) -> CUresult {
-    let room = given(count).unwrap_or(0) as usize;
+    let room = argument(count).unwrap_or(0) as usize;
     answer(count, c_uint::try_from(list.len()).unwrap_or(c_uint::MAX));
     if list.len() > room {
         return Err(CUerror::NVML_INSUFFICIENT_SIZE);

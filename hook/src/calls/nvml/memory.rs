@@ -1,6 +1,7 @@
-//! `nvmlDeviceGetMemoryInfo`: the limit as total, `memory.current` as used.
+//! `nvmlDeviceGetMemoryInfo`: total and free as `memory.visible` says, `memory.current` as used.
 
 use super::seen::Seen;
+use crate::calls::visible::Sizes;
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
 use crate::driver::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
@@ -37,11 +38,14 @@ pub(crate) fn info_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t, next: Next
     Ok(())
 }
 
-/// Returns the values for version 1: at most what the device has, and free at most total minus used.
+/// Returns the values for version 1: free is at most total minus used.
 fn told_v1(told: nvmlMemory_t, seen: Seen) -> nvmlMemory_t {
-    let total = told.total.min(seen.total);
-    let used = seen.current.min(total);
-    let free = told.free.min(seen.free).min(total - used);
+    let Sizes { total, free } = seen.visible.apply(Sizes {
+        total: told.total,
+        free: told.free,
+    });
+    let used = seen.visible.held.min(total);
+    let free = free.min(total - used);
     nvmlMemory_t { total, free, used }
 }
 
@@ -49,6 +53,8 @@ fn told_v1(told: nvmlMemory_t, seen: Seen) -> nvmlMemory_t {
 mod tests {
     use super::super::seen::Own;
     use super::*;
+    use crate::calls::visible::Visible;
+    use crate::memory::room::Room;
 
     const CARD: nvmlMemory_t = nvmlMemory_t {
         total: 1000,
@@ -57,9 +63,17 @@ mod tests {
     };
 
     fn told(limit: u64, current: u64) -> (u64, u64, u64) {
-        let seen = Seen {
-            total: limit,
+        let limited = Visible::limit(limit);
+        let room = Room {
             free: limit.saturating_sub(current),
+            ..limited.room
+        };
+        let seen = Seen {
+            visible: Visible {
+                room,
+                held: current,
+                ..limited
+            },
             current,
             peak: current,
             own: Own { pid: 1, outside: 0 },

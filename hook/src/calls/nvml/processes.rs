@@ -11,7 +11,7 @@ use crate::driver::interpose::Next;
 use crate::driver::nvml::{
     Holder, ROOM, nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_v1_t, version,
 };
-use crate::driver::out_pointer::{given, rewrite};
+use crate::driver::out_pointer::{argument, rewrite};
 
 /// The NVML function that returns the list.
 type Ask<T> = fn(nvmlDevice_t, &mut c_uint, &mut [T; ROOM]) -> CUresult;
@@ -60,7 +60,7 @@ fn list<T: Holder>(
 
 /// `nvmlDeviceGetRunningProcessDetailList`.
 pub(crate) fn details(of: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t, next: Next<'_>) -> CUresult {
-    let asked = given(list).filter(|asked| asked.version == version::<nvmlProcessDetailList_v1_t>(1));
+    let asked = argument(list).filter(|asked| asked.version == version::<nvmlProcessDetailList_v1_t>(1));
     let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
         return next();
     };
@@ -105,12 +105,12 @@ fn own<T: Holder>(whole: Result<Whole<T>, CUerror>, seen: Seen, computes: bool) 
 mod tests {
     use super::super::seen::Own;
     use super::*;
+    use crate::calls::visible::Visible;
     use crate::driver::nvml::nvmlProcessInfo_v2_t;
 
     fn seen(current: u64) -> Seen {
         Seen {
-            total: 1000,
-            free: 1000 - current,
+            visible: Visible::limit(1000),
             current,
             peak: current,
             own: Own { pid: 7, outside: 700 },

@@ -4,23 +4,20 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, VISIBLE_LIMIT};
 
+use crate::calls::visible::Visible;
 use crate::driver;
 use crate::driver::cuda::CUuuid;
 use crate::driver::nvml::nvmlDevice_t;
-use crate::hook::{self, Process};
-use crate::memory::room::Room;
+use crate::hook::{self, Hook};
 use crate::shared::device;
 use crate::shared::environment::Options;
 
 /// Bytes of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The smallest limit.
-    pub(crate) total: u64,
-    /// The smallest remainder of any limit.
-    pub(crate) free: u64,
+    pub(crate) visible: Visible,
     /// `memory.current`.
     pub(crate) current: u64,
     /// The highest `memory.current` so far.
@@ -38,43 +35,42 @@ pub(crate) struct Own {
 }
 
 impl Seen {
-    /// Returns what the process sees; `None` if it has no limit on the device or the device is unknown:
-    /// NVML's answer is passed on.
+    /// Returns what the process sees; `None` if NVML's answer is passed on: it has no limit on the device and
+    /// no `memory.visible`, or the device is unknown.
     pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
         match hook::get() {
-            Some(process) if is_limited(process) => Self::by(process, of),
+            Some(hook) if is_limited(hook) => Self::by(hook, of),
             Some(_) => None,
             None => Self::before_cuda(requested_limit()),
         }
     }
 
-    fn by(process: &Process, of: nvmlDevice_t) -> Option<Self> {
-        let index = slot(process, of)?;
-        let instance = (index == OTHER_DEVICE).then(|| used_instance(process, of));
-        Self::at(process, instance.flatten().unwrap_or(index))
+    fn by(hook: &Hook, of: nvmlDevice_t) -> Option<Self> {
+        let index = slot(hook, of)?;
+        let instance = (index == OTHER_DEVICE).then(|| used_instance(hook, of));
+        Self::at(hook, instance.flatten().unwrap_or(index))
     }
 
-    fn at(process: &Process, index: usize) -> Option<Self> {
-        let room = Room::on(process.memory, index);
+    fn at(hook: &Hook, index: usize) -> Option<Self> {
+        let visible = Visible::on(hook, index);
         let (usage, control) = (
-            process.session.usage().devices.get(index)?,
-            process.session.control().devices.get(index)?,
+            hook.session.usage().devices.get(index)?,
+            hook.session.control().devices.get(index)?,
         );
         let overhead = control.memory_overhead.load(Relaxed);
-        let current = process
+        let current = hook
             .session
             .usage()
             .memory_current(index)
             .saturating_add(overhead);
         let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
-        (room.total != NO_LIMIT).then_some(Self {
-            total: room.total,
-            free: room.free,
+        (!visible.is_drivers()).then_some(Self {
+            visible,
             current,
             peak: peak.max(current),
             own: Own {
                 pid: std::process::id(),
-                outside: process.session.control().pid.load(Relaxed),
+                outside: hook.session.control().pid.load(Relaxed),
             },
         })
     }
@@ -82,8 +78,7 @@ impl Seen {
     /// Returns what a process sees that was started with a limit and has not used CUDA.
     fn before_cuda(limit: u64) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self {
-            total: limit,
-            free: limit,
+            visible: Visible::limit(limit),
             current: 0,
             peak: 0,
             own: Own {
@@ -95,24 +90,24 @@ impl Seen {
 }
 
 /// Returns the device's slot in the shared blocks.
-fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
+fn slot(hook: &Hook, of: nvmlDevice_t) -> Option<usize> {
     let mut text = [0; 96];
     driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
     let uuid = device::uuid_words(uuid(&text)?);
-    Some(device::index_of(process.session.control(), uuid))
+    Some(device::index_of(hook.session.control(), uuid))
 }
 
 /// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
 /// no slot itself.
-fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
+fn used_instance(hook: &Hook, gpu: nvmlDevice_t) -> Option<usize> {
     let mut count = 0;
     driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &mut count).ok()?;
     (0..count).find_map(|number| {
         let mut instance = nvmlDevice_t(ptr::null_mut());
         driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
-        let index = slot(process, instance).filter(|index| *index != OTHER_DEVICE)?;
-        let charged = process.session.usage().memory_current(index);
-        let beyond = process
+        let index = slot(hook, instance).filter(|index| *index != OTHER_DEVICE)?;
+        let charged = hook.session.usage().memory_current(index);
+        let beyond = hook
             .session
             .control()
             .devices
@@ -130,13 +125,18 @@ fn requested_limit() -> u64 {
     *LIMIT.get_or_init(|| Options::from_environment().hello.memory_limit)
 }
 
-/// Returns whether any limit is set. Without one, NVML need not be asked for the device's identity.
-fn is_limited(process: &Process) -> bool {
-    let control = process.session.control();
+/// Returns whether any limit or `memory.visible` is set. Otherwise NVML need not be asked for the device's
+/// identity.
+fn is_limited(hook: &Hook) -> bool {
+    let control = hook.session.control();
     let devices = &mut control.devices.iter();
     let is_any = |limit: &AtomicU64| limit.load(Relaxed) != NO_LIMIT;
     is_any(&control.memory_limit)
-        || devices.any(|device| is_any(&device.memory_limit) || is_any(&device.group_limit))
+        || devices.any(|device| {
+            is_any(&device.memory_limit)
+                || is_any(&device.group_limit)
+                || device.memory_visible.load(Relaxed) != VISIBLE_LIMIT
+        })
 }
 
 /// Parses the sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` or `MIG-…`.
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn seen_only_on_devices_with_a_limit() {
-        let process = Process::of_test(NO_LIMIT);
+        let hook = Hook::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         for device in &control.devices {
             device.memory_limit.store(NO_LIMIT, Relaxed);
@@ -188,26 +188,29 @@ mod tests {
         control.memory_limit.store(NO_LIMIT, Relaxed);
         control.nr_devices.store(2, Relaxed);
         control.publish();
-        process.adopt(&file);
-        assert!(!is_limited(process) && Seen::at(process, 0).is_none());
+        hook.adopt(&file);
+        assert!(!is_limited(hook) && Seen::at(hook, 0).is_none());
         control.devices[1].memory_limit.store(1000, Relaxed);
         control.devices[1].memory_overhead.store(30, Relaxed);
         control.pid.store(77, Relaxed);
-        process.session.usage().devices[1]
-            .memory_current
-            .store(100, Relaxed);
-        process.session.usage().devices[1].memory_peak.store(400, Relaxed);
-        assert!(is_limited(process) && Seen::at(process, 0).is_none());
-        let seen = Seen::at(process, 1).unwrap();
-        assert_eq!((seen.total, seen.free), (1000, 870));
+        hook.session.usage().devices[1].memory_current.store(100, Relaxed);
+        hook.session.usage().devices[1].memory_peak.store(400, Relaxed);
+        assert!(is_limited(hook) && Seen::at(hook, 0).is_none());
+        let seen = Seen::at(hook, 1).unwrap();
+        assert_eq!((seen.visible.room.total, seen.visible.room.free), (1000, 870));
         assert_eq!((seen.current, seen.peak), (130, 430));
         assert_eq!((seen.own.pid, seen.own.outside), (std::process::id(), 77));
+        control.devices[1].memory_limit.store(NO_LIMIT, Relaxed);
+        assert!(!is_limited(hook));
+        control.devices[0].memory_visible.store(500, Relaxed);
+        assert!(is_limited(hook) && Seen::at(hook, 1).is_none());
+        assert_eq!(Seen::at(hook, 0).unwrap().visible.bytes, Some(500));
     }
 
     #[test]
     fn start_limit_is_seen_before_cuda_is_used() {
         assert_eq!(Seen::before_cuda(NO_LIMIT), None);
         let seen = Seen::before_cuda(4096).unwrap();
-        assert_eq!((seen.total, seen.free, seen.current), (4096, 4096, 0));
+        assert_eq!((seen.visible, seen.current), (Visible::limit(4096), 0));
     }
 }

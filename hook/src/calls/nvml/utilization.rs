@@ -38,7 +38,7 @@ pub(crate) fn infos(
     next: Next<'_>,
 ) -> CUresult {
     let known = version::<nvmlProcessesUtilizationInfo_v1_t>(1);
-    let asked = out_pointer::given(list).filter(|asked| asked.version == known);
+    let asked = out_pointer::argument(list).filter(|asked| asked.version == known);
     let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
         return next();
     };
@@ -105,7 +105,7 @@ pub(crate) fn stats(
 
 /// `nvmlDeviceGetAccountingStats_v2`: the structure contains the pid.
 pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, next: Next<'_>) -> CUresult {
-    let (Some(seen), Some(asked)) = (Seen::on(of), out_pointer::given(into)) else {
+    let (Some(seen), Some(asked)) = (Seen::on(of), out_pointer::argument(into)) else {
         return next();
     };
     let mut told = asked;

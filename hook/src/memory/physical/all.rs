@@ -25,7 +25,7 @@ impl All<'_> {
     }
 
     fn object(&mut self, number: Number) -> Option<&mut Object> {
-        self.shard(number.shard()).objects.get_mut(number.place())
+        self.shard(number.shard()).objects.get_mut(number.slot())
     }
 
     /// Inserts a handle; returns the object that had it before.
@@ -194,7 +194,7 @@ impl All<'_> {
         if !object.is_over() {
             return None;
         }
-        let entry = self.shard(number.shard()).objects.remove(number.place())?;
+        let entry = self.shard(number.shard()).objects.remove(number.slot())?;
         gone.freed.push(entry);
         if entry.kind() == Kind::Multicast {
             self.unbind_all(Binder::Multicast(number), gone);

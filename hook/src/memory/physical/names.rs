@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Number, Place};
+use super::{MappedRange, Number};
 use crate::memory::fresh::{Fresh, Row};
 
 /// Smallest page of a mapping, bytes.
@@ -38,10 +38,10 @@ pub(super) fn hash(key: u64) -> u64 {
     let region = (product >> 64) as u64 ^ product as u64;
     // Each key of a region has a place of its own. Keys that differ by a page of device memory, or by the
     // likely size of a driver's handle object, are nearest.
-    let place = (key >> 9 & 0x1f) + 37 * (key >> 4 & 0x1f) + 1193 * (key & 0xf);
+    let within = (key >> 9 & 0x1f) + 37 * (key >> 4 & 0x1f) + 1193 * (key & 0xf);
     // The highest seven bits tell keys in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
-    region.wrapping_add(place) & (u64::MAX >> 7) | tag << 57
+    region.wrapping_add(within) & (u64::MAX >> 7) | tag << 57
 }
 
 /// Returns the hash of a mapped address, by its page.
@@ -109,12 +109,12 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn place(&self) -> Place {
+    fn range(&self) -> MappedRange {
         (self.address.number(), u64::from(self.pages) * PAGE, self.number)
     }
 
     fn has(&self, address: u64) -> bool {
-        let (from, length, _) = self.place();
+        let (from, length, _) = self.range();
         address.wrapping_sub(from) < length
     }
 }
@@ -137,7 +137,7 @@ pub(super) struct Mappings(Fresh<Mapping, 3>);
 impl Mappings {
     /// Inserts a mapping; returns the object that was mapped there before.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, hash: u64, (address, length, number): Place) -> Option<Number> {
+    pub(crate) fn insert(&mut self, hash: u64, (address, length, number): MappedRange) -> Option<Number> {
         let mapping = Mapping {
             address: Word::of(address),
             number,
@@ -159,14 +159,14 @@ impl Mappings {
 
     /// Removes the mapping that begins at an address.
     #[inline(always)]
-    pub(crate) fn take_one(&mut self, hash: u64, address: u64) -> Option<Place> {
-        Some(self.0.remove(hash, address)?.place())
+    pub(crate) fn take_one(&mut self, hash: u64, address: u64) -> Option<MappedRange> {
+        Some(self.0.remove(hash, address)?.range())
     }
 
     /// Removes every mapping that begins within a range and passes it to `show`.
-    pub(crate) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(Place)) {
+    pub(crate) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(MappedRange)) {
         let is_within = |mapping: &Mapping| range.contains(&mapping.key());
-        self.0.take_all(is_within, |mapping| show(mapping.place()));
+        self.0.take_all(is_within, |mapping| show(mapping.range()));
     }
 
     #[cfg(test)]
@@ -227,13 +227,13 @@ mod tests {
     #[test]
     fn hash_spreads_small_and_large_keys() {
         for step in [1_u64, 8, 64, 4096, 2 << 20, 1 << 32] {
-            let mut places = [0_u32; 256];
+            let mut counts = [0_u32; 256];
             for number in 0..25_600 {
-                places[(hash(number * step) & 0xff) as usize] += 1;
+                counts[(hash(number * step) & 0xff) as usize] += 1;
             }
             assert!(
-                places.iter().all(|count| (20..400).contains(count)),
-                "{step}: {places:?}"
+                counts.iter().all(|count| (20..400).contains(count)),
+                "{step}: {counts:?}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Table of physical memory and multicast objects by place: 20 bytes each.
+//! Table of physical memory and multicast objects by slot: 20 bytes each.
 
 use gcgroup_abi::Kind;
 
@@ -9,7 +9,7 @@ pub(super) struct Object {
     entry: Unowned,
     /// Number of holds by handles, with the flag [`OTHERS`].
     handles: u32,
-    /// Number of mappings and bindings. In a free place: the next free place.
+    /// Number of mappings and bindings. In a free slot: the next free slot.
     holds: u32,
 }
 
@@ -17,9 +17,9 @@ const _: () = assert!(size_of::<Object>() == 20);
 
 /// Flag in `handles`: several handles have referred to it at once.
 const OTHERS: u32 = 1 << 31;
-/// Value of `handles` in a free place.
+/// Value of `handles` in a free slot.
 const FREE: u32 = u32::MAX;
-/// Number of no place.
+/// Number of no slot.
 const NONE: u32 = u32::MAX;
 
 impl Object {
@@ -101,7 +101,7 @@ const PIECE: usize = 128;
 #[derive(Debug)]
 pub(super) struct Objects {
     pieces: Vec<Vec<Object>>,
-    /// The first free place.
+    /// The first free slot.
     free: u32,
 }
 
@@ -115,16 +115,16 @@ impl Default for Objects {
 }
 
 impl Objects {
-    fn place(&mut self, number: u32) -> Option<&mut Object> {
+    fn slot(&mut self, number: u32) -> Option<&mut Object> {
         let number = number as usize;
         self.pieces.get_mut(number / PIECE)?.get_mut(number % PIECE)
     }
 
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Object> {
-        self.place(number).filter(|object| object.handles != FREE)
+        self.slot(number).filter(|object| object.handles != FREE)
     }
 
-    /// Inserts an object held by one handle; returns its place.
+    /// Inserts an object held by one handle; returns its slot.
     pub(crate) fn insert(&mut self, entry: Entry) -> u32 {
         let object = Object {
             entry: Unowned::of(entry),
@@ -132,8 +132,8 @@ impl Objects {
             holds: 0,
         };
         let number = self.free;
-        if let Some(place) = self.place(number) {
-            let next = std::mem::replace(place, object).holds;
+        if let Some(slot) = self.slot(number) {
+            let next = std::mem::replace(slot, object).holds;
             self.free = next;
             return number;
         }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_places_are_reused_and_others_unchanged() {
+    fn freed_slots_are_reused_and_others_unchanged() {
         let mut objects = Objects::default();
         let numbers: Vec<u32> = (0..3000).map(|size| objects.insert(entry(size))).collect();
         assert_eq!(objects.remove(numbers[5]), Some(entry(5)));

@@ -8,8 +8,8 @@ use crate::driver::cuda::CUmemoryPool;
 use crate::memory::Memory;
 use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
-use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
+use crate::memory::page_counter::Unsettled;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 
@@ -253,7 +253,7 @@ impl Reserves {
         let _unsettled = Unsettled::on(memory.usage(), pool.index());
         let mut account = pool.account.lock();
         let bytes = account.give_up();
-        memory.levels.uncharge(memory.usage(), pool.index(), bytes);
+        memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
     }
 
@@ -264,7 +264,7 @@ impl Reserves {
             if index != pool.index() {
                 let (usage, control) = (memory.usage(), memory.control());
                 memory
-                    .levels
+                    .page_counter
                     .transfer_bytes(usage, control, pool.index(), index, account.paid());
                 pool.add_kind(memory, pool.index(), account.paid().wrapping_neg());
                 pool.add_kind(memory, index, account.paid());

@@ -1,6 +1,6 @@
 use gcgroup_abi::Submission;
 
-use super::super::mark::Sign;
+use super::super::marker::Marker;
 use super::costs::{GUESS, SAMPLES, SHORTEST};
 use super::*;
 use crate::compute::wait::nap;
@@ -72,7 +72,7 @@ fn left_assumes_running_submission_is_the_longest() {
         window.longest.learn(LONG / 10);
     }
     window.in_flight.push_back(Batch {
-        mark: Context::by_hand().mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        marker: Context::by_hand().mark_by_hand(Marker::Word { index: 1, value: 1 }),
         load: load(1),
         at: 0,
         marked_at: 0,
@@ -141,7 +141,7 @@ fn likely_assumes_late_submission_may_be_the_longest() {
     window.costs.learn(load(1), LONG / 4, LONG / 4);
     window.longest.learn(LONG);
     window.in_flight.push_back(Batch {
-        mark: Context::by_hand().mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        marker: Context::by_hand().mark_by_hand(Marker::Word { index: 1, value: 1 }),
         load: load(1),
         at: 0,
         marked_at: 0,
@@ -157,7 +157,7 @@ fn next_end_of_late_submission_backs_off() {
     window.context = context.id();
     window.costs.each[0] = LONG;
     window.in_flight.push_back(Batch {
-        mark: context.mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        marker: context.mark_by_hand(Marker::Word { index: 1, value: 1 }),
         load: load(1),
         at: 0,
         marked_at: 0,
@@ -189,15 +189,15 @@ fn late_marker_changes_no_cost() {
     for (marked_at, passed_by) in [(900_000, 1_000_000), (50_000_000, 50_100_000)] {
         let (mut window, context) = (Window::new(), Context::by_hand());
         window.costs.each[0] = LONG;
-        let sign = Sign::Word { index: 1, value: 1 };
+        let marker = Marker::Word { index: 1, value: 1 };
         window.in_flight.push_back(Batch {
-            mark: context.mark_by_hand(sign),
+            marker: context.mark_by_hand(marker),
             load: load(1),
             at: 0,
             marked_at,
         });
         window.look(marked_at);
-        context.pass(sign);
+        context.pass(marker);
         window.look(passed_by);
         assert!(window.in_flight.is_empty());
         assert_eq!(
@@ -271,7 +271,7 @@ struct Bench {
     submitted: u32,
     now: u64,
     /// End time and marker of each submission.
-    ends: VecDeque<(u64, Sign)>,
+    ends: VecDeque<(u64, Marker)>,
     /// End time of the last submission.
     free_at: u64,
     idle: u64,
@@ -298,8 +298,8 @@ impl Bench {
     fn run(&mut self, window: &mut Window, kernels: impl Iterator<Item = u64>, late: impl Fn(u32) -> u64) {
         for kernel in kernels {
             loop {
-                while let Some((_, sign)) = self.ends.pop_front_if(|(end, _)| *end <= self.now) {
-                    self.context.pass(sign);
+                while let Some((_, marker)) = self.ends.pop_front_if(|(end, _)| *end <= self.now) {
+                    self.context.pass(marker);
                 }
                 self.asked += 1;
                 match window.admission(None, Submission::Kernel, 1, WINDOW, self.now) {
@@ -311,13 +311,13 @@ impl Bench {
             self.idle += self.now.saturating_sub(self.free_at);
             self.free_at = self.free_at.max(self.now) + kernel;
             self.submitted += 1;
-            let sign = Sign::Word {
+            let marker = Marker::Word {
                 index: self.submitted as usize % 64,
                 value: self.submitted,
             };
-            self.ends.push_back((self.free_at, sign));
+            self.ends.push_back((self.free_at, marker));
             window.in_flight.push_back(Batch {
-                mark: self.context.mark_by_hand(sign),
+                marker: self.context.mark_by_hand(marker),
                 load: load(1),
                 at: self.now,
                 marked_at: self.now,

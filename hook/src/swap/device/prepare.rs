@@ -8,7 +8,7 @@ use gcgroup_abi::UsageDevice;
 
 use super::super::block::{Block, Failed, Goal, Way};
 use super::super::made::make;
-use super::super::supply::NotMade;
+use super::super::pool::NotMade;
 use super::super::task::Task;
 use super::{Device, Phase};
 use crate::compute::elsewhere;

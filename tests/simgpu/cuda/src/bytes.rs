@@ -12,7 +12,7 @@ use crate::process::Process;
 
 /// Source or destination of a copy.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Endpoint {
     /// Memory of the program.
     Host(u64),
     /// An address of the unified address space.
@@ -24,7 +24,7 @@ pub(crate) enum Place {
 /// One side of a copy: distances `pitch` between rows and `layer` between layers, in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Side {
-    pub(crate) place: Place,
+    pub(crate) endpoint: Endpoint,
     pub(crate) pitch: u64,
     pub(crate) layer: u64,
 }
@@ -57,10 +57,10 @@ impl Copy {
         const HOST: u32 = 1;
         const DEVICE: u32 = 2;
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-        let [src, dst] = [&self.src, &self.dst].map(|side| match &side.place {
-            Place::Space(address) => (DEVICE, 0, *address),
-            Place::Host(address) => (HOST, *address, 0),
-            Place::Staged(bytes) => (HOST, bytes.as_ptr() as u64, 0),
+        let [src, dst] = [&self.src, &self.dst].map(|side| match &side.endpoint {
+            Endpoint::Space(address) => (DEVICE, 0, *address),
+            Endpoint::Host(address) => (HOST, *address, 0),
+            Endpoint::Staged(bytes) => (HOST, bytes.as_ptr() as u64, 0),
         });
         let rows = |side: &Side| size(side.layer.checked_div(side.pitch).unwrap_or(0));
         CUDA_MEMCPY3D {
@@ -93,20 +93,20 @@ impl Copy {
     }
 }
 
-impl Place {
+impl Endpoint {
     /// Returns the place of an address, in the unified address space or the program's own memory.
-    pub(crate) fn of(space: &Space, address: u64) -> Place {
+    pub(crate) fn of(space: &Space, address: u64) -> Endpoint {
         if space.owns(address) {
-            Place::Space(address)
+            Endpoint::Space(address)
         } else {
-            Place::Host(address)
+            Endpoint::Host(address)
         }
     }
 
     fn is_on_host(&self, space: &Space) -> bool {
         match self {
-            Place::Host(_) | Place::Staged(_) => true,
-            Place::Space(address) => space.find(*address).is_some_and(|block| block.is_on_host()),
+            Endpoint::Host(_) | Endpoint::Staged(_) => true,
+            Endpoint::Space(address) => space.find(*address).is_some_and(|block| block.is_on_host()),
         }
     }
 
@@ -119,18 +119,18 @@ impl Place {
             }])
         };
         match self {
-            Place::Host(address) => whole(*address),
-            Place::Staged(bytes) => whole(bytes.as_ptr() as u64),
-            Place::Space(address) => space.chunks(address.checked_add(offset)?, length),
+            Endpoint::Host(address) => whole(*address),
+            Endpoint::Staged(bytes) => whole(bytes.as_ptr() as u64),
+            Endpoint::Space(address) => space.chunks(address.checked_add(offset)?, length),
         }
     }
 }
 
 impl Side {
     /// Returns a side of a copy with a single row.
-    pub(crate) fn row(place: Place) -> Side {
+    pub(crate) fn row(endpoint: Endpoint) -> Side {
         Side {
-            place,
+            endpoint,
             pitch: 0,
             layer: 0,
         }
@@ -139,7 +139,7 @@ impl Side {
 
 impl Copy {
     /// Returns a copy of `length` bytes in one row.
-    pub(crate) fn row(dst: Place, src: Place, length: u64) -> Copy {
+    pub(crate) fn row(dst: Endpoint, src: Endpoint, length: u64) -> Copy {
         Copy {
             dst: Side::row(dst),
             src: Side::row(src),
@@ -158,8 +158,8 @@ impl Copy {
     /// empty.
     pub(crate) fn cost(&self, process: &Process) -> Option<(Route, u64)> {
         let route = match (
-            self.src.place.is_on_host(process.space),
-            self.dst.place.is_on_host(process.space),
+            self.src.endpoint.is_on_host(process.space),
+            self.dst.endpoint.is_on_host(process.space),
         ) {
             (true, true) => return None,
             (true, false) => Route::ToDevice,
@@ -176,11 +176,11 @@ impl Copy {
             return Ok(());
         }
         for side in [&self.dst, &self.src] {
-            if matches!(side.place, Place::Host(0)) {
+            if matches!(side.endpoint, Endpoint::Host(0)) {
                 return Err(INVALID_VALUE);
             }
             for offset in [0, (self.depth - 1) * side.layer + (self.height - 1) * side.pitch] {
-                side.place
+                side.endpoint
                     .chunks(space, offset, self.width)
                     .ok_or(INVALID_VALUE)?;
             }
@@ -197,7 +197,7 @@ impl Copy {
             for row in 0..self.height {
                 let chunks = |side: &Side| {
                     let offset = layer * side.layer + row * side.pitch;
-                    side.place
+                    side.endpoint
                         .chunks(space, offset, self.width)
                         .ok_or(ILLEGAL_ADDRESS)
                 };
@@ -289,8 +289,8 @@ impl Fill {
 
     fn row(&self, space: &Space, row: u64) -> Option<Vec<Chunk>> {
         let address = self.address.checked_add(row * self.pitch)?;
-        match Place::of(space, address) {
-            Place::Space(address) => space.chunks(address, self.width.checked_mul(self.value_size)?),
+        match Endpoint::of(space, address) {
+            Endpoint::Space(address) => space.chunks(address, self.width.checked_mul(self.value_size)?),
             // Registered memory belongs to the program, but the device may write it.
             _ => space.chunks(address, self.width.checked_mul(self.value_size)?),
         }

@@ -7,7 +7,7 @@ use simgpu::memory::Kind;
 use crate::abi::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUcontext, CUdeviceptr, CUerror, CUresult, CUstream, In,
 };
-use crate::bytes::{self, Copy, Fill, Place, Side};
+use crate::bytes::{self, Copy, Endpoint, Fill, Side};
 use crate::call::{Call, driver};
 use crate::capture;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE};
@@ -66,41 +66,41 @@ fn wait(call: Call, stream: &Stream) -> CUresult {
 }
 
 fn is_pageable(call: Call, side: &Side) -> bool {
-    match side.place {
-        Place::Host(address) => !call
+    match side.endpoint {
+        Endpoint::Host(address) => !call
             .process
             .space
             .find(address)
             .is_some_and(|block| block.kind == Kind::Registered),
-        Place::Space(_) | Place::Staged(_) => false,
+        Endpoint::Space(_) | Endpoint::Staged(_) => false,
     }
 }
 
 /// Returns the source of a copy with the program's bytes read now.
 fn staged(copy: &Copy) -> Result<Side, CUerror> {
-    let Place::Host(address) = copy.src.place else {
+    let Endpoint::Host(address) = copy.src.endpoint else {
         return Err(INVALID_VALUE);
     };
     let length = (copy.depth - 1) * copy.src.layer + (copy.height - 1) * copy.src.pitch + copy.width;
     let bytes = bytes::from_host(address, length);
     Ok(Side {
-        place: Place::Staged(Arc::from(bytes)),
+        endpoint: Endpoint::Staged(Arc::from(bytes)),
         ..copy.src.clone()
     })
 }
 
 impl Call {
-    pub(crate) fn place(&self, address: u64) -> Place {
-        Place::of(self.process.space, address)
+    pub(crate) fn endpoint(&self, address: u64) -> Endpoint {
+        Endpoint::of(self.process.space, address)
     }
 
     pub(crate) fn row(&self, dst: u64, src: u64, length: usize) -> Copy {
-        Copy::row(self.place(dst), self.place(src), length as u64)
+        Copy::row(self.endpoint(dst), self.endpoint(src), length as u64)
     }
 
-    pub(crate) fn array_place(&self, array: CUarray, offset: usize) -> Result<Place, CUerror> {
+    pub(crate) fn array_endpoint(&self, array: CUarray, offset: usize) -> Result<Endpoint, CUerror> {
         let array = self.process.arrays.get(array, INVALID_HANDLE)?;
-        Ok(Place::Space(array.base()? + offset as u64))
+        Ok(Endpoint::Space(array.base()? + offset as u64))
     }
 
     /// Returns the copy that a three-dimensional structure describes.
@@ -172,7 +172,7 @@ impl Call {
         }
         let offset = z as u64 * layer + y as u64 * pitch + x as u64;
         Ok(Side {
-            place: self.place(base + offset),
+            endpoint: self.endpoint(base + offset),
             pitch,
             layer,
         })
@@ -245,26 +245,26 @@ driver! {
     }
 
     fn cuMemcpyDtoA_v2(dst: CUarray, offset: usize, src: CUdeviceptr, bytes: usize) twin cuMemcpyDtoA_v2_ptds null {} |call| {
-        copy_later(call, Copy::row(call.array_place(dst, offset)?, call.place(src), bytes as u64), 0)
+        copy_later(call, Copy::row(call.array_endpoint(dst, offset)?, call.endpoint(src), bytes as u64), 0)
     }
     fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, offset: usize, bytes: usize) twin cuMemcpyAtoD_v2_ptds null {} |call| {
-        copy_later(call, Copy::row(call.place(dst), call.array_place(src, offset)?, bytes as u64), 0)
+        copy_later(call, Copy::row(call.endpoint(dst), call.array_endpoint(src, offset)?, bytes as u64), 0)
     }
     fn cuMemcpyHtoA_v2(dst: CUarray, offset: usize, src: u64, bytes: usize) twin cuMemcpyHtoA_v2_ptds null {} |call| {
-        copy_now(call, &Copy::row(call.array_place(dst, offset)?, call.place(src), bytes as u64))
+        copy_now(call, &Copy::row(call.array_endpoint(dst, offset)?, call.endpoint(src), bytes as u64))
     }
     fn cuMemcpyAtoH_v2(dst: u64, src: CUarray, offset: usize, bytes: usize) twin cuMemcpyAtoH_v2_ptds null {} |call| {
-        copy_now(call, &Copy::row(call.place(dst), call.array_place(src, offset)?, bytes as u64))
+        copy_now(call, &Copy::row(call.endpoint(dst), call.array_endpoint(src, offset)?, bytes as u64))
     }
     fn cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) twin cuMemcpyAtoA_v2_ptds null {} |call| {
-        let copy = Copy::row(call.array_place(dst, dst_offset)?, call.array_place(src, src_offset)?, bytes as u64);
+        let copy = Copy::row(call.array_endpoint(dst, dst_offset)?, call.array_endpoint(src, src_offset)?, bytes as u64);
         copy_later(call, copy, 0)
     }
     fn cuMemcpyHtoAAsync_v2(dst: CUarray, offset: usize, src: u64, bytes: usize, stream: CUstream) twin cuMemcpyHtoAAsync_v2_ptsz null {} |call| {
-        copy_later(call, Copy::row(call.array_place(dst, offset)?, call.place(src), bytes as u64), stream)
+        copy_later(call, Copy::row(call.array_endpoint(dst, offset)?, call.endpoint(src), bytes as u64), stream)
     }
     fn cuMemcpyAtoHAsync_v2(dst: u64, src: CUarray, offset: usize, bytes: usize, stream: CUstream) twin cuMemcpyAtoHAsync_v2_ptsz null {} |call| {
-        copy_later(call, Copy::row(call.place(dst), call.array_place(src, offset)?, bytes as u64), stream)
+        copy_later(call, Copy::row(call.endpoint(dst), call.array_endpoint(src, offset)?, bytes as u64), stream)
     }
 
     fn cuMemcpy2D_v2(copy: In<CUDA_MEMCPY2D>) twin cuMemcpy2D_v2_ptds null {} |call| { copy_now(call, &call.copy_2d(&copy.get()?)?) }

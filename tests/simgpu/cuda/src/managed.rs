@@ -22,7 +22,7 @@ fn check_range(call: Call, address: CUdeviceptr, bytes: usize) -> CUresult {
         Kind::Managed => true,
         Kind::Pool(handle) => {
             let pool = call.process.pools.get(handle, INVALID_VALUE)?;
-            pool.wish.place.is_addressable
+            pool.wish.backing.is_addressable
         }
         _ => false,
     };

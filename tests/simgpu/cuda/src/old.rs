@@ -259,28 +259,28 @@ driver! {
         copy_later(call, row(call, u64::from(dst), u64::from(src), bytes), stream)
     }
     fn cuMemcpyDtoA(dst: CUarray, offset: Size, src: Address, bytes: Size) |call| {
-        let dst = call.array_place(dst, wide(offset))?;
-        copy_later(call, Copy::row(dst, call.place(u64::from(src)), u64::from(bytes)), 0)
+        let dst = call.array_endpoint(dst, wide(offset))?;
+        copy_later(call, Copy::row(dst, call.endpoint(u64::from(src)), u64::from(bytes)), 0)
     }
     fn cuMemcpyAtoD(dst: Address, src: CUarray, offset: Size, bytes: Size) |call| {
-        let src = call.array_place(src, wide(offset))?;
-        copy_later(call, Copy::row(call.place(u64::from(dst)), src, u64::from(bytes)), 0)
+        let src = call.array_endpoint(src, wide(offset))?;
+        copy_later(call, Copy::row(call.endpoint(u64::from(dst)), src, u64::from(bytes)), 0)
     }
     fn cuMemcpyHtoA(dst: CUarray, offset: Size, src: u64, bytes: Size) |call| {
-        copy_now(call, &Copy::row(call.array_place(dst, wide(offset))?, call.place(src), u64::from(bytes)))
+        copy_now(call, &Copy::row(call.array_endpoint(dst, wide(offset))?, call.endpoint(src), u64::from(bytes)))
     }
     fn cuMemcpyAtoH(dst: u64, src: CUarray, offset: Size, bytes: Size) |call| {
-        copy_now(call, &Copy::row(call.place(dst), call.array_place(src, wide(offset))?, u64::from(bytes)))
+        copy_now(call, &Copy::row(call.endpoint(dst), call.array_endpoint(src, wide(offset))?, u64::from(bytes)))
     }
     fn cuMemcpyAtoA(dst: CUarray, dst_offset: Size, src: CUarray, src_offset: Size, bytes: Size) |call| {
-        let (dst, src) = (call.array_place(dst, wide(dst_offset))?, call.array_place(src, wide(src_offset))?);
+        let (dst, src) = (call.array_endpoint(dst, wide(dst_offset))?, call.array_endpoint(src, wide(src_offset))?);
         copy_later(call, Copy::row(dst, src, u64::from(bytes)), 0)
     }
     fn cuMemcpyHtoAAsync(dst: CUarray, offset: Size, src: u64, bytes: Size, stream: CUstream) |call| {
-        copy_later(call, Copy::row(call.array_place(dst, wide(offset))?, call.place(src), u64::from(bytes)), stream)
+        copy_later(call, Copy::row(call.array_endpoint(dst, wide(offset))?, call.endpoint(src), u64::from(bytes)), stream)
     }
     fn cuMemcpyAtoHAsync(dst: u64, src: CUarray, offset: Size, bytes: Size, stream: CUstream) |call| {
-        copy_later(call, Copy::row(call.place(dst), call.array_place(src, wide(offset))?, u64::from(bytes)), stream)
+        copy_later(call, Copy::row(call.endpoint(dst), call.array_endpoint(src, wide(offset))?, u64::from(bytes)), stream)
     }
     fn cuMemcpy2D(copy: In<Copy2d>) |call| { copy_now(call, &copy.get()?.copy(call)?) }
     fn cuMemcpy2DUnaligned(copy: In<Copy2d>) |call| { copy_now(call, &copy.get()?.copy(call)?) }

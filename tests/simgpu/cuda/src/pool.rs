@@ -15,7 +15,7 @@ use crate::abi::{CUerror, CUmemLocation, CUmemoryPool, CUresult, Raw};
 use crate::context::Context;
 use crate::error::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::memory;
-use crate::pool_chunk::{Chunk, Place, UNIT};
+use crate::pool_chunk::{Backing, Chunk, UNIT};
 use crate::pool_share::Imported;
 use crate::process::Process;
 
@@ -25,7 +25,7 @@ const SMALL_CHUNK: u64 = 2 << 20;
 
 /// The pools of a location for one allocation type.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct OfPlace {
+pub(crate) struct LocationPools {
     pub(crate) default: Option<CUmemoryPool>,
     pub(crate) current: Option<CUmemoryPool>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct OfPlace {
 /// Requested properties of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
-    pub(crate) place: Place,
+    pub(crate) backing: Backing,
     pub(crate) location: CUmemLocation,
     /// `CUmemAllocationType`.
     pub(crate) allocation_type: u32,
@@ -104,7 +104,7 @@ impl Pool {
     pub(crate) fn new(handle: CUmemoryPool, wish: Wish, is_default: bool, sharing: Sharing) -> Pool {
         let reuse = [1, 1, 1].map(AtomicU64::new);
         let mut access = Access::default();
-        access.set(wish.place.device, 3);
+        access.set(wish.backing.device, 3);
         Pool {
             handle,
             wish,
@@ -157,7 +157,7 @@ impl Pool {
             if max != 0 && state.reserved.current + length > max {
                 continue;
             }
-            let Some((base, mut chunk)) = Chunk::reserve(process, self.wish.place, length) else {
+            let Some((base, mut chunk)) = Chunk::reserve(process, self.wish.backing, length) else {
                 continue;
             };
             UNUSED.fetch_add(1, Relaxed);
@@ -322,7 +322,7 @@ pub(crate) fn settle(process: &'static Process) {
 /// Returns all unused chunks of a device's pools.
 pub(crate) fn give_up_unused(process: &Process, index: usize) {
     for (_, pool) in process.pools.all() {
-        if pool.wish.place.device == index {
+        if pool.wish.backing.device == index {
             pool.trim(process, 0);
         }
     }

@@ -13,7 +13,7 @@ use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::op::Op;
 use crate::pool::{Pool, Sharing, Wish, give_up_unused};
-use crate::pool_chunk::Place;
+use crate::pool_chunk::Backing;
 use crate::process::Process;
 use crate::share::POSIX_FILE_DESCRIPTOR;
 use crate::vmm::{LOCATION_DEVICE, LOCATION_HOST, LOCATION_HOST_NUMA, LOCATION_HOST_NUMA_CURRENT};
@@ -42,7 +42,7 @@ fn key(location: CUmemLocation, allocation_type: u32) -> Result<Key, CUerror> {
 }
 
 /// Returns where a pool with these properties has its memory.
-fn place_of(process: &Process, properties: &CUmemPoolProps) -> Result<Place, CUerror> {
+fn backing_of(process: &Process, properties: &CUmemPoolProps) -> Result<Backing, CUerror> {
     let location = properties.location;
     let is_managed = properties.alloc_type == MANAGED;
     if !matches!(properties.alloc_type, PINNED | MANAGED) {
@@ -63,7 +63,7 @@ fn place_of(process: &Process, properties: &CUmemPoolProps) -> Result<Place, CUe
     if is_managed && properties.max_size != 0 {
         return Err(INVALID_VALUE);
     }
-    Ok(Place {
+    Ok(Backing {
         device,
         is_addressable: is_managed || device == HOST,
         is_shareable: properties.handle_types != 0,
@@ -81,15 +81,15 @@ impl Call {
     }
 
     fn make_pool(&self, properties: &CUmemPoolProps, is_default: bool) -> Result<CUmemoryPool, CUerror> {
-        let place = place_of(self.process, properties)?;
-        let sharing = if place.is_shareable {
-            let export = self.process.member.export(Tag::Pool, place.device, 0);
+        let backing = backing_of(self.process, properties)?;
+        let sharing = if backing.is_shareable {
+            let export = self.process.member.export(Tag::Pool, backing.device, 0);
             Sharing::Exported(export.map_err(|_| OUT_OF_MEMORY)?)
         } else {
             Sharing::None
         };
         let wish = Wish {
-            place,
+            backing,
             location: properties.location,
             allocation_type: properties.alloc_type,
             max_size: properties.max_size as u64,
@@ -173,11 +173,11 @@ fn allocate(
         None => call.current_pool(call.of_device(context.device)?)?,
     };
     let pool = call.pool(pool)?;
-    let Place {
+    let Backing {
         device,
         is_addressable,
         ..
-    } = pool.wish.place;
+    } = pool.wish.backing;
     if matches!(pool.sharing, Sharing::Imported(_)) {
         return Err(INVALID_VALUE);
     }
@@ -247,7 +247,7 @@ fn create(call: Call, out: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) ->
 
 fn set_access(call: Call, pool: CUmemoryPool, list: In<CUmemAccessDesc>, count: usize) -> CUresult {
     let pool = call.pool(pool)?;
-    let own = pool.wish.place.device;
+    let own = pool.wish.backing.device;
     let mut access = pool.access.lock();
     let mut new = *access;
     for wish in list.list(count)? {

@@ -11,9 +11,9 @@ use crate::process::Process;
 /// Granularity of block sizes, in bytes.
 pub(crate) const UNIT: u64 = 512;
 
-/// Location of a pool's memory.
+/// Kind of memory that a pool reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Backing {
     /// Device index on the machine, or [`HOST`].
     pub(crate) device: usize,
     /// Whether the host can access its addresses.
@@ -24,7 +24,7 @@ pub(crate) struct Place {
 
 /// A chunk of a pool.
 pub(crate) struct Chunk {
-    place: Place,
+    backing: Backing,
     pub(crate) size: u64,
     pub(crate) used: u64,
     free: Ranges,
@@ -32,7 +32,7 @@ pub(crate) struct Chunk {
     shared: Option<(Arc<Physical>, Arc<Export>)>,
 }
 
-impl Place {
+impl Backing {
     fn kind(self) -> Held {
         if self.device == HOST {
             Held::HostPool
@@ -77,19 +77,19 @@ impl Place {
 
 impl Chunk {
     /// Reserves memory for a chunk. Returns its first address and the chunk.
-    pub(crate) fn reserve(process: &'static Process, place: Place, length: u64) -> Option<(u64, Chunk)> {
-        if !place.try_charge(process, length) {
+    pub(crate) fn reserve(process: &'static Process, backing: Backing, length: u64) -> Option<(u64, Chunk)> {
+        if !backing.try_charge(process, length) {
             return None;
         }
-        let Some(base) = place.take(process, length) else {
-            place.uncharge(process, length);
+        let Some(base) = backing.take(process, length) else {
+            backing.uncharge(process, length);
             return None;
         };
-        let shared = if place.is_shareable {
+        let shared = if backing.is_shareable {
             // On failure the charge has been dropped already.
-            let made = physical::make_charged(process, place.device, place.kind(), length, true);
+            let made = physical::make_charged(process, backing.device, backing.kind(), length, true);
             let Ok((physical, Some(export))) = made else {
-                place.give(process, base, length);
+                backing.give(process, base, length);
                 return None;
             };
             Some((physical, export))
@@ -97,7 +97,7 @@ impl Chunk {
             None
         };
         let chunk = Chunk {
-            place,
+            backing,
             size: length,
             used: 0,
             free: Ranges::new(base, length),
@@ -108,9 +108,9 @@ impl Chunk {
 
     /// Frees the chunk's memory.
     pub(crate) fn release(self, process: &Process, base: u64) {
-        self.place.give(process, base, self.size);
+        self.backing.give(process, base, self.size);
         if self.shared.is_none() {
-            self.place.uncharge(process, self.size);
+            self.backing.uncharge(process, self.size);
         }
     }
 
@@ -136,7 +136,7 @@ impl Chunk {
         kind: Kind,
         context: u64,
     ) {
-        let device = self.place.device;
+        let device = self.backing.device;
         match &self.shared {
             Some((physical, _)) => {
                 let part = (physical, address - base);

@@ -12,7 +12,7 @@ use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::physical;
 use crate::pool::{Pool, Sharing, Wish};
-use crate::pool_chunk::Place;
+use crate::pool_chunk::Backing;
 use crate::share::{self, POSIX_FILE_DESCRIPTOR};
 use crate::vmm::LOCATION_DEVICE;
 
@@ -60,7 +60,7 @@ fn import(call: Call, out: Out<CUmemoryPool>, handle: Raw, handle_type: u32, fla
     let export = share::import_from(call, handle, Tag::Pool)?;
     let device = export.device();
     let wish = Wish {
-        place: Place {
+        backing: Backing {
             device,
             is_addressable: false,
             is_shareable: false,
@@ -136,7 +136,7 @@ fn import_pointer(
         return Err(INVALID_VALUE);
     }
     let context = call.context().map_or(0, |context| context.owner());
-    let device = pool.wish.place.device;
+    let device = pool.wish.backing.device;
     let kind = Kind::Pool(handle);
     let space = call.process.space;
     let made = space.make_imported(data.size, kind, device, context, &physical, data.offset);

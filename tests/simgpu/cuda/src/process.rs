@@ -34,7 +34,7 @@ pub(crate) struct Process {
     pub(crate) links: Registry<Mutex<link::Link>>,
     pub(crate) pools: Registry<pool::Pool>,
     /// Pools by `CUmemLocationType`, location id and `CUmemAllocationType`.
-    pub(crate) pools_of: Mutex<HashMap<(u32, i32, u32), pool::OfPlace>>,
+    pub(crate) pools_of: Mutex<HashMap<(u32, i32, u32), pool::LocationPools>>,
     pub(crate) handles: Registry<physical::Handle>,
     pub(crate) multicasts: Registry<multicast::Multicast>,
     /// Reserved address ranges: start and length.

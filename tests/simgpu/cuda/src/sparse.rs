@@ -74,9 +74,9 @@ const SINGLE_TAIL: u32 = 1;
 /// Mapped tiles, by level, layer and position of the first element; the mip tail has a level number above all
 /// others.
 #[derive(Default)]
-pub(crate) struct Tiles(Mutex<BTreeMap<Place, Held>>);
+pub(crate) struct Tiles(Mutex<BTreeMap<TileKey, Held>>);
 
-type Place = (u32, u32, [u32; 3]);
+type TileKey = (u32, u32, [u32; 3]);
 const TAIL: u32 = u32::MAX;
 
 /// Reference to physical memory by a mapping.
@@ -137,7 +137,7 @@ enum Change {
     Whole(Arc<Array>, Option<(Held, u64)>),
     /// Tiles of a sparse array: the array, the owner of the tiles (the array or its mipmapped array), and
     /// their positions.
-    Tiles(Option<Arc<Array>>, Arc<Tiles>, Vec<Place>, Option<Memory>),
+    Tiles(Option<Arc<Array>>, Arc<Tiles>, Vec<TileKey>, Option<Memory>),
 }
 
 /// A handle to which tiles are mapped.
@@ -281,7 +281,7 @@ impl Change {
 
 impl Array {
     /// Zeroes a tile.
-    fn wipe(&self, process: &Process, (_, layer, at): Place) {
+    fn wipe(&self, process: &Process, (_, layer, at): TileKey) {
         let (Some(tile), Ok(base)) = (self.tile(), self.base()) else {
             return;
         };

@@ -19,7 +19,7 @@ pub(super) struct Member {
     resource: Resource,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) group: Option<GroupId>,
-    /// Bytes held, by place.
+    /// Bytes held, by position.
     pub(super) devices: Box<[Held]>,
 }
 
@@ -97,7 +97,7 @@ impl Held {
 }
 
 impl Member {
-    /// Makes a member without grants; `slots` are (slot, size in bytes) by place.
+    /// Makes a member without grants; `slots` are (slot, size in bytes) by position.
     pub(super) fn new(resource: Resource, blocks: Arc<dyn Blocks>, slots: &[(usize, u64)]) -> Self {
         Self {
             resource,
@@ -107,12 +107,12 @@ impl Member {
         }
     }
 
-    pub(super) fn add_place(&mut self, slot: (usize, u64)) {
+    pub(super) fn add_position(&mut self, slot: (usize, u64)) {
         let devices = std::mem::take(&mut self.devices).into_iter();
         self.devices = devices.chain([Held::new(slot)]).collect();
     }
 
-    /// Returns the whole charge to the groups above at a place.
+    /// Returns the whole charge to the groups above at a position.
     pub(super) fn charge(&self, at: usize) -> Charge {
         let charge = |device: &Held| device.charge(self.resource);
         self.devices.get(at).map_or(Charge::default(), charge)

@@ -86,7 +86,7 @@ impl Grants {
             return;
         };
         let chain = self.chain(group);
-        for at in self.places(None) {
+        for at in self.positions(None) {
             let is_limited = chain
                 .iter()
                 .filter_map(|id| self.groups.get(id))

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gcgroup_abi::NO_LIMIT;
 
-use super::Place;
+use super::Position;
 use crate::tree::{GroupId, ProcessId};
 
 /// Limit of the groups on a device and bytes left there.
@@ -32,7 +32,7 @@ pub(super) struct Charge {
     pub(super) sure: u128,
 }
 
-/// Change of what is held below a group: at one place, and of the sum over all places.
+/// Change of what is held below a group: at one position, and of the sum over all.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Recharge {
     pub(super) before: Charge,
@@ -67,19 +67,19 @@ pub(super) struct Node {
     pub(super) nr_below: usize,
     /// Number of processes in this group and below that are alive and not registered.
     pub(super) nr_awaited: usize,
-    /// Limits by place in bytes; absent if unlimited.
-    limits: BTreeMap<Place, u64>,
-    /// Charge by place: grants and overhead. A process without a limit above has only overhead here.
+    /// Limits by position in bytes; absent if unlimited.
+    limits: BTreeMap<Position, u64>,
+    /// Charge by position: grants and overhead. A process without a limit above has only overhead here.
     charged: Vec<Charge>,
-    /// Bytes held on all places together: the sum, with child groups bounded to what they pass on.
+    /// Bytes held at all positions together: the sum, with child groups bounded to what they pass on.
     whole: u128,
-    /// Bytes charged to the group above, by place and in all.
+    /// Bytes charged to the group above, by position and in all.
     passed: Vec<u128>,
     passed_whole: u128,
 }
 
 impl Node {
-    pub(super) fn new(parent: Option<GroupId>, nr_places: usize) -> Self {
+    pub(super) fn new(parent: Option<GroupId>, nr_positions: usize) -> Self {
         Self {
             parent,
             children: BTreeSet::new(),
@@ -87,26 +87,26 @@ impl Node {
             nr_below: 0,
             nr_awaited: 0,
             limits: BTreeMap::new(),
-            charged: vec![Charge::default(); nr_places],
+            charged: vec![Charge::default(); nr_positions],
             whole: 0,
-            passed: vec![0; nr_places],
+            passed: vec![0; nr_positions],
             passed_whole: 0,
         }
     }
 
-    pub(super) fn add_place(&mut self) {
+    pub(super) fn add_position(&mut self) {
         self.charged.push(Charge::default());
         self.passed.push(0);
     }
 
-    pub(super) fn limit(&self, place: Place) -> u64 {
-        self.limits.get(&place).copied().unwrap_or(NO_LIMIT)
+    pub(super) fn limit(&self, position: Position) -> u64 {
+        self.limits.get(&position).copied().unwrap_or(NO_LIMIT)
     }
 
-    pub(super) fn set_limit(&mut self, place: Place, limit: u64) {
+    pub(super) fn set_limit(&mut self, position: Position, limit: u64) {
         match limit {
-            NO_LIMIT => self.limits.remove(&place),
-            limit => self.limits.insert(place, limit),
+            NO_LIMIT => self.limits.remove(&position),
+            limit => self.limits.insert(position, limit),
         };
     }
 
@@ -122,9 +122,9 @@ impl Node {
     /// Reduces `allowed` to what this group allows.
     pub(super) fn narrow(&self, allowed: &mut [Allowed]) {
         for (at, allowed) in allowed.iter_mut().enumerate() {
-            for place in [Some(at), None] {
-                allowed.limit = allowed.limit.min(self.limit(place));
-                allowed.room = allowed.room.min(self.room(place));
+            for position in [Some(at), None] {
+                allowed.limit = allowed.limit.min(self.limit(position));
+                allowed.room = allowed.room.min(self.room(position));
             }
         }
     }
@@ -159,42 +159,43 @@ impl Node {
         }
     }
 
-    /// Returns the most bytes believed to be held at a place: the limits, or the sure charge if that is more.
-    pub(super) fn cap(&self, place: Place) -> u128 {
-        let limit = self.limit(place).min(self.limit(None));
-        self.sure(place).max(limit.into())
+    /// Returns the most bytes believed to be held at a position: the limits, or the sure charge if that is
+    /// more.
+    pub(super) fn cap(&self, position: Position) -> u128 {
+        let limit = self.limit(position).min(self.limit(None));
+        self.sure(position).max(limit.into())
     }
 
-    fn sure(&self, place: Place) -> u128 {
-        match place {
+    fn sure(&self, position: Position) -> u128 {
+        match position {
             None => self.charged.iter().map(|charged| charged.sure).sum(),
             Some(at) => self.charged.get(at).map_or(0, |charged| charged.sure),
         }
     }
 
-    pub(super) fn charged(&self, place: Place) -> u128 {
-        match place {
+    pub(super) fn charged(&self, position: Position) -> u128 {
+        match position {
             None => self.whole,
             Some(at) => self.charged.get(at).map_or(0, |charged| charged.all),
         }
     }
 
-    /// Returns the bytes missing at a place for `need` more to be held; 0 without a limit.
-    pub(super) fn missing(&self, place: Place, need: u64) -> u64 {
-        match self.limit(place) {
+    /// Returns the bytes missing at a position for `need` more to be held; 0 without a limit.
+    pub(super) fn missing(&self, position: Position, need: u64) -> u64 {
+        match self.limit(position) {
             NO_LIMIT => 0,
             limit => {
-                let wanted = self.charged(place) + u128::from(need);
+                let wanted = self.charged(position) + u128::from(need);
                 u64::try_from(wanted.saturating_sub(limit.into())).unwrap_or(u64::MAX)
             }
         }
     }
 
-    /// Returns the bytes left at a place.
-    pub(super) fn room(&self, place: Place) -> u64 {
-        match self.limit(place) {
+    /// Returns the bytes left at a position.
+    pub(super) fn room(&self, position: Position) -> u64 {
+        match self.limit(position) {
             NO_LIMIT => NO_LIMIT,
-            limit => u64::try_from(u128::from(limit).saturating_sub(self.charged(place))).unwrap_or(0),
+            limit => u64::try_from(u128::from(limit).saturating_sub(self.charged(position))).unwrap_or(0),
         }
     }
 }

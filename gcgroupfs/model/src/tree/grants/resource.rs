@@ -70,11 +70,11 @@ impl Resource {
         }
     }
 
-    /// Tells a process what the groups above allow and have left, if its hook uses that for this resource.
+    /// Tells a process what the groups above allow and have left.
     pub(super) fn publish(self, control: &Control, slot: usize, allowed: &Allowed) {
         match self {
             Self::Memory => enforce::allow(control, slot, allowed.limit, allowed.room),
-            Self::Swap => {}
+            Self::Swap => enforce::allow_swap(control, slot, allowed.room),
         }
     }
 }

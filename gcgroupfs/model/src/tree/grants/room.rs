@@ -3,58 +3,62 @@
 
 use gcgroup_abi::NO_LIMIT;
 
-use super::{Grants, Place, Refusal};
+use super::{Grants, Position, Refusal};
 use crate::tree::{GroupId, ProcessId};
 
 impl Grants {
-    /// Finds room in every group above for a process to hold `need` bytes more at a place, taking back what
-    /// others do not use. Returns the bytes that may be granted in addition.
+    /// Finds room in every group above for a process to hold `need` bytes more at a position, taking back
+    /// what others do not use. Returns the bytes that may be granted in addition.
     pub(super) fn find_room(
         &mut self,
         group: Option<GroupId>,
         asker: (ProcessId, usize),
         need: u64,
     ) -> Result<u64, Refusal> {
-        let levels: Vec<(GroupId, Place)> = self
+        let levels: Vec<(GroupId, Position)> = self
             .chain(group)
             .into_iter()
             .flat_map(|id| [(id, Some(asker.1)), (id, None)])
-            .filter(|(id, place)| self.limit(*id, *place) != NO_LIMIT)
+            .filter(|(id, position)| self.limit(*id, *position) != NO_LIMIT)
             .collect();
-        let refusal = |(group, place): (GroupId, Place), slots: &[usize]| Refusal {
+        let refusal = |(group, position): (GroupId, Position), slots: &[usize]| Refusal {
             group,
-            device: place.and_then(|at| slots.get(at).copied()),
+            device: position.and_then(|at| slots.get(at).copied()),
         };
-        let too_small = |level: &&(GroupId, Place)| self.limit(level.0, level.1) < need;
+        let too_small = |level: &&(GroupId, Position)| self.limit(level.0, level.1) < need;
         if let Some(level) = levels.iter().find(too_small) {
             return Err(refusal(*level, &self.slots));
         }
         let mut is_short = false;
-        for (id, place) in &levels {
-            let missing = self.missing(*id, *place, need);
+        for (id, position) in &levels {
+            let missing = self.missing(*id, *position, need);
             if missing > 0 {
                 is_short = true;
-                self.take_back(*id, *place, missing, Some(asker));
+                self.take_back(*id, *position, missing, Some(asker));
             }
         }
         let mut slack = if is_short { 0 } else { self.resource.chunk() };
         for level in levels {
-            let (id, place) = level;
-            let Some(node) = self.groups.get(&id).filter(|node| node.missing(place, need) == 0) else {
+            let (id, position) = level;
+            let Some(node) = self
+                .groups
+                .get(&id)
+                .filter(|node| node.missing(position, need) == 0)
+            else {
                 return Err(refusal(level, &self.slots));
             };
-            let spare = node.room(place) - need;
+            let spare = node.room(position) - need;
             slack = slack.min(spare / (node.nr_below as u64 + 1));
         }
         Ok(slack)
     }
 
-    /// Takes back up to `bytes` that processes below a group hold at a place and do not use, largest first,
-    /// except from the requester.
+    /// Takes back up to `bytes` that processes below a group hold at a position and do not use, largest
+    /// first, except from the requester.
     pub(super) fn take_back(
         &mut self,
         id: GroupId,
-        place: Place,
+        position: Position,
         bytes: u64,
         asker: Option<(ProcessId, usize)>,
     ) {
@@ -64,7 +68,7 @@ impl Grants {
                 continue;
             };
             let of = |at| (member.idle(at), id, at);
-            idle.extend(self.places(place).map(of).filter(|(bytes, ..)| *bytes > 0));
+            idle.extend(self.positions(position).map(of).filter(|(bytes, ..)| *bytes > 0));
         }
         idle.sort_unstable_by(|one, other| other.cmp(one));
         let mut left = bytes;
@@ -84,21 +88,21 @@ impl Grants {
     /// enough, closes the grants below, so that each charge must ask while usage shrinks.
     pub(super) fn settle(&mut self, group: Option<GroupId>) {
         for id in self.chain(group) {
-            for place in self.places(None).map(Some).chain([None]) {
-                let missing = self.missing(id, place, 0);
+            for position in self.positions(None).map(Some).chain([None]) {
+                let missing = self.missing(id, position, 0);
                 if missing > 0 {
-                    self.take_back(id, place, missing, None);
+                    self.take_back(id, position, missing, None);
                 }
-                if self.missing(id, place, 0) > 0 {
-                    self.close(id, place);
+                if self.missing(id, position, 0) > 0 {
+                    self.close(id, position);
                 }
             }
         }
     }
 
-    fn close(&mut self, id: GroupId, place: Place) {
+    fn close(&mut self, id: GroupId, position: Position) {
         for id in self.below(id) {
-            for at in self.places(place) {
+            for at in self.positions(position) {
                 self.change(id, at, |member| member.close(at));
             }
         }

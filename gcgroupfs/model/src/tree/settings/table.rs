@@ -1,9 +1,9 @@
 //! The table of settings. From a row follow the control file's formats, the journal's records, what rules and
 //! `gcgroupfs run` may set, root's bounds, and the manual.
 
-use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::environment::{GCGROUP_FREEZE, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_SWAP};
 use gcgroup_abi::message::Hello;
+use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 
 use super::{Kind, Tighter, Value};
 use crate::error::Result;
@@ -32,7 +32,7 @@ pub struct Setting {
     /// Whether rules may set it.
     pub for_rules: bool,
     /// How a program asks for it at its start.
-    pub wish: Option<Wish>,
+    pub run_option: Option<RunOption>,
     /// The value that the control file shows; `None`: the value set here.
     pub shown: Option<fn(&View<'_>) -> Result<Value>>,
     /// Checks a value before it is set.
@@ -48,9 +48,9 @@ pub struct Setting {
 
 /// How a program asks for a setting at its start.
 #[derive(Debug)]
-pub struct Wish {
+pub struct RunOption {
     /// Option of `gcgroupfs run`, without its dashes.
-    pub option: &'static str,
+    pub name: &'static str,
     /// Environment variable that the hook reads.
     pub variable: &'static str,
     /// Value of the option if it is given without one; `None`: it must have one.
@@ -72,7 +72,7 @@ impl Setting {
         refusal: "",
         inherits: false,
         for_rules: true,
-        wish: None,
+        run_option: None,
         shown: None,
         check: None,
         written: None,
@@ -93,6 +93,7 @@ impl Eq for Setting {}
 pub const SETTINGS: &[&Setting] = &[
     MEMORY_LIMIT,
     MEMORY_SWAP_MAX,
+    MEMORY_VISIBLE,
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
@@ -104,8 +105,8 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
     name: "memory.limit",
     key: "memory_limit",
     refusal: "the memory limit can only be lowered",
-    wish: Some(Wish {
-        option: "memory-limit",
+    run_option: Some(RunOption {
+        name: "memory-limit",
         variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
         help: "Limit of device memory in bytes, as 8G, or max",
@@ -124,8 +125,8 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     key: "memory_swap_max",
     process_default: Some(Value::Number(0)),
     refusal: "memory.swap.max can only be lowered",
-    wish: Some(Wish {
-        option: "swap",
+    run_option: Some(RunOption {
+        name: "swap",
         variable: GCGROUP_SWAP.name,
         bare: Some("max"),
         help: "Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max",
@@ -139,8 +140,26 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     written: Some(|edit, _| edit.bound_swap()),
     publish: Some(enforce::memory_swap_max),
     doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
-          otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
-          bound for its processes together.",
+          otherwise: with --swap, with a value from a rule, or in a group for which root has set one other than 0. \
+          Only such a process accepts more (EOPNOTSUPP); GCGROUP_SWAP=0 in its environment prevents it. A group has \
+          max unless set: the bound for its processes together.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_VISIBLE: &Setting = &Setting {
+    name: "memory.visible",
+    key: "memory_visible",
+    kind: Kind::Visible,
+    default: Value::Number(VISIBLE_LIMIT),
+    tighter: Tighter::Any,
+    inherits: true,
+    shown: Some(|view| view.memory_visible()),
+    publish: Some(enforce::memory_visible),
+    doc: "The device memory that the program is shown, by cuMemGetInfo, cuDeviceTotalMem and NVML; limits are \
+          unaffected. limit: the smallest limit that applies, or the device's memory. swap: in addition as much \
+          host memory as memory.swap.max and the host allow, of a process started with --swap; a program that \
+          sizes itself by what is free then uses it. Or bytes, as 8G. What is shown as free is never more than \
+          would be granted. A group's value holds for those of its processes that have none.",
     ..Setting::PLAIN
 };
 
@@ -155,8 +174,8 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     tighter: Tighter::Higher,
     refusal: "the priority number can only be raised",
     inherits: true,
-    wish: Some(Wish {
-        option: "priority",
+    run_option: Some(RunOption {
+        name: "priority",
         variable: GCGROUP_PRIORITY.name,
         bare: None,
         help: "Priority, 0 to 15; a lower number is a higher priority",
@@ -197,8 +216,8 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     tighter: Tighter::Higher,
     refusal: "root froze it",
     for_rules: false,
-    wish: Some(Wish {
-        option: "freeze",
+    run_option: Some(RunOption {
+        name: "freeze",
         variable: GCGROUP_FREEZE.name,
         bare: Some("1"),
         help: "Start frozen",
@@ -223,8 +242,8 @@ pub const SAMPLE: &Setting = &Setting {
     },
     default: Value::Number(5),
     refusal: "the sample can only be lowered",
-    wish: Some(Wish {
-        option: "sample",
+    run_option: Some(RunOption {
+        name: "sample",
         variable: "SAMPLE",
         bare: None,
         help: "A number for tests",

@@ -191,7 +191,7 @@ fn process_freeze_and_device_freeze_are_independent() {
 }
 
 #[test]
-fn wishes_stay_within_root_settings() {
+fn requests_stay_within_root_settings() {
     let mut settings = Settings::default();
     settings
         .set(MEMORY_LIMIT, None, Value::Number(100), true)
@@ -199,36 +199,36 @@ fn wishes_stay_within_root_settings() {
     settings
         .set(COMPUTE_PRIORITY, None, Value::Number(10), true)
         .unwrap();
-    let wish = |priority| Hello {
+    let request = |priority| Hello {
         memory_limit: 101,
         priority,
         ..Hello::PLAIN
     };
-    assert_eq!(settings.wish(&wish(12), Some(10)), None);
+    assert_eq!(settings.apply_request(&request(12), Some(10)), None);
     assert_eq!(
         (settings.get(MEMORY_LIMIT, None).number(), settings.priority(None)),
         (100, 12)
     );
-    assert_eq!(settings.wish(&wish(9), Some(10)), Some(10));
+    assert_eq!(settings.apply_request(&request(9), Some(10)), Some(10));
     assert_eq!(settings.priority(None), 10);
     assert_eq!(
-        settings.wish(&wish(9), None),
+        settings.apply_request(&request(9), None),
         Some(10),
         "a rule bounds root's request too"
     );
 }
 
 #[test]
-fn wished_priority_is_bounded_for_users_not_for_root() {
-    let wish = Hello {
+fn requested_priority_is_bounded_for_users_not_for_root() {
+    let request = Hello {
         priority: 3,
         ..Hello::PLAIN
     };
     let mut roots = Settings::default();
-    assert_eq!(roots.wish(&wish, None), None);
+    assert_eq!(roots.apply_request(&request, None), None);
     assert_eq!(roots.priority(None), 3);
     let mut users = Settings::default();
-    assert_eq!(users.wish(&wish, Some(8)), Some(8));
+    assert_eq!(users.apply_request(&request, Some(8)), Some(8));
     assert_eq!(users.priority(None), 8);
 }
 
@@ -289,20 +289,20 @@ fn settings_survive_json() {
 }
 
 #[test]
-fn invalid_wishes_are_ignored() {
+fn invalid_requests_are_ignored() {
     let hello = Hello {
         priority: 16,
         freeze: 7,
         ..Hello::PLAIN
     };
-    assert_eq!(Settings::wished(&hello), Settings::default());
+    assert_eq!(Settings::requested(&hello), Settings::default());
     let hello = Hello {
         memory_limit: 1,
         priority: 15,
         freeze: 1,
         ..Hello::PLAIN
     };
-    let settings = Settings::wished(&hello);
+    let settings = Settings::requested(&hello);
     assert_eq!(
         (
             settings.get(MEMORY_LIMIT, None).number(),

@@ -1,11 +1,11 @@
 //! Values of settings: their formats, and which of two is tighter.
 
-use gcgroup_abi::NO_LIMIT;
+use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 use serde::{Deserialize, Serialize};
 
 use super::Setting;
 use crate::error::Result;
-use crate::text::{self, parse_bytes, parse_flag, parse_number, parse_quota};
+use crate::text::{self, parse_bytes, parse_flag, parse_number, parse_quota, parse_visible};
 use crate::tree::Quota;
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
@@ -53,6 +53,8 @@ impl Value {
 pub enum Kind {
     /// Bytes, or no limit.
     Bytes,
+    /// Bytes, `limit` or `swap`.
+    Visible,
     /// A number from 0 to `most`; `expected` says so.
     Number { most: u64, expected: &'static str },
     /// 0 or 1.
@@ -68,6 +70,8 @@ pub enum Tighter {
     Lower,
     /// Higher than root's, or equal.
     Higher,
+    /// Any.
+    Any,
 }
 
 impl Tighter {
@@ -77,6 +81,7 @@ impl Tighter {
             (Self::Lower, Value::Quota(value), Value::Quota(bound)) => value.is_within(bound),
             (Self::Lower, ..) => value.number() <= bound.number(),
             (Self::Higher, ..) => value.number() >= bound.number(),
+            (Self::Any, ..) => true,
         }
     }
 }
@@ -86,7 +91,7 @@ impl Kind {
     pub fn has(self, value: Value) -> bool {
         match (self, value) {
             (Self::Number { most, .. }, Value::Number(number)) => number <= most,
-            (Self::Bytes, Value::Number(_))
+            (Self::Bytes | Self::Visible, Value::Number(_))
             | (Self::Flag, Value::Flag(_))
             | (Self::Quota, Value::Quota(_)) => true,
             _ => false,
@@ -97,6 +102,7 @@ impl Kind {
     pub fn expected(self) -> &'static str {
         match self {
             Self::Bytes => "bytes, as 8589934592, \"8G\" or \"max\"",
+            Self::Visible => text::VISIBLE,
             Self::Number { expected, .. } => expected,
             Self::Flag => "0 or 1",
             Self::Quota => "a quota, as \"25000 100000\" or \"max\"",
@@ -113,6 +119,7 @@ impl Setting {
     pub fn parse(&self, text: &str, before: Value) -> Result<Value> {
         Ok(match self.kind {
             Kind::Bytes => Value::Number(parse_bytes(text)?),
+            Kind::Visible => Value::Number(parse_visible(text)?),
             Kind::Number { most, expected } => Value::Number(parse_number(text, most, expected)?),
             Kind::Flag => Value::Flag(parse_flag(text)?),
             Kind::Quota => {
@@ -127,6 +134,8 @@ impl Setting {
     pub fn show(&self, value: Value) -> String {
         match value {
             Value::Number(bytes) if self.kind == Kind::Bytes => text::bytes(bytes),
+            Value::Number(VISIBLE_LIMIT) if self.kind == Kind::Visible => text::value("limit"),
+            Value::Number(VISIBLE_SWAP) if self.kind == Kind::Visible => text::value("swap"),
             Value::Number(number) => text::value(number),
             Value::Flag(is_on) => text::flag(is_on),
             Value::Quota(quota) => text::quota(quota),

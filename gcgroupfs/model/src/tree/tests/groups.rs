@@ -9,7 +9,7 @@ pub(super) fn errno<T: std::fmt::Debug>(result: crate::error::Result<T>) -> i32 
     result.map(drop).unwrap_err().errno()
 }
 
-fn make(world: &World, path: &str, caller: Caller) -> crate::error::Result<Place> {
+fn make(world: &World, path: &str, caller: Caller) -> crate::error::Result<Directory> {
     let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
     let file::Node::Dir(parent) = file::resolve(&world.tree, parent)? else {
         panic!("{parent}")
@@ -94,7 +94,7 @@ fn user_cannot_make_more_than_1024_groups() {
     let id = world.group("mine");
     let given = world
         .tree
-        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), None), None);
+        .set_access(Directory::group(id), ROOT, (Some(OWNER.uid), None), None);
     world.tree.finish(given.unwrap());
     let made = (0..)
         .take_while(|n| make(&world, &format!("mine/g{n}"), OWNER).is_ok())
@@ -166,7 +166,7 @@ fn move_needs_process_and_common_ancestor() {
     }
     let give = |id, caller: Caller| {
         let to = (Some(caller.uid), Some(caller.gid));
-        let given = world.tree.set_access(Place::group(id), ROOT, to, None);
+        let given = world.tree.set_access(Directory::group(id), ROOT, to, None);
         world.tree.finish(given.unwrap());
     };
     give(mine, OWNER);
@@ -361,13 +361,16 @@ fn limit_below_usage_counts_here_and_above() {
 fn group_owner_is_bounded_by_root() {
     let world = World::new(1);
     let id = world.group("a");
-    let access = world.tree.access(Place::group(id)).unwrap();
+    let access = world.tree.access(Directory::group(id)).unwrap();
     assert_eq!((access.owner.uid, access.mode), (0, 0o755));
-    let given = world
-        .tree
-        .set_access(Place::group(id), ROOT, (Some(OWNER.uid), Some(7)), Some(0o2770));
+    let given = world.tree.set_access(
+        Directory::group(id),
+        ROOT,
+        (Some(OWNER.uid), Some(7)),
+        Some(0o2770),
+    );
     world.tree.finish(given.unwrap());
-    let access = world.tree.access(Place::group(id)).unwrap();
+    let access = world.tree.access(Directory::group(id)).unwrap();
     assert_eq!(
         (access.owner.uid, access.owner.gid, access.mode),
         (OWNER.uid, 7, 0o770)
@@ -376,7 +379,11 @@ fn group_owner_is_bounded_by_root() {
     world.store("a/memory.limit", OWNER, "50").unwrap();
     assert_eq!(errno(world.store("a/memory.limit", OWNER, "101")), libc::EPERM);
     assert_eq!(errno(world.store("a/memory.limit", STRANGER, "10")), libc::EACCES);
-    let set = |caller, uid, mode| world.tree.set_access(Place::group(id), caller, (uid, None), mode);
+    let set = |caller, uid, mode| {
+        world
+            .tree
+            .set_access(Directory::group(id), caller, (uid, None), mode)
+    };
     assert_eq!(errno(set(OWNER, Some(STRANGER.uid), None)), libc::EPERM);
     assert_eq!(errno(set(STRANGER, None, Some(0o777))), libc::EPERM);
     world.tree.finish(set(OWNER, None, Some(0o775)).unwrap());

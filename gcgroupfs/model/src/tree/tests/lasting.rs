@@ -27,9 +27,12 @@ fn restored_groups_are_as_before() {
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     world.store("a/memory.limit", ROOT, "1G").unwrap();
     world.store("a/b/0/compute.freeze", ROOT, "1").unwrap();
-    let given = world
-        .tree
-        .set_access(Place::group(inner), ROOT, (Some(OWNER.uid), None), Some(0o700));
+    let given = world.tree.set_access(
+        Directory::group(inner),
+        ROOT,
+        (Some(OWNER.uid), None),
+        Some(0o700),
+    );
     world.tree.finish(given.unwrap());
     world.submit(id, 0, 7);
     world.tree.leave(id, 0);
@@ -50,7 +53,7 @@ fn restored_groups_are_as_before() {
     assert_eq!(after.show("a/b/0/compute.freeze"), "1\n");
     assert!(after.show("a/compute.stat").contains("nr_launches 7\n"));
     assert!(after.show("a/b/0/compute.stat").contains("nr_launches 7\n"));
-    assert_eq!(after.tree.access(Place::group(inner)).unwrap().mode, 0o700);
+    assert_eq!(after.tree.access(Directory::group(inner)).unwrap().mode, 0o700);
     assert_eq!(errno(file::resolve(&after.tree, "gone")), libc::ENOENT);
     assert!(after.group("new").0 > gone.0 + 100, "numbers are not reused");
     // A process that registers again is where it was.
@@ -101,22 +104,22 @@ fn transient_group_is_removed_with_last_process() {
     };
     let outer = world
         .tree
-        .make_transient_group(&new_group(Place::ROOT, "job"), transient(settings))
+        .make_transient_group(&new_group(Directory::ROOT, "job"), transient(settings))
         .unwrap();
     assert_eq!(
         world
             .tree
-            .make_transient_group(&new_group(Place::ROOT, "job"), transient(Settings::default())),
+            .make_transient_group(&new_group(Directory::ROOT, "job"), transient(Settings::default())),
         Ok(outer)
     );
     let inner = world
         .tree
         .make_transient_group(
-            &new_group(Place::group(outer), "step"),
+            &new_group(Directory::group(outer), "step"),
             transient(Settings::default()),
         )
         .unwrap();
-    assert_eq!(world.tree.owner(Place::group(inner)).unwrap().uid, 7);
+    assert_eq!(world.tree.owner(Directory::group(inner)).unwrap().uid, 7);
     let id = world.join(100);
     world.store("job/step/gcgroup.procs", ROOT, "100").unwrap();
     let control = world.control(id);
@@ -136,10 +139,10 @@ fn transient_group_is_removed_with_last_process() {
     };
     let notices = world.take_notices();
     assert!(
-        notices.contains(&gone(inner, Place::group(outer), "step")),
+        notices.contains(&gone(inner, Directory::group(outer), "step")),
         "{notices:?}"
     );
-    assert!(notices.contains(&gone(outer, Place::ROOT, "job")));
+    assert!(notices.contains(&gone(outer, Directory::ROOT, "job")));
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn held_group_stays_until_released() {
     let make = || {
         world
             .tree
-            .make_transient_group(&new_group(Place::ROOT, "job"), transient.clone())
+            .make_transient_group(&new_group(Directory::ROOT, "job"), transient.clone())
     };
     let job = make().unwrap();
     assert!(world.tree.hold_group(job) && world.tree.hold_group(job));
@@ -160,7 +163,10 @@ fn held_group_stays_until_released() {
     world.store("job/gcgroup.procs", ROOT, "100").unwrap();
     world.tree.leave(id, 0);
     world.tree.reap_transient(None);
-    assert_eq!(errno(world.tree.remove_group(Place::ROOT, "job")), libc::EBUSY);
+    assert_eq!(
+        errno(world.tree.remove_group(Directory::ROOT, "job")),
+        libc::EBUSY
+    );
     world.tree.release_group(job);
     assert_eq!(make(), Ok(job));
     world.tree.release_group(job);

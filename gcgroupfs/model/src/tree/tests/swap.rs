@@ -6,6 +6,28 @@ use super::*;
 use crate::tree::ProcessId;
 
 #[test]
+fn swap_is_enabled_by_roots_nearest_bound_alone() {
+    let world = World::new(1);
+    let (team, below) = (world.group("team"), world.group("team/a"));
+    let enables = || [team, below].map(|group| world.tree.enables_swap(Some(group)));
+    assert_eq!(enables(), [false, false]);
+    assert!(!world.tree.enables_swap(None));
+    world.store("team/memory.swap.max", ROOT, "1G").unwrap();
+    assert_eq!(enables(), [true, true]);
+    world.store("team/a/memory.swap.max", ROOT, "0").unwrap();
+    assert_eq!(enables(), [true, false]);
+    world.store("team/a/memory.swap.max", ROOT, "max").unwrap();
+    assert_eq!(enables(), [true, true]);
+    world.store("team/memory.swap.max", ROOT, "0").unwrap();
+    assert_eq!(enables(), [false, true]);
+    let given = world.group("given");
+    let owner = (Some(OWNER.uid), None);
+    let _ = world.tree.set_access(Directory::group(given), ROOT, owner, None);
+    world.store("given/memory.swap.max", OWNER, "1G").unwrap();
+    assert!(!world.tree.enables_swap(Some(given)), "set by another user");
+}
+
+#[test]
 fn group_swap_max_bounds_all_its_processes() {
     let world = World::new(1);
     world.group("a/b");
@@ -148,7 +170,7 @@ fn swap_pool_of_others_is_recalled_when_room_is_short() {
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
     assert_eq!((recalls(), recalled()), (0, 0), "the pool is empty");
-    keeper.swap_supply.store(1, Relaxed);
+    keeper.swap_pool.store(1, Relaxed);
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
     assert_eq!((recalls(), recalled()), (1, 2));

@@ -88,7 +88,7 @@ impl Untrusted<'_> {
 fn held(usage: &UsageDevice, total: u64, host_memory: u64) -> Swapped {
     Swapped {
         current: at_most(&usage.swap_current, host_memory),
-        supply: at_most(&usage.swap_supply, host_memory),
+        pool: at_most(&usage.swap_pool, host_memory),
         swappable: at_most(&usage.swappable, total),
         ..Swapped::default()
     }

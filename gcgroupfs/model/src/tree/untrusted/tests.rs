@@ -71,7 +71,7 @@ fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>
         };
         assert!(bytes <= most, "{kind:?}: {bytes}");
     }
-    assert!(swap.current <= nr * HOST.memory && swap.supply <= nr * HOST.memory);
+    assert!(swap.current <= nr * HOST.memory && swap.pool <= nr * HOST.memory);
     for counter in all_counters() {
         let count = *(counter.number)(&mut sums.clone());
         let is_read = counter.on_device.is_some() || counter.as_a_whole.is_some();

@@ -65,7 +65,7 @@ fn damaged_file_is_reported_and_kept_as_a_copy() {
     let directory = tempfile::tempdir().unwrap();
     let (text, _) = realistic(directory.path());
     let path = directory.path().join(NAME);
-    let copy = super::super::place::copy(&path);
+    let copy = super::super::state_file::copy(&path);
     for bit in (0..text.len() * 8).step_by(41) {
         let mut flipped = text.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
@@ -115,7 +115,7 @@ fn damaged_record_of_another_boot_is_not_taken_for_one_of_this() {
     fs::write(&path, &text).unwrap();
     let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     assert_eq!((found, journal.condition().nr_damaged), (BTreeMap::new(), 2));
-    assert_eq!(fs::read(super::super::place::copy(&path)).unwrap(), text);
+    assert_eq!(fs::read(super::super::state_file::copy(&path)).unwrap(), text);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn file_of_a_newer_version_is_kept_as_a_copy() {
     fs::write(&path, &text).unwrap();
     assert_eq!(reopen(directory.path()), BTreeMap::new());
     assert_eq!(
-        fs::read_to_string(super::super::place::copy(&path)).unwrap(),
+        fs::read_to_string(super::super::state_file::copy(&path)).unwrap(),
         text
     );
 }

@@ -35,7 +35,7 @@ impl Server {
         let answered = match Request::from_bytes(packet) {
             // A rule may admit a process to a group that its user may not enter: only a registration can
             // tell.
-            Ok(request) if request.operation == Operation::MayBegin && self.enquiries.are_needed() => {
+            Ok(request) if request.operation == Operation::MayBegin && self.rule_queries.are_needed() => {
                 Some((Answer::part(&[], 0).to_bytes(), Vec::new()))
             }
             _ => answer(&self.tree, &asker, text, packet),

@@ -4,10 +4,10 @@ use gcgroup_abi::message::GroupName;
 use nix::sys::eventfd::EventFd;
 
 use super::*;
-use crate::socket::enquiry::Applicant;
-use crate::socket::living::MAX_PER_SECOND;
+use crate::socket::live_processes::MAX_PER_SECOND;
+use crate::socket::rule_queries::Registrant;
 use gcgroupfs_model::rules::Verdict;
-use gcgroupfs_model::tree::Place;
+use gcgroupfs_model::tree::Directory;
 use gcgroupfs_model::tree::fixture::new_group;
 use gcgroupfs_sys::process::Peer;
 
@@ -18,7 +18,10 @@ const PID: u32 = 1 << 23;
 /// Returns a world with the group `team`, which is frozen.
 fn frozen() -> World {
     let world = World::new();
-    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    let (_, made) = world
+        .tree
+        .make_group(&new_group(Directory::ROOT, "team"))
+        .unwrap();
     world.tree.finish(made);
     world.store("team/compute.freeze", "1");
     world
@@ -34,7 +37,7 @@ struct Executing<'w> {
 impl<'w> Executing<'w> {
     fn new(world: &'w World) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
+        let (journal, records) = Journal::open(state.path(), sift).unwrap();
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
         let registry = Registry::new(registry::Options {
             tree: world.tree.clone(),
@@ -42,7 +45,7 @@ impl<'w> Executing<'w> {
             epoll,
             journal: Arc::new(journal),
             grace_msec: 5000,
-            remembered,
+            records,
         });
         Self {
             world,
@@ -54,7 +57,7 @@ impl<'w> Executing<'w> {
     /// Registers the program that the process runs now, over the connection of that number; returns the
     /// process's number.
     fn register(&mut self, connection: u64) -> u64 {
-        let applicant = Applicant {
+        let registrant = Registrant {
             number: connection,
             peer: Peer {
                 pid: PID,
@@ -78,7 +81,7 @@ impl<'w> Executing<'w> {
             usage: sys::UsageMap::new(&good_usage_file()).unwrap(),
         };
         let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
-        let registered = self.registry.register(applicant, &Verdict::default(), socket);
+        let registered = self.registry.register(registrant, &Verdict::default(), socket);
         registered.unwrap().number
     }
 

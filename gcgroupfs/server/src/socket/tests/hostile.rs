@@ -1,9 +1,9 @@
 //! Invalid and hostile input, and what it must not cause.
 
 use super::*;
-use crate::socket::connections::MAX_VISITORS_PER_UID;
-use crate::socket::enquiry::Applicant;
-use crate::socket::living::MAX_PER_SECOND;
+use crate::socket::connections::MAX_UNREGISTERED_PER_UID;
+use crate::socket::live_processes::MAX_PER_SECOND;
+use crate::socket::rule_queries::Registrant;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_sys::UsageMap;
 use gcgroupfs_sys::process::Peer;
@@ -28,9 +28,9 @@ fn invalid_usage_block_is_refused_with_an_errno() {
     for (what, descriptors) in cases {
         let socket = world.connect();
         transmit(&socket, &Hello::PLAIN.to_bytes(), &descriptors).unwrap();
-        let (welcome, control) = welcome(&socket);
+        let (reply, control) = reply(&socket);
         assert_eq!(
-            welcome.map(|w| w.status),
+            reply.map(|w| w.status),
             Some(libc::EINVAL.unsigned_abs()),
             "{what}"
         );
@@ -48,7 +48,7 @@ fn invalid_usage_block_is_refused_with_an_errno() {
     )
     .unwrap();
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EPROTONOSUPPORT.unsigned_abs())
     );
     assert!(world.pids().is_empty());
@@ -93,7 +93,7 @@ fn invalid_packet_ends_only_its_connection() {
     let socket = world.connect();
     transmit(&socket, cut, &[usage.as_raw_fd()]).unwrap();
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EPROTO.unsigned_abs())
     );
     let hook = world.register();
@@ -114,7 +114,7 @@ fn descriptor_that_cannot_be_closed_blocks_no_other_client() {
     transmit(&socket, &Hello::PLAIN.to_bytes(), &[sent.as_raw_fd()]).unwrap();
     close_aside(sent);
     assert_eq!(
-        welcome(&socket).0.map(|w| w.status),
+        reply(&socket).0.map(|w| w.status),
         Some(libc::EINVAL.unsigned_abs())
     );
     world.assert_well();
@@ -185,7 +185,7 @@ fn registrations_of_one_process_at_once_are_bounded() {
         transmit(socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
     }
     world.assert_well();
-    let answers = sockets.iter().map(|socket| welcome(socket).0.unwrap().status);
+    let answers = sockets.iter().map(|socket| reply(socket).0.unwrap().status);
     let (accepted, refused): (Vec<u32>, Vec<u32>) = answers.partition(|status| *status == 0);
     assert!(accepted.len() >= MAX_PER_SECOND as usize, "{}", accepted.len());
     assert!(
@@ -200,7 +200,7 @@ fn registrations_of_one_process_at_once_are_bounded() {
 #[test]
 fn one_user_cannot_take_all_connections() {
     let world = World::new();
-    let held: Vec<OwnedFd> = (0..MAX_VISITORS_PER_UID).map(|_| world.connect()).collect();
+    let held: Vec<OwnedFd> = (0..MAX_UNREGISTERED_PER_UID).map(|_| world.connect()).collect();
     let more = world.connect();
     assert_eq!(
         recv(more.as_raw_fd(), &mut [0; 8], MsgFlags::empty()),
@@ -242,14 +242,14 @@ fn one_user_cannot_take_all_directories() {
         epoll,
         journal: Arc::new(journal),
         grace_msec: 5000,
-        remembered: saved,
+        records: saved,
     });
     let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
     // Pids that no process has: kernel.pid_max is 2^22 at most.
     let mut next = 1 << 23;
     let mut register = |registry: &mut Registry, uid| {
         next += 1;
-        let applicant = Applicant {
+        let registrant = Registrant {
             number: u64::from(next),
             peer: Peer {
                 pid: next,
@@ -269,7 +269,7 @@ fn one_user_cannot_take_all_directories() {
             hello: Hello::PLAIN,
             usage: UsageMap::new(&good_usage_file()).unwrap(),
         };
-        let registered = registry.register(applicant, &Verdict::default(), socket.clone());
+        let registered = registry.register(registrant, &Verdict::default(), socket.clone());
         registered.map(|registered| registered.number)
     };
     let taken = (0..100_000)

@@ -3,7 +3,7 @@
 use super::*;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_model::tree::fixture::new_group;
-use gcgroupfs_model::tree::{Notice, Place};
+use gcgroupfs_model::tree::{Directory, Notice};
 
 #[test]
 fn directory_lasts_from_registration_to_the_programs_end() {
@@ -114,7 +114,7 @@ fn killed_process_leaves_no_directory() {
     let bells = Arc::new(Bells::default());
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let state = tempfile::tempdir().unwrap();
-    let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
+    let (journal, records) = Journal::open(state.path(), sift).unwrap();
     let journal = Arc::new(journal);
     let mut registry = Registry::new(registry::Options {
         tree: world.tree.clone(),
@@ -122,7 +122,7 @@ fn killed_process_leaves_no_directory() {
         epoll: epoll.clone(),
         journal,
         grace_msec: 0,
-        remembered,
+        records,
     });
     let peer = process::Peer {
         pid: child.id(),
@@ -135,13 +135,15 @@ fn killed_process_leaves_no_directory() {
     };
     let usage = crate::block::map_usage(&good_usage_file()).unwrap();
     let socket = Arc::new(new_socket(SockFlag::empty()).unwrap());
-    let applicant = enquiry::Applicant {
+    let registrant = rule_queries::Registrant {
         number: 9,
         peer,
         hello: Hello::PLAIN,
         usage,
     };
-    registry.register(applicant, &Verdict::default(), socket).unwrap();
+    registry
+        .register(registrant, &Verdict::default(), socket)
+        .unwrap();
     assert_eq!(world.pids(), [child.id()]);
 
     child.kill().unwrap();
@@ -165,10 +167,10 @@ fn hook_of_another_version_is_always_told_so() {
     for packet in [&hello[..12], &hello, &longer] {
         let socket = world.connect();
         transmit(&socket, packet, &[good_usage_file().as_raw_fd()]).unwrap();
-        let (welcome, control) = welcome(&socket);
-        let welcome = welcome.unwrap();
-        assert_eq!(welcome.abi, gcgroup_abi::VERSION);
-        assert_eq!(welcome.status, libc::EPROTONOSUPPORT.unsigned_abs());
+        let (reply, control) = reply(&socket);
+        let reply = reply.unwrap();
+        assert_eq!(reply.abi, gcgroup_abi::VERSION);
+        assert_eq!(reply.status, libc::EPROTONOSUPPORT.unsigned_abs());
         assert!(control.is_none());
     }
     assert!(world.pids().is_empty());
@@ -187,13 +189,13 @@ impl gcgroupfs_model::tree::Listener for Remover {
             return;
         };
         let tree = self.tree.upgrade().unwrap();
-        let Ok(Node::File(place, file)) = resolve(&tree, "gcgroup.procs") else {
+        let Ok(Node::File(directory, file)) = resolve(&tree, "gcgroup.procs") else {
             panic!("the root has no gcgroup.procs")
         };
-        let moved = file.store(&tree, place, ROOT, pid.to_string().as_bytes());
+        let moved = file.store(&tree, directory, ROOT, pid.to_string().as_bytes());
         let removed = moved.and_then(|change| {
             tree.finish(change);
-            tree.remove_group(Place::ROOT, "team")
+            tree.remove_group(Directory::ROOT, "team")
         });
         let removed = removed.map(|change| tree.finish(change));
         *self.removed.lock() = Some(removed);
@@ -204,7 +206,10 @@ impl gcgroupfs_model::tree::Listener for Remover {
 fn group_of_a_returned_process_can_be_emptied_at_once() {
     let world = World::new();
     let hook = world.register();
-    let (_, made) = world.tree.make_group(&new_group(Place::ROOT, "team")).unwrap();
+    let (_, made) = world
+        .tree
+        .make_group(&new_group(Directory::ROOT, "team"))
+        .unwrap();
     world.tree.finish(made);
     world.store("team/gcgroup.procs", &me().to_string());
     drop(hook);

@@ -12,10 +12,10 @@ fn current(grants: &Grants, id: ProcessId, at: usize) -> u64 {
 }
 
 /// Returns the bytes charged in a group and below, on one device or on all, with the overhead.
-fn used(grants: &Grants, id: GroupId, place: Place) -> u64 {
+fn used(grants: &Grants, id: GroupId, position: Position) -> u64 {
     let of = |id: &ProcessId| -> u64 {
         let member = &grants.members[id];
-        let each = grants.places(place).map(|at| {
+        let each = grants.positions(position).map(|at| {
             let beside = member.charge(at).all - u128::from(member.held(at));
             current(grants, *id, at) + u64::try_from(beside).unwrap()
         });
@@ -28,18 +28,18 @@ fn check(grants: &Grants) {
     for id in GROUPS {
         let below = grants.below(id);
         assert_eq!(below.len(), grants.groups[&id].nr_below);
-        for place in grants.places(None).map(Some).chain([None]) {
+        for position in grants.positions(None).map(Some).chain([None]) {
             let held = |id: &ProcessId| -> u128 {
                 let member = &grants.members[id];
-                grants.places(place).map(|at| member.charge(at).all).sum()
+                grants.positions(position).map(|at| member.charge(at).all).sum()
             };
             let sum: u128 = below.iter().map(held).sum();
-            assert_eq!(grants.groups[&id].charged(place), sum, "{id:?} {place:?}");
+            assert_eq!(grants.groups[&id].charged(position), sum, "{id:?} {position:?}");
         }
     }
     for (id, member) in &grants.members {
         let chain = grants.chain(member.group);
-        for at in grants.places(None) {
+        for at in grants.positions(None) {
             let is_limited = chain.iter().any(|id| grants.groups[id].limits(at));
             let word = member.blocks.usage().raw().devices[grants.slots[at]]
                 .memory_granted
@@ -60,9 +60,9 @@ fn allocate(grants: &mut Grants, id: ProcessId, device: usize, bytes: u64) {
     let levels = chain
         .iter()
         .flat_map(|id| [(*id, None), (*id, Some(device))])
-        .filter(|(id, place)| grants.limit(*id, *place) != NO_LIMIT);
-    let has_room = |(id, place): (GroupId, Place)| {
-        u128::from(used(grants, id, place)) + u128::from(bytes) <= grants.limit(id, place).into()
+        .filter(|(id, position)| grants.limit(*id, *position) != NO_LIMIT);
+    let has_room = |(id, position): (GroupId, Position)| {
+        u128::from(used(grants, id, position)) + u128::from(bytes) <= grants.limit(id, position).into()
     };
     let fits: Vec<_> = levels.map(|level| (level, has_room(level))).collect();
     let missing = fits.iter().find(|(_, fits)| !fits).map(|(level, _)| *level);

@@ -1,0 +1,150 @@
+//! Periodic writing of processes' counts to the journal. They are in the processes' own memory and lost if a
+//! process ends while no daemon runs; with the last record, the totals of its groups and the root lack only
+//! what it counted after that.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::process::Process;
+use super::{Devices, GroupId, Notice, ProcessId, State, Sums, Tree};
+use crate::tree::Saved;
+
+/// Number of processes written at a time, longest wait first, so that thousands of busy ones do not occupy
+/// the disk.
+const MAX_AT_ONCE: usize = 64;
+
+/// State of a process's counts in the journal.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Written {
+    /// Sum of all counts when last written; each only grows. `None` for a process that has just registered.
+    digest: Option<u64>,
+    /// Number of rounds in which other processes were written instead.
+    nr_waits: u32,
+}
+
+impl Tree {
+    /// Writes the changed counts of up to 64 processes to the journal; others follow with later
+    /// calls.
+    pub fn write_some_counts(&self) {
+        self.write_counts(MAX_AT_ONCE);
+    }
+
+    /// Writes all changed counts, and the peaks of all groups, to the journal.
+    pub fn write_all_counts(&self) {
+        let all: Vec<ProcessId> = self.processes().into_iter().map(|(id, _)| id).collect();
+        self.look_at(all);
+        self.write_counts(usize::MAX);
+    }
+
+    fn write_counts(&self, most: usize) {
+        let all: Vec<ProcessId> = self.state.lock().processes.keys().copied().collect();
+        // Each process is looked at under the lock by itself, so that others get it in between.
+        let waits = |id: &ProcessId| Some((self.state.lock().nr_waits(*id)?, *id));
+        let mut due: Vec<(u32, ProcessId)> = all.iter().filter_map(waits).collect();
+        due.sort_by_key(|(nr_waits, _)| Reverse(*nr_waits));
+        let mut state = self.state.lock();
+        for (place, (_, id)) in due.iter().enumerate() {
+            state.note_written(*id, place < most);
+        }
+        drop(state);
+        let notices: Vec<Notice> = due
+            .into_iter()
+            .take(most)
+            .map(|(_, id)| Notice::SettingsChanged(id))
+            .collect();
+        self.tell(&notices);
+    }
+
+    /// Writes all counts of a process to the journal, if it has any.
+    pub fn write_counts_of(&self, id: ProcessId) {
+        if self.saved(id).is_some_and(|saved| saved.has_counts()) {
+            self.tell(&[Notice::SettingsChanged(id)]);
+        }
+    }
+
+    /// Moves the counts of a program to its group and above. The process has ended without registering with
+    /// this daemon, or executes another program.
+    pub fn pass_to_groups(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
+        let counts = saved.take_counts();
+        if counts.is_empty() {
+            return;
+        }
+        let mut notices = vec![Notice::Departed {
+            pid,
+            start_time,
+            saved: Box::new(saved.clone()),
+        }];
+        let mut state = self.state.lock();
+        let groups = state.chain(saved.group);
+        let counts: Vec<_> = super::saved::by_index(&counts, &state.devices).collect();
+        for (device, sums) in counts {
+            for id in &groups {
+                if let Some(group) = state.groups.get_mut(id) {
+                    group.counted_mut(device).before += sums;
+                }
+            }
+            if device.is_none() {
+                state.departed += sums;
+            }
+        }
+        notices.extend(groups.into_iter().map(Notice::GroupChanged));
+        notices.push(Notice::RootChanged);
+        state.tie(&notices);
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    /// Returns in how many rounds the process was not written; `None` if its counts have not changed.
+    fn nr_waits(&self, id: ProcessId) -> Option<u32> {
+        let process = self.processes.get(&id)?;
+        let is_written = process.written.digest == Some(self.digest(process));
+        (!is_written).then_some(process.written.nr_waits)
+    }
+
+    fn digest(&self, process: &Process) -> u64 {
+        Sums::of(process, None, &self.devices).counts().digest()
+    }
+
+    fn note_written(&mut self, id: ProcessId, is_now: bool) {
+        let digest = self.processes.get(&id).map(|process| self.digest(process));
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        if is_now {
+            process.written = Written { digest, nr_waits: 0 };
+        } else {
+            process.written.nr_waits = process.written.nr_waits.saturating_add(1);
+        }
+    }
+}
+
+/// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
+/// groups.
+pub(super) fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, Sums> {
+    let nr_devices = process.group.map_or(0, |_| devices.len());
+    let places = [None].into_iter().chain((0..nr_devices).map(Some));
+    let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));
+    super::saved::by_uuid(counts, devices)
+}
+
+/// Adds the counts of an ended process to the records of the groups that it was in and of the root (`None`),
+/// as stored in the journal.
+pub fn add_to_ancestors(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dyn FnMut(&mut Saved))) {
+    let mut at = dead.group;
+    while let Some(id) = at.take() {
+        place(Some(id), &mut |above: &mut Saved| {
+            for (uuid, sums) in &dead.counts {
+                above.counted.entry(uuid.clone()).or_default().before += *sums;
+            }
+            // A group's number is higher than its parent's.
+            at = above.group.filter(|outer| *outer < id);
+        });
+    }
+    place(None, &mut |root: &mut Saved| {
+        if let Some(sums) = dead.counts.get("") {
+            root.counted.entry(String::new()).or_default().before += *sums;
+        }
+    });
+}

@@ -1,0 +1,300 @@
+//! Chooses the group in which a process begins: that of its nearest governed ancestor; otherwise the one that
+//! a rule names; and, within that, the group that the process asks for. Missing groups are created, and
+//! removed with their last member.
+
+use nix::unistd::{getegid, geteuid};
+
+use gcgroupfs_model::error::{Error, Result};
+use gcgroupfs_model::file;
+use gcgroupfs_model::rules::{Group, Verdict};
+use gcgroupfs_model::tree::{
+    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Owner, Settings, Transient, Tree,
+};
+
+/// Credentials of a client, as the kernel reports them.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// The client is in a container: its user ids do not denote users of this machine, and it may change
+    /// nothing.
+    pub is_contained: bool,
+}
+
+impl Credentials {
+    pub fn caller(&self) -> Caller {
+        Caller {
+            uid: self.uid,
+            gid: self.gid,
+            pid: 0,
+        }
+    }
+
+    /// Returns whether the client has root's rights; never in a container.
+    pub fn is_root(&self, tree: &Tree) -> bool {
+        !self.is_contained && tree.is_root(self.caller())
+    }
+
+    /// Returns whether the client may create and remove groups in a directory, by the mode bits, as on the
+    /// mount.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_change(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        Ok(!self.is_contained && tree.may_change(directory, self.in_group_of(tree, directory)?)?)
+    }
+
+    /// Returns whether the client may search a directory, by the mode bits. For a client in a container only
+    /// the bits for others count.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_search(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        if self.is_contained {
+            return Ok(tree.access(directory)?.mode & 0o1 != 0);
+        }
+        tree.may_search(directory, self.in_group_of(tree, directory)?)
+    }
+
+    /// Returns whether the client may read and search a directory, by the mode bits.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_find(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        if self.is_contained {
+            return Ok(tree.access(directory)?.mode & 0o5 == 0o5);
+        }
+        tree.may_find(directory, self.in_group_of(tree, directory)?)
+    }
+
+    /// Returns the client's uid, with the directory's gid if the client is in that group.
+    fn in_group_of(&self, tree: &Tree, directory: Directory) -> Result<Caller> {
+        let Owner { gid, .. } = tree.access(directory)?.owner;
+        let gid = if self.groups.contains(&gid) { gid } else { self.gid };
+        Ok(Caller { gid, ..self.caller() })
+    }
+
+    /// Returns whether the client may write `gcgroup.procs`: only the owner and root may.
+    fn may_enter(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+        Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(directory)?.uid == self.uid))
+    }
+}
+
+/// Facts about a process that registers for the first time.
+#[derive(Debug)]
+pub struct GroupFacts<'a> {
+    pub who: &'a Credentials,
+    /// Group of the nearest governed ancestor.
+    pub above: Option<GroupId>,
+    /// Verdict of the rules.
+    pub verdict: &'a Verdict,
+    pub wish: Option<&'a str>,
+}
+
+/// Where a process begins.
+#[derive(Debug, Default)]
+pub struct InitialGroup {
+    /// `None` for the root.
+    pub group: Option<GroupId>,
+    /// Whether this is the group that the process asks for, or the one that a rule gives to processes that
+    /// ask for it.
+    pub is_as_requested: bool,
+    /// Log messages: requests that were not fulfilled, and why.
+    pub troubles: Vec<String>,
+}
+
+/// Finds the group in which a process begins, and creates it if it does not exist.
+pub fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
+    let mut troubles = Vec::new();
+    let mut is_as_requested = false;
+    let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
+    let ruled = ruled.and_then(|group| {
+        let (reached, done) = by_rule(tree, process.who, group);
+        if let Err(error) = done {
+            troubles.push(format!(
+                "reaches only {:?} of group {:?}, which a rule names: {error}",
+                tree.path(reached),
+                group.path
+            ));
+        } else {
+            is_as_requested = process.verdict.heeds_wish;
+        }
+        reached
+    });
+    let mut group = process.above.or(ruled);
+    if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
+        match by_wish(tree, process.who, group, wish) {
+            Ok(wished) => (group, is_as_requested) = (Some(wished), true),
+            Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
+        }
+    }
+    if !troubles.is_empty() {
+        // Removes groups that were created for the failed attempt.
+        tree.reap_transient(group);
+    }
+    InitialGroup {
+        group,
+        is_as_requested,
+        troubles,
+    }
+}
+
+/// Finds or creates the group that a rule names; settings made for it count as root's. If the path cannot be
+/// completed, returns the deepest group reached, so that the limits of the groups above still hold.
+fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, Result<()>) {
+    let root = Caller {
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+        pid: 0,
+    };
+    descend(tree, &group.path, |directory, name, step| {
+        let owner = if step.is_last && group.delegate {
+            who.caller()
+        } else {
+            root
+        };
+        let transient = Transient {
+            owner: Owner {
+                uid: owner.uid,
+                gid: owner.gid,
+            },
+            settings: if step.is_last {
+                group.settings.settings()
+            } else {
+                Settings::default()
+            },
+        };
+        // The limit of groups per user does not apply: a rule's group must always be available.
+        let maker = if step.number < group.nr_ruled {
+            root
+        } else {
+            who.caller()
+        };
+        file::make_transient_group(tree, &new_group(directory, name, maker), transient)
+    })
+}
+
+fn new_group(parent: Directory, name: &str, caller: Caller) -> NewGroup<'_> {
+    NewGroup {
+        parent,
+        name,
+        caller,
+        mode: DIRECTORY_MODE,
+    }
+}
+
+/// Finds or creates the group that a process asks for.
+///
+/// # Errors
+/// `EACCES` if its user may not enter or create the group; `EPERM` if the group is outside of the one in
+/// which the process begins and the user may not move it there, or if the process is in a container; errors
+/// of creating a group.
+fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
+    if who.is_contained {
+        return Err(Error::NotYours("it is in a container, and no rule admits it"));
+    }
+    if !may_leave(tree, who, begins, path)? {
+        return Err(Error::NotYours("it is outside of the group that it begins in"));
+    }
+    may_begin(tree, who, path)?;
+    let (reached, done) = descend(tree, path, |directory, name, _| {
+        if !who.may_change(tree, directory)? {
+            return Err(Error::WrongAccess);
+        }
+        let transient = Transient {
+            owner: Owner {
+                uid: who.uid,
+                gid: who.gid,
+            },
+            settings: Settings::default(),
+        };
+        file::make_transient_group(tree, &new_group(directory, name, who.caller()), transient)
+    });
+    done?;
+    let id = reached.ok_or(Error::NotFound)?;
+    if !who.may_enter(tree, Directory::group(id))? {
+        return Err(Error::WrongAccess);
+    }
+    Ok(id)
+}
+
+/// Checks whether a process of the client, being in no group, could begin in the group.
+///
+/// # Errors
+/// The reason why it could not.
+pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
+    let mut directory = Directory::ROOT;
+    file::check_group_path(path.trim_matches('/'))?;
+    for name in path.trim_matches('/').split('/') {
+        if !who.may_search(tree, directory)? {
+            return Err(Error::WrongAccess);
+        }
+        match tree.subdirectory(directory, name) {
+            Ok(next) if matches!(next.whose(), Entity::Group(_)) => directory = next,
+            // The user that creates the first missing group may create those below it.
+            Err(Error::NotFound) if who.may_change(tree, directory)? => return Ok(()),
+            _ => return Err(Error::WrongAccess),
+        }
+    }
+    if directory != Directory::ROOT && who.may_enter(tree, directory)? {
+        return Ok(());
+    }
+    Err(Error::WrongAccess)
+}
+
+/// One component of a path.
+struct Step {
+    /// Index, from 0.
+    number: usize,
+    is_last: bool,
+}
+
+/// Walks down a path of groups and creates missing ones with `make`. Returns the deepest group reached, and
+/// an error if that is not the whole path.
+fn descend(
+    tree: &Tree,
+    path: &str,
+    make: impl Fn(Directory, &str, &Step) -> Result<GroupId>,
+) -> (Option<GroupId>, Result<()>) {
+    let mut reached = None;
+    let mut names = path.trim_matches('/').split('/').enumerate().peekable();
+    while let Some((number, name)) = names.next() {
+        let directory = Directory::of(reached);
+        let is_last = names.peek().is_none();
+        let next = match tree.subdirectory(directory, name) {
+            Ok(next) => match next.whose() {
+                Entity::Group(id) if next.device.is_none() => Ok(id),
+                _ => Err(Error::BadName("it is no group")),
+            },
+            Err(Error::NotFound) => make(directory, name, &Step { number, is_last }),
+            Err(error) => Err(error),
+        };
+        match next {
+            Ok(id) => reached = Some(id),
+            Err(error) => return (reached, Err(error)),
+        }
+    }
+    (reached, Ok(()))
+}
+
+/// Returns whether a process that begins in one group may choose another: one below its own; another if its
+/// user owns the nearest common group; from the root, any.
+fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<bool> {
+    let own = tree.path(begins);
+    if begins.is_none() || tree.is_root(who.caller()) {
+        return Ok(true);
+    }
+    let (mut common, mut wished) = (Directory::ROOT, path.trim_matches('/').split('/'));
+    for name in own.split('/') {
+        if wished.next() != Some(name) {
+            return Ok(common != Directory::ROOT && who.may_enter(tree, common)?);
+        }
+        common = tree.subdirectory(common, name)?;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests;

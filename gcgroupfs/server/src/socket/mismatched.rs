@@ -1,0 +1,41 @@
+//! Processes whose hook has another version, so that each is logged once however often it tries to register.
+
+use std::collections::HashSet;
+
+use crate::journal::Key;
+
+/// Capacity; when it is reached, the set is cleared and processes are logged once more.
+const MOST: usize = 4096;
+
+#[derive(Debug, Default)]
+pub struct Mismatched(HashSet<Key>);
+
+impl Mismatched {
+    /// Adds a process and returns whether it was not in the set.
+    pub fn insert(&mut self, key: Key) -> bool {
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_is_new_once_and_the_set_is_bounded() {
+        let key = |pid| Key { pid, start_time: 5 };
+        let mut mismatched = Mismatched::default();
+        assert!(mismatched.insert(key(1)) && !mismatched.insert(key(1)));
+        assert!(mismatched.insert(Key {
+            pid: 1,
+            start_time: 6
+        }));
+        for pid in 0..100_000 {
+            mismatched.insert(key(pid));
+        }
+        assert!(mismatched.0.len() <= MOST);
+    }
+}
