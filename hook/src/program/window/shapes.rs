@@ -9,7 +9,7 @@ const TRIES: u32 = 4;
 /// Most shapes that are remembered.
 const MOST: usize = 1024;
 
-/// What a submission is: its kind, and a number that tells it from others of this kind.
+/// Kind of a submission, and a number that tells it from others of this kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) what: Submission,
@@ -33,7 +33,7 @@ impl From<Submission> for Shape {
     }
 }
 
-/// What is known of a shape; times are nanoseconds.
+/// Measured costs of a shape, nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known {
     /// Usual cost; 0: not known.
