@@ -21,7 +21,7 @@
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.
 
-// Left to do: `compute/{gate,reach}.rs`, `program/{slots,window}.rs`,
+// Left to do: `compute/{gate,graph_devices}.rs`, `program/{slots,window}.rs`,
 // `memory/{page_counter,physical/all,reserve/list}.rs` and `swap/device/moving.rs`.
 #![allow(clippy::too_many_arguments, reason = "handlers have the driver's signatures")]
 

@@ -11,7 +11,7 @@ in_hook! {
     use gcgroup_abi::Kind;
 
     use crate::calls::vmm::Bound;
-    use crate::calls::{array, capture, graph, graphs, green, host, ipc, linear, nvml, pool, progress, query, reach, report, slots, sparse, streams, swap, vmm};
+    use crate::calls::{array, capture, context_switch, graph_devices, graph_exec, graph_memory, green, host, ipc, linear, nvml, pool, query, report, sparse, streams, swap, synchronize, vmm};
     use crate::driver::cuda::*;
     use crate::driver;
     use crate::driver::nvml::*;
@@ -36,32 +36,32 @@ hooks! {
 
     group Tracked "contexts: the thread's current device, and what is freed with them";
 
-    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
-    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
+    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| context_switch::switch(next);
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| context_switch::switch(next);
     fn cuCtxCreate_v3(
        context: *mut CUcontext, params_array: *mut CUexecAffinityParam, num_params: c_int, flags: c_uint,
         device: CUdevice,
-    ) @11040 => |next| slots::switch(next);
+    ) @11040 => |next| context_switch::switch(next);
     fn cuCtxCreate_v4(
        context: *mut CUcontext, ctx_create_params: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
-    ) @12050 => |next| slots::switch(next);
-    fn cuGLCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
-    fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
+    ) @12050 => |next| context_switch::switch(next);
+    fn cuGLCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| context_switch::switch(next);
+    fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| context_switch::switch(next);
     fn cuVDPAUCtxCreate(
         context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
-    ) @3010 => |next| slots::switch(next);
+    ) @3010 => |next| context_switch::switch(next);
     fn cuVDPAUCtxCreate_v2(
         context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
-    ) @3020 => |next| slots::switch(next);
+    ) @3020 => |next| context_switch::switch(next);
     fn cuCtxDestroy(context: CUcontext) @2000 => |next| streams::destroy_context(context, next);
     fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| streams::destroy_context(context, next);
     fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| streams::attach(context, next);
     fn cuCtxDetach(context: CUcontext) @2000 => |next| streams::detach(context, next);
-    fn cuCtxPushCurrent(context: CUcontext) @2000 => |next| slots::switch(next);
-    fn cuCtxPushCurrent_v2(context: CUcontext) @4000 => |next| slots::switch(next);
-    fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| slots::switch(next);
-    fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| slots::switch(next);
-    fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| slots::switch(next);
+    fn cuCtxPushCurrent(context: CUcontext) @2000 => |next| context_switch::switch(next);
+    fn cuCtxPushCurrent_v2(context: CUcontext) @4000 => |next| context_switch::switch(next);
+    fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| context_switch::switch(next);
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| context_switch::switch(next);
+    fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| context_switch::switch(next);
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| streams::retain_primary(context, device, next);
     fn cuDevicePrimaryCtxRelease(device: CUdevice) @7000 => |next| streams::release_primary(device, next);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) @11000 => |next| streams::release_primary(device, next);
@@ -108,7 +108,7 @@ hooks! {
 
     group Tracked "waits, after which submitted work has completed and pools may shrink";
 
-    fn cuCtxSynchronize() @2000 => |next| progress::synchronize(next);
+    fn cuCtxSynchronize() @2000 => |next| synchronize::synchronize(next);
     fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize_all(next);
     fn cuStreamSynchronize [cuStreamSynchronize_ptsz](
         stream: CUstream,
@@ -188,60 +188,60 @@ hooks! {
     fn cuGraphAddMemAllocNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
         params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-    ) @11040 => |next| graph::add_allocation(next);
+    ) @11040 => |next| graph_memory::add_allocation(next);
     fn cuGraphAddNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
         params: *mut CUgraphNodeParams,
-    ) @12020 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
+    ) @12020 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
     fn cuGraphAddNode_v2(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @12030 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
+    ) @12030 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
     fn cuGraphAddNode_v3(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @13040 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
+    ) @13040 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
     fn cuGraphInstantiate(
         exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
-    ) @10000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));
+    ) @10000 => |next| graph_memory::instantiate(exec, graph, 0, &|| graph_exec::instantiate(exec, graph, next));
     fn cuGraphInstantiate_v2(
         exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
-    ) @11000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));
+    ) @11000 => |next| graph_memory::instantiate(exec, graph, 0, &|| graph_exec::instantiate(exec, graph, next));
     fn cuGraphInstantiateWithFlags(
         exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong,
-    ) @11040 => |next| graph::instantiate(exec, graph, flags, &|| graphs::instantiate(exec, graph, next));
+    ) @11040 => |next| graph_memory::instantiate(exec, graph, flags, &|| graph_exec::instantiate(exec, graph, next));
     fn cuGraphInstantiateWithParams [cuGraphInstantiateWithParams_ptsz](
         exec: *mut CUgraphExec, graph: CUgraph, params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
-    ) @12000 => |next| graph::instantiate_with(exec, graph, params, &|| graphs::instantiate(exec, graph, next));
+    ) @12000 => |next| graph_memory::instantiate_with(exec, graph, params, &|| graph_exec::instantiate(exec, graph, next));
     fn cuGraphExecUpdate(
         exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, result: *mut c_uint,
-    ) @10020 => |next| graph::update(exec, graph, next);
+    ) @10020 => |next| graph_memory::update(exec, graph, next);
     fn cuGraphExecUpdate_v2(
         exec: CUgraphExec, graph: CUgraph, result: *mut c_void,
-    ) @12000 => |next| graph::update(exec, graph, next);
-    fn cuGraphExecDestroy(exec: CUgraphExec) @10000 => |next| graph::destroy(exec, &|| graphs::destroy(exec, next));
-    fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph::upload(exec, next);
-    fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph::trim(device, next);
+    ) @12000 => |next| graph_memory::update(exec, graph, next);
+    fn cuGraphExecDestroy(exec: CUgraphExec) @10000 => |next| graph_memory::destroy(exec, &|| graph_exec::destroy(exec, next));
+    fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph_memory::upload(exec, next);
+    fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph_memory::trim(device, next);
 
     group Tracked "graphs and modules: the devices that a graph works on";
 
-    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| reach::destroy(graph, next);
-    fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| reach::load(module, next);
-    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| reach::load(module, next);
+    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| graph_devices::destroy(graph, next);
+    fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| graph_devices::load(module, next);
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| graph_devices::load(module, next);
     fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void, num_options: c_uint, options: *mut c_uint,
         option_values: *mut *mut c_void,
-    ) @2010 => |next| reach::load(module, next);
+    ) @2010 => |next| graph_devices::load(module, next);
     fn cuModuleLoadFatBinary(
         module: *mut CUmodule, fat_cubin: *const c_void,
-    ) @2000 => |next| reach::load(module, next);
-    fn cuModuleUnload(module: CUmodule) @2000 => |next| reach::unload(module, next);
+    ) @2000 => |next| graph_devices::load(module, next);
+    fn cuModuleUnload(module: CUmodule) @2000 => |next| graph_devices::unload(module, next);
     fn cuLibraryGetModule(
         module: *mut CUmodule, library: CUlibrary,
-    ) @12000 => |next| reach::load(module, next);
+    ) @12000 => |next| graph_devices::load(module, next);
     fn cuKernelGetFunction(
         function: *mut CUfunction, kernel: CUkernel,
-    ) @12000 => |next| reach::get_function(function, next);
+    ) @12000 => |next| graph_devices::get_function(function, next);
 
     group Charged "physical memory by handle";
 
@@ -378,31 +378,31 @@ hooks! {
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses, true, next);
     fn nvmlDeviceGetComputeRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, true, next);
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, true, next);
     fn nvmlDeviceGetGraphicsRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, false, next);
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, false, next);
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, false, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
+    ) @0 => |next| nvml::processes::running(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, false, next);
     fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t,
     ) @0 => |next| nvml::processes::details(device, list, next);
@@ -451,7 +451,7 @@ hooks! {
 
     fn cuGraphLaunch [cuGraphLaunch_ptsz](
         exec: CUgraphExec, stream: CUstream,
-    ) @10000 => |next| graphs::launch(exec, on(stream), &|| graph::launch(exec, next));
+    ) @10000 => |next| graph_exec::launch(exec, on(stream), &|| graph_memory::launch(exec, next));
 
     group Gated "copies";
 

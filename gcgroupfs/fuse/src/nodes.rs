@@ -61,27 +61,22 @@ impl Nodes {
         matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
     }
 
+    /// Returns the directory and its files, and the device directories in it with theirs.
+    fn with_devices(&self, directory: Directory) -> impl Iterator<Item = Node> {
+        let below = self.tree.subdirectories(directory).unwrap_or_default();
+        let below = below.into_iter().map(|(_, below)| below);
+        let on_devices = below.filter(move |below| below.entity == directory.entity);
+        [directory].into_iter().chain(on_devices).flat_map(|directory| {
+            let files = file::files_in(&self.tree, directory).into_iter().flatten();
+            let files = files.map(move |file| Node::File(directory, file));
+            files.chain([Node::Dir(directory)])
+        })
+    }
+
     /// Returns the events files of an entity: those of its directory and of its device directories.
     pub(super) fn events_files(&self, directory: Directory) -> Vec<INodeNo> {
-        let below = self
-            .tree
-            .subdirectories(directory)
-            .unwrap_or_default()
-            .into_iter();
-        let on_devices = below.filter(|(_, below)| below.entity == directory.entity);
-        let directories = [directory]
-            .into_iter()
-            .chain(on_devices.map(|(_, directory)| directory));
-        let files = directories.flat_map(|directory| {
-            let files = file::files_in(&self.tree, directory).into_iter().flatten();
-            files
-                .map(move |file| Node::File(directory, file))
-                .collect::<Vec<_>>()
-        });
-        files
-            .filter(|node| self.is_events(*node))
-            .map(inode::number)
-            .collect()
+        let files = self.with_devices(directory).filter(|node| self.is_events(*node));
+        files.map(inode::number).collect()
     }
 
     /// Notes that the kernel may have cached all events files of a directory and of those in it.
@@ -246,21 +241,8 @@ impl Nodes {
         let Ok(Node::Dir(directory)) = self.node(ino) else {
             return Vec::new();
         };
-        let on_devices = self
-            .tree
-            .subdirectories(directory)
-            .unwrap_or_default()
-            .into_iter();
-        let on_devices = on_devices.filter(|(_, below)| below.entity == directory.entity);
-        let directories = [directory]
-            .into_iter()
-            .chain(on_devices.map(|(_, directory)| directory));
-        let nodes = directories.flat_map(|directory| {
-            let files = file::files_in(&self.tree, directory).into_iter().flatten();
-            let files = files.map(move |file| Node::File(directory, file));
-            files.chain([Node::Dir(directory)]).collect::<Vec<_>>()
-        });
-        nodes.map(inode::number).filter(|below| *below != ino).collect()
+        let nodes = self.with_devices(directory).map(inode::number);
+        nodes.filter(|below| *below != ino).collect()
     }
 
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {

@@ -19,3 +19,4 @@ pub mod rules;
 pub mod share;
 pub mod text;
 pub mod tree;
+pub mod user_counts;

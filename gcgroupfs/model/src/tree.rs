@@ -48,7 +48,7 @@ pub mod fixture;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +59,7 @@ use self::devices::Devices;
 use self::grants::{Grants, Resource};
 use crate::arbiter::Policy;
 use crate::error::Result;
+use crate::user_counts::UserCounts;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
@@ -140,7 +141,7 @@ pub struct State {
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
     /// Number of existing groups that each user has created.
-    nr_made: HashMap<u32, usize>,
+    nr_made: UserCounts,
     /// Policy in force until `compute.policy` is written.
     default_policy: &'static Policy,
     /// Boxed, because the map moves its values and has spare capacity.
@@ -179,7 +180,7 @@ impl Tree {
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
-            nr_made: HashMap::new(),
+            nr_made: UserCounts::default(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
@@ -206,15 +207,13 @@ impl Tree {
     /// what events files show.
     pub fn rung(&self, id: ProcessId) {
         // Done first: the process, or one of higher priority, may be waiting.
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        state.answer_requests(id, &mut notices);
-        let now = (state.devices.host.uptime)();
-        state.answer_claim(id, now, &mut notices);
-        state.note_pressure(id);
-        drop(state);
-        notices.push(Notice::Rung(id));
-        self.tell(&notices);
+        self.update(|state, notices| {
+            state.answer_requests(id, notices);
+            let now = (state.devices.host.uptime)();
+            state.answer_claim(id, now, notices);
+            state.note_pressure(id);
+            notices.push(Notice::Rung(id));
+        });
         self.note_events(id);
     }
 
@@ -229,11 +228,7 @@ impl Tree {
 
     /// Notifies listeners of changes in what events files show.
     fn note_events(&self, id: ProcessId) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        state.note_events(id, &mut notices);
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| state.note_events(id, notices));
     }
 
     /// Sets whether the process still has its connection. If not, it is shown as `hook lost`.
@@ -367,12 +362,7 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`](crate::error::Error::Gone), and those of `show`.
     pub fn view<T>(&self, directory: Directory, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        let result = state.view(directory, show, &mut notices);
-        drop(state);
-        self.tell(&notices);
-        result
+        self.update(|state, notices| state.view(directory, show, notices))
     }
 
     /// Reads an events file like [`view`](Self::view), after counting every change that `show` sees. A
@@ -385,19 +375,17 @@ impl Tree {
         /// Maximum number of attempts, because processes change meanwhile. Pollers of one that changes
         /// continually are woken once too often.
         const MOST: usize = 4;
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        state.note_events_below(directory, &mut notices);
-        let mut result = state.view(directory, &show, &mut notices);
-        for _ in 1..MOST {
-            if !state.note_events_below(directory, &mut notices) {
-                break;
+        self.update(|state, notices| {
+            state.note_events_below(directory, notices);
+            let mut result = state.view(directory, &show, notices);
+            for _ in 1..MOST {
+                if !state.note_events_below(directory, notices) {
+                    break;
+                }
+                result = state.view(directory, &show, notices);
             }
-            result = state.view(directory, &show, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
-        result
+            result
+        })
     }
 
     /// Writes: calls `store` with an editor of a directory, with the caller's rights. The changes are in the

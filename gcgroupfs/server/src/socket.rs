@@ -188,7 +188,7 @@ impl Server {
             line: None,
             registry,
             rule_queries,
-            connections: Connections::new(room::for_visitors()),
+            connections: Connections::new(room::for_unregistered()),
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),

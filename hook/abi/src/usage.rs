@@ -84,8 +84,8 @@ pub struct Thread {
     reserved_stock: AtomicU32,
     /// Index of the device.
     ///
-    /// Ordering: the thread stores `Release`, all load `Relaxed`: sums over threads are approximate while a
-    /// slot changes its device.
+    /// Ordering: stored `Release` after the slot's counts have been moved to the previous device; sums over
+    /// threads load `Acquire`, so they do not count these for the new device. The thread loads `Relaxed`.
     pub device: AtomicU32,
     /// One pair for each [`Submission`]: submissions started at a gate that was not open, which the daemon
     /// takes as evidence of work; submissions from which the driver has returned.
@@ -187,7 +187,7 @@ pub struct Usage {
     pub memory_peak: AtomicU64,
     /// Number of the last reset of `memory_peak` that the process has seen.
     ///
-    /// Ordering: as [`UsageDevice::peak_generation`], `Relaxed`.
+    /// Ordering: as [`UsageDevice::peak_generation`].
     pub peak_generation: AtomicU32,
     /// The `progress_generation` for which `nr_ended` is up to date.
     ///
@@ -264,7 +264,7 @@ impl Usage {
             .get(device)
             .map_or(0, |d| d.shared_exited[what as usize].load(Relaxed));
         self.used_threads()
-            .filter(|slot| slot.device.load(Relaxed) as usize == device)
+            .filter(|slot| slot.device.load(Acquire) as usize == device)
             .fold(shared, |sum, slot| {
                 sum.wrapping_add(slot.exited(what).load(Relaxed))
             })
@@ -277,7 +277,7 @@ impl Usage {
         let shared = shared.into_iter().flatten();
         let own = self
             .used_threads()
-            .filter(|slot| slot.device.load(Relaxed) as usize == device)
+            .filter(|slot| slot.device.load(Acquire) as usize == device)
             .flat_map(|slot| slot.submissions.iter().flatten());
         shared
             .chain(own)

@@ -153,7 +153,7 @@ mod tests {
 
     /// Checks that the driver gets every argument, on an aligned stack, while the call is counted as entered.
     macro_rules! passes_on {
-        ($test:ident, $what:ident, $($arg:ident = $value:literal),*) => {
+        ($test:ident, $what:ident, $($arg:ident)*) => {
             mod $test {
                 use super::*;
 
@@ -161,7 +161,7 @@ mod tests {
                 crate::calls::fast::submission!(REAL, cuTest, $what, ($($arg: u64),*));
 
                 extern "C" fn driver($($arg: u64),*) -> CUresult {
-                    assert_eq!([$($arg),*], [$($value),*]);
+                    assert_eq!([$($arg),*], std::array::from_fn(|index| index as u64));
                     // SAFETY: the test's own slot, created below.
                     let slot = unsafe { &*thread::slot() };
                     assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), exits(slot) + 1);
@@ -181,9 +181,10 @@ mod tests {
                     };
                     thread::set_slot(from_ref(&slot).cast_mut());
                     REAL.set(driver as *mut _, null_mut());
+                    let [$($arg),*] = std::array::from_fn(|index| index as u64);
                     for call in 1..=3 {
                         // SAFETY: the function above has the same arguments.
-                        assert_eq!(unsafe { ours($($value),*) }, Err(CUerror::NOT_READY));
+                        assert_eq!(unsafe { ours($($arg),*) }, Err(CUerror::NOT_READY));
                         assert_eq!(slot.entered.each_ref().map(|count| count.load(Relaxed)).iter().sum::<u64>(), call);
                         assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), call);
                         assert_eq!(exits(&slot), call);
@@ -224,56 +225,9 @@ mod tests {
         assert!(!super::is_per_thread("cuLaunchKernel"));
     }
 
-    passes_on!(in_registers, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6);
-    passes_on!(
-        one_on_the_stack,
-        Copy,
-        a = 1,
-        b = 2,
-        c = 3,
-        d = 4,
-        e = 5,
-        f = 6,
-        g = 7
-    );
-    passes_on!(
-        two_on_the_stack,
-        Graph,
-        a = 1,
-        b = 2,
-        c = 3,
-        d = 4,
-        e = 5,
-        f = 6,
-        g = 7,
-        h = 8
-    );
-    passes_on!(
-        three_on_the_stack,
-        Copy,
-        a = 1,
-        b = 2,
-        c = 3,
-        d = 4,
-        e = 5,
-        f = 6,
-        g = 7,
-        h = 8,
-        i = 9
-    );
-    passes_on!(
-        five_on_the_stack,
-        Kernel,
-        a = 1,
-        b = 2,
-        c = 3,
-        d = 4,
-        e = 5,
-        f = 6,
-        g = 7,
-        h = 8,
-        i = 9,
-        j = 10,
-        k = 11
-    );
+    passes_on!(in_registers, Copy, a b c d e f);
+    passes_on!(one_on_the_stack, Copy, a b c d e f g);
+    passes_on!(two_on_the_stack, Graph, a b c d e f g h);
+    passes_on!(three_on_the_stack, Copy, a b c d e f g h i);
+    passes_on!(five_on_the_stack, Kernel, a b c d e f g h i j k);
 }

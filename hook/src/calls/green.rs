@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{slots, streams};
+use super::{context_switch, streams};
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult};
 use crate::driver::interpose::Next;
@@ -48,7 +48,7 @@ fn primary(hook: &Hook, local: LocalDevice) -> Option<Arc<Context>> {
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((hook, part)) = hook::get().and_then(|hook| Some((hook, hook.program.contexts.green(green)?)))
     else {
-        return slots::switch(next);
+        return context_switch::switch(next);
     };
     part.leave_markers();
     let device = part.local.device();

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::slots::switch;
+use super::context_switch::switch;
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::interpose::Next;
@@ -100,7 +100,7 @@ pub(super) fn enter_primary(hook: &Hook, handle: CUcontext, local: LocalDevice) 
 pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
     let contexts = &hook::get()?.compute.program.contexts;
     let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
-    contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
+    contexts.find(CUcontext::numbered(handle))
 }
 
 /// Handles `cuDevicePrimaryCtxRelease`: the last release destroys the context.

@@ -1,5 +1,5 @@
 //! Submissions that concern another device than the thread's current one: by their stream, by a context or
-//! memory that they name, or by a node of a graph (`reach`).
+//! memory that they name, or by a node of a graph (`graph_devices`).
 //!
 //! A thread checks only the gate of its current device. So while any device of a process with several devices
 //! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. `Inside`
@@ -39,11 +39,11 @@ pub(super) fn closed(
         (index != current && is_closed).then_some(index)
     };
     let of_context = |number: usize| {
-        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
+        let handle = CUcontext::numbered(number);
         Some(compute.program.contexts.find(handle)?.local)
     };
     let of_stream = |stream: usize| {
-        let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
+        let handle = CUstream::numbered(stream);
         Some(compute.program.contexts.holder(handle)?.local)
     };
     let found = of_stream(stream)

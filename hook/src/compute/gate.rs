@@ -86,7 +86,7 @@ pub(crate) fn submit(
     if compute.program.contexts.captures.is_any() && is_capturing(stream) == Some(true) {
         if let Some(bound) = compute.program.bind() {
             compute
-                .reach
+                .graph_devices
                 .capture(&compute.program.contexts, stream, bound.local());
         }
         return next();
@@ -105,7 +105,7 @@ pub(crate) fn submit(
         waited: 0,
     };
     passing.enter(Call::Handled(stream, devices));
-    compute.reach.launch(devices, || {
+    compute.graph_devices.launch(devices, || {
         compute.program.contexts.device_of(stream).or(bound.local())
     });
     let result = match blocks(compute, bound) {
@@ -148,7 +148,9 @@ impl Passing<'_> {
             {
                 let stream = stream(call.stream());
                 let contexts = &self.compute.program.contexts;
-                self.compute.reach.capture(contexts, stream, self.bound.local());
+                self.compute
+                    .graph_devices
+                    .capture(contexts, stream, self.bound.local());
                 return self.bound.count_captured(self.shape.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));

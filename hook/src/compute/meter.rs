@@ -38,9 +38,9 @@ impl Meter {
     /// passed.
     pub(super) fn note(&self, session: &Session, bound: Bound<'_>, stream: usize) {
         let (round, context) = (self.round.load(SeqCst), bound.context());
-        let noted = &bound.side.noted;
+        let last_stream = &bound.side.last_stream;
         let device = u32::try_from(bound.index() + 1).unwrap_or(0);
-        if noted.is(device, round, context, stream) {
+        if last_stream.is(device, round, context, stream) {
             return;
         }
         let Some(usage) = session.usage().devices.get(bound.index()) else {
@@ -55,7 +55,7 @@ impl Meter {
             }
             (round, usage.begin_busy(sys::now()))
         };
-        noted.set(device, round, context, stream);
+        last_stream.set(device, round, context, stream);
         if has_begun {
             // Rung first: another process may have to make room.
             ring_if_wanted(session, bound.index());

@@ -3,7 +3,7 @@
 //! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
 //! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
 //! which devices that is. `meter` measures for how long there was work, `graphs` knows what a graph has in it
-//! and `reach` where; `drain`, `progress` and `watch` wait for work in the helper thread.
+//! and `graph_devices` where; `drain`, `progress` and `watch` wait for work in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 
@@ -12,13 +12,13 @@ pub(crate) mod device_set;
 pub mod drain;
 pub mod elsewhere;
 pub mod gate;
-pub mod graphs;
+pub mod graph_devices;
+pub mod graph_exec;
 pub mod hold;
 pub mod meter;
 pub mod named;
 pub mod progress;
 pub mod quiet;
-pub mod reach;
 pub mod wait;
 pub mod watch;
 
@@ -27,18 +27,18 @@ use gcgroup_abi::{Control, MAX_DEVICES, Usage};
 use crate::program::Program;
 use crate::shared::session::Session;
 use crate::sys;
-use graphs::Graphs;
+use graph_devices::GraphDevices;
+use graph_exec::ExecGraphs;
 use hold::{Holds, Scope};
 use meter::Meter;
-use reach::Reach;
 
 /// The process's submissions and what they depend on.
 #[derive(Debug)]
 pub(crate) struct Compute {
     pub(crate) session: &'static Session,
     pub(crate) program: &'static Program,
-    pub(crate) graphs: Graphs,
-    pub(crate) reach: Reach,
+    pub(crate) exec_graphs: ExecGraphs,
+    pub(crate) graph_devices: GraphDevices,
     pub(crate) holds: Holds,
     /// Indexed by device.
     meters: [Meter; MAX_DEVICES],
@@ -49,8 +49,8 @@ impl Compute {
         Self {
             session: program.session,
             program,
-            graphs: Graphs::default(),
-            reach: Reach::default(),
+            exec_graphs: ExecGraphs::default(),
+            graph_devices: GraphDevices::default(),
             holds: Holds::new(),
             meters: [const { Meter::new() }; MAX_DEVICES],
         }

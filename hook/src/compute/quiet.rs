@@ -10,12 +10,12 @@ use super::hold::Scope;
 use crate::driver::cuda::CUerror;
 use crate::driver::exit::in_driver;
 use crate::program::context::{Context, Passed, PendingMarker, ask_all};
-use crate::program::inside::Inside;
+use crate::program::entry_snapshot::EntrySnapshot;
 
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
     /// Threads that are still inside a submission, on any device; `None` until captures have ended.
-    inside: Option<Vec<Inside>>,
+    inside: Option<Vec<EntrySnapshot>>,
     /// Pending markers; `None` until no thread is inside.
     markers: Option<Vec<PendingMarker>>,
 }
@@ -81,7 +81,7 @@ fn contexts(compute: &Compute, scope: Scope) -> Vec<Arc<Context>> {
     compute
         .program
         .contexts
-        .on(|local| is_meant(local) || compute.reach.is_feeder(local, is_meant))
+        .on(|local| is_meant(local) || compute.graph_devices.is_feeder(local, is_meant))
 }
 
 /// Sets markers for the scope; `None` if that is not possible now.

@@ -61,6 +61,12 @@ macro_rules! handles {
             impl $name {
                 pub const NULL: Self = Self(std::ptr::null_mut());
 
+                /// Returns the handle with that number, which the driver has returned before.
+                #[must_use]
+                pub fn numbered(number: usize) -> Self {
+                    Self(std::ptr::with_exposed_provenance_mut(number))
+                }
+
                 #[must_use]
                 pub fn is_null(self) -> bool {
                     self.0.is_null()

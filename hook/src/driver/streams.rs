@@ -1,7 +1,7 @@
 //! Streams by handle.
 
-use super::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CUstream};
-use super::functions::cuStreamIsCapturing;
+use super::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CUstream};
+use super::functions::{cuStreamIsCapturing, cuThreadExchangeStreamCaptureMode};
 
 /// `CU_STREAM_LEGACY`. Also used for stream 0 of programs built for per-thread default streams.
 pub(crate) const LEGACY: usize = 1;
@@ -10,7 +10,7 @@ pub(crate) const PER_THREAD: usize = 2;
 
 /// Returns the handle with that number.
 pub(crate) fn stream(number: usize) -> CUstream {
-    CUstream(std::ptr::with_exposed_provenance_mut(number))
+    CUstream::numbered(number)
 }
 
 /// Returns the number of a stream's handle in a form that means the same stream in every function.
@@ -25,6 +25,16 @@ pub(crate) fn default_stream(handle: usize, per_thread: bool) -> usize {
 /// Returns the stream's handle in a form that means the same stream in every function.
 pub(crate) fn by_name(handle: CUstream, per_thread: bool) -> CUstream {
     stream(default_stream(handle.0.expose_provenance(), per_thread))
+}
+
+/// Runs `body` with calls allowed that a capture of the program forbids to this thread; they do not affect
+/// the capture.
+pub(crate) fn relaxed<T>(body: impl FnOnce() -> T) -> T {
+    let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    let _ = cuThreadExchangeStreamCaptureMode(&mut mode);
+    let result = body();
+    let _ = cuThreadExchangeStreamCaptureMode(&mut mode);
+    result
 }
 
 /// Returns whether submissions to the stream currently become part of a graph; `None` if the driver does not

@@ -115,12 +115,12 @@ const CHARGED: u32 = {
 
 /// An entry with its key.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
+struct KeyedEntry {
     key: u64,
     entry: Entry,
 }
 
-impl Row for Known {
+impl Row for KeyedEntry {
     #[inline(always)]
     fn key(&self) -> u64 {
         self.key
@@ -131,7 +131,7 @@ impl Row for Known {
     }
 }
 
-type Table = Fresh<Known, 3>;
+type Table = Fresh<KeyedEntry, 3>;
 
 /// A shard with cache lines of its own; the latest entries are in them.
 #[repr(align(128))]
@@ -185,7 +185,7 @@ impl Ledger {
         let hash = hash(key);
         let mut table = self.shard(hash)?;
         let entry = entry();
-        Some(table.insert(hash, Known { key, entry })?.entry)
+        Some(table.insert(hash, KeyedEntry { key, entry })?.entry)
     }
 
     #[inline]
@@ -218,7 +218,7 @@ impl Ledger {
     }
 }
 
-const _: () = assert!(size_of::<Known>() == 24 && size_of::<Shard>() == 128);
+const _: () = assert!(size_of::<KeyedEntry>() == 24 && size_of::<Shard>() == 128);
 
 #[cfg(test)]
 mod tests {

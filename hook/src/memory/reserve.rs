@@ -64,9 +64,11 @@ impl Reserve {
     pub(crate) fn reserved(&self) -> Option<u64> {
         let mut bytes = 0;
         match self.source {
-            Source::Pool(handle) => {
-                driver::cuMemPoolGetAttribute(pool(handle), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &mut bytes)
-            }
+            Source::Pool(handle) => driver::cuMemPoolGetAttribute(
+                CUmemoryPool::numbered(handle),
+                CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                &mut bytes,
+            ),
             Source::Graphs => driver::cuDeviceGetGraphMemAttribute(
                 self.local.device(),
                 CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
@@ -81,7 +83,9 @@ impl Reserve {
     pub(crate) fn trim(&self, memory: &Memory, keep: u64) {
         let _unsettled = Unsettled::on(memory.usage(), self.index());
         let _ = match self.source {
-            Source::Pool(handle) => driver::cuMemPoolTrimTo(pool(handle), usize::try_from(keep).unwrap_or(0)),
+            Source::Pool(handle) => {
+                driver::cuMemPoolTrimTo(CUmemoryPool::numbered(handle), usize::try_from(keep).unwrap_or(0))
+            }
             Source::Graphs => driver::cuDeviceGraphMemTrim(self.local.device()),
         };
         self.trimmed(memory);
@@ -255,8 +259,4 @@ impl After {
             account.passed(stream);
         }
     }
-}
-
-fn pool(handle: usize) -> CUmemoryPool {
-    CUmemoryPool(std::ptr::with_exposed_provenance_mut(handle))
 }

@@ -57,13 +57,7 @@ mod tests {
 
     fn governed() -> (&'static Memory, &'static gcgroup_abi::Control) {
         let memory = Memory::of_test(NO_LIMIT);
-        let (control, file) = block::of_daemon();
-        for device in &control.devices {
-            device.memory_limit.store(NO_LIMIT, Relaxed);
-        }
-        control.memory_limit.store(NO_LIMIT, Relaxed);
-        control.nr_devices.store(2, Relaxed);
-        control.publish();
+        let (control, file) = block::unlimited(2);
         memory.adopt(&file);
         (memory, control)
     }

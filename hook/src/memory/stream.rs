@@ -6,9 +6,8 @@
 use std::num::NonZero;
 
 use crate::driver;
-use crate::driver::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
-use crate::driver::streams::is_capturing;
-use crate::driver::streams::{LEGACY, PER_THREAD};
+use crate::driver::cuda::{CUerror, CUstream};
+use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed};
 use crate::program::Program;
 use crate::sys;
 
@@ -81,17 +80,13 @@ impl Stream {
 
 /// Returns whether a stream's work has completed, which includes streams that no longer exist.
 pub(super) fn has_passed(program: &Program, stream: usize) -> bool {
-    let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
+    let handle = CUstream::numbered(stream);
     if stream > PER_THREAD && program.contexts.holder(handle).is_none() {
         return true;
     }
-    // A capture by the program must not be affected by the query.
-    let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    let passed =
-        is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
-    let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    passed
+    relaxed(|| {
+        is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY)
+    })
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::marker::{Marker, Markers, is_over};
+use crate::driver;
 use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
-use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
-use crate::driver::{self, cuda};
+use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed, stream};
 use crate::shared::device::LocalDevice;
 
 pub(crate) use self::pending::{Passed, PendingMarker, ask_all, ask_each};
@@ -86,7 +86,7 @@ impl Context {
     /// Returns the green context that this context belongs to.
     fn green(&self) -> Option<CUgreenCtx> {
         let (_, name) = self.base.as_ref()?;
-        Some(CUgreenCtx(std::ptr::with_exposed_provenance_mut(*name)))
+        Some(CUgreenCtx::numbered(*name))
     }
 
     /// Returns whether this context belongs to the green context `green`.
@@ -120,7 +120,7 @@ impl Context {
             return Passed::NotYet;
         }
         let handle = self.base.as_ref().map_or(self.handle, |(base, _)| base.handle);
-        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
+        let handle = CUcontext::numbered(handle);
         if let Err(error) = driver::cuCtxPushCurrent_v2(handle) {
             if is_over(error) {
                 return Passed::Yes;
@@ -128,10 +128,7 @@ impl Context {
             self.markers.note_fault(error);
             return Passed::NotYet;
         }
-        let mut mode = cuda::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-        let passed = body(&mut inner);
-        let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
+        let passed = relaxed(|| body(&mut inner));
         let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
         passed
     }
@@ -150,7 +147,7 @@ impl Context {
     /// Waits until all submitted work has completed. Called in a thread of the program, which keeps the
     /// context alive.
     pub(crate) fn synchronize(&self) -> CUresult {
-        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(self.handle));
+        let handle = CUcontext::numbered(self.handle);
         driver::cuCtxPushCurrent_v2(handle)?;
         let result = driver::cuCtxSynchronize();
         let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));

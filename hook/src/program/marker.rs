@@ -84,10 +84,6 @@ impl Page {
     }
 }
 
-fn event(number: usize) -> CUevent {
-    CUevent(std::ptr::with_exposed_provenance_mut(number))
-}
-
 impl Markers {
     /// Provides words, if the driver can. Call with the context current, and not where a capture could be
     /// invalidated.
@@ -153,7 +149,7 @@ impl Markers {
 
     /// Sets a marker behind all that was submitted so far to the current context and its parts.
     pub(super) fn record_context(&self, handle: usize) -> Result<Marker, CUerror> {
-        let context = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
+        let context = CUcontext::numbered(handle);
         self.record_by(|event| driver::cuCtxRecordEvent(context, event))
     }
 
@@ -170,7 +166,7 @@ impl Markers {
         let mut new = CUevent(std::ptr::null_mut());
         let spare = self.spares.lock().events.pop();
         match spare {
-            Some(spare) => new = event(spare),
+            Some(spare) => new = CUevent::numbered(spare),
             None => driver::cuEventCreate(&mut new, CU_EVENT_DISABLE_TIMING)?,
         }
         let recorded = record(new);
@@ -200,7 +196,7 @@ impl Markers {
                     Err(CUerror::NOT_READY)
                 }
             }
-            Marker::Event(number) => driver::cuEventQuery(event(number)),
+            Marker::Event(number) => driver::cuEventQuery(CUevent::numbered(number)),
         };
         let look = match answer {
             Ok(()) => Look::Passed,

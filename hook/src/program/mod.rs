@@ -2,15 +2,15 @@
 //!
 //! `contexts` lists the contexts and `context` describes one, with the markers (`marker`) that tell whether
 //! the GPU has reached a position in its work; `capture` knows the captures in progress. `slots` assigns a
-//! `slot` to each thread; `inside` is a snapshot of the threads that are inside submissions. A slot has its
-//! thread's in-flight window (`window`).
+//! `slot` to each thread; `entry_snapshot` is a snapshot of a thread that is inside submissions. A slot has
+//! its thread's in-flight window (`window`).
 
 pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
-pub(crate) mod inside;
+pub(crate) mod entry_snapshot;
+pub(crate) mod last_stream;
 mod marker;
-pub(crate) mod noted;
 pub(crate) mod slot;
 pub(crate) mod slots;
 pub(crate) mod window;

@@ -11,7 +11,7 @@ use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevic
 
 use parking_lot::Mutex;
 
-use super::noted::Noted;
+use super::last_stream::LastStream;
 use super::window::Window;
 use crate::shared::counters::add;
 use crate::shared::device::LocalDevice;
@@ -34,7 +34,7 @@ pub(crate) struct Side {
     pub(crate) credit: AtomicU32,
     /// Used by the slot's thread only; locked just while it is taken out or put back.
     pub(crate) window: Mutex<Option<Box<Window>>>,
-    pub(crate) noted: Noted,
+    pub(crate) last_stream: LastStream,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
 }
@@ -50,7 +50,7 @@ impl Side {
             epoch: AtomicU32::new(0),
             credit: AtomicU32::new(0),
             window: Mutex::new(None),
-            noted: Noted::new(),
+            last_stream: LastStream::new(),
             captured: [const { AtomicU64::new(0) }; Submission::COUNT],
         }
     }

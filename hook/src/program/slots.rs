@@ -16,7 +16,7 @@ use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::contexts::Contexts;
-use super::inside::Inside;
+use super::entry_snapshot::EntrySnapshot;
 use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
 use crate::driver::cuda::CUcontext;
 use crate::driver::streams::{PER_THREAD, stream};
@@ -99,16 +99,16 @@ impl Slots {
     }
 
     /// Returns the threads inside submissions to any device.
-    pub(crate) fn inside(&self, session: &Session) -> Vec<Inside> {
+    pub(crate) fn inside(&self, session: &Session) -> Vec<EntrySnapshot> {
         let extras = self.extras.lock();
         self.in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()))
-            .filter_map(Inside::of)
+            .filter_map(EntrySnapshot::of)
             .collect()
     }
 
     /// Drops the threads that have left their submission from `inside`.
-    pub(crate) fn retain_inside(&self, session: &Session, inside: &mut Vec<Inside>) {
+    pub(crate) fn retain_inside(&self, session: &Session, inside: &mut Vec<EntrySnapshot>) {
         let extras = self.extras.lock();
         inside.retain(|one| {
             self.in_block(session)

@@ -222,6 +222,19 @@ pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
     (control, file)
 }
 
+/// Returns a control block as [`of_daemon`] does, published with `nr_devices` devices and without limits.
+#[cfg(test)]
+pub(crate) fn unlimited(nr_devices: u32) -> (&'static Control, OwnedFd) {
+    let (control, file) = of_daemon();
+    for device in &control.devices {
+        device.memory_limit.store(NO_LIMIT, Relaxed);
+    }
+    control.memory_limit.store(NO_LIMIT, Relaxed);
+    control.nr_devices.store(nr_devices, Relaxed);
+    control.publish();
+    (control, file)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -63,7 +63,7 @@ pub(crate) fn index_of(control: &Control, uuid: [u64; 2]) -> usize {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownDevice {
     /// Zero: the driver has not been asked yet.
     is_known: AtomicU32,
     index: AtomicU32,
@@ -72,7 +72,7 @@ struct Known {
 
 #[derive(Debug)]
 pub(crate) struct Devices {
-    known: [Known; MAX_DEVICES],
+    known: [KnownDevice; MAX_DEVICES],
     /// Number of devices that the daemon knew at the last [`refresh`](Self::refresh).
     nr_told: AtomicU32,
     /// Held while a slot is looked up and stored, so that no slot of a replaced control block remains.
@@ -82,7 +82,7 @@ pub(crate) struct Devices {
 impl Devices {
     pub(crate) fn new() -> Self {
         Self {
-            known: std::array::from_fn(|_| Known {
+            known: std::array::from_fn(|_| KnownDevice {
                 is_known: AtomicU32::new(0),
                 index: AtomicU32::new(u32::try_from(OTHER_DEVICE).unwrap_or(0)),
                 uuid: [const { AtomicU64::new(0) }; 2],
@@ -156,7 +156,7 @@ impl Devices {
     }
 }
 
-impl Known {
+impl KnownDevice {
     fn place(&self, control: &Control) {
         let [low, high] = &self.uuid;
         let index = index_of(control, [low.load(Relaxed), high.load(Relaxed)]);

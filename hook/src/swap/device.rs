@@ -15,7 +15,7 @@ use gcgroup_abi::{Gate, NO_LIMIT, UsageDevice};
 use super::Swap;
 use super::account::limits;
 use super::block::Stays;
-use super::manner::Manner;
+use super::settings::SwapSettings;
 use super::task::{Found, Look, Task, blocks, excess};
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
@@ -67,7 +67,7 @@ pub(super) struct Device {
 
 /// State of a device that is moved to another slot with it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Known {
+pub(super) struct Carried {
     limits: [u64; 3],
     was_frozen: bool,
     /// See [`Device::is_kept`].
@@ -93,7 +93,7 @@ impl Device {
     }
 
     /// Takes over the state of the device that now has this slot.
-    pub(super) fn inherit(&mut self, swap: &Swap, index: usize, known: &Known) {
+    pub(super) fn inherit(&mut self, swap: &Swap, index: usize, known: &Carried) {
         self.limits = known.limits;
         self.was_frozen = known.was_frozen;
         if known.is_kept {
@@ -103,7 +103,7 @@ impl Device {
 
     /// Ends the current move, because another device gets the slot. A hold with `is_kept` stays.
     #[cold]
-    pub(super) fn leave(&mut self, swap: &Swap, index: usize) -> Known {
+    pub(super) fn leave(&mut self, swap: &Swap, index: usize) -> Carried {
         let (task, is_held) = match std::mem::replace(&mut self.phase, Phase::Rest) {
             Phase::Rest => (None, false),
             Phase::Preparing(task) => (Some(task), false),
@@ -126,7 +126,7 @@ impl Device {
         }
         (self.asked, self.gone) = (0, 0);
         self.forgive();
-        Known {
+        Carried {
             limits: self.limits,
             was_frozen: self.was_frozen,
             is_kept: std::mem::take(&mut self.is_kept),
@@ -139,12 +139,18 @@ impl Device {
         }
     }
 
-    pub(super) fn step(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
+    pub(super) fn step(
+        &mut self,
+        swap: &Swap,
+        index: usize,
+        usage: &UsageDevice,
+        settings: &SwapSettings,
+    ) -> Step {
         match std::mem::replace(&mut self.phase, Phase::Rest) {
-            Phase::Rest => self.begin(swap, index, usage, manner),
+            Phase::Rest => self.begin(swap, index, usage, settings),
             Phase::Preparing(task) => self.prepare(swap, index, usage, task),
             Phase::Quieting(quiet, task, since) => {
-                self.quieten(swap, index, usage, manner, (quiet, task, since))
+                self.quieten(swap, index, usage, settings, (quiet, task, since))
             }
             Phase::Moving(task) => self.advance(swap, index, usage, task),
         }
@@ -207,7 +213,7 @@ impl Device {
     }
 
     /// Selects the next move and starts it.
-    fn begin(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
+    fn begin(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, settings: &SwapSettings) -> Step {
         // Until all blocks are settled the counters include old memory.
         if !swap.unsettled.lock().is_empty() {
             return GO_ON;
@@ -216,7 +222,7 @@ impl Device {
             .not_before
             .map(|when| when.saturating_duration_since(Instant::now()));
         if let Some(left) = left.filter(|left| !left.is_zero()) {
-            return self.rest(swap, index, manner, Some(left));
+            return self.rest(swap, index, settings, Some(left));
         }
         self.not_before = None;
         let look = Look {
@@ -224,7 +230,7 @@ impl Device {
             index,
             asked: self.asked,
             is_frozen: self.was_frozen,
-            order: manner.order.as_deref(),
+            order: settings.order.as_deref(),
             not_granted: self.not_granted,
         };
         let again = match look.task() {
@@ -246,14 +252,14 @@ impl Device {
         // There may be room at the next attempt.
         self.not_granted = None;
         self.not_before = again.map(|again| Instant::now() + again);
-        let mut step = self.rest(swap, index, manner, again);
+        let mut step = self.rest(swap, index, settings, again);
         step.has_news = self.deal(usage);
         step
     }
 
     /// Sleeps until the next request, or for at most `wake`.
-    fn rest(&mut self, swap: &Swap, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
-        let is_waited_for = manner.waits && wake.is_some();
+    fn rest(&mut self, swap: &Swap, index: usize, settings: &SwapSettings, wake: Option<Duration>) -> Step {
+        let is_waited_for = settings.waits && wake.is_some();
         if self.is_kept && !self.was_frozen && !is_waited_for {
             self.is_kept = false;
             swap.compute.holds.release(Scope::Device(index));

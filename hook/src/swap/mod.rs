@@ -8,27 +8,27 @@
 //! * `account`: charges; `counts`: move statistics; `grant`: host memory granted by the groups above; `host`:
 //!   how much host memory may be taken.
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
-//!   `device`, the needed memory is prepared first (`made`), from the swap pool (`pool`) or from memory
-//!   made in advance (`ahead`). Then all submissions are held and the blocks are moved in one `run`, or one
-//!   by one (`relocate`).
+//!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or from
+//!   memory made in advance (`prefill`). Then all submissions are held and the blocks are moved in one `run`,
+//!   or one by one (`relocate`).
 #![doc = include_str!("swap.md")]
 
 mod account;
-mod ahead;
 pub mod block;
 mod counts;
 mod device;
 mod grant;
 mod host;
-mod made;
-mod manner;
+mod move_memory;
 pub mod mover;
 mod physical;
 mod piece;
 mod policy;
 mod pool;
+mod prefill;
 mod relocate;
 mod run;
+mod settings;
 mod task;
 
 use std::collections::BTreeMap;

@@ -10,10 +10,10 @@ use gcgroup_abi::MAX_DEVICES;
 use gcgroup_abi::environment::{GCGROUP_RECLAIM, GCGROUP_SWAP_AHEAD, GCGROUP_THAW};
 
 use super::Swap;
-use super::ahead::Ahead;
 use super::counts::Outcome;
 use super::device::Device;
-use super::manner::Manner;
+use super::prefill::Prefill;
+use super::settings::SwapSettings;
 use crate::compute::hold::Scope;
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
@@ -25,8 +25,8 @@ pub(crate) struct Mover {
     devices: Vec<Device>,
     /// The slots of the program's devices at the last step.
     slots: [usize; MAX_DEVICES],
-    manner: Manner,
-    ahead: Ahead,
+    settings: SwapSettings,
+    prefill: Prefill,
     /// Whether all submissions are held because some block has nothing mapped at its addresses.
     is_all_kept: bool,
     /// The daemon's recall counter at the last step.
@@ -42,11 +42,11 @@ impl Mover {
         Self {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
             slots: swap.session.devices.all(),
-            manner: Manner {
+            settings: SwapSettings {
                 order: sys::variable(GCGROUP_RECLAIM.name).and_then(|order| order.into_string().ok()),
                 waits: sys::variable(GCGROUP_THAW.name).is_some_and(|how| how == "wait"),
             },
-            ahead: Ahead::new(
+            prefill: Prefill::new(
                 sys::variable(GCGROUP_SWAP_AHEAD.name).map_or(0, |size| environment::size(&size)),
             ),
             is_all_kept,
@@ -70,7 +70,7 @@ impl Mover {
             if device.is_at_ease(swap, index, usage) {
                 continue;
             }
-            let step = device.step(swap, index, usage, &self.manner);
+            let step = device.step(swap, index, usage, &self.settings);
             all.has_news |= step.has_news;
             all.wake = all.wake.into_iter().chain(step.wake).min();
         }
@@ -119,13 +119,13 @@ impl Mover {
         let pool = &swap.pool;
         let recalls = recalls(swap);
         if self.recalls != recalls && pool.bytes() != 0 {
-            self.ahead.give_way(swap);
+            self.prefill.give_way(swap);
             in_driver(|| swap.let_go(true));
             return Some(Duration::ZERO);
         }
         self.recalls = recalls;
         let ahead = match self.devices.iter().all(Device::is_at_rest) {
-            true => self.ahead.step(swap, self.manner.order.as_deref()),
+            true => self.prefill.step(swap, self.settings.order.as_deref()),
             false => None,
         };
         if pool.next().is_some_and(|next| next.is_zero()) {

@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 
 use super::Swap;
 use super::block::{Block, Failed, Goal, Placed, Where};
-use super::made::Move;
+use super::move_memory::Move;
 use super::physical::{NotCopied, Stream};
 use super::piece::Piece;
 use crate::driver::exit::in_driver;

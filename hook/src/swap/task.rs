@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Swap;
 use super::block::{Block, Failed, Goal, Where};
-use super::made::Move;
+use super::move_memory::Move;
 use super::policy::{Candidate, choose};
 use crate::compute::elsewhere;
 use crate::driver::{self, exit::in_driver};

@@ -1,6 +1,6 @@
 //! Changes: the consequences of what a user has requested, for the caller to carry out.
 
-use super::{Notice, Tree};
+use super::{Notice, State, Tree};
 
 /// Consequences of a requested change. The change itself is in force: blocks and gates were stored under the
 /// tree's lock.
@@ -61,6 +61,14 @@ impl Tree {
     /// Announces and stores a change; waits for the disk.
     pub fn finish(&self, change: Change) {
         self.store(self.announce(change));
+    }
+
+    /// Makes a change by the daemon itself: runs `body` under the lock, then tells all listeners its notices.
+    pub(super) fn update<T>(&self, body: impl FnOnce(&mut State, &mut Vec<Notice>) -> T) -> T {
+        let mut notices = Vec::new();
+        let result = body(&mut self.state.lock(), &mut notices);
+        self.tell(&notices);
+        result
     }
 
     /// Tells all listeners of a change that the daemon made by itself.

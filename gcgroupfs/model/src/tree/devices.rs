@@ -61,18 +61,16 @@ impl Tree {
     /// Adds devices that are not yet known, as far as the blocks have slots. All processes are told, and
     /// earlier settings for these devices come into force.
     pub fn add_devices(&self, found: impl IntoIterator<Item = Device>) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        for mut device in found {
-            let is_there = state.devices.iter().any(|known| known.uuid == device.uuid);
-            if is_there || state.devices.len() >= OTHER_DEVICE {
-                continue;
+        self.update(|state, notices| {
+            for mut device in found {
+                let is_there = state.devices.iter().any(|known| known.uuid == device.uuid);
+                if is_there || state.devices.len() >= OTHER_DEVICE {
+                    continue;
+                }
+                device.index = state.devices.len();
+                state.add_device(device, notices);
             }
-            device.index = state.devices.len();
-            state.add_device(device, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        });
     }
 }
 

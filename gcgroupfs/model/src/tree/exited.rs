@@ -52,19 +52,16 @@ impl Exited {
 
 impl Display for Exited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            identity,
-            end,
-            peak,
-            sums,
-        } = self;
+        let (identity, sums) = (&self.identity, &self.sums);
         write!(
             f,
-            "{} comm={} start={} end={end} memory.peak={peak} nr_alloc={} nr_alloc_fail={} oom={} \
-             nr_launches={} nr_graphs={} nr_copies={}",
+            "{} comm={} start={} end={} memory.peak={} nr_alloc={} nr_alloc_fail={} oom={} nr_launches={} \
+             nr_graphs={} nr_copies={}",
             identity.pid,
             identity.comm,
             identity.started,
+            self.end,
+            self.peak,
             sums.nr_alloc,
             sums.nr_alloc_fail,
             sums.nr_oom,

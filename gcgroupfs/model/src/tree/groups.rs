@@ -165,7 +165,7 @@ impl State {
         if self.child(above, name)?.is_some() {
             return Err(Error::Exists);
         }
-        let nr_made = self.nr_made.get(&caller.uid).copied().unwrap_or(0);
+        let nr_made = self.nr_made.of(caller.uid);
         if self.chain(above).len() >= MAX_DEPTH
             || self.groups.len() >= MAX_GROUPS
             || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
@@ -209,7 +209,7 @@ impl State {
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
-        *self.nr_made.entry(group.maker).or_default() += 1;
+        self.nr_made.add(group.maker);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
             Some(parent) => parent.children.insert(name, id),
             None => self.top.insert(name, id),
@@ -233,12 +233,7 @@ impl State {
             Some(parent) => parent.children.remove(&group.name),
             None => self.top.remove(&group.name),
         };
-        if let Some(nr_made) = self.nr_made.get_mut(&group.maker) {
-            *nr_made -= 1;
-            if *nr_made == 0 {
-                self.nr_made.remove(&group.maker);
-            }
-        }
+        self.nr_made.remove(group.maker);
         // The root's record comes first: it has the next group number, which must outlive the last group.
         notices.push(Notice::RootChanged);
         notices.push(Notice::GroupChanged(id));

@@ -89,19 +89,13 @@ impl State {
     /// Returns the number of a process's program: 48 bits of a hash (splitmix64's mixing), not zero, which is
     /// the root's.
     pub(super) fn number(&self, identity: &Identity) -> ProcessId {
-        let Identity {
-            pid,
-            start_time,
-            image,
-            ..
-        } = identity;
-        let (text, stack) = image.unwrap_or_default();
+        let (text, stack) = identity.image.unwrap_or_default();
         let mix = |mut word: u64| {
             word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             word ^ (word >> 31)
         };
-        let hash = [u64::from(*pid), *start_time, text, stack]
+        let hash = [u64::from(identity.pid), identity.start_time, text, stack]
             .into_iter()
             .fold(0, |hash: u64, word| {
                 mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(word))

@@ -22,15 +22,13 @@ impl Tree {
     /// Undoes [`await_member`](Self::await_member): the process has registered or ended, or is not waited for
     /// any longer.
     pub fn member_told(&self, group: GroupId) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        state.grants.told(group);
-        state.swap_grants.told(group);
-        for id in std::mem::take(&mut state.asking) {
-            state.answer_requests(id, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            state.grants.told(group);
+            state.swap_grants.told(group);
+            for id in std::mem::take(&mut state.asking) {
+                state.answer_requests(id, notices);
+            }
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use super::{Entity, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
+use super::{Entity, Group, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
 /// Initial state of a transient group.
@@ -32,36 +32,30 @@ impl Tree {
 
     /// Keeps a group from being removed until it is released as often. Returns whether it exists.
     pub fn hold_group(&self, id: GroupId) -> bool {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        let is_there = state.groups.contains_key(&id);
-        state.count_holds(id, |nr_holds| nr_holds + 1, &mut notices);
-        drop(state);
-        self.tell(&notices);
-        is_there
+        self.update(|state, notices| {
+            let is_there = state.groups.contains_key(&id);
+            state.count_holds(id, |nr_holds| nr_holds + 1, notices);
+            is_there
+        })
     }
 
     /// Undoes one [`hold_group`](Self::hold_group).
     pub fn release_group(&self, id: GroupId) {
-        let mut notices = Vec::new();
-        self.state.lock().release_group(id, &mut notices);
-        self.tell(&notices);
+        self.update(|state, notices| state.release_group(id, notices));
     }
 
     /// Removes all empty transient groups except `but`.
     pub fn reap_transient(&self, but: Option<GroupId>) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        let transient = state.groups.values().filter(|group| group.is_transient);
-        let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
-        // A group's number is higher than its parent's, so children come first.
-        transient.sort_unstable_by(|one, other| other.cmp(one));
-        for id in transient.into_iter().filter(|id| Some(*id) != but) {
-            // Fails for groups that are not empty.
-            let _ = state.remove_group(id, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            let transient = state.groups.values().filter(|group| group.is_transient);
+            let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
+            // A group's number is higher than its parent's, so children come first.
+            transient.sort_unstable_by(|one, other| other.cmp(one));
+            for id in transient.into_iter().filter(|id| Some(*id) != but) {
+                // Fails for groups that are not empty.
+                let _ = state.remove_group(id, notices);
+            }
+        });
     }
 }
 
@@ -74,9 +68,19 @@ impl State {
 
     /// Changes the number of holds of a group and of those above. A held group counts as populated.
     fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
+        self.change_standing(id, |group| group.nr_holds = count(group.nr_holds), notices);
+    }
+
+    /// Changes a group and those above, and adds notices where `gcgroup.events` changes.
+    pub(super) fn change_standing(
+        &mut self,
+        id: GroupId,
+        change: impl Fn(&mut Group),
+        notices: &mut Vec<Notice>,
+    ) {
         let nr_devices = self.devices.len();
         self.each_above(Some(id), |group| {
-            group.nr_holds = count(group.nr_holds);
+            change(group);
             if group.note_standing(nr_devices) {
                 notices.push(Notice::GroupEvents(group.id));
             }

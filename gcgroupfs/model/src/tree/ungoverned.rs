@@ -5,45 +5,32 @@
 //! be registered and got no answer eventually lets everything through. So the server reports each process
 //! whose hook has asked, until it is registered.
 
-use super::{GroupId, Notice, State, Tree};
+use super::{Group, GroupId, State, Tree};
 
 impl Tree {
     /// Counts the process with this pid and start time in `group`, which is held for it, as one that may use
     /// the GPU. The group and those above are not frozen until [`clear_ungoverned`](Self::clear_ungoverned).
     pub fn set_ungoverned(&self, process: (u32, u64), group: GroupId) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        if state.ungoverned.insert(process, group).is_none() {
-            state.count_ungoverned(group, |count| count + 1, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            if state.ungoverned.insert(process, group).is_none() {
+                state.change_standing(group, |group| group.nr_ungoverned += 1, notices);
+            }
+        });
     }
 
     /// Stops counting a process that is registered, has ended, or can submit nothing before it is registered.
     /// Call it before its group is released; no effect on a process that is not counted.
     pub fn clear_ungoverned(&self, process: (u32, u64)) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        if let Some(group) = state.ungoverned.remove(&process) {
-            state.count_ungoverned(group, |count| count.saturating_sub(1), &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
+        self.update(|state, notices| {
+            if let Some(group) = state.ungoverned.remove(&process) {
+                let less = |group: &mut Group| group.nr_ungoverned = group.nr_ungoverned.saturating_sub(1);
+                state.change_standing(group, less, notices);
+            }
+        });
     }
 }
 
 impl State {
-    fn count_ungoverned(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
-        let nr_devices = self.devices.len();
-        self.each_above(Some(id), |group| {
-            group.nr_ungoverned = count(group.nr_ungoverned);
-            if group.note_standing(nr_devices) {
-                notices.push(Notice::GroupEvents(group.id));
-            }
-        });
-    }
-
     /// Returns the lowest pid of such processes in a group or below it.
     pub(super) fn first_ungoverned(&self, group: GroupId) -> Option<u32> {
         let mut all = self.ungoverned.iter();

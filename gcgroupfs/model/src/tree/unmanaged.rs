@@ -36,25 +36,18 @@ pub struct Unmanaged {
 
 impl Display for Unmanaged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            pid,
-            device,
-            uid,
-            comm,
-            bytes,
-            since,
-            reason,
-        } = self;
-        let bytes = bytes.map_or("unknown".to_owned(), |bytes| bytes.to_string());
-        let reason = match reason {
+        let bytes = self.bytes.map_or("unknown".to_owned(), |bytes| bytes.to_string());
+        let reason = match self.reason {
             Reason::NoHook => "no_hook",
             Reason::BeyondLedger => "beyond_ledger",
             Reason::ClaimsUse => "claims_use",
             Reason::ClaimsMore => "claims_more",
         };
+        write!(f, "{} gpu={} uid={} ", self.pid, self.device, self.uid)?;
         write!(
             f,
-            "{pid} gpu={device} uid={uid} comm={comm} bytes={bytes} since={since} reason={reason}"
+            "comm={} bytes={bytes} since={} reason={reason}",
+            self.comm, self.since
         )
     }
 }

@@ -79,7 +79,7 @@ impl<'a> Untrusted<'a> {
 
     /// Returns the number of the reset for which [`memory_peak`](Self::memory_peak) holds.
     pub(super) fn peak_generation(self) -> u32 {
-        self.usage.peak_generation.load(Relaxed)
+        self.usage.peak_generation.load(Acquire)
     }
 
     /// Returns the peak of what is charged on all devices together, at most `most` bytes.

@@ -85,14 +85,14 @@ mod tests {
     use gcgroupfs_model::tree::fixture::World;
 
     /// Returns this process as an awaited member of a group.
-    fn awaited(world: &World) -> (Awaited, Instant) {
+    fn awaited(world: &World) -> (AwaitedMembers, Instant) {
         let group = world.group("team");
         let pid = std::process::id();
         let start_time = process::stat(pid).unwrap().start_time;
         let mut saved = Saved::default();
         saved.group = Some(group);
         let remembered = BTreeMap::from([(Key { pid, start_time }, saved)]);
-        let awaited = Awaited::new(world.tree.clone(), &remembered);
+        let awaited = AwaitedMembers::new(world.tree.clone(), &remembered);
         let begun = awaited.checked;
         (awaited, begun)
     }

@@ -11,7 +11,7 @@ use std::io::IoSlice;
 use gcgroup_abi::message::{self, Hello, RegistrationReply, Tag};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
@@ -101,18 +101,18 @@ impl Connection {
         matches!(self.kind, Kind::New)
     }
 
-    pub fn is_visitor(&self) -> bool {
+    pub fn is_unregistered(&self) -> bool {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
     /// Returns when the connection must be examined next; `None` for a hook that is not muted.
     pub fn next_look(&self) -> Option<Instant> {
         self.muted_until
-            .or_else(|| self.is_visitor().then(|| self.last + PATIENCE))
+            .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
     }
 
     pub fn is_expired(&self, now: Instant) -> bool {
-        self.is_visitor() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+        self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Returns the size of the text that the client is reading, in bytes.
@@ -157,7 +157,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        if connection.is_visitor() {
+        if connection.is_unregistered() {
             // Its packets are not watched for, so the event reports its end.
             if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
                 return self.hang_up(number);
@@ -344,21 +344,9 @@ impl Server {
         let socket = connection.socket.clone();
         let registered = self.registry.register(registrant, verdict, socket.clone())?;
         if let Some(superseded) = registered.superseded {
-            self.forget(superseded);
+            self.close(superseded);
         }
-        let reply = RegistrationReply {
-            abi: gcgroup_abi::VERSION,
-            status: 0,
-        }
-        .to_bytes();
-        let control = [registered.control.as_raw_fd()];
-        let sent = sendmsg::<()>(
-            socket.as_raw_fd(),
-            &[IoSlice::new(&reply)],
-            &[ControlMessage::ScmRights(&control)],
-            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
-            None,
-        );
+        let sent = send_reply(&socket, 0, Some(&registered.control));
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.kind = Kind::Hook {
                 process: registered.number,
@@ -437,18 +425,8 @@ impl Server {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
-        let status = (errno as i32).unsigned_abs();
-        let reply = RegistrationReply {
-            abi: gcgroup_abi::VERSION,
-            status,
-        }
-        .to_bytes();
         // A client that does not read it notices the end of the connection.
-        let _ = send(
-            connection.socket.as_raw_fd(),
-            &reply,
-            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
-        );
+        let _ = send_reply(&connection.socket, (errno as i32).unsigned_abs(), None);
     }
 
     /// Closes a connection and ends what depends on it.
@@ -465,14 +443,31 @@ impl Server {
             Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
             _ => {}
         }
-        self.forget(number);
+        self.close(number);
     }
 
-    fn forget(&mut self, number: u64) {
+    fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
             // The epoll set refers to the open file, which may outlive this descriptor.
             let _ = self.epoll.delete(&*connection.socket);
             self.receivers.retire(connection.socket);
         }
     }
+}
+
+/// Answers a registration: with the control block, or with the errno of its refusal.
+fn send_reply(socket: &OwnedFd, status: u32, control: Option<&OwnedFd>) -> nix::Result<usize> {
+    let reply = RegistrationReply {
+        abi: gcgroup_abi::VERSION,
+        status,
+    };
+    let rights = control.map(|control| [control.as_raw_fd()]);
+    let rights = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(&reply.to_bytes())],
+        rights.as_slice(),
+        MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+        None,
+    )
 }

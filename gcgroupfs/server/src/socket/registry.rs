@@ -4,20 +4,23 @@
 //! A process is identified by pid and start time. It keeps its settings while it lives: over an exec, a lost
 //! connection and a restart of the daemon.
 
+mod first;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use gcgroup_abi::message::{GroupName, Hello};
+use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
+use self::first::FirstRegistration;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
-use super::initial_group::{Credentials, GroupFacts, InitialGroup, find_initial_group};
+use super::initial_group::Credentials;
 use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
@@ -26,14 +29,8 @@ use crate::block;
 use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::{RuleSettings, Verdict};
-use gcgroupfs_model::tree::{GroupId, Identity, MEMORY_SWAP_MAX, ProcessId, Saved, Settings, Tree, Value};
-use gcgroupfs_sys::process::{self, Peer, Stat};
-
-/// Attempts to choose and hold a group that may be emptied and removed meanwhile.
-const MAX_GROUP_CHOICES: usize = 8;
-
-/// Maximum number of ancestors examined.
-const MAX_ANCESTORS: usize = 64;
+use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
+use gcgroupfs_sys::process::Peer;
 
 #[derive(Debug)]
 pub struct Registry {
@@ -74,36 +71,17 @@ pub struct Options {
     pub records: BTreeMap<Key, Saved>,
 }
 
-/// A process that registers for the first time.
-struct FirstRegistration<'a> {
-    pid: u32,
-    stat: &'a Stat,
-    who: &'a Credentials,
-    verdict: &'a Verdict,
-    hello: &'a Hello,
-}
-
 impl Registry {
     pub fn new(options: Options) -> Self {
-        let Options {
-            tree,
-            bells,
-            epoll,
-            journal,
-            grace_msec,
-            records,
-        } = options;
-        let awaited = AwaitedMembers::new(tree.clone(), &records);
-        let unregistered = Unregistered::new(tree.clone(), records);
         Self {
-            tree,
-            bells,
-            journal,
-            grace_msec,
-            live: LiveProcesses::new(epoll),
-            unregistered,
-            awaited,
+            live: LiveProcesses::new(options.epoll),
+            awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
+            unregistered: Unregistered::new(options.tree.clone(), options.records),
             log_limit: LogLimit::default(),
+            tree: options.tree,
+            bells: options.bells,
+            journal: options.journal,
+            grace_msec: options.grace_msec,
         }
     }
 
@@ -205,21 +183,15 @@ impl Registry {
                     groups,
                     is_contained,
                 };
-                let registration = FirstRegistration {
+                let first = FirstRegistration {
                     pid,
                     stat: &stat,
                     who: &who,
                     verdict,
                     hello: &hello,
                 };
-                let (group, kept) = self.choose_group(&registration)?;
+                let (saved, kept) = self.first_record(&first)?;
                 is_kept = kept;
-                let (settings, trouble) = self.settings_of(verdict, &hello, group, &who);
-                if let Some(trouble) = trouble {
-                    warn!("{pid} ({}) of user {uid} {trouble}", stat.comm);
-                }
-                let mut saved = Saved::from(settings);
-                saved.group = group;
                 (saved, true)
             }
         };
@@ -399,123 +371,6 @@ impl Registry {
 
     fn registration(&self, key: Key) -> Option<&Registration> {
         self.live.find(key)?.registration.as_ref()
-    }
-
-    /// Chooses the group in which a new process begins and holds it until the process has joined, because it
-    /// might be emptied and removed meanwhile. Also returns whether the process's request is fulfilled.
-    ///
-    /// # Errors
-    /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
-    /// examined; `EACCES` if the process insists on another group.
-    fn choose_group(&mut self, registration: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
-        let FirstRegistration {
-            pid,
-            stat,
-            who,
-            verdict,
-            hello,
-        } = *registration;
-        for _ in 0..MAX_GROUP_CHOICES {
-            let (above, wish_above) = self.group_above(stat)?.unzip();
-            let facts = GroupFacts {
-                above: above.flatten(),
-                verdict,
-                wish: hello.group.as_str(),
-                who,
-            };
-            let InitialGroup {
-                group,
-                is_as_requested,
-                troubles,
-            } = find_initial_group(&self.tree, &facts);
-            let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
-            if hello.insists != 0 && !is_kept {
-                debug!("{pid} insists on its group: {troubles:?}");
-                // The groups that were made for it.
-                self.tree.reap_transient(None);
-                return Err(Errno::EACCES);
-            }
-            if group.is_some_and(|group| !self.tree.hold_group(group)) {
-                continue;
-            }
-            for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
-                warn!("{pid} ({}) of user {} {trouble}", stat.comm, who.uid);
-            }
-            return Ok((group, is_kept));
-        }
-        Err(Errno::EAGAIN)
-    }
-
-    /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
-    /// its user may not set the priority that it asks for, also returns a log message.
-    fn settings_of(
-        &self,
-        verdict: &Verdict,
-        hello: &Hello,
-        group: Option<GroupId>,
-        who: &Credentials,
-    ) -> (Settings, Option<String>) {
-        let mut settings = verdict.process.settings();
-        let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
-        let raised = settings.apply_request(hello, bound);
-        if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
-            // Cannot fail: there is no bound yet.
-            let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
-        }
-        let trouble = raised.map(|least| {
-            let requested = hello.priority;
-            format!("does not get priority {requested}: {least} is the lowest number that its user may set")
-        });
-        (settings, trouble)
-    }
-
-    /// Returns whether the request `wish` is fulfilled by `group`: that is the requested group or one below
-    /// it; or the process, or its nearest governed ancestor, was in such a group by the same request
-    /// (`before`) and was moved since.
-    fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
-        let Some(wanted) = wish.as_str() else { return true };
-        let path = self.tree.path(group);
-        let below = path.strip_prefix(wanted.trim_matches('/'));
-        before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
-    }
-
-    /// Returns the group of the nearest governed ancestor (`None` for the root) and the group it had asked
-    /// for. Where a parent has ended, its children were reparented and their origin is unknown.
-    ///
-    /// # Errors
-    /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
-    fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
-        let (mut parent, mut start_time) = (stat.parent, stat.start_time);
-        for _ in 0..MAX_ANCESTORS {
-            let (stat, known, saved) = match process::stat(parent) {
-                // Younger than its child: another process has the parent's pid now.
-                Ok(stat) if stat.start_time > start_time => return Ok(None),
-                Ok(stat) => {
-                    let key = Key {
-                        pid: parent,
-                        start_time: stat.start_time,
-                    };
-                    (Some(stat), self.live.find(key), self.unregistered.get(key))
-                }
-                Err(Errno::ETIMEDOUT) => (
-                    None,
-                    self.live.find_pid(parent),
-                    self.unregistered.find_pid(parent),
-                ),
-                Err(_) => return Ok(None),
-            };
-            let registered = known.and_then(|known| known.registration.as_ref());
-            let wish = known.map_or(GroupName::NONE, |known| known.wish);
-            if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
-                return Ok(Some((group, wish)));
-            }
-            if let Some(saved) = saved {
-                return Ok(Some((saved.group, wish)));
-            }
-            let stat = stat.ok_or(Errno::EAGAIN)?;
-            (parent, start_time) = (stat.parent, stat.start_time);
-        }
-        Ok(None)
     }
 }
 

@@ -3,8 +3,7 @@
 //! A shared limit that one user could exhaust would keep all others out. So unregistered connections replace
 //! those of the user with the most, and a quarter of the room for processes is reserved for users with few.
 
-use std::collections::HashMap;
-
+use gcgroupfs_model::user_counts::UserCounts;
 use nix::sys::resource::{Resource, getrlimit};
 
 /// Assumed if the kernel does not report the limit.
@@ -24,7 +23,7 @@ fn nr_descriptors() -> usize {
 
 /// Returns the maximum number of connections that do not belong to registered processes: half of the
 /// descriptors.
-pub fn for_visitors() -> usize {
+pub fn for_unregistered() -> usize {
     nr_descriptors() / 2
 }
 
@@ -32,8 +31,7 @@ pub fn for_visitors() -> usize {
 #[derive(Debug)]
 pub struct Processes {
     most: usize,
-    total: usize,
-    by_uid: HashMap<u32, usize>,
+    counts: UserCounts,
 }
 
 impl Processes {
@@ -46,37 +44,29 @@ impl Processes {
     fn at_most(most: usize) -> Self {
         Self {
             most,
-            total: 0,
-            by_uid: HashMap::new(),
+            counts: UserCounts::default(),
         }
     }
 
     /// Returns whether another process of the user may register.
     pub fn has_room(&self, uid: u32) -> bool {
-        let own = self.by_uid.get(&uid).copied().unwrap_or(0);
+        let own = self.counts.of(uid);
         let most = if own < FEW {
             self.most
         } else {
             self.most - self.most / 4
         };
-        own < MAX_PER_UID && self.total < most
+        own < MAX_PER_UID && self.counts.total() < most
     }
 
     /// Counts one more process of the user.
     pub fn add(&mut self, uid: u32) {
-        self.total += 1;
-        *self.by_uid.entry(uid).or_default() += 1;
+        self.counts.add(uid);
     }
 
     /// Counts one process of the user less.
     pub fn remove(&mut self, uid: u32) {
-        self.total = self.total.saturating_sub(1);
-        if let Some(count) = self.by_uid.get_mut(&uid) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_uid.remove(&uid);
-            }
-        }
+        self.counts.remove(uid);
     }
 }
 
@@ -101,7 +91,7 @@ mod tests {
         for uid in 2..7 {
             assert_eq!(fill(&mut processes, uid), FEW);
         }
-        assert_eq!(processes.total, 190);
+        assert_eq!(processes.counts.total(), 190);
         processes.remove(1);
         assert!(!processes.has_room(1), "its room is not left yet");
     }
@@ -114,6 +104,6 @@ mod tests {
         for _ in 0..MAX_PER_UID {
             processes.remove(1);
         }
-        assert!(processes.by_uid.is_empty() && processes.total == 0);
+        assert!(processes.counts.is_empty());
     }
 }

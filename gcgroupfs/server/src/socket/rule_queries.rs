@@ -14,6 +14,7 @@ use parking_lot::RwLock;
 
 use crate::facts::{self, user_name};
 use gcgroupfs_model::rules::{Rules, Verdict};
+use gcgroupfs_model::user_counts::UserCounts;
 use gcgroupfs_sys::UsageMap;
 use gcgroupfs_sys::process::Peer;
 
@@ -55,38 +56,17 @@ pub struct RuleQueries {
     rules: CurrentRules,
     questions: Sender<Registrant>,
     answers: Receiver<(Registrant, nix::Result<Verdict>)>,
-    waiting: Waiting,
+    /// Processes that wait for their verdict.
+    waiting: UserCounts,
 }
 
-/// Numbers of processes that wait for their verdict, by user and in all.
-#[derive(Debug, Default)]
-struct Waiting {
-    by_uid: HashMap<u32, usize>,
-    total: usize,
-}
-
-impl Waiting {
-    /// Counts one more process of the user; returns false if there is no room.
-    fn add(&mut self, uid: u32) -> bool {
-        let own = self.by_uid.get(&uid).copied().unwrap_or(0);
-        let has_room = own < MAX_WAITING_PER_UID && self.total < MAX_WAITING;
-        if has_room {
-            self.total += 1;
-            self.by_uid.insert(uid, own + 1);
-        }
-        has_room
+/// Counts one more process of the user that waits; returns false if there is no room.
+fn add_waiting(waiting: &mut UserCounts, uid: u32) -> bool {
+    let has_room = waiting.of(uid) < MAX_WAITING_PER_UID && waiting.total() < MAX_WAITING;
+    if has_room {
+        waiting.add(uid);
     }
-
-    /// Counts one process of the user less.
-    fn remove(&mut self, uid: u32) {
-        self.total = self.total.saturating_sub(1);
-        if let Some(own) = self.by_uid.get_mut(&uid) {
-            *own -= 1;
-            if *own == 0 {
-                self.by_uid.remove(&uid);
-            }
-        }
-    }
+    has_room
 }
 
 impl RuleQueries {
@@ -114,7 +94,7 @@ impl RuleQueries {
             rules,
             questions,
             answers,
-            waiting: Waiting::default(),
+            waiting: UserCounts::default(),
         })
     }
 
@@ -133,7 +113,7 @@ impl RuleQueries {
     /// `EAGAIN` if the thread has ended, or if too many wait, including those whose connection has ended
     /// meanwhile.
     pub fn ask(&mut self, registrant: Registrant) -> nix::Result<()> {
-        if !self.waiting.add(registrant.peer.uid) {
+        if !add_waiting(&mut self.waiting, registrant.peer.uid) {
             return Err(Errno::EAGAIN);
         }
         self.questions.send(registrant).map_err(|_| Errno::EAGAIN)
@@ -184,14 +164,18 @@ mod tests {
 
     #[test]
     fn waiting_processes_are_bounded_per_user_and_in_all() {
-        let mut waiting = Waiting::default();
-        let mut fill = |uid| (0..MAX_WAITING).filter(|_| waiting.add(uid)).count();
+        let mut waiting = UserCounts::default();
+        let mut fill = |uid| {
+            (0..MAX_WAITING)
+                .filter(|_| add_waiting(&mut waiting, uid))
+                .count()
+        };
         assert_eq!(fill(1), MAX_WAITING_PER_UID);
         let others: usize = (2..100).map(&mut fill).sum();
         assert_eq!(others + MAX_WAITING_PER_UID, MAX_WAITING);
         waiting.remove(1);
-        assert!(waiting.add(200) && !waiting.add(201));
+        assert!(add_waiting(&mut waiting, 200) && !add_waiting(&mut waiting, 201));
         (0..MAX_WAITING_PER_UID - 1).for_each(|_| waiting.remove(1));
-        assert!(!waiting.by_uid.contains_key(&1));
+        assert_eq!(waiting.of(1), 0);
     }
 }

@@ -18,13 +18,13 @@ pub struct UsageDevice {
     pub memory_current: AtomicU64,
     /// Highest `memory_current` since the reset numbered `peak_generation`.
     ///
-    /// Ordering: the hook raises it and the daemon loads it `Relaxed`. The hook stores it before
-    /// `peak_generation`, also `Relaxed`.
+    /// Ordering: `Relaxed`; `peak_generation` orders it after a reset.
     pub memory_peak: AtomicU64,
     /// Number of the last reset of `memory_peak` that the process has seen.
     ///
-    /// Ordering: `Relaxed` (hook stores under a lock, daemon compares). So a reader of a new number may still
-    /// see the peak from before that reset.
+    /// Ordering: the hook stores `Release` after `memory_peak`, under a lock; it loads `Acquire` before it
+    /// raises the peak, and the daemon before it reads the peak: with a new number, neither sees the peak
+    /// from before that reset.
     pub peak_generation: AtomicU32,
     /// The freeze generation for which all submitted work has completed and no more can be submitted.
     ///

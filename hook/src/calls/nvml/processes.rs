@@ -19,29 +19,9 @@ type Ask<T> = fn(nvmlDevice_t, &mut c_uint, &mut [T; ROOM]) -> CUresult;
 /// Value of `nvmlProcessDetailList_v1_t::mode` for compute processes.
 const COMPUTE: u32 = 0;
 
-/// `nvmlDeviceGetComputeRunningProcesses`, all versions.
-pub(crate) fn compute<T: Holder>(
-    of: nvmlDevice_t,
-    count: *mut c_uint,
-    into: *mut T,
-    ask: Ask<T>,
-    next: Next<'_>,
-) -> CUresult {
-    list(of, count, into, ask, true, next)
-}
-
-/// `nvmlDeviceGetGraphicsRunningProcesses` and `nvmlDeviceGetMPSComputeRunningProcesses`, all versions.
-pub(crate) fn other<T: Holder>(
-    of: nvmlDevice_t,
-    count: *mut c_uint,
-    into: *mut T,
-    ask: Ask<T>,
-    next: Next<'_>,
-) -> CUresult {
-    list(of, count, into, ask, false, next)
-}
-
-fn list<T: Holder>(
+/// `nvmlDeviceGetComputeRunningProcesses` (`computes`), `nvmlDeviceGetGraphicsRunningProcesses` and
+/// `nvmlDeviceGetMPSComputeRunningProcesses`, all versions.
+pub(crate) fn running<T: Holder>(
     of: nvmlDevice_t,
     count: *mut c_uint,
     into: *mut T,

@@ -181,13 +181,7 @@ mod tests {
     #[test]
     fn seen_only_on_devices_with_a_limit() {
         let hook = Hook::of_test(NO_LIMIT);
-        let (control, file) = block::of_daemon();
-        for device in &control.devices {
-            device.memory_limit.store(NO_LIMIT, Relaxed);
-        }
-        control.memory_limit.store(NO_LIMIT, Relaxed);
-        control.nr_devices.store(2, Relaxed);
-        control.publish();
+        let (control, file) = block::unlimited(2);
         hook.adopt(&file);
         assert!(!is_limited(hook) && Seen::at(hook, 0).is_none());
         control.devices[1].memory_limit.store(1000, Relaxed);

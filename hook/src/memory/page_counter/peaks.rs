@@ -1,6 +1,8 @@
 //! Peaks: the most that was charged since the last reset.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+};
 
 use gcgroup_abi::{Control, Usage, UsageDevice};
 
@@ -20,12 +22,12 @@ impl PageCounter {
     #[inline]
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
-            if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
+            if used.peak_generation.load(Acquire) != set.peak_generation.load(Relaxed) {
                 self.begin_device_peak(used, &set.peak_generation);
             }
             raise(&used.memory_peak, sums.in_device);
         }
-        if usage.peak_generation.load(Relaxed) != control.peak_generation.load(Relaxed) {
+        if usage.peak_generation.load(Acquire) != control.peak_generation.load(Relaxed) {
             self.begin_peak(usage, &control.peak_generation);
         }
         raise(&usage.memory_peak, sums.in_process);
@@ -41,7 +43,7 @@ impl PageCounter {
         if device.peak_generation.load(Relaxed) != reset {
             let current = device.memory_current.load(SeqCst);
             device.memory_peak.store(current, Relaxed);
-            device.peak_generation.store(reset, Relaxed);
+            device.peak_generation.store(reset, Release);
         }
     }
 
@@ -53,7 +55,7 @@ impl PageCounter {
         let reset = reset.load(Relaxed);
         if usage.peak_generation.load(Relaxed) != reset {
             usage.memory_peak.store(self.sum(usage), Relaxed);
-            usage.peak_generation.store(reset, Relaxed);
+            usage.peak_generation.store(reset, Release);
         }
     }
 }

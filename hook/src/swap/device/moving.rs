@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::UsageDevice;
 
 use super::super::block::{Block, Failed, Goal, Stays};
-use super::super::manner::Manner;
 use super::super::relocate::relocate;
 use super::super::run::{length, run};
+use super::super::settings::SwapSettings;
 use super::super::task::{Task, excess};
 use super::{AGAIN, Device, GO_ON, Phase};
 use crate::compute::hold::Scope;
@@ -57,7 +57,7 @@ impl Device {
         swap: &Swap,
         index: usize,
         usage: &UsageDevice,
-        manner: &Manner,
+        settings: &SwapSettings,
         (mut quiet, task, since): (Quiet, Task, Instant),
     ) -> Step {
         if quiet.step(swap.compute, Scope::All) && swap.compute.holds.is_untouched() {
@@ -79,7 +79,7 @@ impl Device {
         self.not_before = Some(Instant::now() + PATIENCE);
         Step {
             has_news: true,
-            ..self.rest(swap, index, manner, Some(PATIENCE))
+            ..self.rest(swap, index, settings, Some(PATIENCE))
         }
     }
 

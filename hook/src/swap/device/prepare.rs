@@ -7,7 +7,7 @@ use std::time::Duration;
 use gcgroup_abi::UsageDevice;
 
 use super::super::block::{Block, Failed, Goal, Way};
-use super::super::made::make;
+use super::super::move_memory::make;
 use super::super::pool::NotMade;
 use super::super::task::Task;
 use super::{Device, Phase};

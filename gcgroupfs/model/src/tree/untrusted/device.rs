@@ -37,7 +37,7 @@ impl<'a> UntrustedDevice<'a> {
 
     /// Returns the number of the reset for which [`memory_peak`](Self::memory_peak) holds.
     pub(in crate::tree) fn peak_generation(self) -> u32 {
-        self.usage.peak_generation.load(Relaxed)
+        self.usage.peak_generation.load(Acquire)
     }
 
     /// Returns the peak of what is charged, at most `most` bytes.

@@ -1,6 +1,6 @@
 //! The bounded numbers of a usage block, added up.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Kind, MAX_DEVICES, UsageDevice};
 
@@ -73,7 +73,7 @@ impl Untrusted<'_> {
 
     fn add_threads(self, sums: &mut Sums, device: Option<usize>, most: Counts) {
         for thread in self.usage.used_threads() {
-            let slot = thread.device.load(Relaxed) as usize;
+            let slot = thread.device.load(Acquire) as usize;
             if device.is_some_and(|device| device != slot) || slot >= MAX_DEVICES {
                 continue;
             }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug, Default)]
-pub(crate) struct Noted {
+pub(crate) struct LastStream {
     /// Device index plus one: a slot may be bound to another device later.
     device: AtomicU32,
     round: AtomicU32,
@@ -11,7 +11,7 @@ pub(crate) struct Noted {
     stream: AtomicU64,
 }
 
-impl Noted {
+impl LastStream {
     pub(crate) const fn new() -> Self {
         Self {
             device: AtomicU32::new(0),

@@ -1,7 +1,7 @@
 //! Choices that the program's environment makes.
 
 #[derive(Debug)]
-pub(super) struct Manner {
+pub(super) struct SwapSettings {
     /// Name of the reclaim policy (`GCGROUP_RECLAIM`).
     pub(super) order: Option<String>,
     /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`) instead of running from host memory.

@@ -8,14 +8,14 @@ use super::slot::Bound;
 
 /// Snapshot of a thread that was inside submissions.
 #[derive(Debug)]
-pub(crate) struct Inside {
+pub(crate) struct EntrySnapshot {
     /// Address of its slot; slots never move.
     slot: usize,
     /// Entry counters by kind of submission.
     entered: [u64; Submission::COUNT],
 }
 
-impl Inside {
+impl EntrySnapshot {
     /// Takes a snapshot; `None` if the thread is not inside a submission.
     pub(crate) fn of(bound: Bound<'_>) -> Option<Self> {
         bound.is_inside().then(|| Self {
@@ -52,12 +52,12 @@ mod tests {
         let program = Program::of_test(gcgroup_abi::NO_LIMIT);
         let local = LocalDevice::of(0).unwrap();
         let bound = program.slots.of_test(program.session, local, OTHER_DEVICE);
-        assert!(Inside::of(bound).is_none());
+        assert!(EntrySnapshot::of(bound).is_none());
         let entered = &bound.entrance.entered[Submission::Copy as usize];
         let exited = bound.thread.exited(Submission::Copy);
         entered.store(5, Relaxed);
         exited.store(4, Relaxed);
-        let inside = Inside::of(bound).unwrap();
+        let inside = EntrySnapshot::of(bound).unwrap();
         assert!(inside.is_inside(bound));
         entered.store(6, Relaxed);
         exited.store(5, Relaxed);

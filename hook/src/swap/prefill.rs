@@ -20,13 +20,13 @@ const A_MOMENT: Duration = Duration::from_millis(20);
 const LEFT: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Prefill {
     /// Most bytes to make (`GCGROUP_SWAP_AHEAD`).
     bytes: u64,
     next: Instant,
 }
 
-impl Ahead {
+impl Prefill {
     pub(super) fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -109,12 +109,7 @@ fn wanted(swap: &Swap, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
 impl Swap {
     /// Makes one piece from spare host memory within the existing grant. Called inside `in_driver`.
     fn make_ahead(&self, wanted: Wanted) -> Result<(), NotMade> {
-        let Wanted {
-            local,
-            index,
-            location,
-            size,
-        } = wanted;
+        let (index, size) = (wanted.index, wanted.size);
         let no_room = || NotMade::Failed(Failed::NoRoom);
         if self.swap_room(index) < self.pool_bytes().saturating_add(size) {
             return Err(no_room());
@@ -123,11 +118,11 @@ impl Swap {
         try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT)
             .map_err(|_| no_room())?;
         let made = self.claim_spare(size).map_err(NotMade::from).and_then(|_claim| {
-            Memory::new(location, size).map_err(|error| Failed::of(error, Goal::Host).into())
+            Memory::new(wanted.location, size).map_err(|error| Failed::of(error, Goal::Host).into())
         });
         match made {
             Ok(memory) => {
-                self.enter_pool(local, index, memory);
+                self.enter_pool(wanted.local, index, memory);
                 Ok(())
             }
             Err(error) => {

@@ -18,26 +18,26 @@ const DEEPEST: u32 = 16;
 
 /// Executable graphs by handle.
 #[derive(Debug, Default)]
-pub(crate) struct Graphs(RwLock<HashMap<usize, Known>>);
+pub(crate) struct ExecGraphs(RwLock<HashMap<usize, ExecGraph>>);
 
 /// Number of kernels and devices of an executable graph.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Known {
+pub(crate) struct ExecGraph {
     pub(crate) kernels: u64,
     /// Devices of its nodes; empty if the process uses one device.
     pub(crate) devices: DeviceSet,
 }
 
-impl Graphs {
-    pub(crate) fn insert(&self, graph: CUgraphExec, known: Known) {
-        self.0.write().insert(graph.0.addr(), known);
+impl ExecGraphs {
+    pub(crate) fn insert(&self, graph: CUgraphExec, graph_facts: ExecGraph) {
+        self.0.write().insert(graph.0.addr(), graph_facts);
     }
 
-    pub(crate) fn remove(&self, graph: CUgraphExec) -> Option<Known> {
+    pub(crate) fn remove(&self, graph: CUgraphExec) -> Option<ExecGraph> {
         self.0.write().remove(&graph.0.addr())
     }
 
-    pub(crate) fn get(&self, graph: CUgraphExec) -> Option<Known> {
+    pub(crate) fn get(&self, graph: CUgraphExec) -> Option<ExecGraph> {
         self.0.read().get(&graph.0.addr()).copied()
     }
 }

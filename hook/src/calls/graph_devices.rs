@@ -12,7 +12,7 @@ use crate::hook;
 pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(hook), Some(module)) = (hook::get(), written(module)) {
-        hook.compute.reach.load(module);
+        hook.compute.graph_devices.load(module);
     }
     Ok(())
 }
@@ -21,7 +21,7 @@ pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
 pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(hook), Some(function)) = (hook::get(), written(function)) {
-        hook.compute.reach.load_module_of(function);
+        hook.compute.graph_devices.load_module_of(function);
     }
     Ok(())
 }
@@ -32,10 +32,10 @@ pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
-    let known = hook.compute.reach.unload(module);
+    let known = hook.compute.graph_devices.unload(module);
     let result = next();
     if let (Err(_), Some(known)) = (result, known) {
-        hook.compute.reach.reload(module, known);
+        hook.compute.graph_devices.reload(module, known);
     }
     result
 }
@@ -53,7 +53,7 @@ pub(crate) fn add(
         && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
     {
         let bodies = argument_list(params.graphs, params.size);
-        hook.compute.reach.add_bodies(graph, node, &bodies);
+        hook.compute.graph_devices.add_bodies(graph, node, &bodies);
     }
     Ok(())
 }
@@ -64,10 +64,10 @@ pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
         return next();
     };
     // Removed before the driver's call, after which the handle may be reused at once.
-    let forgotten = hook.compute.reach.graph_gone(graph);
+    let removed = hook.compute.graph_devices.remove_graph(graph);
     let result = next();
     if result.is_err() {
-        hook.compute.reach.put_back(forgotten);
+        hook.compute.graph_devices.put_back(removed);
     }
     result
 }

@@ -29,18 +29,18 @@ const DEEPEST: u32 = 16;
 
 /// Facts about graphs and modules that the driver does not return.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct GraphDevices {
     /// Device of each module, by handle.
     modules: RwLock<HashMap<usize, LocalDevice>>,
     /// Facts about graphs, by handle.
-    graphs: RwLock<HashMap<usize, Noted>>,
+    graphs: RwLock<HashMap<usize, GraphFacts>>,
     /// Set, for each device, of the devices from whose streams graphs were launched that use it.
     feeders: [AtomicU64; MAX_DEVICES],
 }
 
 /// Facts about one graph that the driver does not return.
 #[derive(Debug, Default)]
-struct Noted {
+struct GraphFacts {
     /// Devices of the streams that the graph was captured from.
     captured: DeviceSet,
     /// Handles of the graphs in each conditional node.
@@ -49,9 +49,9 @@ struct Noted {
 
 /// Facts that were removed with a graph.
 #[derive(Debug)]
-pub(crate) struct Forgotten(Vec<(usize, Noted)>);
+pub(crate) struct RemovedGraphs(Vec<(usize, GraphFacts)>);
 
-impl Default for Reach {
+impl Default for GraphDevices {
     fn default() -> Self {
         Self {
             modules: RwLock::default(),
@@ -61,7 +61,7 @@ impl Default for Reach {
     }
 }
 
-impl Reach {
+impl GraphDevices {
     /// Records that a submission to `stream` becomes part of a graph.
     pub(crate) fn capture(&self, contexts: &Contexts, stream: CUstream, current: Option<LocalDevice>) {
         if !contexts.are_on_several() {
@@ -74,8 +74,8 @@ impl Reach {
             && let Some(local) = local
         {
             let mut graphs = self.graphs.write();
-            let noted = graphs.entry(graph.0.addr()).or_default();
-            noted.captured = noted.captured.and(DeviceSet::one(local));
+            let facts = graphs.entry(graph.0.addr()).or_default();
+            facts.captured = facts.captured.and(DeviceSet::one(local));
         }
     }
 
@@ -119,7 +119,7 @@ impl Reach {
             .graphs
             .read()
             .get(&graph.0.addr())
-            .map(|noted| noted.captured);
+            .map(|facts| facts.captured);
         graphs::nodes(graph)
             .into_iter()
             .map(|node| self.of_node(contexts, known, graph, node, depth))
@@ -172,7 +172,7 @@ impl Reach {
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let bodies = self.bodies(graph, node).into_iter();
                 bodies
-                    .map(|body| CUgraph(std::ptr::with_exposed_provenance_mut(body)))
+                    .map(CUgraph::numbered)
                     .map(|body| self.of_graph(contexts, known, body, depth + 1))
                     .fold(DeviceSet::default(), DeviceSet::and)
             }
@@ -186,40 +186,35 @@ impl Reach {
         let graphs = self.graphs.read();
         let bodies = graphs
             .get(&graph.0.addr())
-            .and_then(|noted| noted.bodies.get(&node.0.addr()));
+            .and_then(|facts| facts.bodies.get(&node.0.addr()));
         bodies.cloned().unwrap_or_default()
     }
 
     /// Removes and returns what was recorded of a graph and of the graphs in its conditional nodes, which go
-    /// with it.
-    fn forget(&self, graph: CUgraph) -> Vec<(usize, Noted)> {
+    /// with it; `put_back` undoes it.
+    pub(crate) fn remove_graph(&self, graph: CUgraph) -> RemovedGraphs {
         let mut graphs = self.graphs.write();
-        let (mut left, mut forgotten) = (vec![graph.0.addr()], Vec::new());
+        let (mut left, mut removed) = (vec![graph.0.addr()], Vec::new());
         while let Some(graph) = left.pop() {
-            if let Some(noted) = graphs.remove(&graph) {
-                left.extend(noted.bodies.values().flatten());
-                forgotten.push((graph, noted));
+            if let Some(facts) = graphs.remove(&graph) {
+                left.extend(facts.bodies.values().flatten());
+                removed.push((graph, facts));
             }
         }
-        forgotten
+        RemovedGraphs(removed)
     }
 
-    /// Records that a graph is gone; `put_back` undoes it.
-    pub(crate) fn graph_gone(&self, graph: CUgraph) -> Forgotten {
-        Forgotten(self.forget(graph))
-    }
-
-    /// Records again what [`Self::graph_gone`] removed.
-    pub(crate) fn put_back(&self, forgotten: Forgotten) {
-        self.graphs.write().extend(forgotten.0);
+    /// Records again what [`Self::remove_graph`] removed.
+    pub(crate) fn put_back(&self, removed: RemovedGraphs) {
+        self.graphs.write().extend(removed.0);
     }
 
     /// Records the graphs in a conditional node that was added to `graph`.
     pub(crate) fn add_bodies(&self, graph: CUgraph, node: CUgraphNode, bodies: &[CUgraph]) {
         let bodies = bodies.iter().map(|body| body.0.expose_provenance()).collect();
         let mut graphs = self.graphs.write();
-        let noted = graphs.entry(graph.0.addr()).or_default();
-        noted.bodies.insert(node.0.addr(), bodies);
+        let facts = graphs.entry(graph.0.addr()).or_default();
+        facts.bodies.insert(node.0.addr(), bodies);
     }
 
     /// Records that a module belongs to the current context.
@@ -255,7 +250,7 @@ impl Reach {
         if words[FUNCTION] == 0 {
             return of_context(contexts, words[CONTEXT]);
         }
-        let module = module_of(CUfunction(std::ptr::with_exposed_provenance_mut(words[FUNCTION])))?;
+        let module = module_of(CUfunction::numbered(words[FUNCTION]))?;
         self.modules.read().get(&module.0.addr()).copied()
     }
 }
@@ -265,7 +260,7 @@ const FUNCTION: usize = 0;
 const CONTEXT: usize = 8;
 
 fn of_context(contexts: &Contexts, number: usize) -> Option<LocalDevice> {
-    let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
+    let handle = CUcontext::numbered(number);
     Some(contexts.find(handle)?.local)
 }
 
@@ -287,20 +282,20 @@ mod tests {
 
     #[test]
     fn forget_removes_graphs_in_conditional_nodes_only() {
-        let reach = Reach::default();
+        let reach = GraphDevices::default();
         let handle = |number: usize| CUgraph(std::ptr::without_provenance_mut(number));
         let node = CUgraphNode(std::ptr::without_provenance_mut(7));
-        let with_bodies = |bodies: &[usize]| Noted {
+        let with_bodies = |bodies: &[usize]| GraphFacts {
             bodies: [(7, bodies.to_vec())].into(),
-            ..Noted::default()
+            ..GraphFacts::default()
         };
         for (graph, bodies) in [(1, &[2, 3][..]), (3, &[4]), (4, &[]), (5, &[6])] {
             reach.graphs.write().insert(graph, with_bodies(bodies));
         }
         assert_eq!(reach.bodies(handle(1), node), [2, 3]);
         assert_eq!(reach.bodies(handle(2), node), [0; 0]);
-        let forgotten = reach.forget(handle(1));
-        let mut gone: Vec<_> = forgotten.iter().map(|(graph, _)| *graph).collect();
+        let removed = reach.remove_graph(handle(1)).0;
+        let mut gone: Vec<_> = removed.iter().map(|(graph, _)| *graph).collect();
         gone.sort_unstable();
         assert_eq!(gone, [1, 3, 4]);
         assert_eq!(reach.bodies(handle(3), node), [0; 0]);
@@ -310,7 +305,7 @@ mod tests {
     #[test]
     fn launch_feeds_other_devices_and_not_its_own() {
         let [zero, one, two] = [0, 1, 2].map(|device| LocalDevice::of(device).unwrap());
-        let reach = Reach::default();
+        let reach = GraphDevices::default();
         reach.launch(DeviceSet::one(zero).and(DeviceSet::one(one)), || Some(one));
         assert!(reach.is_feeder(one, |local| local == zero));
         assert!(!reach.is_feeder(one, |local| local == one || local == two));

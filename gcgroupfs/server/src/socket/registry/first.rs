@@ -1,0 +1,148 @@
+//! The first registration of a process: the group in which it begins, and its settings.
+
+use gcgroup_abi::message::{GroupName, Hello};
+use nix::errno::Errno;
+use tracing::{debug, warn};
+
+use super::super::initial_group::{Credentials, GroupFacts, InitialGroup, find_initial_group};
+use super::Registry;
+use crate::journal::Key;
+use gcgroupfs_model::rules::Verdict;
+use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Saved, Settings, Value};
+use gcgroupfs_sys::process::{self, Stat};
+
+/// Attempts to choose and hold a group that may be emptied and removed meanwhile.
+const MAX_GROUP_CHOICES: usize = 8;
+
+/// Maximum number of ancestors examined.
+const MAX_ANCESTORS: usize = 64;
+
+/// A process that registers for the first time.
+pub(super) struct FirstRegistration<'a> {
+    pub(super) pid: u32,
+    pub(super) stat: &'a Stat,
+    pub(super) who: &'a Credentials,
+    pub(super) verdict: &'a Verdict,
+    pub(super) hello: &'a Hello,
+}
+
+impl Registry {
+    /// Returns the record of a new process, whose group is held until the process has joined, and whether
+    /// its request for a group is fulfilled.
+    ///
+    /// # Errors
+    /// As [`choose_group`](Self::choose_group).
+    pub(super) fn first_record(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Saved, bool)> {
+        let (group, is_kept) = self.choose_group(first)?;
+        let mut saved = Saved::from(self.settings_of(first, group));
+        saved.group = group;
+        Ok((saved, is_kept))
+    }
+
+    /// Chooses the group in which a new process begins and holds it until the process has joined, because it
+    /// might be emptied and removed meanwhile. Also returns whether the process's request is fulfilled.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
+    /// examined; `EACCES` if the process insists on another group.
+    fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
+        let (pid, hello, who) = (first.pid, first.hello, first.who);
+        for _ in 0..MAX_GROUP_CHOICES {
+            let (above, wish_above) = self.group_above(first.stat)?.unzip();
+            let facts = GroupFacts {
+                above: above.flatten(),
+                verdict: first.verdict,
+                wish: hello.group.as_str(),
+                who,
+            };
+            let InitialGroup {
+                group,
+                is_as_requested,
+                troubles,
+            } = find_initial_group(&self.tree, &facts);
+            let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
+            if hello.insists != 0 && !is_kept {
+                debug!("{pid} insists on its group: {troubles:?}");
+                // The groups that were made for it.
+                self.tree.reap_transient(None);
+                return Err(Errno::EACCES);
+            }
+            if group.is_some_and(|group| !self.tree.hold_group(group)) {
+                continue;
+            }
+            for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
+                warn!("{pid} ({}) of user {} {trouble}", first.stat.comm, who.uid);
+            }
+            return Ok((group, is_kept));
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
+    /// its user may not set the priority that it asks for, that is logged.
+    fn settings_of(&mut self, first: &FirstRegistration<'_>, group: Option<GroupId>) -> Settings {
+        let mut settings = first.verdict.process.settings();
+        let bound = (!first.who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
+        let raised = settings.apply_request(first.hello, bound);
+        if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
+            // Cannot fail: there is no bound yet.
+            let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
+        }
+        if let Some(least) = raised.filter(|_| self.may_log_of(first.who.uid)) {
+            warn!(
+                "{} ({}) of user {} does not get priority {}: {least} is the lowest number that its user may set",
+                first.pid, first.stat.comm, first.who.uid, first.hello.priority
+            );
+        }
+        settings
+    }
+
+    /// Returns whether the request `wish` is fulfilled by `group`: that is the requested group or one below
+    /// it; or the process, or its nearest governed ancestor, was in such a group by the same request
+    /// (`before`) and was moved since.
+    pub(super) fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
+        let Some(wanted) = wish.as_str() else { return true };
+        let path = self.tree.path(group);
+        let below = path.strip_prefix(wanted.trim_matches('/'));
+        before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }
+
+    /// Returns the group of the nearest governed ancestor (`None` for the root) and the group it had asked
+    /// for. Where a parent has ended, its children were reparented and their origin is unknown.
+    ///
+    /// # Errors
+    /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
+    fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
+        let (mut parent, mut start_time) = (stat.parent, stat.start_time);
+        for _ in 0..MAX_ANCESTORS {
+            let (stat, known, saved) = match process::stat(parent) {
+                // Younger than its child: another process has the parent's pid now.
+                Ok(stat) if stat.start_time > start_time => return Ok(None),
+                Ok(stat) => {
+                    let key = Key {
+                        pid: parent,
+                        start_time: stat.start_time,
+                    };
+                    (Some(stat), self.live.find(key), self.unregistered.get(key))
+                }
+                Err(Errno::ETIMEDOUT) => (
+                    None,
+                    self.live.find_pid(parent),
+                    self.unregistered.find_pid(parent),
+                ),
+                Err(_) => return Ok(None),
+            };
+            let registered = known.and_then(|known| known.registration.as_ref());
+            let wish = known.map_or(GroupName::NONE, |known| known.wish);
+            if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
+                return Ok(Some((group, wish)));
+            }
+            if let Some(saved) = saved {
+                return Ok(Some((saved.group, wish)));
+            }
+            let stat = stat.ok_or(Errno::EAGAIN)?;
+            (parent, start_time) = (stat.parent, stat.start_time);
+        }
+        Ok(None)
+    }
+}
