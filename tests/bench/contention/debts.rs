@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Setting;
 use crate::daemon::{Daemon, Rule};
-use crate::job::{Job, between, now, pass, share};
+use crate::job::{Job, now, pass};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
@@ -68,7 +68,7 @@ fn pair(setting: &Setting, policy: &str, jobs: [(u32, &str); 2]) -> Result<[f64;
     let began = now();
     pass(SHARES * setting.scale);
     let ended = now();
-    Ok([used(&first, began, ended)?, used(&second, began, ended)?])
+    Ok([used(&first, began, ended), used(&second, began, ended)])
 }
 
 /// Returns the share of the GPU, in percent, of a job with that quota.
@@ -81,7 +81,7 @@ fn quota(setting: &Setting, percent: u32, usec: &str) -> Result<f64> {
     pass(3.0);
     let began = now();
     pass(QUOTA * setting.scale);
-    Ok(100.0 * used(&job, began, now())?)
+    Ok(100.0 * used(&job, began, now()))
 }
 
 /// Starts a busy job with such kernels or graphs.
@@ -92,7 +92,10 @@ fn start(daemon: &Daemon<'_>, rule: Rule, work: &str) -> Result<Job> {
     }
 }
 
-fn used(job: &Job, began: f64, ended: f64) -> Result<f64> {
-    let (from, to) = between(&job.progress(), began, ended)?;
-    Ok(share(from, to))
+/// Returns the job's share of the GPU between two times. A job that is held reports nothing meanwhile.
+fn used(job: &Job, began: f64, ended: f64) -> f64 {
+    let told = job.progress();
+    let until = |when: f64| told.iter().rfind(|progress| progress.at <= when);
+    let busy = |when| until(when).map_or(0.0, |progress| progress.busy);
+    (busy(ended) - busy(began)) / (ended - began)
 }
