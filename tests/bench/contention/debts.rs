@@ -76,10 +76,9 @@ fn quota(setting: &Setting, percent: u32, usec: &str) -> Result<f64> {
     let daemon = Daemon::start(&setting.environment)?;
     let job = start(&daemon, Rule::Governed, usec)?;
     pass(0.3);
-    daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;
-    // What was queued before is repaid first.
-    pass(3.0);
+    // What is queued before is charged, and repaid.
     let began = now();
+    daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;
     pass(QUOTA * setting.scale);
     Ok(100.0 * used(&job, began, now()))
 }
