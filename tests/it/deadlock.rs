@@ -28,11 +28,11 @@ fn share_event(name: &str, from: &mut Program, to: &mut Program) {
     to.run(&format!("{name} = opened('cuIpcOpenEventHandle', {handle})"));
 }
 
-/// Mounts with short starvation and patience times, so that each blocked step of the low-priority process
-/// takes only these times, on either GPU.
+/// Mounts with a large share for waiting processes and a short patience, so that each blocked step of the
+/// low-priority process takes little time, on either GPU.
 fn impatient(config: Config) -> Mount {
     let settings = tempfile::NamedTempFile::new().expect("a file");
-    let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
+    let text = "[compute]\nstarvation_percent = 10\npatience_usec = 25_000\n";
     fs::write(settings.path(), text).expect("the file is writable");
     let path = settings.path().to_str().expect("the path is UTF-8");
     Mount::with(config.arg("--config").arg(path))

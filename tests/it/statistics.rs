@@ -120,7 +120,7 @@ fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
 #[test]
 fn expired_patience_passes_a_batch_and_is_counted() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
-    let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
+    let text = "[compute]\npolicy = \"strict\"\nstarvation_percent = 0\npatience_usec = 25_000\n";
     std::fs::write(settings.path(), text).expect("the file is writable");
     let config = Config::default().arg("--config");
     let mount = Mount::with(config.arg(settings.path().to_str().expect("the path is UTF-8")));

@@ -10,6 +10,7 @@ use crate::driver::cuda::{CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
 use crate::hook;
+use crate::program::window::Shape;
 
 /// Handles `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
@@ -43,7 +44,7 @@ pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CU
     let known = hook::get().and_then(|hook| hook.compute.exec_graphs.get(graph));
     let known = known.unwrap_or_default();
     submit(
-        Submission::Graph,
+        Shape::new(Submission::Graph, &[graph.0.addr() as u64]),
         stream,
         known.devices,
         &|usage| {

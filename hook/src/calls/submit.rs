@@ -1,6 +1,6 @@
 //! Submissions that do not take the fast path.
 
-use gcgroup_abi::{Entrance, Submission, UsageDevice};
+use gcgroup_abi::{Entrance, UsageDevice};
 
 use crate::compute::call::Arguments;
 use crate::compute::device_set::DeviceSet;
@@ -10,6 +10,7 @@ use crate::driver::interpose::{self, Next};
 use crate::driver::thread;
 use crate::hook::{self, Hook};
 use crate::program::slot::unaccounted;
+use crate::program::window::Shape;
 use crate::shared::device::LocalDevice;
 
 /// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. If
@@ -28,7 +29,7 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entran
 /// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the
 /// stream's.
 pub(crate) fn submit(
-    what: Submission,
+    shape: Shape,
     stream: CUstream,
     devices: DeviceSet,
     body: &dyn Fn(&UsageDevice) -> CUresult,
@@ -38,7 +39,7 @@ pub(crate) fn submit(
         return next();
     };
     let known = |address| known_memory(hook, address);
-    gate::submit(hook.compute, &known, what, stream, devices, body, next)
+    gate::submit(hook.compute, &known, shape, stream, devices, body, next)
 }
 
 /// Returns the device of an array or of memory that may be swapped out.

@@ -5,6 +5,7 @@ use gcgroup_abi::Submission;
 use super::device_set::DeviceSet;
 use crate::driver::cuda::CUstream;
 use crate::driver::streams::default_stream;
+use crate::program::window::Shape;
 
 /// Packs a call's description into one word, which the fast path passes to the slow path.
 ///
@@ -18,6 +19,8 @@ pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, na
 pub(crate) const NO_STREAM: u32 = 0xf;
 /// The first argument is a `CUlaunchConfig`, which names the stream.
 pub(crate) const IN_CONFIG: u32 = 0xe;
+/// Index of the stream argument of the calls that launch a kernel with dimensions.
+const STREAM_OF_LAUNCH: u32 = 8;
 /// Offset of `hStream` in a `CUlaunchConfig`, bytes: after grid and block dimensions and shared memory size.
 const STREAM_IN_CONFIG: usize = 32;
 
@@ -59,6 +62,29 @@ impl Arguments {
             index => self.get(index as usize),
         };
         default_stream(handle, call >> 8 & 1 != 0)
+    }
+}
+
+/// Returns the shape of a passed call: a kernel's function and launch dimensions tell it from others.
+pub(super) fn shape(what: Submission, call: u32, arguments: Arguments) -> Shape {
+    if what != Submission::Kernel {
+        return what.into();
+    }
+    let word = |index| arguments.get(index) as u64;
+    match call >> 4 & 0xf {
+        // `cuLaunchKernelEx`: the dimensions are the first 24 bytes of the configuration.
+        IN_CONFIG => {
+            let dimensions = [0, 8, 16].map(|offset| arguments.word_in_first(offset).unwrap_or(0) as u64);
+            let [one, two, three] = dimensions;
+            Shape::new(what, &[word(1), one, two, three])
+        }
+        // `cuLaunchKernel` and `cuLaunchCooperativeKernel`: the dimensions follow the function.
+        STREAM_OF_LAUNCH => {
+            let dimension = |index| word(index) & u64::from(u32::MAX);
+            let [first, second, third] = [1, 3, 5].map(|at| dimension(at) << 32 | dimension(at + 1));
+            Shape::new(what, &[word(0), first, second, third])
+        }
+        _ => Shape::new(what, &[word(0)]),
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use gcgroup_abi::{ControlDevice, Entrance, Gate, Pressure, Submission, UsageDevice};
 
 use super::Compute;
-use super::call::{Arguments, Call};
+use super::call::{self, Arguments, Call};
 use super::device_set::DeviceSet;
 use super::elsewhere::{self, KnownMemory};
 use super::meter::ring_if_wanted;
@@ -27,6 +27,7 @@ use crate::driver::exit;
 use crate::driver::interpose::Next;
 use crate::driver::streams::{is_capturing, stream};
 use crate::program::slot::Bound;
+use crate::program::window::Shape;
 use crate::shared::RECHECK;
 use crate::shared::stall::Stalled;
 use crate::sys;
@@ -49,6 +50,7 @@ pub(crate) fn admit(
         1 => Submission::Graph,
         _ => Submission::Copy,
     };
+    let shape = call::shape(what, call, arguments);
     let call = Call::Passed(call, arguments);
     if let Some(bound) = compute.program.current() {
         bound.uncount(what);
@@ -61,7 +63,7 @@ pub(crate) fn admit(
         compute,
         known,
         bound,
-        what,
+        shape,
         is_nested,
         credit: false,
         timeouts: 0,
@@ -76,7 +78,7 @@ pub(crate) fn admit(
 pub(crate) fn submit(
     compute: &Compute,
     known: KnownMemory<'_>,
-    what: Submission,
+    shape: Shape,
     stream: CUstream,
     devices: DeviceSet,
     body: &dyn Fn(&UsageDevice) -> CUresult,
@@ -97,7 +99,7 @@ pub(crate) fn submit(
         compute,
         known,
         bound,
-        what,
+        shape,
         is_nested: bound.is_inside(),
         credit: false,
         timeouts: 0,
@@ -111,7 +113,7 @@ pub(crate) fn submit(
         Some((_, usage)) => body(usage),
         None => next(),
     };
-    bound.exit(what);
+    bound.exit(shape.what);
     bound.fold(compute.usage());
     result
 }
@@ -121,7 +123,7 @@ struct Passing<'a> {
     compute: &'a Compute,
     known: KnownMemory<'a>,
     bound: Bound<'a>,
-    what: Submission,
+    shape: Shape,
     is_nested: bool,
     /// Set when its patience has ended, so that it needs no room in the in-flight window.
     credit: bool,
@@ -135,7 +137,7 @@ impl Passing<'_> {
     /// Waits until the submission may pass; returns with the entry counted.
     fn enter(&mut self, call: Call) {
         loop {
-            self.bound.enter(self.what);
+            self.bound.enter(self.shape.what);
             // Pairs with the drain's barrier: either the drain sees the entry or this thread sees the closed
             // gate.
             fence(SeqCst);
@@ -150,7 +152,7 @@ impl Passing<'_> {
                 self.compute
                     .graph_devices
                     .capture(contexts, stream, self.bound.local());
-                return self.bound.count_captured(self.what);
+                return self.bound.count_captured(self.shape.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
             let is_watched = self.compute.program.slots.are_watched();
@@ -159,22 +161,22 @@ impl Passing<'_> {
             }
             let stream = call.stream();
             if is_watched && let Some(index) = self.closed_device(call, stream) {
-                self.bound.uncount(self.what);
+                self.bound.uncount(self.shape.what);
                 wait_closed(self.compute, index);
                 continue;
             }
             match gate {
                 Gate::Frozen => {
-                    self.bound.uncount(self.what);
+                    self.bound.uncount(self.shape.what);
                     wait_frozen(self.compute.usage(), control, usage);
                 }
                 Gate::Throttled if !self.spend_credit() => {
-                    self.bound.uncount(self.what);
+                    self.bound.uncount(self.shape.what);
                     self.wait_throttled(control, usage, stream);
                 }
                 Gate::Arbitrate | Gate::Throttled => {
                     if let Some(nanoseconds) = self.take_room(control, usage, stream) {
-                        self.bound.uncount(self.what);
+                        self.bound.uncount(self.shape.what);
                         self.wait_for_room(control, usage, stream, nanoseconds);
                         continue;
                     }
@@ -252,7 +254,7 @@ impl Passing<'_> {
         let batch = self.with_window(|queue| {
             let window = window(control);
             queue.disturb(window, sys::now());
-            queue.batch(self.what, window)
+            queue.batch(self.shape, window)
         });
         self.bound.side.credit.store(batch, Relaxed);
     }

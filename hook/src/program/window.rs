@@ -7,22 +7,27 @@
 //! for one window or one submission, whichever is longer. The cost of a submission is learned from when
 //! markers pass. Until the first submission of a kind has passed, which may take any time, nothing is queued
 //! behind it. A submission that ran while another process had the device has shared it, and counts only if
-//! many in a row agree (`costs`).
+//! many in a row agree (`costs`). The costs of kernels and graphs are learned one by one (`shapes`): the
+//! first of each is marked alone. If one of several milliseconds always shares the device, its cost is the
+//! GPU time that the daemon has charged for it until the next submission.
 
 mod costs;
+mod shapes;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use gcgroup_abi::Submission;
-
 use self::costs::{Costs, Load, Longest};
+pub(crate) use self::shapes::Shape;
 use super::context::{Context, PendingMarker};
 
 /// Time after an expected end at which it is polled, nanoseconds: late rather than early.
 const LOOK: u64 = 20_000;
+/// Shortest submission, nanoseconds, whose cost is learned from the charged GPU time: the daemon charges at
+/// least every two milliseconds.
+const CHARGED: u64 = 4_000_000;
 /// Longest interval between polls of a late submission, nanoseconds.
 const LATE: u64 = 150_000;
 /// Maximum time since the previous poll at which a poll tells when the work ended, nanoseconds.
@@ -56,6 +61,21 @@ pub(crate) struct Window {
     disturbed_until: u64,
     /// Number of submissions whose patience ended since one was admitted.
     tried: u32,
+    /// Whether the last submission is to be marked alone.
+    isolates: bool,
+    /// GPU time that the daemon has charged to the process.
+    charged: u64,
+    /// The last submission if it was alone in the queue and shared the device.
+    unsettled: Option<Unsettled>,
+}
+
+/// A submission whose cost is known when all of its GPU time has been charged.
+#[derive(Debug, Clone, Copy)]
+struct Unsettled {
+    key: u64,
+    took: u64,
+    /// GPU time charged to the process before.
+    charged: u64,
 }
 
 /// Answer to a request for admission.
@@ -80,7 +100,15 @@ impl Window {
             looked_at: 0,
             disturbed_until: 0,
             tried: 0,
+            isolates: false,
+            charged: 0,
+            unsettled: None,
         }
+    }
+
+    /// Tells the GPU time that the daemon has charged to the process.
+    pub(crate) fn set_charged(&mut self, nsec: u64) {
+        self.charged = nsec;
     }
 
     /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
@@ -88,25 +116,27 @@ impl Window {
     pub(crate) fn admission(
         &mut self,
         context: Option<&Arc<Context>>,
-        what: Submission,
+        shape: impl Into<Shape>,
         stream: usize,
         window: u64,
         now: u64,
     ) -> Admission {
+        let shape = shape.into();
         let id = context.map_or(0, |context| context.id());
         if self.context != id {
             self.forget();
             self.context = id;
         }
         self.look(now);
-        let new = self.costs.of(what);
-        let limit = match self.costs.knows(what) || context.is_none() {
+        let new = self.costs.of(shape);
+        let limit = match self.costs.knows(shape) || context.is_none() {
             true => window.saturating_sub(new).max(window * 3 / 4),
             false => 0,
         };
         if self.left(now) <= limit {
             self.tried = 0;
-            self.mark(context, stream, window / 4, now);
+            let is_alone = self.isolates || self.costs.shapes.is_new(shape.key);
+            self.mark(context, stream, if is_alone { 0 } else { window / 4 }, now);
             return Admission::Room;
         }
         // All of the queue must be marked to learn when it has ended.
@@ -145,29 +175,58 @@ impl Window {
     }
 
     /// Records that the submission goes to the driver; returns its known cost, nanoseconds.
-    pub(crate) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
+    pub(crate) fn submit(&mut self, shape: impl Into<Shape>, stream: usize, now: u64) -> u64 {
+        let shape = shape.into();
+        let is_first = self.in_flight.is_empty() && self.unmarked.is_empty();
+        if let Some(last) = self.unsettled.take().filter(|_| is_first) {
+            let charged = self.charged.saturating_sub(last.charged);
+            if charged >= CHARGED {
+                self.costs.shapes.learn(last.key, charged.min(last.took));
+            }
+        }
+        self.isolates = self.costs.shapes.is_new(shape.key);
+        if self.isolates {
+            self.costs.shapes.try_out(shape.key);
+        }
+        let known = self.costs.shapes.known(shape.key).map(|known| known.nsec);
         let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
         if let Some((_, load, _)) = found {
-            load.add(what);
+            load.add(shape, known);
         } else {
             let mut load = Load::default();
-            load.add(what);
+            load.add(shape, known);
+            load.charged = is_first.then_some(self.charged);
             self.unmarked.push((stream, load, now));
         }
-        self.costs.of(what)
+        self.costs.of(shape)
     }
 
-    /// Returns how many submissions of a kind fill half a window, 1 to 1024.
-    pub(crate) fn batch(&self, what: Submission, window: u64) -> u32 {
-        let cost = self.costs.of(what);
+    /// Returns how many submissions like this one fill half a window, 1 to 1024.
+    pub(crate) fn batch(&self, shape: impl Into<Shape>, window: u64) -> u32 {
+        let shape = shape.into();
+        if self.costs.shapes.is_new(shape.key) {
+            return 1;
+        }
+        let cost = self.costs.of(shape);
         u32::try_from(window / 2 / cost.max(1))
             .unwrap_or(u32::MAX)
             .clamp(1, 1024)
     }
 
-    /// Returns the longest time that a submission took lately, nanoseconds.
-    pub(crate) fn longest(&self) -> u64 {
-        self.longest.get()
+    /// Returns the longest time that submissions like the running one took lately, nanoseconds; `None` if it
+    /// is the first of its shape.
+    pub(crate) fn longest(&self) -> Option<u64> {
+        match self.in_flight.front() {
+            Some(batch) if self.costs.shapes.is_tried(batch.load.key) => None,
+            Some(batch) => Some(self.longest_of(&batch.load)),
+            None => Some(self.longest.get()),
+        }
+    }
+
+    /// Returns the longest time that a submission like the only one in a load took lately, nanoseconds.
+    fn longest_of(&self, load: &Load) -> u64 {
+        let known = self.costs.shapes.known(load.key);
+        known.map_or(self.longest.get(), |known| known.longest)
     }
 
     /// Returns the number of submissions whose patience ended since one was admitted.
@@ -190,6 +249,7 @@ impl Window {
     fn forget(&mut self) {
         self.in_flight.drain(..).for_each(|batch| batch.marker.abandon());
         self.unmarked.clear();
+        (self.isolates, self.unsettled) = (false, None);
     }
 
     /// Returns an upper estimate of the queued work, nanoseconds: the running submission is a long one and
@@ -198,7 +258,7 @@ impl Window {
         self.queued(|batch| {
             let cost = self.costs.of_load(&batch.load);
             let is_one = batch.load.total() == 1;
-            let most = cost.max(if is_one { self.longest.get() } else { 0 });
+            let most = cost.max(if is_one { self.longest_of(&batch.load) } else { 0 });
             let ran = now.saturating_sub(batch.at.max(self.passed_by));
             // Already late: add a little, and a quarter of its time if it exceeds every earlier one.
             let late = if is_one && ran > most { ran / 4 } else { 0 };
@@ -233,7 +293,7 @@ impl Window {
             let (cost, ran) = self.taken(batch, now);
             let is_one = batch.load.total() == 1;
             let middle = if is_one {
-                self.longest.get().saturating_sub(ran) / 2
+                self.longest_of(&batch.load).saturating_sub(ran) / 2
             } else {
                 0
             };
@@ -298,6 +358,12 @@ impl Window {
         if !is_shared {
             self.costs.know(passed);
         }
+        let settles = is_shared && passed.total() == 1 && passed.key != 0 && most >= CHARGED;
+        self.unsettled = passed.charged.filter(|_| settles).map(|charged| Unsettled {
+            key: passed.key,
+            took: most,
+            charged,
+        });
         if passed.total() == 1 && least != 0 {
             // A late poll must not lengthen it: it took until the last poll that saw it run, and at most
             // `LATE` more.

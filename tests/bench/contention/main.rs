@@ -10,6 +10,7 @@
 mod cost;
 mod crowd;
 mod daemon;
+mod debts;
 mod freeze;
 mod job;
 mod latency;
@@ -70,7 +71,7 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 9] = [
+const ARMS: [Arm; 10] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
@@ -79,6 +80,7 @@ const ARMS: [Arm; 9] = [
     ("idle", cost::idle),
     ("freeze", freeze::run),
     ("quota", quota::run),
+    ("debts", debts::run),
     ("crowd", crowd::run),
 ];
 

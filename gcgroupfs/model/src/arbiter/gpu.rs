@@ -2,6 +2,8 @@
 //!
 //! This module reads no block and no clock: observations go in, orders come out.
 
+use std::collections::BTreeMap;
+
 use gcgroup_abi::Gate;
 
 use super::Settings;
@@ -42,8 +44,8 @@ impl Order {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quotas {
     pub has_any: bool,
-    /// End of the period of a quota that is used up, the latest one if there are several; `None` if none is
-    /// used up.
+    /// When a quota that is used up is repaid, the latest time if there are several; `None` if none is used
+    /// up.
     pub over_until: Option<Time>,
     /// The smallest of these quotas, nanoseconds.
     pub least: Option<u64>,
@@ -92,22 +94,25 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Returns the nanoseconds of GPU time to charge to each observed process, in the order of ids.
-    pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
+    pub fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<u64> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
+        let passed = now.saturating_sub(last);
         let looks = self.members.iter_mut().zip(seen);
-        let claims: Vec<Claim> = looks
+        let busy: Vec<u64> = looks
             .map(|((_, member), one)| member.look(now, last, one))
             .collect();
-        let passed = now.saturating_sub(last);
+        let worked = busy.iter().fold(0, |sum: u64, busy| sum.saturating_add(*busy));
+        let bounded = self.members.iter_mut().zip(seen).zip(&busy);
+        let claims: Vec<Claim> = bounded
+            .map(|(((_, member), one), busy)| member.claim(*busy, worked.max(passed), passed, one))
+            .collect();
         let had = divide(passed, &claims);
-        let worked = claims
-            .iter()
-            .fold(0, |sum: u64, claim| sum.saturating_add(claim.busy));
         let beside = if worked > passed { passed } else { 0 };
         for (((_, member), one), nsec) in self.members.iter_mut().zip(seen).zip(&had) {
             member.charge(now, *nsec, beside, one);
         }
+        self.lend(now, last, &had, settings);
         self.charge_idle(passed.saturating_sub(worked));
         had
     }
@@ -125,6 +130,28 @@ impl<Id: Copy + Ord> Gpu<Id> {
             Err(_) => (one.id, Member::new(one)),
         };
         self.members = seen.iter().map(member).collect();
+    }
+
+    /// Records what processes have used out of their turn as a debt of all processes of their priority.
+    fn lend(&mut self, now: Time, last: Time, had: &[u64], settings: &Settings) {
+        let mut used: BTreeMap<u32, u64> = BTreeMap::new();
+        let each = self.members.iter().zip(had);
+        for ((_, member), nsec) in each.filter(|((_, member), nsec)| member.is_out_of_turn && **nsec > 0) {
+            let sum = used.entry(member.priority).or_default();
+            *sum = sum.saturating_add(*nsec);
+        }
+        if used.is_empty() {
+            return;
+        }
+        for (_, member) in self
+            .members
+            .iter_mut()
+            .filter(|(_, member)| member.is_out_of_turn)
+        {
+            if let Some(nsec) = used.get(&member.priority) {
+                member.debt.add(now, last, settings.repayment(*nsec));
+            }
+        }
     }
 
     /// Charges the processes that have the turn for `nsec` in which they left the GPU idle while others
@@ -177,13 +204,18 @@ impl<Id: Copy + Ord> Gpu<Id> {
             } else {
                 Gate::Run
             };
+            let is_extra = decision
+                .turns
+                .extra
+                .is_some_and(|turn| turn.priority == one.priority);
             member.hold(now, one, holds);
+            member.take_turn(*by_policy || is_extra);
             member.is_tracked = gate != Gate::Run;
             let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
                 window: window(is_narrow, quotas, settings),
-                patience: patience(now, quotas, settings),
+                patience: settings.patience + member.debt_length(quotas.over_until, settings),
                 wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
             });
@@ -260,6 +292,7 @@ fn view(member: &Member) -> View {
         has_woken: member.has_woken,
         virtual_time: member.virtual_time,
         held_since: member.held_since,
+        owes_until: member.debt.until(),
         awaited_until: member.awaited_until(),
     }
 }
@@ -280,16 +313,4 @@ fn window(is_narrow: bool, quotas: &Quotas, settings: &Settings) -> u64 {
 /// Returns the largest in-flight window, nanoseconds.
 fn wide(settings: &Settings) -> u64 {
     (4 * settings.window).min(settings.cycle / 8)
-}
-
-/// Returns the longest wait at a closed gate, nanoseconds: until the next period for a quota, otherwise
-/// [`Settings::patience`].
-fn patience(now: Time, quotas: &Quotas, settings: &Settings) -> u64 {
-    const LONGEST: u64 = 1_000_000_000;
-    match quotas.over_until {
-        Some(until) => {
-            (until.saturating_sub(now) + settings.window).clamp(settings.patience.min(LONGEST), LONGEST)
-        }
-        None => settings.patience,
-    }
 }

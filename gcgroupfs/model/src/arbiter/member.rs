@@ -2,8 +2,10 @@
 //! more.
 
 use super::Settings;
+use super::debt::Debt;
 use super::division::Claim;
 use super::policy::{Time, virtual_time};
+use super::settings::LONGEST_DEBT;
 
 /// One reading of a process's blocks. Untrusted: nothing here is used as an index, and every difference is
 /// bounded.
@@ -49,8 +51,9 @@ const SLICE: u64 = 2_000_000;
 struct Tail {
     /// Queued GPU time as far as is known, nanoseconds.
     queued: u64,
-    /// Time for which some of it was left, nanoseconds.
-    busy: u64,
+    /// Time that it can have had while some of it was left, if the hardware gave all processes with work
+    /// equal slices, nanoseconds.
+    even: u64,
     /// GPU time charged for it, nanoseconds.
     had: u64,
 }
@@ -72,6 +75,12 @@ pub struct Member {
     /// Whether it was told at the last decision to publish its work.
     pub is_tracked: bool,
     pub is_held: bool,
+    /// Whether the policy has given the turn to others: what it uses meanwhile is a debt.
+    pub is_out_of_turn: bool,
+    /// GPU time that all processes of its priority have used out of turn.
+    pub debt: Debt,
+    /// Since when a quota of it is used up.
+    over_since: Option<Time>,
     pub has_demand: bool,
     pub has_woken: bool,
     /// Since when it is held although it has demand.
@@ -104,6 +113,9 @@ impl Member {
             virtual_time: 0,
             is_tracked: false,
             is_held: false,
+            is_out_of_turn: false,
+            debt: Debt::default(),
+            over_since: None,
             has_demand: false,
             has_woken: false,
             held_since: None,
@@ -123,7 +135,7 @@ impl Member {
     }
 
     /// Returns the time for which it had work since the last look, which was at `last`.
-    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> Claim {
+    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> u64 {
         let passed = now.saturating_sub(last);
         let busy = match self.is_tracked {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
@@ -155,11 +167,20 @@ impl Member {
         }
         self.submitted_nsec = seen.submitted_nsec;
         self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
+        if let Some(tail) = &mut self.tail {
+            tail.queued = tail.queued.saturating_add(more).min(MOST_QUEUED);
+        }
+        busy
+    }
+
+    /// Returns the claim of a process that was busy for `busy` nanoseconds, while all processes together were
+    /// for `sum` in `passed` nanoseconds; `sum` is not below `passed`.
+    pub fn claim<Id>(&mut self, busy: u64, sum: u64, passed: u64, seen: &Seen<Id>) -> Claim {
+        let even = u128::from(busy) * u128::from(passed) / u128::from(sum.max(1));
         let tail = self.tail.as_mut().filter(|_| seen.submitted_nsec != 0);
         let most = tail.map(|tail| {
-            tail.queued = tail.queued.saturating_add(more).min(MOST_QUEUED);
-            tail.busy = tail.busy.saturating_add(busy);
-            tail.most()
+            tail.even = tail.even.saturating_add(u64::try_from(even).unwrap_or(busy));
+            tail.most(!seen.is_busy)
         });
         Claim { busy, most }
     }
@@ -215,6 +236,7 @@ impl Member {
             // There is room in its window, and its thread has not noticed yet.
             self.opened = self.opened.or(Some(now));
         }
+        self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
         let had = self.has_demand;
         self.has_demand = !seen.is_frozen
             && !is_over
@@ -246,6 +268,22 @@ impl Member {
         self.opened.map(|when| when + RESPONSE)
     }
 
+    /// Records whether the policy has given the turn to others. With its own turn its debts end.
+    pub fn take_turn(&mut self, is_out_of_turn: bool) {
+        self.is_out_of_turn = is_out_of_turn;
+        if !is_out_of_turn {
+            self.debt = Debt::default();
+        }
+    }
+
+    /// Returns for how long a thread of it waits at a closed gate if the daemon opens that when it should,
+    /// nanoseconds. `over_until`: when its quota is repaid.
+    pub fn debt_length(&self, over_until: Option<Time>, settings: &Settings) -> u64 {
+        let quota = over_until.zip(self.over_since);
+        let quota = quota.map_or(0, |(until, since)| until.saturating_sub(since) + settings.window);
+        quota.max(self.debt.length()).min(LONGEST_DEBT)
+    }
+
     /// Records the decision.
     pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
         if self.is_held && !holds && seen.nr_waiting > 0 && !self.is_deaf {
@@ -266,14 +304,17 @@ impl Member {
 }
 
 impl Tail {
-    /// Returns the most that can still have been its own GPU time, nanoseconds. If it was busy for longer
-    /// than its known queue takes beside others with slices of equal length, it has queued more than is
-    /// known, and gets half of the excess. Work that is nearly done waits for less than a slice.
-    fn most(&self) -> u64 {
-        let waited = SLICE.min(self.queued.saturating_mul(4));
-        let explained = self.queued.saturating_mul(2).saturating_add(waited);
-        let more = self.busy.saturating_sub(explained) / 2;
-        self.queued.saturating_add(more).saturating_sub(self.had)
+    /// Returns the most that can still have been its own GPU time, nanoseconds: its known queue, but no less
+    /// and not much more than slices of equal length have given it. If it is busy for longer than the known
+    /// queue takes, more was queued than is known; work that is nearly done waits for less than a slice. Of a
+    /// queue of more than a slice, equal slices tell best how much has run, until it has ended.
+    fn most(&self, has_ended: bool) -> u64 {
+        let waited = SLICE.min(self.queued.saturating_mul(4)) / 2;
+        let more = SLICE.saturating_sub(self.queued / 2);
+        let more = if has_ended { more.max(SLICE / 2) } else { more };
+        let least = self.even.saturating_sub(waited);
+        let most = self.even.saturating_add(more);
+        self.queued.clamp(least, most).saturating_sub(self.had)
     }
 }
 
@@ -282,15 +323,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tail_most_is_queued_plus_half_of_unexplained_time() {
+    fn tail_most_is_queued_plus_unexplained_time() {
         const QUEUED: u64 = 1_000_000;
-        let had = |busy: u64, had: u64| {
+        let had = |even: u64, had: u64| {
             Tail {
                 queued: QUEUED,
-                busy,
+                even,
                 had,
             }
-            .most()
+            .most(false)
         };
         assert_eq!(had(QUEUED, 0), QUEUED);
         assert_eq!(
@@ -299,19 +340,19 @@ mod tests {
             "a quarter has been charged"
         );
         assert_eq!(
-            had(2 * QUEUED + SLICE, QUEUED),
+            had(QUEUED + SLICE / 2, QUEUED),
             0,
             "slices of others explain the time"
         );
         assert_eq!(
-            had(12 * QUEUED + SLICE, QUEUED),
+            had(6 * QUEUED + SLICE / 2, QUEUED),
             5 * QUEUED,
             "more was queued than is known"
         );
         let unknown = Tail {
-            busy: 10_000_000,
+            even: 5_000_000,
             ..Tail::default()
         };
-        assert_eq!(unknown.most(), 5_000_000);
+        assert_eq!(unknown.most(false), 5_000_000);
     }
 }

@@ -3,12 +3,14 @@
 //!
 //! * `policy`: the table of policies, pure functions.
 //! * `division`: divides time in which several processes had work.
+//! * `debt`: GPU time used out of turn.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
 //! * `state`: one tick over the whole tree.
 //!
 //! The daemon's `ticks` decides when to tick.
 #![doc = include_str!("scheduling.md")]
 
+mod debt;
 mod division;
 mod gpu;
 mod member;

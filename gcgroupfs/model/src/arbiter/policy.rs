@@ -107,6 +107,8 @@ pub struct View {
     pub virtual_time: u128,
     /// Since when it has been held although it has demand.
     pub held_since: Option<Time>,
+    /// When what its class used out of turn is repaid; in the past if nothing is owed.
+    pub owes_until: Time,
     /// Its gate was opened and it has not begun: until when it may.
     pub awaited_until: Option<Time>,
 }
@@ -122,7 +124,8 @@ pub struct Turn {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turns {
     pub regular: Option<Turn>,
-    /// One in-flight window beside the regular turn, for a class that has waited for the starvation interval.
+    /// One in-flight window beside the regular turn, for a class that has waited for the starvation interval
+    /// and owes nothing.
     pub extra: Option<Turn>,
 }
 
@@ -156,6 +159,7 @@ struct Class {
     virtual_time: u128,
     has_woken: bool,
     held_since: Option<Time>,
+    owes_until: Time,
     awaited_until: Option<Time>,
 }
 
@@ -167,6 +171,7 @@ impl Class {
             virtual_time: view.virtual_time,
             has_woken: view.has_woken,
             held_since: view.held_since,
+            owes_until: view.owes_until,
             awaited_until: view.awaited_until,
         }
     }
@@ -178,6 +183,7 @@ impl Class {
         self.virtual_time = self.virtual_time.max(view.virtual_time);
         self.has_woken |= view.has_woken;
         self.held_since = [self.held_since, view.held_since].into_iter().flatten().min();
+        self.owes_until = self.owes_until.max(view.owes_until);
         // Pending only while no process of the class has begun.
         self.awaited_until = self
             .awaited_until
@@ -228,8 +234,8 @@ fn others(classes: &[Class], priority: u32) -> Vec<Class> {
 }
 
 /// Returns the extra turn at `now`, and when it changes: the current extra turn `turn` until it ends, then
-/// one for the class that has waited for the starvation interval. `classes`: all but that of the regular
-/// turn.
+/// one for the class that has waited for the starvation interval and owes nothing. `classes`: all but that of
+/// the regular turn.
 fn extra(
     now: Time,
     classes: &[Class],
@@ -242,13 +248,13 @@ fn extra(
     if let Some((turn, end)) = current {
         return (Some(turn), Some(end));
     }
-    let interval = settings.starvation;
-    if interval == 0 {
+    let Some(interval) = settings.starvation_interval() else {
         return (None, None);
-    }
+    };
+    let due = |class: &Class| Some((class.held_since? + interval).max(class.owes_until));
     let starves = classes
         .iter()
-        .filter_map(|class| Some((class.held_since? + interval, class.priority)))
+        .filter_map(|class| Some((due(class)?, class.priority)))
         .min();
     match starves {
         Some((when, priority)) if when <= now => {

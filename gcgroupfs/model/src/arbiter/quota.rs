@@ -1,13 +1,15 @@
 //! One quota and its use: an amount of GPU time in each period.
 //!
 //! An overrun is subtracted from the following periods, so that over several periods the quota is exact to
-//! the nanosecond although a running kernel is not interrupted. Unused quota is not saved.
+//! the nanosecond although a running kernel is not interrupted. What is not repaid after [`LONGEST_DEBT`] is
+//! remitted. Unused quota is not saved.
 //!
 //! A meter charges the quotas above it with no more than its own quota in each period; the rest is charged
 //! there in the following periods. So members of an outer quota lose by one of them no more than that one's
 //! own quota, whatever it claims and however long its kernels are.
 
 use super::policy::Time;
+use super::settings::LONGEST_DEBT;
 use super::state::Key;
 use crate::tree::Quota;
 
@@ -70,6 +72,8 @@ impl Meter {
         if passed > 0 {
             self.passed = 0;
         }
+        let most = (LONGEST_DEBT / period).max(1).saturating_mul(quota);
+        self.used = self.used.min(most);
     }
 
     /// Returns how many nanoseconds of a charge the meters above are charged with now; the rest is deferred.
@@ -126,9 +130,15 @@ impl Meter {
         self.used >= self.quota_nsec()
     }
 
-    /// Returns the end of the current period. A quota that is used up is checked again then.
-    pub fn ends(&self) -> Time {
+    /// Returns the end of the current period.
+    fn ends(&self) -> Time {
         self.began + self.period_nsec()
+    }
+
+    /// Returns the end of the period in which a quota that is used up is repaid.
+    pub fn repaid(&self) -> Time {
+        let periods = self.used / self.quota_nsec().max(1);
+        self.began + periods.max(1).saturating_mul(self.period_nsec())
     }
 
     /// Returns when the quota is used up at the earliest, if used from `now` on without pause; not beyond the
@@ -165,7 +175,7 @@ mod tests {
         assert_eq!(meter.lasts(24 * MSEC), 25 * MSEC);
         meter.charge(25 * MSEC, MSEC);
         assert!(meter.is_over());
-        assert_eq!(meter.ends(), 100 * MSEC);
+        assert_eq!(meter.repaid(), 100 * MSEC);
         meter.charge(100 * MSEC, 0);
         assert!(!meter.is_over());
     }
@@ -176,9 +186,19 @@ mod tests {
         meter.charge(60 * MSEC, 60 * MSEC);
         meter.charge(100 * MSEC, 0);
         assert!(meter.is_over(), "a debt of 35 ms exceeds the quota of 25 ms");
+        assert_eq!(meter.repaid(), 200 * MSEC);
         meter.charge(200 * MSEC, 0);
         assert!(!meter.is_over());
         assert_eq!(meter.lasts(200 * MSEC), 215 * MSEC);
+    }
+
+    #[test]
+    fn meter_debt_beyond_the_longest_is_remitted() {
+        let mut meter = meter(5_000, 100_000);
+        meter.charge(100 * MSEC, 100 * MSEC);
+        assert_eq!(meter.repaid(), 2000 * MSEC);
+        meter.charge(200 * MSEC, u64::MAX);
+        assert_eq!(meter.repaid(), 200 * MSEC + LONGEST_DEBT);
     }
 
     #[test]

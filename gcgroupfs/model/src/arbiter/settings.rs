@@ -5,6 +5,15 @@ use serde::{Deserialize, Deserializer};
 
 use super::policy::{self, Policy};
 
+/// Units of options.
+const USEC: u64 = 1000;
+const PERCENT: u64 = 1;
+
+/// Longest time in which a process repays GPU time that it used out of its turn or beyond its quota,
+/// nanoseconds. What is still owed then is remitted: a process that only waited for another process may have
+/// been charged for that, and must go on.
+pub(super) const LONGEST_DEBT: u64 = 20_000_000_000;
+
 /// Row of the table of options, for the manual.
 #[derive(Debug)]
 pub struct Row {
@@ -16,10 +25,12 @@ pub struct Row {
     pub help: &'static str,
 }
 
-/// Declares the options, one a line: `NAME => FIELD: BOUNDS = DEFAULT, "HELP";`. `NAME` is in the
-/// configuration, in whole microseconds; `FIELD` is the same time in [`Settings`], in nanoseconds.
+/// Declares the options, one a line: `NAME => FIELD * UNIT: BOUNDS = DEFAULT, "HELP";`. `NAME` is in the
+/// configuration, a whole number; `FIELD` is that number times `UNIT` in [`Settings`].
 macro_rules! options {
-    ($($name:ident => $field:ident: $least:literal..=$most:literal = $default:literal, $help:literal;)*) => {
+    ($(
+        $name:ident => $field:ident * $unit:ident: $least:literal..=$most:literal = $default:literal, $help:literal;
+    )*) => {
         /// `[compute]`: options of the scheduler. Times are whole microseconds, as in the control files.
         #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
         #[serde(default, deny_unknown_fields)]
@@ -35,7 +46,7 @@ macro_rules! options {
             }
         }
 
-        /// Settings of the arbiter, nanoseconds.
+        /// Settings of the arbiter. Times are nanoseconds.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct Settings {
             $(#[doc = $help] pub $field: u64,)*
@@ -43,7 +54,7 @@ macro_rules! options {
 
         impl Settings {
             pub fn new(options: &Options) -> Self {
-                Self { $($field: u64::from(options.$name.0) * 1000,)* }
+                Self { $($field: u64::from(options.$name.0) * $unit,)* }
             }
         }
 
@@ -59,17 +70,17 @@ macro_rules! options {
 }
 
 options! {
-    window_usec => window: 100..=100_000 = 500,
+    window_usec => window * USEC: 100..=100_000 = 500,
         "GPU time that a process may have queued where one of higher priority may come";
-    linger_usec => linger: 0..=1_000_000 = 1_000,
+    linger_usec => linger * USEC: 0..=1_000_000 = 1_000,
         "time for which a process counts as busy after its last work";
-    cycle_usec => cycle: 1_000..=1_000_000 = 20_000,
+    cycle_usec => cycle * USEC: 1_000..=1_000_000 = 20_000,
         "each busy process gets a turn within this time, if its share allows one";
-    starvation_usec => starvation: 0..=60_000_000 = 200_000,
-        "a waiting process gets an in-flight window at least this often; 0: only in its turn";
-    patience_usec => patience: 5_000..=1_000_000 = 250_000,
+    starvation_percent => starvation * PERCENT: 0..=50 = 1,
+        "share of the GPU for the waiting processes of one priority; 0: only in their turn";
+    patience_usec => patience * USEC: 5_000..=1_000_000 = 250_000,
         "after this time a waiting process submits one batch, whatever the daemon says";
-    watch_usec => watch: 0..=3_600_000_000 = 10_000_000,
+    watch_usec => watch * USEC: 0..=3_600_000_000 = 10_000_000,
         "GPU time is measured for this long after compute.stat was read";
 }
 
@@ -115,6 +126,17 @@ pub fn sample() -> String {
 }
 
 impl Settings {
+    /// Returns the time in which a process repays `nsec` of GPU time that it used while others had the turn.
+    pub(super) fn repayment(&self, nsec: u64) -> u64 {
+        nsec.saturating_mul(100 / PERCENT) / self.starvation.max(PERCENT)
+    }
+
+    /// Returns the interval at which a waiting process that owes nothing gets an in-flight window; `None`:
+    /// only in its turn.
+    pub(super) fn starvation_interval(&self) -> Option<u64> {
+        (self.starvation > 0).then(|| self.repayment(self.window))
+    }
+
     /// Returns the interval of ticks while a process waits for others' work, in case the end of that work is
     /// not rung.
     pub fn tick(&self) -> u64 {

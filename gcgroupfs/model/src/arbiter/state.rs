@@ -71,7 +71,7 @@ impl State {
         let mut all: Vec<Vec<Seen<ProcessId>>> = Vec::with_capacity(self.gpus.len());
         for (device, gpu) in self.gpus.iter_mut().enumerate() {
             let seen = tree.seen(now, device, |id| self.watches.contains_key(&id));
-            for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen)) {
+            for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen, &self.settings)) {
                 if nsec > 0 {
                     tree.charge(one.id, device, nsec);
                     let to = keys(&self.meters, tree, one.id, device);
@@ -161,13 +161,13 @@ impl State {
             quotas.has_any = true;
             quotas.least = Some(quotas.least.map_or(quota, |least| least.min(quota)));
             if meter.is_over() {
-                quotas.over_until = quotas.over_until.max(Some(meter.ends()));
+                quotas.over_until = quotas.over_until.max(Some(meter.repaid()));
             }
         }
         quotas
     }
 
-    /// Returns when to tick next: when a quota in use may be used up or a used-up one's period ends, when GPU
+    /// Returns when to tick next: when a quota in use may be used up or a used-up one is repaid, when GPU
     /// time is to be measured, and when a watch ends.
     fn next(&self, now: Time, tree: &Arbitration<'_>, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
         let mut used = BTreeSet::new();
@@ -180,7 +180,7 @@ impl State {
             .meters
             .iter()
             .filter_map(|(key, meter)| match meter.is_over() {
-                true => Some(meter.ends()),
+                true => Some(meter.repaid()),
                 false => used.contains(key).then(|| meter.lasts(now).max(now + SHORTEST)),
             });
         let is_measured = !self.watches.is_empty()

@@ -1,7 +1,9 @@
 //! Tests of policies as tables, and simulations of whole GPUs without clocks.
 
 mod conformance;
+mod debts;
 mod groups;
 mod played;
+mod player;
 mod policies;
 pub(super) mod world;

@@ -21,7 +21,7 @@ pub(super) const FILES: &[ControlFile] = &[
                 Ok(())
             },
         ),
-        doc: "The scheduling policy: @POLICIES@. With each, a waiting process may submit a little work every 200 ms. Only root writes it; it is kept until the machine restarts.",
+        doc: "The scheduling policy: @POLICIES@. With each, the waiting processes of a priority get 1 % of the GPU. Only root writes it; it is kept until the machine restarts.",
     },
     ControlFile::of(COMPUTE_MAX),
     ControlFile::of(COMPUTE_FREEZE),

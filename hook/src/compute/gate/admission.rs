@@ -46,15 +46,16 @@ impl Passing<'_> {
             }
             let context = self.compute.program.contexts.numbered(self.bound.context());
             let now = sys::now();
+            queue.set_charged(control.usage_nsec.load(Relaxed));
             let admission = if self.credit {
                 Admission::Room
             } else {
-                queue.admission(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.shape, stream, window, now)
             };
             match admission {
                 Admission::Later(nanoseconds) => Some(nanoseconds),
                 Admission::Room => {
-                    let cost = queue.submit(self.what, stream, now);
+                    let cost = queue.submit(self.shape, stream, now);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);
@@ -112,7 +113,7 @@ impl Passing<'_> {
                 if is_disturbed {
                     queue.disturb(window, now);
                 }
-                queue.admission(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.shape, stream, window, now)
             });
             match admission {
                 Admission::Room => return,
@@ -135,9 +136,10 @@ pub(super) fn told(control: &ControlDevice) -> u64 {
 }
 
 /// Returns how long to wait for room, nanoseconds: twice the longest submission, because one that takes
-/// longer may be waiting for something. The longest may have waited too, so the limit is `told`.
-fn room_patience(window: u64, longest: u64, told: u64) -> u64 {
-    let longest = longest.saturating_mul(2).min(told);
+/// longer may be waiting for something. The longest may have waited too, so the limit is `told`; of the first
+/// of a shape nothing is known (`None`).
+fn room_patience(window: u64, longest: Option<u64>, told: u64) -> u64 {
+    let longest = longest.map_or(told, |longest| longest.saturating_mul(2).min(told));
     (2 * window).max(PATIENCE).max(longest)
 }
 
@@ -160,7 +162,7 @@ mod tests {
                 .program
                 .slots
                 .of_test(compute.session, device, OTHER_DEVICE),
-            what: Submission::Kernel,
+            shape: Submission::Kernel.into(),
             is_nested: false,
             credit: false,
             timeouts: 0,
@@ -213,17 +215,18 @@ mod tests {
     fn patience_is_twice_the_longest_up_to_the_daemons() {
         const MSEC: u64 = 1_000_000;
         for (window, longest, patience) in [
-            (MSEC / 2, 0, PATIENCE),
-            (20 * MSEC, 0, 40 * MSEC),
-            (MSEC / 2, 10 * MSEC, 20 * MSEC),
+            (MSEC / 2, Some(0), PATIENCE),
+            (20 * MSEC, Some(0), 40 * MSEC),
+            (MSEC / 2, Some(10 * MSEC), 20 * MSEC),
             // It has probably waited for a flag.
-            (MSEC / 2, 4000 * MSEC, 250 * MSEC),
-            (MSEC / 2, u64::MAX, 250 * MSEC),
+            (MSEC / 2, Some(4000 * MSEC), 250 * MSEC),
+            (MSEC / 2, Some(u64::MAX), 250 * MSEC),
+            (MSEC / 2, None, 250 * MSEC),
         ] {
             assert_eq!(
                 room_patience(window, longest, 250 * MSEC),
                 patience,
-                "{window} {longest}"
+                "{window} {longest:?}"
             );
         }
     }

@@ -2,6 +2,8 @@
 
 use gcgroup_abi::Submission;
 
+use super::shapes::{Shape, Shapes};
+
 /// Initial cost of a submission, nanoseconds: long enough to be marked at once.
 pub(super) const GUESS: u64 = 200_000;
 /// Minimum cost, nanoseconds: bounds the number of queued submissions.
@@ -12,7 +14,15 @@ pub(super) const SAMPLES: u32 = 32;
 /// Submissions to one stream between two markers.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
+    /// Submissions by kind, of shapes with unknown cost.
     pub(super) counts: [u32; Submission::COUNT],
+    /// Submissions of shapes with known cost, and the sum of these costs.
+    pub(super) known: u32,
+    pub(super) known_nsec: u64,
+    /// The shape's key if all submissions have the same, otherwise 0.
+    pub(super) key: u64,
+    /// GPU time charged to the process, nanoseconds, if this was submitted to an empty queue.
+    pub(super) charged: Option<u64>,
 }
 
 /// Costs by kind of submission, nanoseconds.
@@ -21,6 +31,7 @@ pub(super) struct Costs {
     pub(super) each: [u64; Submission::COUNT],
     /// Set once a submission of the kind has been measured.
     pub(super) is_known: [bool; Submission::COUNT],
+    pub(super) shapes: Shapes,
     streak: Streak,
 }
 
@@ -43,20 +54,39 @@ pub(super) struct Longest {
 }
 
 impl Load {
-    pub(super) fn add(&mut self, what: Submission) {
-        if let Some(count) = self.counts.get_mut(what as usize) {
+    /// Adds a submission whose shape has the cost `known`, nanoseconds, if it is known.
+    pub(super) fn add(&mut self, shape: Shape, known: Option<u64>) {
+        if self.total() == 0 {
+            self.key = shape.key;
+        } else if self.key != shape.key {
+            self.key = 0;
+        }
+        if let Some(nsec) = known {
+            self.known = self.known.saturating_add(1);
+            self.known_nsec = self.known_nsec.saturating_add(nsec);
+        } else if let Some(count) = self.counts.get_mut(shape.what as usize) {
             *count = count.saturating_add(1);
         }
     }
 
     pub(super) fn join(&mut self, other: Self) {
+        if self.total() == 0 {
+            *self = other;
+            return;
+        }
+        if self.key != other.key {
+            self.key = 0;
+        }
+        self.charged = None;
+        self.known = self.known.saturating_add(other.known);
+        self.known_nsec = self.known_nsec.saturating_add(other.known_nsec);
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count = count.saturating_add(more);
         }
     }
 
     pub(super) fn total(&self) -> u32 {
-        self.counts.iter().sum()
+        self.counts.iter().sum::<u32>().saturating_add(self.known)
     }
 }
 
@@ -65,28 +95,37 @@ impl Costs {
         Self {
             each: [GUESS; Submission::COUNT],
             is_known: [false; Submission::COUNT],
+            shapes: Shapes::default(),
             streak: Streak::default(),
         }
     }
 
-    pub(super) fn of(&self, what: Submission) -> u64 {
-        self.each.get(what as usize).copied().unwrap_or(GUESS)
+    pub(super) fn of(&self, shape: Shape) -> u64 {
+        match self.shapes.known(shape.key) {
+            Some(known) => known.nsec,
+            None => self.each.get(shape.what as usize).copied().unwrap_or(GUESS),
+        }
     }
 
     pub(super) fn of_load(&self, load: &Load) -> u64 {
         let each = load.counts.iter().zip(self.each);
         each.map(|(count, cost)| u64::from(*count).saturating_mul(cost))
-            .sum()
+            .fold(load.known_nsec, u64::saturating_add)
     }
 
-    pub(super) fn knows(&self, what: Submission) -> bool {
-        self.is_known.get(what as usize).copied().unwrap_or(false)
+    pub(super) fn knows(&self, shape: Shape) -> bool {
+        let kind = self.is_known.get(shape.what as usize);
+        kind.copied().unwrap_or(false) || self.shapes.known(shape.key).is_some()
     }
 
     /// Learns that a load took between `least` and `most` nanoseconds; `least` is not above `most`.
     pub(super) fn learn(&mut self, load: Load, least: u64, most: u64) {
         let expected = self.of_load(&load).max(1);
         let took = expected.clamp(least, most);
+        // Exact enough.
+        if load.key != 0 && least != 0 && most - least <= least / 4 {
+            self.shapes.learn(load.key, took / u64::from(load.total().max(1)));
+        }
         if least != 0 {
             self.streak = Streak::default();
         } else if took == expected {
@@ -115,6 +154,7 @@ impl Costs {
     /// always shares would keep a wrong cost; the quickest of many loads has hardly shared. Mixed results
     /// teach nothing.
     pub(super) fn learn_shared(&mut self, load: Load, most: u64) {
+        self.shapes.bound(load.key, most / u64::from(load.total().max(1)));
         let times = most.saturating_mul(1000) / self.of_load(&load).max(1);
         let is_longer = times > 1125;
         if !is_longer && times >= 1000 {

@@ -1,3 +1,5 @@
+use gcgroup_abi::Submission;
+
 use super::super::marker::Marker;
 use super::costs::{GUESS, SAMPLES, SHORTEST};
 use super::*;
@@ -8,6 +10,7 @@ const WINDOW: u64 = 500_000;
 fn load(count: u32) -> Load {
     Load {
         counts: [count, 0, 0],
+        ..Load::default()
     }
 }
 
@@ -81,7 +84,7 @@ fn left_assumes_running_submission_is_the_longest() {
     for _ in 0..SAMPLES {
         window.longest.learn(LONG / 10);
     }
-    assert_eq!(window.longest(), LONG / 10, "the long one is too old");
+    assert_eq!(window.longest(), Some(LONG / 10), "the long one is too old");
 }
 
 #[test]
@@ -94,12 +97,12 @@ fn shared_device_does_not_raise_costs() {
     window.disturb(WINDOW, 9_000_000 - 4 * WINDOW);
     window.account(load(1), 5_000_000, true, 10_000_000);
     undisturbed.account(load(1), 5_000_000, true, 10_000_000);
-    assert_eq!((window.costs.each[0], window.longest()), (1_000_000, 0));
-    assert!(undisturbed.costs.each[0] > 2_000_000 && undisturbed.longest() == 5_000_000);
+    assert_eq!((window.costs.each[0], window.longest()), (1_000_000, Some(0)));
+    assert!(undisturbed.costs.each[0] > 2_000_000 && undisturbed.longest() == Some(5_000_000));
     // What begins afterwards has the device alone.
     window.looked_at = 15_000_000;
     window.account(load(1), 10_000_000, true, 15_000_000);
-    assert_eq!(window.longest(), 5_000_000);
+    assert_eq!(window.longest(), Some(5_000_000));
 }
 
 #[test]
@@ -350,9 +353,14 @@ fn long_submission_is_admitted_just_before_previous_ends() {
 #[test]
 fn costs_of_kinds_are_independent() {
     let mut window = Window::new();
-    window
-        .costs
-        .learn(Load { counts: [0, 1, 0] }, 50_000_000, 50_000_000);
+    window.costs.learn(
+        Load {
+            counts: [0, 1, 0],
+            ..Load::default()
+        },
+        50_000_000,
+        50_000_000,
+    );
     assert_eq!((window.costs.each[0], window.costs.each[2]), (GUESS, GUESS));
     assert_eq!(window.costs.each[1], 50_000_000);
 }
@@ -364,4 +372,64 @@ fn batch_fills_half_a_window() {
     assert_eq!(window.batch(Submission::Kernel, WINDOW), 25);
     assert_eq!(window.batch(Submission::Graph, WINDOW), 1);
     assert_eq!(window.batch(Submission::Copy, WINDOW), 1024);
+}
+
+/// Submits one kernel of a shape alone, which ends after `took` nanoseconds, and polls exactly then.
+fn run_alone(window: &mut Window, shape: Shape, began: u64, took: u64) {
+    window.submit(shape, 1, began);
+    let (_, load, _) = window.unmarked.pop().unwrap();
+    window.looked_at = began + took - 10_000;
+    window.account(load, began, true, began + took);
+}
+
+#[test]
+fn cost_of_each_shape_is_known_from_its_second_launch() {
+    let mut window = Window::new();
+    let shape = |grid| Shape::new(Submission::Kernel, &[0x1000, grid]);
+    let graph = Shape::new(Submission::Graph, &[0x1000, 1]);
+    for (at, (shape, took)) in [(shape(1), 50_000), (shape(2), 100_000_000), (graph, 150_000_000)]
+        .into_iter()
+        .enumerate()
+    {
+        assert!(window.costs.shapes.is_new(shape.key));
+        run_alone(&mut window, shape, 1_000_000_000 * (at as u64 + 1), took);
+        assert!(!window.costs.shapes.is_new(shape.key));
+        assert_eq!(window.costs.of(shape), took);
+    }
+    // A short kernel behind a long one that has run is not taken for a long one.
+    window.submit(shape(1), 1, 0);
+    assert_eq!(window.left(0), 50_000);
+    assert_eq!(window.batch(shape(1), WINDOW), 5);
+    assert_eq!(window.batch(shape(2), WINDOW), 1);
+}
+
+#[test]
+fn shared_cost_is_the_gpu_time_charged_until_the_next_launch() {
+    let mut window = Window::new();
+    let shape = Shape::new(Submission::Kernel, &[1]);
+    window.set_charged(7_000_000);
+    window.disturb(WINDOW, 1_000_000_000);
+    window.submit(shape, 1, 0);
+    let (_, load, _) = window.unmarked.pop().unwrap();
+    window.looked_at = 199_990_000;
+    window.account(load, 0, true, 200_000_000);
+    assert!(
+        window.costs.shapes.is_new(shape.key),
+        "not all of it is charged yet"
+    );
+    window.set_charged(107_000_000);
+    assert_eq!(window.submit(shape, 1, 300_000_000), 100_000_000);
+}
+
+#[test]
+fn new_shape_is_marked_alone_a_few_times_only() {
+    let mut window = Window::new();
+    let shape = Shape::new(Submission::Kernel, &[1]);
+    let mut alone = 0;
+    for _ in 0..100 {
+        window.submit(shape, 1, 0);
+        alone += u32::from(window.isolates);
+        window.unmarked.clear();
+    }
+    assert_eq!(alone, 4);
 }

@@ -1,21 +1,18 @@
-//! Simulation in virtual time of a GPU that divides its time among processes with queued work, of processes
-//! with fixed habits, and of the arbiter.
+//! Simulation in virtual time of a GPU that divides its time among processes with queued work, and of the
+//! arbiter.
 
-use gcgroup_abi::Gate;
-
-use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas, Tick};
-use crate::arbiter::member::Seen;
+use super::player::Player;
+use crate::arbiter::gpu::{Gpu, Plan, Tick};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
-use crate::arbiter::quota::Meter;
 use crate::arbiter::settings::Settings;
-use crate::tree::Quota;
 
 pub(super) const USEC: u64 = 1_000;
 pub(super) const MSEC: u64 = 1_000_000;
 pub(super) const SEC: u64 = 1_000_000_000;
 
-/// Step of the simulation, nanoseconds.
-const STEP: u64 = 20 * USEC;
+/// Shortest and longest step of the simulation, nanoseconds.
+const LEAST: u64 = USEC;
+const LONGEST: u64 = 20 * MSEC;
 
 /// Division of GPU time among contexts with work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,125 +29,6 @@ pub(super) const HARDWARE: [Hardware; 3] = [
     Hardware::Evenly,
     Hardware::Slices(3 * MSEC),
 ];
-
-/// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
-#[derive(Debug, Clone)]
-pub(super) struct Player {
-    priority: u32,
-    on: u64,
-    off: u64,
-    /// GPU time of one kernel.
-    kernel: u64,
-    quota: Option<Meter>,
-    /// Rest of the burst, and when the next one begins.
-    left: u64,
-    resumes: u64,
-    queued: u64,
-    submitted: u64,
-    /// Its own estimate, exact if it was alone since the last kernel ended.
-    queued_until: u64,
-    busy_nsec: u64,
-    used: u64,
-    order: Order,
-    /// Claims waiting threads, in changing numbers, and never goes on.
-    is_liar: bool,
-    /// Frozen until that time.
-    frozen_until: u64,
-}
-
-impl Player {
-    pub(super) fn new(priority: u32, kernel: u64) -> Self {
-        Self {
-            priority,
-            on: u64::MAX,
-            off: 0,
-            kernel,
-            quota: None,
-            left: u64::MAX,
-            resumes: 0,
-            queued: 0,
-            submitted: 0,
-            queued_until: 0,
-            busy_nsec: 0,
-            used: 0,
-            order: Order::OPEN,
-            is_liar: false,
-            frozen_until: 0,
-        }
-    }
-
-    pub(super) fn liar(priority: u32) -> Self {
-        Self {
-            left: 0,
-            is_liar: true,
-            ..Self::new(priority, MSEC)
-        }
-    }
-
-    pub(super) fn bursts(self, on: u64, off: u64) -> Self {
-        Self {
-            on,
-            off,
-            left: on,
-            ..self
-        }
-    }
-
-    pub(super) fn frozen(self, until: u64) -> Self {
-        Self {
-            frozen_until: until,
-            ..self
-        }
-    }
-
-    pub(super) fn quota(self, usec: u64, period_usec: u64) -> Self {
-        let meter = Meter::new(Quota { usec, period_usec }, 0);
-        Self {
-            quota: Some(meter),
-            ..self
-        }
-    }
-
-    fn wants(&self, now: u64) -> bool {
-        self.left > 0 && now >= self.resumes
-    }
-
-    fn waits(&self, now: u64) -> bool {
-        let is_held = self.order.gate == Gate::Throttled || now < self.frozen_until;
-        self.wants(now) && self.queued == 0 && is_held
-    }
-
-    /// Keeps a window queued (20 ms with an open gate), at least one kernel, if the gate lets it.
-    fn submit(&mut self, now: u64) {
-        let depth = match self.order.gate {
-            _ if now < self.frozen_until => return,
-            Gate::Throttled | Gate::Frozen => return,
-            Gate::Run | Gate::Track => 20 * MSEC,
-            Gate::Arbitrate => self.order.window,
-        };
-        while self.wants(now) && self.queued < depth.max(self.kernel) {
-            let kernel = self.kernel.min(self.left);
-            self.queued += kernel;
-            self.left -= kernel;
-            self.submitted += kernel;
-            self.queued_until = self.queued_until.max(now) + kernel;
-        }
-    }
-
-    fn run(&mut self, now: u64, nsec: u64) {
-        let done = nsec.min(self.queued);
-        let kernels = self.queued.div_ceil(self.kernel);
-        self.queued -= done;
-        if self.queued.div_ceil(self.kernel) != kernels {
-            self.queued_until = now + self.queued;
-        }
-        self.used += done;
-        if self.queued == 0 && self.left == 0 {
-            self.left = self.on;
-            self.resumes = now + self.off;
-        }
-    }
-}
 
 /// Result of a simulation.
 pub(super) struct Played {
@@ -175,35 +53,47 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
     let mut ends = false;
     while now < length {
         let mut rings = std::mem::take(&mut ends);
+        let mut looks: Vec<u64> = Vec::new();
         for player in players.iter_mut() {
-            let (was_idle, waited) = (player.queued == 0, player.waits(now));
-            player.submit(now);
-            rings |= player.order.wants_bell && (waited || (was_idle && player.queued > 0));
+            let (was_idle, waited) = (!player.is_busy(), player.waits());
+            looks.extend(player.submit(now));
+            let begins = was_idle && player.is_busy() || !waited && player.waits();
+            rings |= player.order.wants_bell && begins;
         }
         if rings || at.is_some_and(|at| at <= now) {
             at = tick(&mut gpu, policy, players, now, &settings);
             nr_ticks += 1;
+            looks.push(now + LEAST);
         }
-        now += STEP;
-        let queue = players.iter().filter(|player| player.queued > 0).count() as u64;
+        let busy = players.iter().filter(|player| player.is_busy()).count() as u64;
         if let Hardware::Slices(length) = hardware
-            && (players[running].queued == 0 || now > slice_ends)
+            && (!players[running].is_busy() || now >= slice_ends)
         {
             let mut others = (1..=players.len()).map(|step| (running + step) % players.len());
-            if let Some(next) = others.find(|other| players[*other].queued > 0) {
-                (running, slice_ends) = (next, now + length - STEP);
+            if let Some(next) = others.find(|other| players[*other].is_busy()) {
+                (running, slice_ends) = (next, now + length);
             }
         }
+        let speed = match hardware {
+            Hardware::Evenly => busy,
+            Hardware::Slices(_) => 1,
+        };
+        let runs = |index: usize| hardware == Hardware::Evenly || index == running;
+        looks.extend(players.iter().filter_map(|player| player.changes(now)));
+        let ran = players.iter().enumerate().filter(|(index, _)| runs(*index));
+        looks.extend(ran.filter_map(|(_, player)| Some(now + player.running()? * speed)));
+        looks.extend((busy > 1 && hardware != Hardware::Evenly).then_some(slice_ends));
+        looks.extend(at);
+        let next = looks.into_iter().min().unwrap_or(length).min(now + LONGEST);
+        let passed = next.saturating_sub(now).max(LEAST);
+        now += passed;
         for (index, player) in players.iter_mut().enumerate() {
-            if player.queued > 0 {
-                player.busy_nsec += STEP;
-                let nsec = match hardware {
-                    Hardware::Evenly => STEP / queue,
-                    Hardware::Slices(_) if index == running => STEP,
-                    Hardware::Slices(_) => 0,
-                };
-                player.run(now, nsec);
-                ends |= player.queued == 0 && player.order.wants_end;
+            if player.is_busy() {
+                player.busy_nsec += passed;
+                if runs(index) {
+                    player.run(now, passed / speed, busy > 1);
+                }
+                ends |= !player.is_busy() && player.order.wants_end;
                 hungry_since[index] = now;
             } else if !player.wants(now) {
                 hungry_since[index] = now;
@@ -225,33 +115,11 @@ fn tick(
     now: u64,
     settings: &Settings,
 ) -> Option<u64> {
-    let seen: Vec<_> = players
-        .iter()
-        .enumerate()
-        .map(|(id, player)| Seen {
-            id,
-            priority: player.priority,
-            busy_nsec: player.busy_nsec,
-            is_busy: player.queued > 0,
-            submitted_nsec: player.submitted,
-            queued_until: player.queued_until,
-            nr_waiting: match player.is_liar {
-                true => 1 + u32::from((now / STEP).is_multiple_of(3)),
-                false => u32::from(player.waits(now)),
-            },
-            is_frozen: now < player.frozen_until,
-            is_watched: false,
-        })
-        .collect();
-    let charges = gpu.measure(now, &seen);
-    let mut quotas = vec![Quotas::default(); players.len()];
-    for ((player, nsec), quotas) in players.iter_mut().zip(charges).zip(&mut quotas) {
-        if let Some(meter) = &mut player.quota {
-            meter.charge(now, nsec);
-            quotas.has_any = true;
-            quotas.over_until = meter.is_over().then(|| meter.ends());
-        }
-    }
+    let each = players.iter().enumerate();
+    let seen: Vec<_> = each.map(|(id, player)| player.seen(id, now)).collect();
+    let charges = gpu.measure(now, &seen, settings);
+    let each = players.iter_mut().zip(charges);
+    let quotas: Vec<_> = each.map(|(player, nsec)| player.charge(now, nsec)).collect();
     let tick = Tick {
         now,
         seen: &seen,
@@ -265,18 +133,18 @@ fn tick(
     let meters = players.iter().enumerate().filter_map(|(id, player)| {
         let meter = player.quota.as_ref()?;
         match meter.is_over() {
-            true => Some(meter.ends()),
+            true => Some(meter.repaid()),
             false => gpu.has_demand(id).then(|| meter.lasts(now).max(now + 200 * USEC)),
         }
     });
     meters.chain(next).min()
 }
 
-fn share(played: &Played, of: usize) -> f64 {
+pub(super) fn share(played: &Played, of: usize) -> f64 {
     played.used[of] as f64 / played.used.iter().sum::<u64>() as f64
 }
 
-fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
+pub(super) fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
     assert!(
         (got - expected).abs() <= expected * tolerance,
         "{what}: {got} instead of {expected}"
@@ -313,14 +181,16 @@ fn four_processes_in_three_classes_share_by_weight() {
         Player::new(9, MSEC),
     ];
     let played = play(WEIGHTED, &mut players, 20 * SEC);
-    for (index, weight) in [4.0, 2.0, 2.0, 1.0].into_iter().enumerate() {
-        assert_near(
-            share(&played, index),
-            weight / 9.0,
-            0.06,
-            &format!("player {index}"),
-        );
+    let classes = [
+        share(&played, 0),
+        share(&played, 1) + share(&played, 2),
+        share(&played, 3),
+    ];
+    for (got, weight) in classes.into_iter().zip([4.0, 4.0, 1.0]) {
+        assert_near(got, weight / 9.0, 0.06, &format!("weight {weight}"));
     }
+    // Their turns begin and end within slices of the hardware.
+    assert_near(share(&played, 1), share(&played, 2), 0.25, "equal priorities");
 }
 
 #[test]

@@ -13,6 +13,7 @@ fn idle(priority: u32) -> View {
         has_woken: false,
         virtual_time: 0,
         held_since: None,
+        owes_until: 0,
         awaited_until: None,
     }
 }
@@ -171,7 +172,7 @@ fn starved_class_gets_an_extra_window() {
         ..busy(15, 1000)
     };
     let views = [busy(0, 1_000_000), starved, idle(15)];
-    let at = settings.starvation;
+    let at = settings.starvation_interval().unwrap();
     for policy in [WEIGHTED, STRICT] {
         let before = tick(policy, at - 1, &views, turn(0, at - 1));
         assert_eq!(before.holds, [false, true, true], "{policy:?}");

@@ -1,0 +1,375 @@
+//! A simulated process: its habits, and what its hook does at the gate.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use gcgroup_abi::Gate;
+
+use super::played::{MSEC, USEC};
+use crate::arbiter::gpu::{Order, Quotas};
+use crate::arbiter::member::Seen;
+use crate::arbiter::quota::Meter;
+use crate::tree::Quota;
+
+/// The hook's first guess of a submission's cost, nanoseconds.
+const GUESS: u64 = 200 * USEC;
+/// The hook's least patience, nanoseconds.
+const PATIENCE: u64 = 5 * MSEC;
+/// Shortest submission, nanoseconds, of which the hook learns from the charged GPU time.
+const CHARGED: u64 = 4 * MSEC;
+/// Number of submissions beside other processes' work after which the hook learns from them.
+const SHARED: u32 = 16;
+
+/// A submission, kernel or graph.
+#[derive(Debug, Clone, Copy)]
+struct Kernel {
+    length: u64,
+    left: u64,
+    /// When the one before it ended.
+    since: u64,
+    is_shared: bool,
+    /// GPU time charged to the process when it was submitted to an empty queue.
+    charged: Option<u64>,
+}
+
+/// The hook's knowledge of submissions of one length.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    nsec: u64,
+    is_known: bool,
+    /// Number of times that it ran beside other processes' work, and the quickest of them.
+    shared: u32,
+    quickest: u64,
+}
+
+const UNKNOWN: Cost = Cost {
+    nsec: GUESS,
+    is_known: false,
+    shared: 0,
+    quickest: u64::MAX,
+};
+
+/// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
+#[derive(Debug, Clone)]
+pub(super) struct Player {
+    pub(super) priority: u32,
+    on: u64,
+    off: u64,
+    /// GPU time of its submissions, in turn.
+    kernels: Vec<u64>,
+    next: usize,
+    pub(super) quota: Option<Meter>,
+    /// Rest of the burst, and when the next one begins.
+    left: u64,
+    resumes: u64,
+    queue: VecDeque<Kernel>,
+    costs: BTreeMap<u64, Cost>,
+    /// The gate at which a thread waits, and since when.
+    waiting: Option<(Gate, u64)>,
+    submitted: u64,
+    queued_until: u64,
+    pub(super) busy_nsec: u64,
+    pub(super) used: u64,
+    /// GPU time that the daemon has charged to it.
+    charged: u64,
+    /// The last submission that ran beside others: its length, the time that it took, and the GPU time
+    /// charged before it.
+    unsettled: Option<(u64, u64, u64)>,
+    pub(super) order: Order,
+    /// Claims waiting threads, in changing numbers, and never goes on.
+    is_liar: bool,
+    /// Frozen until that time.
+    frozen_until: u64,
+}
+
+impl Player {
+    pub(super) fn new(priority: u32, kernel: u64) -> Self {
+        Self::mixed(priority, &[kernel])
+    }
+
+    /// Returns a process that submits kernels of these lengths in turn.
+    pub(super) fn mixed(priority: u32, kernels: &[u64]) -> Self {
+        Self {
+            priority,
+            on: u64::MAX,
+            off: 0,
+            kernels: kernels.to_vec(),
+            next: 0,
+            quota: None,
+            left: u64::MAX,
+            resumes: 0,
+            queue: VecDeque::new(),
+            costs: BTreeMap::new(),
+            waiting: None,
+            submitted: 0,
+            queued_until: 0,
+            busy_nsec: 0,
+            used: 0,
+            charged: 0,
+            unsettled: None,
+            order: Order::OPEN,
+            is_liar: false,
+            frozen_until: 0,
+        }
+    }
+
+    pub(super) fn liar(priority: u32) -> Self {
+        Self {
+            left: 0,
+            is_liar: true,
+            ..Self::new(priority, MSEC)
+        }
+    }
+
+    pub(super) fn bursts(self, on: u64, off: u64) -> Self {
+        Self {
+            on,
+            off,
+            left: on,
+            ..self
+        }
+    }
+
+    pub(super) fn frozen(self, until: u64) -> Self {
+        Self {
+            frozen_until: until,
+            ..self
+        }
+    }
+
+    pub(super) fn quota(self, usec: u64, period_usec: u64) -> Self {
+        let meter = Meter::new(Quota { usec, period_usec }, 0);
+        Self {
+            quota: Some(meter),
+            ..self
+        }
+    }
+
+    pub(super) fn wants(&self, now: u64) -> bool {
+        self.left > 0 && now >= self.resumes
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Charges GPU time to it and to its quota; returns the quota's state.
+    pub(super) fn charge(&mut self, now: u64, nsec: u64) -> Quotas {
+        self.charged += nsec;
+        let Some(meter) = &mut self.quota else {
+            return Quotas::default();
+        };
+        meter.charge(now, nsec);
+        Quotas {
+            has_any: true,
+            over_until: meter.is_over().then(|| meter.repaid()),
+            least: Some(meter.quota().usec * USEC),
+        }
+    }
+
+    pub(super) fn seen(&self, id: usize, now: u64) -> Seen<usize> {
+        Seen {
+            id,
+            priority: self.priority,
+            busy_nsec: self.busy_nsec,
+            is_busy: self.is_busy(),
+            submitted_nsec: self.submitted,
+            queued_until: self.queued_until,
+            nr_waiting: match self.is_liar {
+                true => 1 + u32::from((now / (20 * USEC)).is_multiple_of(3)),
+                false => u32::from(self.waits()),
+            },
+            is_frozen: now < self.frozen_until,
+            is_watched: false,
+        }
+    }
+
+    fn cost(&self, length: u64) -> Cost {
+        self.costs.get(&length).copied().unwrap_or(UNKNOWN)
+    }
+
+    /// Returns the hook's estimate of the queued work, nanoseconds; `None` if it does not know how long that
+    /// takes.
+    fn estimate(&self, now: u64) -> Option<u64> {
+        let mut sum = 0;
+        for (index, kernel) in self.queue.iter().enumerate() {
+            let cost = self.cost(kernel.length);
+            let ran = if index == 0 { now - kernel.since } else { 0 };
+            if !cost.is_known || ran > 2 * cost.nsec {
+                return None;
+            }
+            sum += cost.nsec.saturating_sub(ran);
+        }
+        Some(sum)
+    }
+
+    /// Returns the patience of a thread that waits for room, nanoseconds.
+    fn patience(&self) -> u64 {
+        let is_known = self.queue.iter().all(|kernel| self.cost(kernel.length).is_known);
+        let longest = self
+            .queue
+            .iter()
+            .map(|kernel| self.cost(kernel.length).nsec)
+            .max();
+        match longest.filter(|_| is_known) {
+            Some(longest) => (2 * longest).min(self.order.patience),
+            None => self.order.patience,
+        }
+        .max(PATIENCE)
+    }
+
+    /// Submits what the gate lets pass (20 ms of work if it is open). Returns when to look again, if that is
+    /// before the queue changes.
+    pub(super) fn submit(&mut self, now: u64) -> Option<u64> {
+        while self.wants(now) {
+            let length = self.kernels[self.next].min(self.left);
+            let gate = match now < self.frozen_until {
+                true => Gate::Frozen,
+                false => self.order.gate,
+            };
+            let (waited, patience) = match gate {
+                Gate::Frozen => (0, self.frozen_until - now),
+                Gate::Throttled => (self.waited(gate, now), self.order.patience),
+                Gate::Run | Gate::Track if self.queue.iter().map(|one| one.left).sum::<u64>() < 20 * MSEC => {
+                    (0, 0)
+                }
+                Gate::Run | Gate::Track => {
+                    self.waiting = None;
+                    return None;
+                }
+                Gate::Arbitrate => {
+                    let window = self.order.window;
+                    let cost = self.cost(length);
+                    let limit = match cost.is_known {
+                        true => window.saturating_sub(cost.nsec).max(window * 3 / 4),
+                        false => 0,
+                    };
+                    let room = match self.queue.is_empty() {
+                        true => Some(0),
+                        false => self.estimate(now).map(|left| left.saturating_sub(limit)),
+                    };
+                    match room {
+                        Some(0) => (0, 0),
+                        _ => {
+                            let waited = self.waited(gate, now);
+                            let left = self.patience().saturating_sub(waited);
+                            (0, left.min(room.unwrap_or(left).max(20 * USEC)).min(left))
+                        }
+                    }
+                }
+            };
+            if waited < patience {
+                return Some(now + (patience - waited));
+            }
+            self.push(now, length);
+        }
+        self.waiting = None;
+        None
+    }
+
+    /// Returns how long a thread has waited at the gate; it begins to wait there now if it does not.
+    fn waited(&mut self, gate: Gate, now: u64) -> u64 {
+        match self.waiting {
+            Some((at, since)) if at == gate => now - since,
+            _ => {
+                self.waiting = Some((gate, now));
+                0
+            }
+        }
+    }
+
+    fn push(&mut self, now: u64, length: u64) {
+        self.waiting = None;
+        if let Some((length, took, before)) = self.unsettled.take().filter(|_| self.queue.is_empty()) {
+            let charged = self.charged - before;
+            if charged >= CHARGED {
+                self.costs.insert(
+                    length,
+                    Cost {
+                        nsec: took.min(charged),
+                        is_known: true,
+                        ..UNKNOWN
+                    },
+                );
+            }
+        }
+        self.next = (self.next + 1) % self.kernels.len();
+        self.left -= length;
+        let cost = self.cost(length).nsec;
+        self.queued_until = match self.estimate(now) {
+            Some(left) => now + left + cost,
+            None => now + cost,
+        };
+        self.submitted += cost;
+        self.queue.push_back(Kernel {
+            length,
+            left: length,
+            since: now,
+            is_shared: false,
+            charged: self.queue.is_empty().then_some(self.charged),
+        });
+    }
+
+    /// Returns the rest of the running submission, nanoseconds of GPU time.
+    pub(super) fn running(&self) -> Option<u64> {
+        Some(self.queue.front()?.left)
+    }
+
+    /// Runs the queue for at most `nsec` nanoseconds of GPU time, up to `now`.
+    pub(super) fn run(&mut self, now: u64, mut nsec: u64, is_shared: bool) {
+        while let Some(kernel) = self.queue.front_mut() {
+            kernel.is_shared |= is_shared;
+            let done = nsec.min(kernel.left);
+            kernel.left -= done;
+            nsec -= done;
+            self.used += done;
+            if kernel.left > 0 {
+                return;
+            }
+            let kernel = *kernel;
+            self.queue.pop_front();
+            self.learn(&kernel, now);
+            if let Some(next) = self.queue.front_mut() {
+                next.since = now;
+            }
+        }
+        if self.left == 0 && !self.is_liar {
+            self.left = self.on;
+            self.resumes = now + self.off;
+        }
+    }
+
+    fn learn(&mut self, kernel: &Kernel, now: u64) {
+        let took = now - kernel.since;
+        let settles = kernel.charged.filter(|_| kernel.is_shared && took >= CHARGED);
+        self.unsettled = settles.map(|before| (kernel.length, took, before));
+        let cost = self.costs.entry(kernel.length).or_insert(UNKNOWN);
+        if self.unsettled.is_some() {
+            return;
+        }
+        if kernel.is_shared {
+            cost.shared += 1;
+            cost.quickest = cost.quickest.min(took);
+            if cost.shared < SHARED {
+                return;
+            }
+            (cost.nsec, cost.shared, cost.quickest) = (cost.quickest, 0, u64::MAX);
+        } else {
+            (cost.nsec, cost.shared) = (took, 0);
+        }
+        cost.is_known = true;
+    }
+
+    /// Returns when its habits change by themselves.
+    pub(super) fn changes(&self, now: u64) -> Option<u64> {
+        let resumes = (self.left > 0).then_some(self.resumes);
+        [resumes, Some(self.frozen_until)]
+            .into_iter()
+            .flatten()
+            .filter(|when| *when > now)
+            .min()
+    }
+}

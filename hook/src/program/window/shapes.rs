@@ -1,0 +1,102 @@
+//! Costs of single submissions: of each function with each launch shape, and of each executable graph.
+
+use gcgroup_abi::Submission;
+use hashbrown::HashMap;
+
+/// Number of submissions of one shape that are marked alone to learn its cost, if their ends are not seen
+/// exactly enough.
+const TRIES: u32 = 4;
+/// Most shapes that are remembered.
+const MOST: usize = 1024;
+
+/// Kind of a submission, and a number that tells it from others of this kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) what: Submission,
+    /// 0: only the kind is known.
+    pub(super) key: u64,
+}
+
+impl Shape {
+    /// Returns the shape of the submissions that `words` tell from others.
+    pub(crate) fn new(what: Submission, words: &[u64]) -> Self {
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mix = |key: u64, word: &u64| (key.rotate_left(23) ^ word).wrapping_mul(FACTOR);
+        let key = words.iter().fold(what as u64, mix) | 1;
+        Self { what, key }
+    }
+}
+
+impl From<Submission> for Shape {
+    fn from(what: Submission) -> Self {
+        Self { what, key: 0 }
+    }
+}
+
+/// Measured costs of a shape, nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Known {
+    /// Usual cost; 0: not known.
+    pub(super) nsec: u64,
+    /// Longest cost lately.
+    pub(super) longest: u64,
+    tries: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shapes(HashMap<u64, Known>);
+
+impl Shapes {
+    pub(super) fn known(&self, key: u64) -> Option<Known> {
+        (key != 0)
+            .then(|| self.0.get(&key))
+            .flatten()
+            .filter(|known| known.nsec != 0)
+            .copied()
+    }
+
+    /// Returns whether the next submission of this shape is to be marked alone.
+    pub(super) fn is_new(&self, key: u64) -> bool {
+        key != 0
+            && self
+                .0
+                .get(&key)
+                .is_none_or(|known| known.nsec == 0 && known.tries < TRIES)
+    }
+
+    /// Returns whether its cost is still to be learned from a submission that was marked alone.
+    pub(super) fn is_tried(&self, key: u64) -> bool {
+        key != 0
+            && self
+                .0
+                .get(&key)
+                .is_some_and(|known| known.nsec == 0 && known.tries <= TRIES)
+    }
+
+    /// Counts a submission that is marked alone.
+    pub(super) fn try_out(&mut self, key: u64) {
+        if self.0.len() >= MOST && !self.0.contains_key(&key) {
+            self.0.clear();
+        }
+        self.0.entry(key).or_default().tries += 1;
+    }
+
+    /// Learns that submissions of this shape took `nsec` nanoseconds each.
+    pub(super) fn learn(&mut self, key: u64, nsec: u64) {
+        if let Some(known) = self.0.get_mut(&key) {
+            let nsec = nsec.max(1);
+            known.longest = nsec.max(known.longest - known.longest / 64);
+            known.nsec = match known.nsec {
+                0 => nsec,
+                usual => usual.midpoint(nsec),
+            };
+        }
+    }
+
+    /// Learns that submissions of this shape took at most `nsec` nanoseconds each.
+    pub(super) fn bound(&mut self, key: u64, nsec: u64) {
+        if let Some(known) = self.0.get_mut(&key).filter(|known| known.nsec > nsec) {
+            (known.nsec, known.longest) = (nsec.max(1), nsec.max(1));
+        }
+    }
+}
