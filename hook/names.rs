@@ -12,11 +12,11 @@ macro_rules! hooks {
             => $(submit $kind:ident)? $(|$next:ident| $body:expr)? ; )*
     )*) => {
         /// Every symbol of the table, including twins, in the order of the rows.
-        pub const NAMES: &[&str] = &[$( $( stringify!($name), $(stringify!($twin),)? )* )*];
+        pub(crate) const NAMES: &[&str] = &[$( $( stringify!($name), $(stringify!($twin),)? )* )*];
     };
 }
 
 #[path = "src/table.rs"]
 mod table;
 
-pub use table::NAMES;
+pub(crate) use table::NAMES;

@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_COLUMNS = 110
 MAX_SUBJECT = 72
 # Earlier commits are not checked.
-SINCE = "2026-11-23T00:45:00Z"
+SINCE = "2026-11-22T21:30:00Z"
 
 # Words of the old dialect, and what to write instead.
 WORDS = {

@@ -13,12 +13,12 @@ use gcgroupfs_model::arbiter::Options;
 use gcgroupfs_model::rules::{Names, Rules, with_names};
 
 /// Default path of root's daemon; read if it exists and no other path is given.
-pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
+pub(crate) const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 
 /// The whole configuration. Missing keys have their defaults; unknown keys are refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub(crate) struct Config {
     pub compute: Options,
     #[serde(rename = "rule")]
     pub rules: Rules,
@@ -26,14 +26,14 @@ pub struct Config {
 
 /// Path of the configuration, for reading it again.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub(crate) struct Source {
     named: Option<PathBuf>,
     /// Path if none was named; this file need not exist.
     default: PathBuf,
 }
 
 impl Source {
-    pub fn new(named: Option<PathBuf>, default: PathBuf) -> Self {
+    pub(crate) fn new(named: Option<PathBuf>, default: PathBuf) -> Self {
         Self { named, default }
     }
 
@@ -43,7 +43,7 @@ impl Source {
     /// # Errors
     /// * The file cannot be read.
     /// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
-    pub fn read(&self) -> anyhow::Result<(Config, String)> {
+    pub(crate) fn read(&self) -> anyhow::Result<(Config, String)> {
         match &self.named {
             Some(path) => read(path),
             None => read_if_there(&self.default),
@@ -54,7 +54,7 @@ impl Source {
     ///
     /// # Errors
     /// As [`Source::read`].
-    pub fn understand(&self, text: String) -> anyhow::Result<(Config, String)> {
+    pub(crate) fn understand(&self, text: String) -> anyhow::Result<(Config, String)> {
         let path = self.named.as_ref().unwrap_or(&self.default);
         Ok((parse(&text, path)?, text))
     }
@@ -64,7 +64,7 @@ impl Source {
 ///
 /// # Errors
 /// As [`Source::read`].
-pub fn read(path: &Path) -> anyhow::Result<(Config, String)> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<(Config, String)> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok((parse(&text, path)?, text))
 }
@@ -81,7 +81,7 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
 ///
 /// # Errors
 /// As [`Source::read`].
-pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
+pub(crate) fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
     let error = match with_names(NAMES, || toml::from_str(text)) {
         Ok(config) => return Ok(config),
         Err(error) => error,
@@ -107,7 +107,7 @@ const NAMES: Names = Names {
 };
 
 /// Returns line and column of a byte of a text, from 1.
-pub fn place(text: &str, offset: usize) -> (usize, usize) {
+pub(crate) fn place(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().map_or(0, |rest| rest.chars().count()) + 1;

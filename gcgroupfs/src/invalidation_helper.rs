@@ -26,7 +26,7 @@ use gcgroupfs_sys as sys;
 const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     point: PathBuf,
     /// The mount's device number
     device: u64,
@@ -37,7 +37,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The daemon's socket is gone.
-pub fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
     // A service manager signals all processes of a service, but the helper must outlive the daemon.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     SigSet::from_iter(signals).thread_block()?;

@@ -17,13 +17,13 @@ const PART: usize = 4096;
 
 /// A log with one line for each write.
 #[derive(Debug)]
-pub struct Log<F> {
+pub(crate) struct Log<F> {
     file: F,
     nr_lost: u64,
 }
 
 impl Log<Stderr> {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::on(io::stderr())
     }
 }

@@ -26,7 +26,7 @@ const COUNTERS: &str = "@COUNTERS@";
 const POLICIES: &str = "@POLICIES@";
 
 /// The control files as a Markdown table, one row each.
-pub fn table() -> String {
+pub(crate) fn table() -> String {
     let header = "| file | mode | in | what |\n| --- | --- | --- | --- |\n".to_owned();
     files::all().fold(header, |mut out, file| {
         let (name, doc) = (file.name, doc(file));
@@ -42,7 +42,7 @@ pub fn table() -> String {
 }
 
 /// gcgroupfs(5), for man(1). Takes the definition of the command line.
-pub fn page(command: Command) -> String {
+pub(crate) fn page(command: Command) -> String {
     let files = files::all().fold(String::new(), |mut out, file| {
         let _ = writeln!(
             out,

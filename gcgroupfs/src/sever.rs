@@ -14,7 +14,7 @@ use nix::sys::socket::{Shutdown, UnixAddr, getsockname, getsockopt, shutdown, so
 use gcgroupfs_sys as sys;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// The daemon's pid
     pid: i32,
     /// The socket on which it accepted connections
@@ -25,7 +25,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The process has ended.
-pub fn run(Arguments { pid, socket }: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(Arguments { pid, socket }: &Arguments) -> anyhow::Result<()> {
     let _ = sys::close_from(3);
     // Threads share their descriptors, but a thread that has ended has none.
     for thread in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {

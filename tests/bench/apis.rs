@@ -27,7 +27,7 @@ const CONTENDED: f64 = 400.0;
 const BLOCK: f64 = 80.0;
 
 /// A measurement.
-pub struct Arm {
+pub(crate) struct Arm {
     /// The API's name in `gcgroup-load`.
     api: &'static str,
     call: &'static str,
@@ -39,7 +39,7 @@ pub struct Arm {
 }
 
 impl Arm {
-    pub const fn arguments(&self) -> [&'static str; 4] {
+    pub(crate) const fn arguments(&self) -> [&'static str; 4] {
         ["--call", self.call, "--api", self.api]
     }
 }
@@ -63,7 +63,7 @@ const fn arm(api: &'static str) -> Arm {
 /// A pair is one call that allocates and one that frees; with pools, also one that waits for the stream.
 /// Virtual memory management takes two pairs, also one that maps and one that unmaps, which are measured
 /// separately too; the calls between them, which reserve addresses, set access and release, are not hooked.
-pub const ARMS: [Arm; 10] = [
+pub(crate) const ARMS: [Arm; 10] = [
     arm("linear"),
     arm("pitched"),
     arm("managed"),
@@ -97,7 +97,7 @@ pub const ARMS: [Arm; 10] = [
 /// Number of runs of each kind, in turn. The median of the differences between neighbours counts.
 const TURNS: usize = 5;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1).env("SIMGPU_MEMORY", "4T"));
     ARMS.iter().for_each(|arm| added(report, &mount, arm, 1));
     on_all_cpus(|cpus| {

@@ -10,7 +10,7 @@ use crate::report::{Report, quantile};
 /// Number of runs of each kind, in turn; the minimum counts, being the least disturbed.
 const TURNS: usize = 5;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     for (live, calls) in [
         (10, ["launch", "alloc_free", "meminfo"].as_slice()),
@@ -98,7 +98,7 @@ fn overhead(mut command: Command, live: u32, calls: &[&str]) -> Value {
     serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {last:?}"))
 }
 
-pub fn least(result: &Value, at: usize) -> f64 {
+pub(crate) fn least(result: &Value, at: usize) -> f64 {
     result["ns"][at]["cpu_min"]
         .as_f64()
         .expect("a number of nanoseconds")

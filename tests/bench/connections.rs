@@ -28,7 +28,7 @@ const NEEDED: u64 = 2 * USERS as u64 * EACH as u64;
 /// Budget for the ratio of the medians, beside over alone.
 const BUDGET: f64 = 2.0;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let what = "beside 10 000 idle connections, over none";
     let most = raise_descriptors();
     if most < NEEDED {

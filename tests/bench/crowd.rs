@@ -29,7 +29,7 @@ use crate::report::{Report, quantile};
 const FEW: usize = 10;
 const MANY: usize = 1000;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let few = measure(FEW);
     let many = measure(MANY);
     let detail = |of: fn(&Measured) -> f64| json!({ "usec_few": of(&few), "usec_many": of(&many) });
@@ -125,7 +125,7 @@ fn measure(count: usize) -> Measured {
     }
 }
 
-pub fn list(path: &Path) -> usize {
+pub(crate) fn list(path: &Path) -> usize {
     fs::read_dir(path).expect("a directory").count()
 }
 
@@ -140,13 +140,13 @@ fn status(pid: Pid, key: &str) -> f64 {
 }
 
 /// Registered processes; killed when dropped.
-pub struct Crowd(Vec<Pid>);
+pub(crate) struct Crowd(Vec<Pid>);
 
 /// Processes per user: the daemon limits each user.
 const OF_A_USER: usize = 4000;
 
 impl Crowd {
-    pub fn new(socket: &Path, count: usize) -> Self {
+    pub(crate) fn new(socket: &Path, count: usize) -> Self {
         let mut crowd = Self(Vec::new());
         for number in 0..count {
             // SAFETY: the child only makes system calls and never returns from here.
@@ -171,7 +171,7 @@ impl Crowd {
         crowd
     }
 
-    pub fn pids(&self) -> Vec<i32> {
+    pub(crate) fn pids(&self) -> Vec<i32> {
         self.0.iter().map(|pid| pid.as_raw()).collect()
     }
 }
@@ -190,7 +190,7 @@ impl Drop for Crowd {
 }
 
 /// Registers like a hook; returns descriptors that must stay open.
-pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     let usage = memfd_create(
         c"gcgroup-usage",
         MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,

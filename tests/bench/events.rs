@@ -26,7 +26,7 @@ const BUDGET: f64 = 10.0;
 /// Longer than the pause between two wake-ups: each change is measured alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     on_files_of_their_own(report);
     on_one_file(report);
     by_one_epoll(report);

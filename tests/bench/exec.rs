@@ -12,7 +12,7 @@ use crate::report::{Report, quantile};
 /// Number of starts of each kind, in turn.
 const STARTS: usize = 1000;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let ours = artifacts().preload();
     let directory = tempfile::tempdir().expect("a directory");
     let empty = empty_library(directory.path());

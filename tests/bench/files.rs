@@ -13,7 +13,7 @@ use crate::report::{Report, quantile};
 
 const SAMPLES: usize = 20_000;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let Some(kernel) = Cgroup::new() else {
         return report.skip("control files", "no cgroup hierarchy to compare with");
     };
@@ -48,7 +48,7 @@ fn ratio(report: &mut Report, name: &str, ours: Vec<f64>, theirs: Vec<f64>, budg
 }
 
 /// Returns the microseconds of each of `count` calls, after some calls to warm up.
-pub fn samples(count: usize, mut call: impl FnMut()) -> Vec<f64> {
+pub(crate) fn samples(count: usize, mut call: impl FnMut()) -> Vec<f64> {
     (0..count.div_ceil(20)).for_each(|_| call());
     (0..count)
         .map(|_| {
@@ -59,7 +59,7 @@ pub fn samples(count: usize, mut call: impl FnMut()) -> Vec<f64> {
         .collect()
 }
 
-pub fn read(path: &Path) {
+pub(crate) fn read(path: &Path) {
     let mut buffer = [0; 4096];
     let mut file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let length = file
@@ -78,7 +78,7 @@ fn write(path: &Path, value: &str) {
 }
 
 /// Returns `CLOCK_MONOTONIC`, nanoseconds, like the stamps of `gcgroup-load`.
-pub fn monotonic() -> f64 {
+pub(crate) fn monotonic() -> f64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("the clock exists");
     now.tv_sec() as f64 * 1e9 + now.tv_nsec() as f64
 }

@@ -52,7 +52,7 @@ const DEEDS: [(&str, Deed); 8] = [
     }),
 ];
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let crowd = Crowd::new(&mount.socket(), PROCESSES);
     wait_until("every process is registered", || {

@@ -10,7 +10,7 @@ use crate::report::{Report, quantile};
 const TURNS: usize = 5;
 const GROUP: &str = "group";
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     std::fs::create_dir(mount.path().join(GROUP)).expect("a group");
     mount.write(GROUP, "memory.limit", "1024T");

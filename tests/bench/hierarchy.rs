@@ -16,7 +16,7 @@ const MANY: usize = 1000;
 /// Processes in each group. With ten, two descriptors per process would reach a daemon's usual limit.
 const MEMBERS: usize = 8;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let few = measure(FEW);
     let many = measure(MANY);
     type Subject = (&'static str, fn(&Measured) -> f64);

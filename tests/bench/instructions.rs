@@ -17,7 +17,7 @@ const LAUNCH: f64 = 18.5;
 /// half.
 const CALL: f64 = 600.0;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     if Command::new("valgrind").arg("--version").output().is_err() {
         return report.skip("added instructions", "no valgrind here");

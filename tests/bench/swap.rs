@@ -33,7 +33,7 @@ const HELD: f64 = 5.0;
 /// hand.
 const TIMES_BARE: f64 = 2.0;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     moves(report);
     moves_made_ahead(report);
     never_asked(report);

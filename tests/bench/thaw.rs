@@ -8,7 +8,7 @@ use crate::report::{Report, quantile};
 
 const SAMPLES: usize = 200;
 
-pub fn run(report: &mut Report) {
+pub(crate) fn run(report: &mut Report) {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();

@@ -7,12 +7,12 @@ use nix::unistd::Pid;
 
 /// A memory cgroup for one test. Dropping it moves its processes out and removes it.
 #[derive(Debug)]
-pub struct Cgroup(PathBuf);
+pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// Creates a cgroup of version 1 or 2 with a limit of `bytes`. Returns `None` if no usable memory
     /// controller exists.
-    pub fn new(name: &str, bytes: u64) -> Option<Self> {
+    pub(crate) fn new(name: &str, bytes: u64) -> Option<Self> {
         let name = format!("gcgroup-test-{name}-{}", std::process::id());
         for (root, limit) in [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -44,13 +44,13 @@ impl Cgroup {
     }
 
     /// Returns the `cgroup.procs` file. Writing a pid to it moves the process into the cgroup.
-    pub fn procs(&self) -> PathBuf {
+    pub(crate) fn procs(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }
 
     /// Moves a process into the cgroup.
     #[track_caller]
-    pub fn take(&self, pid: Pid) {
+    pub(crate) fn take(&self, pid: Pid) {
         fs::write(self.procs(), pid.to_string()).expect("root may move the process");
     }
 }

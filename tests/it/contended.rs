@@ -12,7 +12,7 @@ use crate::simgpu::Program;
 const RATE: &str = "1000";
 
 /// Arguments that make `gcgroup-load` a batch job that is always busy.
-pub const BATCH: [&str; 13] = [
+pub(crate) const BATCH: [&str; 13] = [
     "throughput",
     "--kernel",
     "work",
@@ -30,7 +30,7 @@ pub const BATCH: [&str; 13] = [
 
 /// Starts a batch job with this priority that is busy until it is dropped.
 #[track_caller]
-pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
+pub(crate) fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
     let gpu = gpu.to_string();
     let job = mount.load(&[&BATCH[..], &["--device", &gpu]].concat());
     mount.write(job.pid(), "compute.priority", &priority.to_string());
@@ -39,7 +39,7 @@ pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
 
 /// Starts `programs/driver.py`, governed, at this priority, with a context on GPU 0 and the kernel `spin`.
 #[track_caller]
-pub fn program(mount: &Mount, priority: u32) -> Program {
+pub(crate) fn program(mount: &Mount, priority: u32) -> Program {
     let mut command: Command = mount.command(python());
     command.arg(repository().join("tests/programs/driver.py"));
     let mut program = Program(Governed::spawn(command));
@@ -50,7 +50,7 @@ pub fn program(mount: &Mount, priority: u32) -> Program {
 
 /// Defines `flag` in a program: a word of page-locked memory shared by all processes that map the file.
 #[track_caller]
-pub fn share_word(program: &mut Program, file: &Path) {
+pub(crate) fn share_word(program: &mut Program, file: &Path) {
     program.run(&format!(
         "import mmap
          file = open({file:?}, 'r+b')
@@ -62,7 +62,7 @@ pub fn share_word(program: &mut Program, file: &Path) {
 
 /// Waits until a process has used `usec` more microseconds of GPU time, as measured by the simulated GPU.
 #[track_caller]
-pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
+pub(crate) fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
     let truth = mount.truth();
     let goal = truth.usage_usec(pid, gpu) + usec;
     wait_until("the process has used the GPU for so long", || {
@@ -72,7 +72,7 @@ pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
 /// Waits until the ratio of the first process's GPU time to the second's satisfies `is_it`, over an interval
 /// in which all processes together used 200 ms of GPU 0.
 #[track_caller]
-pub fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f64) -> bool) {
+pub(crate) fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f64) -> bool) {
     let truth = mount.truth();
     let both = || [first, second].map(|pid| truth.usage_usec(pid, 0));
     let mut before = both();

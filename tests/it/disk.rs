@@ -17,11 +17,11 @@ use crate::supervise::kill9;
 const MIB: u64 = 1 << 20;
 
 /// A file system mounted over the state directory until it is dropped.
-pub struct Over(PathBuf);
+pub(crate) struct Over(PathBuf);
 
 impl Over {
     /// Mounts a tmpfs of `kilobytes` KiB over the state directory.
-    pub fn small(mount: &Mount, kilobytes: u32) -> Self {
+    pub(crate) fn small(mount: &Mount, kilobytes: u32) -> Self {
         let path = mount.state_dir();
         let size = format!("size={kilobytes}k");
         mount_at(

@@ -11,13 +11,13 @@ use support::{Governed, Mount, artifacts, c_program, wait_until};
 
 /// A running `driver_shell`. [`DriverShell::ask`] returns its answer to a command.
 #[derive(Debug)]
-pub struct DriverShell {
+pub(crate) struct DriverShell {
     program: Governed,
     pid: i32,
 }
 
 /// Returns the path of the program, linked with the driver by `-lcuda`.
-pub fn driver_shell() -> PathBuf {
+pub(crate) fn driver_shell() -> PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM
         .get_or_init(|| {
@@ -30,18 +30,18 @@ pub fn driver_shell() -> PathBuf {
 impl DriverShell {
     /// Starts a process governed by the mount's daemon, with a primary context on GPU 0.
     #[track_caller]
-    pub fn start(mount: &Mount) -> Self {
+    pub(crate) fn start(mount: &Mount) -> Self {
         Self::spawn(mount.command(driver_shell()))
     }
 
     /// Starts a process on the same simulated GPUs without the library.
     #[track_caller]
-    pub fn start_bare(mount: &Mount) -> Self {
+    pub(crate) fn start_bare(mount: &Mount) -> Self {
         Self::spawn(mount.bare_command(driver_shell()))
     }
 
     #[track_caller]
-    pub fn spawn(command: std::process::Command) -> Self {
+    pub(crate) fn spawn(command: std::process::Command) -> Self {
         let mut shell = Self {
             program: Governed::spawn(command),
             pid: 0,
@@ -60,31 +60,31 @@ impl DriverShell {
         pid
     }
 
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
     /// Sends a command and waits for its answer.
     #[track_caller]
-    pub fn ask(&mut self, command: &str) -> String {
+    pub(crate) fn ask(&mut self, command: &str) -> String {
         self.program.ask(command)
     }
 
     /// Sends a command without waiting for its answer.
     #[track_caller]
-    pub fn tell(&mut self, command: &str) {
+    pub(crate) fn tell(&mut self, command: &str) {
         self.program.say(command);
     }
 
     /// Waits for the next answer.
     #[track_caller]
-    pub fn answer(&mut self) -> String {
+    pub(crate) fn answer(&mut self) -> String {
         self.program.line().expect("the program answers")
     }
 
     /// Waits for the answer of `race` and returns the number of allocations.
     #[track_caller]
-    pub fn raced(&mut self) -> u64 {
+    pub(crate) fn raced(&mut self) -> u64 {
         let answer = self.answer();
         let count = answer
             .strip_prefix("raced ")
@@ -93,20 +93,20 @@ impl DriverShell {
     }
 
     /// Returns what the program and its hook have written to stderr so far.
-    pub fn stderr(&self) -> String {
+    pub(crate) fn stderr(&self) -> String {
         self.program.stderr()
     }
 
     /// Executes the program anew under the same pid.
     #[track_caller]
-    pub fn exec(&mut self) {
+    pub(crate) fn exec(&mut self) {
         self.tell("exec");
         assert_eq!(self.banner(), self.pid);
     }
 
     /// Runs [`Self::exec`] and waits until the directory belongs to the new program.
     #[track_caller]
-    pub fn exec_at(&mut self, mount: &Mount) {
+    pub(crate) fn exec_at(&mut self, mount: &Mount) {
         let path = Dir::of(mount, self.pid).path();
         let inode = || fs::metadata(&path).map(|it| it.ino()).ok();
         let before = inode();
@@ -118,20 +118,20 @@ impl DriverShell {
 
     /// Lets the process exit by itself.
     #[track_caller]
-    pub fn quit(mut self) {
+    pub(crate) fn quit(mut self) {
         self.tell("quit");
         assert!(self.program.wait().success());
     }
 
     /// Sends SIGKILL and waits for the process.
-    pub fn kill9(mut self) {
+    pub(crate) fn kill9(mut self) {
         self.program.signal(Signal::SIGKILL);
         self.program.wait();
     }
 
     /// Sends SIGTERM and returns the exit status.
     #[track_caller]
-    pub fn terminate(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
         self.program.signal(Signal::SIGTERM);
         self.program.wait()
     }
@@ -139,13 +139,13 @@ impl DriverShell {
 
 /// The directory of control files of a process, or of a process on one GPU.
 #[derive(Debug, Clone)]
-pub struct Dir<'m> {
+pub(crate) struct Dir<'m> {
     mount: &'m Mount,
     name: String,
 }
 
 impl<'m> Dir<'m> {
-    pub fn of(mount: &'m Mount, pid: i32) -> Self {
+    pub(crate) fn of(mount: &'m Mount, pid: i32) -> Self {
         Self {
             mount,
             name: pid.to_string(),
@@ -153,43 +153,43 @@ impl<'m> Dir<'m> {
     }
 
     /// Returns the process's directory for one GPU.
-    pub fn gpu(&self, index: u32) -> Self {
+    pub(crate) fn gpu(&self, index: u32) -> Self {
         Self {
             mount: self.mount,
             name: format!("{}/{index}", self.name),
         }
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.mount.path().join(&self.name)
     }
 
-    pub fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.path().exists()
     }
 
     /// Reads a whole file at one moment.
     #[track_caller]
-    pub fn read(&self, file: &str) -> String {
+    pub(crate) fn read(&self, file: &str) -> String {
         self.mount.read(&self.name, file)
     }
 
     /// Returns the number that a file consists of.
     #[track_caller]
-    pub fn number(&self, file: &str) -> u64 {
+    pub(crate) fn number(&self, file: &str) -> u64 {
         self.mount.number(&self.name, file, "")
     }
 
     /// Returns the number behind a key of a file.
     #[track_caller]
-    pub fn key(&self, file: &str, key: &str) -> u64 {
+    pub(crate) fn key(&self, file: &str, key: &str) -> u64 {
         self.mount.number(&self.name, file, key)
     }
 
     /// Writes once the path leads to the current program: after an exec the kernel needs a moment to
     /// invalidate the entry of the previous directory.
     #[track_caller]
-    pub fn write_when_there(&self, file: &str, value: impl ToString) {
+    pub(crate) fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();
         wait_until("the file accepts the value", || {
             self.mount.try_write(&self.name, file, &value).is_ok()
@@ -197,32 +197,32 @@ impl<'m> Dir<'m> {
     }
 
     #[track_caller]
-    pub fn write(&self, file: &str, value: impl ToString) {
+    pub(crate) fn write(&self, file: &str, value: impl ToString) {
         self.mount.write(&self.name, file, &value.to_string());
     }
 
     /// Freezes the process and waits until its work has drained.
     #[track_caller]
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.write("compute.freeze", 1);
         wait_until("the process is frozen and drained", || self.is_frozen());
     }
 
     /// Returns whether the process is frozen and drained.
     #[track_caller]
-    pub fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.key("gcgroup.events", "frozen") == 1
     }
 
     /// Returns the number of kernels submitted to the driver.
     #[track_caller]
-    pub fn launches(&self) -> u64 {
+    pub(crate) fn launches(&self) -> u64 {
         self.key("gcgroup.stat", "nr_submitted_kernels")
     }
 }
 
 /// Returns the pids that have a directory.
-pub fn governed_pids(mount: &Mount) -> Vec<i32> {
+pub(crate) fn governed_pids(mount: &Mount) -> Vec<i32> {
     let entries = std::fs::read_dir(mount.path()).expect("the mount is readable");
     entries
         .flatten()

@@ -12,7 +12,7 @@ use crate::driver::Dir;
 use crate::lookups::lines;
 
 /// Returns every hooked function: the driver symbols that the preload library exports.
-pub fn hooked() -> Vec<String> {
+pub(crate) fn hooked() -> Vec<String> {
     let out = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(artifacts().preload())

@@ -10,18 +10,18 @@ use tempfile::TempDir;
 use crate::driver::{Dir, DriverShell, driver_shell};
 
 /// Uids of users other than root, without names.
-pub const ALICE: u32 = 1000;
-pub const BOB: u32 = 1001;
+pub(crate) const ALICE: u32 = 1000;
+pub(crate) const BOB: u32 = 1001;
 
 /// A mount for all users, with a configuration that can be changed.
-pub struct Ruled {
+pub(crate) struct Ruled {
     pub mount: Mount,
     directory: TempDir,
 }
 
 impl Ruled {
     #[track_caller]
-    pub fn new(rules: &str) -> Self {
+    pub(crate) fn new(rules: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let path = directory.path().join("gcgroupfs.toml");
         fs::write(&path, rules).expect("the file is writable");
@@ -30,13 +30,13 @@ impl Ruled {
         Self { mount, directory }
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("gcgroupfs.toml")
     }
 
     /// Makes the daemon read other rules and waits for the log message `says`.
     #[track_caller]
-    pub fn reload(&self, rules: &str, says: &str) {
+    pub(crate) fn reload(&self, rules: &str, says: &str) {
         fs::write(self.path(), rules).expect("the file is writable");
         let before = self.mount.log().matches(says).count();
         kill(self.mount.daemon().expect("the daemon runs"), Signal::SIGHUP).expect("the daemon runs");
@@ -47,16 +47,16 @@ impl Ruled {
 
     /// Starts a governed program as user `uid`.
     #[track_caller]
-    pub fn shell_of(&self, uid: u32) -> DriverShell {
+    pub(crate) fn shell_of(&self, uid: u32) -> DriverShell {
         DriverShell::spawn(self.mount.command_of(uid, &driver_shell()))
     }
 
-    pub fn limit(&self, shell: &DriverShell) -> u64 {
+    pub(crate) fn limit(&self, shell: &DriverShell) -> u64 {
         Dir::of(&self.mount, shell.pid()).number("memory.limit")
     }
 
     /// Returns the output of `check-config --pid` for a process.
-    pub fn explained(&self, shell: &DriverShell) -> String {
+    pub(crate) fn explained(&self, shell: &DriverShell) -> String {
         let path = self.path();
         let pid = shell.pid().to_string();
         let mut command =

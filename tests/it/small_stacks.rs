@@ -59,7 +59,7 @@ fn program() -> PathBuf {
 }
 
 /// Returns a directory with a driver that needs almost no stack.
-pub fn small_driver() -> TempDir {
+pub(crate) fn small_driver() -> TempDir {
     let library = c_program(
         "small_driver.c",
         &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"],

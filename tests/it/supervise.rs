@@ -18,7 +18,7 @@ fn supervised() -> Mount {
 }
 
 /// Returns the pid of the supervised daemon, not of the helper that writes to the kernel.
-pub fn daemon(mount: &Mount) -> Option<Pid> {
+pub(crate) fn daemon(mount: &Mount) -> Option<Pid> {
     let supervisor = mount.daemon().expect("the supervisor runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
     let children = children.expect("the supervisor has a child");
@@ -32,7 +32,7 @@ pub fn daemon(mount: &Mount) -> Option<Pid> {
 
 /// Kills the daemon and waits for its successor.
 #[track_caller]
-pub fn kill9(mount: &Mount) {
+pub(crate) fn kill9(mount: &Mount) {
     let before = wait_for("a daemon runs", || daemon(mount));
     kill(before, Signal::SIGKILL).expect("the daemon runs");
     wait_until("the next daemon runs", || {
@@ -41,7 +41,7 @@ pub fn kill9(mount: &Mount) {
 }
 
 /// Sets a flag when dropped, also after a panic, so that other threads stop.
-pub struct End<'a>(pub &'a AtomicBool);
+pub(crate) struct End<'a>(pub &'a AtomicBool);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {

@@ -19,7 +19,7 @@ fn mount() -> Mount {
 
 /// Starts a program of that priority with `swap` bytes of swap.
 #[track_caller]
-pub fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
+pub(crate) fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", swap.to_string());
     let mut program = Governed::spawn(command);

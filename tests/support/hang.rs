@@ -28,6 +28,6 @@ pub fn threads(pid: impl ToString) -> String {
 
 /// Fails all pending requests to the FUSE mount at `point`. (If a file is open there, umount2(2) returns
 /// EBUSY, but has aborted the connection by then.)
-pub fn abort(point: &Path) {
+pub(crate) fn abort(point: &Path) {
     let _ = umount2(point, MntFlags::MNT_FORCE);
 }

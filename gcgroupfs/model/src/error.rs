@@ -4,23 +4,23 @@ use std::borrow::Cow;
 
 /// Linux's error numbers (errno(3)), the same on x86-64 and ARM64.
 mod errno {
-    pub const EPERM: i32 = 1;
-    pub const ENOENT: i32 = 2;
-    pub const ESRCH: i32 = 3;
-    pub const E2BIG: i32 = 7;
-    pub const EAGAIN: i32 = 11;
-    pub const EACCES: i32 = 13;
-    pub const EBUSY: i32 = 16;
-    pub const EEXIST: i32 = 17;
-    pub const ENODEV: i32 = 19;
-    pub const ENOTDIR: i32 = 20;
-    pub const EISDIR: i32 = 21;
-    pub const EINVAL: i32 = 22;
-    pub const EMFILE: i32 = 24;
-    pub const ERANGE: i32 = 34;
-    pub const ENAMETOOLONG: i32 = 36;
-    pub const EOPNOTSUPP: i32 = 95;
-    pub const ESTALE: i32 = 116;
+    pub(super) const EPERM: i32 = 1;
+    pub(super) const ENOENT: i32 = 2;
+    pub(super) const ESRCH: i32 = 3;
+    pub(super) const E2BIG: i32 = 7;
+    pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EACCES: i32 = 13;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EEXIST: i32 = 17;
+    pub(super) const ENODEV: i32 = 19;
+    pub(super) const ENOTDIR: i32 = 20;
+    pub(super) const EISDIR: i32 = 21;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const EMFILE: i32 = 24;
+    pub(super) const ERANGE: i32 = 34;
+    pub(super) const ENAMETOOLONG: i32 = 36;
+    pub(super) const EOPNOTSUPP: i32 = 95;
+    pub(super) const ESTALE: i32 = 116;
 }
 
 /// Error of a request; one variant for each reason that a caller could act on. The text goes into the log and

@@ -26,7 +26,7 @@ const PER_CONTEXT: u64 = 2 << 30;
 type Seen = (u32, u64, usize, Reason);
 
 #[derive(Debug)]
-pub struct Audit {
+pub(crate) struct Audit {
     began: Instant,
     /// When each was first found, seconds since 1970.
     since: HashMap<Seen, u64>,
@@ -47,30 +47,30 @@ impl Default for Audit {
 
 impl Audit {
     /// Returns whether unmanaged processes can be told from governed ones that have not registered again.
-    pub fn can_tell(&self) -> bool {
+    pub(crate) fn can_tell(&self) -> bool {
         self.began.elapsed() >= COMING_BACK
     }
 
     /// Notes a process without a hook that is on a device and holds `bytes` there.
-    pub fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+    pub(crate) fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
         self.note(pid, device, bytes, Reason::NoHook);
     }
 
     /// Notes a governed process that holds `bytes` on a device beyond its ledger, unless its contexts explain
     /// them.
-    pub fn beyond_ledger(&mut self, pid: u32, device: usize, bytes: u64, contexts: u64) {
+    pub(crate) fn beyond_ledger(&mut self, pid: u32, device: usize, bytes: u64, contexts: u64) {
         if bytes > contexts.saturating_mul(PER_CONTEXT) {
             self.note(pid, device, Some(bytes), Reason::BeyondLedger);
         }
     }
 
     /// Notes a process whose claim to use a device is refuted.
-    pub fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+    pub(crate) fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
         self.note(pid, device, bytes, Reason::ClaimsUse);
     }
 
     /// Notes a process that claims `bytes` on a device beyond what it holds there.
-    pub fn claims_more(&mut self, pid: u32, device: usize, bytes: u64) {
+    pub(crate) fn claims_more(&mut self, pid: u32, device: usize, bytes: u64) {
         self.note(pid, device, Some(bytes), Reason::ClaimsMore);
     }
 
@@ -109,7 +109,7 @@ impl Audit {
     }
 
     /// Returns what was noted since the last call, by pid and device.
-    pub fn take(&mut self) -> Vec<Unmanaged> {
+    pub(crate) fn take(&mut self) -> Vec<Unmanaged> {
         self.log_limit.sum_up(Instant::now());
         let mut found = std::mem::take(&mut self.found);
         found.sort_unstable_by_key(|one| (one.pid, one.device));

@@ -22,7 +22,7 @@ const FIXED_SIZE: SealFlag = SealFlag::F_SEAL_SHRINK
 ///
 /// # Errors
 /// Out of memory or descriptors.
-pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
+pub(crate) fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
     let file = memfd_create(
         "gcgroup-control",
         MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
@@ -40,7 +40,7 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
 /// Returns whether the file is a memfd of fixed size, whose close never blocks. Queries the seals: the kernel
 /// answers that itself for every kind of file, while even fstat(2) of a file on a FUSE mount waits for its
 /// server.
-pub fn is_memfd(file: &OwnedFd) -> bool {
+pub(crate) fn is_memfd(file: &OwnedFd) -> bool {
     // A file on an ordinary tmpfs has only F_SEAL_SEAL, so the other seals identify a memfd.
     fcntl(file, FcntlArg::F_GET_SEALS)
         .is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(FIXED_SIZE))
@@ -50,7 +50,7 @@ pub fn is_memfd(file: &OwnedFd) -> bool {
 ///
 /// # Errors
 /// `EINVAL` if it is not a memfd of the exact size whose size is sealed; `EPERM` if it cannot be written.
-pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
+pub(crate) fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
     if !is_memfd(file) {
         return Err(Errno::EINVAL);
     }
@@ -67,11 +67,11 @@ fn errno(error: std::io::Error) -> Errno {
 /// Usage blocks as processes create them.
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "for tests")]
-pub mod theirs {
+pub(crate) mod theirs {
     use super::*;
 
     /// Creates a usage block as a well-behaved hook does, with the given size and seals.
-    pub fn usage_file(size: usize, seals: SealFlag) -> OwnedFd {
+    pub(crate) fn usage_file(size: usize, seals: SealFlag) -> OwnedFd {
         let file = memfd_create("usage", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&file, i64::try_from(size).unwrap()).unwrap();
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
@@ -79,7 +79,7 @@ pub mod theirs {
     }
 
     /// Creates a valid usage block.
-    pub fn good_usage_file() -> OwnedFd {
+    pub(crate) fn good_usage_file() -> OwnedFd {
         usage_file(USAGE_SIZE, FIXED_SIZE)
     }
 }

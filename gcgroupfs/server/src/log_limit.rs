@@ -11,7 +11,7 @@ const MOST: u32 = 64;
 const PERIOD: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
-pub struct LogLimit {
+pub(crate) struct LogLimit {
     /// By uid.
     users: HashMap<u32, Lines>,
 }
@@ -25,7 +25,7 @@ struct Lines {
 
 impl LogLimit {
     /// Returns whether another line about that user may be logged now. If not, it is counted.
-    pub fn allows(&mut self, uid: u32, now: Instant) -> bool {
+    pub(crate) fn allows(&mut self, uid: u32, now: Instant) -> bool {
         self.sum_up(now);
         let lines = self.users.entry(uid).or_insert(Lines {
             since: now,
@@ -43,7 +43,7 @@ impl LogLimit {
 
     /// Logs how many lines were suppressed for users whose period has ended. Returns the time until the next
     /// period with suppressed lines ends; `None` if there is none.
-    pub fn sum_up(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn sum_up(&mut self, now: Instant) -> Option<Duration> {
         for (uid, nr) in self.take_over(now) {
             info!(
                 "{nr} more lines about processes of user {uid} within {} s",

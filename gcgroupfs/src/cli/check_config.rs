@@ -13,7 +13,7 @@ use gcgroupfs_model::text::word;
 use gcgroupfs_server::facts;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// The configuration [default: that of a daemon started by you]
     file: Option<PathBuf>,
     /// Show which rule matches this process, governed or not, and why the others do not
@@ -27,7 +27,7 @@ pub struct Arguments {
 /// * The file cannot be read.
 /// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
 /// * There is no such process.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let file = arguments.file.clone().unwrap_or_else(super::paths::configuration);
     let (config, text) = config::read(&file)?;
     let Some(pid) = arguments.pid else { return Ok(()) };

@@ -17,7 +17,7 @@ use gcgroupfs_server::socket::new_socket;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     socket: OwnedFd,
 }
 
@@ -26,7 +26,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon listens there.
-    pub fn connect(path: &Path) -> anyhow::Result<Self> {
+    pub(super) fn connect(path: &Path) -> anyhow::Result<Self> {
         Self::connect_with(path, PATIENCE)
     }
 
@@ -34,7 +34,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon listens there.
-    pub fn connect_with(path: &Path, patience: Duration) -> anyhow::Result<Self> {
+    pub(super) fn connect_with(path: &Path, patience: Duration) -> anyhow::Result<Self> {
         let connected = || {
             let socket = new_socket(SockFlag::empty())?;
             let patience = TimeVal::new(
@@ -52,7 +52,7 @@ impl Client {
     }
 
     /// Returns the pid of the daemon, if it is in a pid namespace that can be seen from here.
-    pub fn daemon(&self) -> Option<u32> {
+    pub(super) fn daemon(&self) -> Option<u32> {
         let credentials = getsockopt(&self.socket, sockopt::PeerCredentials).ok()?;
         u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
     }
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     /// As reading it at the mount.
-    pub fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
+    pub(super) fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
         self.try_get(path)?
             .map_err(|errno| anyhow!("{path}: {}", strerror(errno)))
     }
@@ -70,7 +70,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
+    pub(super) fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
         self.read(Operation::Get, path)
     }
 
@@ -78,7 +78,7 @@ impl Client {
     ///
     /// # Errors
     /// As writing it at the mount.
-    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
+    pub(super) fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
         self.tell(Operation::Set, path, value)
     }
 
@@ -86,7 +86,7 @@ impl Client {
     ///
     /// # Errors
     /// As mkdir(2) at the mount.
-    pub fn make(&mut self, path: &str) -> anyhow::Result<()> {
+    pub(super) fn make(&mut self, path: &str) -> anyhow::Result<()> {
         self.tell(Operation::Make, path, "")
     }
 
@@ -94,7 +94,7 @@ impl Client {
     ///
     /// # Errors
     /// As rmdir(2) at the mount.
-    pub fn remove(&mut self, path: &str) -> anyhow::Result<()> {
+    pub(super) fn remove(&mut self, path: &str) -> anyhow::Result<()> {
         self.tell(Operation::Remove, path, "")
     }
 
@@ -116,7 +116,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
+    pub(super) fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
 
@@ -124,7 +124,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+    pub(super) fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::List, &names.join("\n"))?
             .map_err(|errno| anyhow!("{}", strerror(errno)))
     }
@@ -173,7 +173,7 @@ fn errno(status: u32) -> Errno {
 }
 
 /// Returns the errno's text in the C library's words, as a shell shows it.
-pub fn strerror(errno: Errno) -> String {
+pub(super) fn strerror(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     // The standard library adds " (os error N)".
     text.rsplit_once(" (os error")

@@ -19,7 +19,7 @@ use checks::CHECKS;
 Each line is ok, warn or fail, the check, and what was found; the next line says what to do.
 
 Exit status: 0 if no check failed, 1 if one did or the report cannot be written.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Also write a report for a bug tracker: versions, GPUs, mounts and counts, without names of users,
     /// programs or groups
     #[arg(long, value_name = "FILE")]
@@ -95,7 +95,7 @@ impl Machine {
 ///
 /// # Errors
 /// The report cannot be written.
-pub fn run(socket: PathBuf, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub(super) fn run(socket: PathBuf, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut machine = Machine {
         root: "/".into(),
         client: Client::connect(&socket),

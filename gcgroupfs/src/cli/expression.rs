@@ -21,7 +21,7 @@ const OPERATORS: &[(&str, Accepts)] = &[
 
 /// `KEY OPERATOR VALUE`; without a key for a file with a single value.
 #[derive(Debug, Clone)]
-pub struct Expression {
+pub(super) struct Expression {
     text: String,
     key: String,
     operator: &'static str,
@@ -31,7 +31,7 @@ pub struct Expression {
 
 /// Result of an evaluation.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     Holds,
     Not,
     /// The expression cannot hold for such a file; the text says why.
@@ -66,7 +66,7 @@ impl FromStr for Expression {
 
 impl Expression {
     /// Evaluates the expression on a file's contents.
-    pub fn judge(&self, text: &str) -> Verdict {
+    pub(super) fn judge(&self, text: &str) -> Verdict {
         let Some(shown) = self.shown(text) else {
             return Verdict::Senseless(if self.key.is_empty() {
                 format!("{}: the file has keys, so the expression needs one", self.text)

@@ -15,7 +15,7 @@ use super::wait::{Failure, deadline, seconds, until};
 #[command(after_help = "\
 Exit status: 0 done, and with --wait all of them are drained or have ended; 1 timeout, or a write \
 failed; the others were written.")]
-pub struct Freeze {
+pub(super) struct Freeze {
     /// Return when submitted work has completed
     #[arg(long)]
     wait: bool,
@@ -28,7 +28,7 @@ pub struct Freeze {
 }
 
 #[derive(Debug, Args)]
-pub struct Thaw {
+pub(super) struct Thaw {
     /// Processes and groups by the names of their directories: 4242, team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
@@ -43,7 +43,7 @@ fn path(text: &str) -> Result<String, String> {
 }
 
 /// Freezes. Errors are printed on standard error.
-pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
+pub(super) fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     let mut done = tell(socket, &arguments.paths, "1");
     if arguments.wait {
@@ -55,7 +55,7 @@ pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
 }
 
 /// Thaws. Errors are printed on standard error.
-pub fn thaw(socket: &Path, arguments: &Thaw) -> ExitCode {
+pub(super) fn thaw(socket: &Path, arguments: &Thaw) -> ExitCode {
     status(tell(socket, &arguments.paths, "0"))
 }
 

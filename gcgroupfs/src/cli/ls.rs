@@ -11,7 +11,7 @@ use super::client::Client;
 use gcgroupfs_model::text::word;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Print everything, as JSON
     #[arg(long)]
     json: bool,
@@ -115,7 +115,7 @@ const FILES: &[&str] = &[
 ///
 /// # Errors
 /// The daemon does not answer.
-pub fn list(client: &mut Client, &Arguments { json }: &Arguments) -> anyhow::Result<Vec<u8>> {
+pub(super) fn list(client: &mut Client, &Arguments { json }: &Arguments) -> anyhow::Result<Vec<u8>> {
     let text = client.list(FILES)?;
     let lines = text
         .split(|byte| *byte == b'\n')

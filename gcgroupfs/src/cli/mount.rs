@@ -40,7 +40,7 @@ use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch::Launcher;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Mount point of the control files; created if missing [default: /gcgroup; for users other than root,
     /// $XDG_RUNTIME_DIR/gcgroup]
     mountpoint: Option<PathBuf>,
@@ -109,7 +109,7 @@ impl Arguments {
 ///
 /// # Errors
 /// The socket, the state file or the mount is not available, or the mount's connection was aborted.
-pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
         .with_writer(Mutex::new(Log::new()))

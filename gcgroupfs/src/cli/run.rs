@@ -38,7 +38,7 @@ with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
 
 Exit status: the program's; 127 if it is not found, 126 if it cannot be run, 125 if a library, the daemon or the group is \
 missing or refused.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     options: RunOptions,
     /// Start in this group, as team/batch; it is made if it does not exist and you may make it
@@ -69,7 +69,7 @@ fn group(text: &str) -> Result<String, String> {
 
 /// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
 /// 126 if it cannot be run (as in env(1)), 125 if the failure is ours.
-pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let mut command = match prepare(socket, arguments) {
         Ok(command) => command,
         Err(error) => {

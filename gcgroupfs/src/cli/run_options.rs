@@ -7,14 +7,14 @@ use gcgroupfs_model::tree::{Kind, RunOption, SETTINGS, Setting, Value};
 
 /// The settings that were given, as environment variables of the program and their values.
 #[derive(Debug)]
-pub struct RunOptions(Vec<(&'static str, String)>);
+pub(super) struct RunOptions(Vec<(&'static str, String)>);
 
 impl RunOptions {
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 }

@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 usage error.")]
-pub struct Set {
+pub(super) struct Set {
     /// Return when the value has taken effect; for files whose writes take time, as memory.limit
     #[arg(long)]
     wait: bool,
@@ -72,7 +72,7 @@ const SLOW: &[Slow] = &[
 ];
 
 /// Writes the file. Errors are printed on standard error.
-pub fn run(socket: &Path, arguments: &Set) -> ExitCode {
+pub(super) fn run(socket: &Path, arguments: &Set) -> ExitCode {
     match set(socket, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

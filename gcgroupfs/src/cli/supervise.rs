@@ -76,7 +76,7 @@ const TRIAL: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The mount or the socket is not available, a daemon gives up, or the mount's connection was aborted.
-pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
+pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // Done first, so that a second daemon changes nothing.
     let listener = Listener::bind(socket)?;
     let cannot = || format!("cannot mount at {}", point.display());

@@ -33,7 +33,7 @@ Exit status: 0 all expressions hold; 1 timeout; 2 usage error, or the expression
 3 the file does not exist or is gone (its process has ended), or no daemon answers.
 
 Events files notify at once; other files, and all files without a mount, are read every 50 ms.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Path below the mount point, as 1234/gcgroup.events, or in the mount, as /gcgroup/1234/gcgroup.events
     path: PathBuf,
     /// KEY=VALUE for a keyed file, =VALUE for a file with a single value; also != < <= > >=; all must hold
@@ -57,7 +57,7 @@ pub(super) fn deadline(timeout: Duration) -> Option<Instant> {
 }
 
 /// Waits. Errors are printed on standard error.
-pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     match until(socket, &arguments.path, &arguments.expressions, deadline) {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,6 +12,7 @@
 #![cfg_attr(panic = "abort", no_std)]
 // Without a library that provides memcpy(3), no loop may be compiled to a call of it.
 #![cfg_attr(panic = "abort", no_builtins)]
+#![expect(unreachable_pub, reason = "symbols that the library exports")]
 
 #[cfg(target_arch = "x86_64")]
 #[path = "x86_64.rs"]

@@ -15,7 +15,7 @@ use crate::report::{Budget, Report};
 const KINDS: [&str; 4] = ["ungoverned", "governed", "TRACK", "ARBITRATE"];
 
 /// Measures kernels per second of the same job, governed in each way in turn.
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for kernel in ["100", "1000"] {
         let mut rates: [Vec<f64>; KINDS.len()] = Default::default();
         for _ in 0..setting.repetitions {
@@ -69,7 +69,7 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
 }
 
 /// Measures how often the daemon's threads sleep while it has idle processes of several priorities.
-pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut arbiter, mut details) = (Vec::new(), Vec::new());
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.environment)?;

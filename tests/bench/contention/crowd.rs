@@ -12,7 +12,7 @@ use crate::report::{Budget, Report};
 
 const PROCESSES: u32 = 64;
 
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for policy in ["weighted", "strict"] {
         let (mut cores, mut starved, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..setting.repetitions {

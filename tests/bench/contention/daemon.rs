@@ -48,7 +48,7 @@ impl Environment {
 
 /// Ways to govern a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub(crate) enum Rule {
     Ungoverned,
     Governed,
     /// With a priority that applies from its first call, as `gcgroupfs run --priority` sets it: one written
@@ -58,7 +58,7 @@ pub enum Rule {
 
 /// A running daemon, with its mount where one can be made. Killed when dropped.
 #[derive(Debug)]
-pub struct Daemon<'p> {
+pub(crate) struct Daemon<'p> {
     environment: &'p Environment,
     root: TempDir,
     child: Option<Child>,
@@ -67,7 +67,7 @@ pub struct Daemon<'p> {
 
 impl<'p> Daemon<'p> {
     /// Starts a daemon and waits until it serves.
-    pub fn start(environment: &'p Environment) -> Result<Self> {
+    pub(crate) fn start(environment: &'p Environment) -> Result<Self> {
         let mut daemon = Self {
             environment,
             root: TempDir::new()?,
@@ -131,21 +131,21 @@ impl<'p> Daemon<'p> {
         while umount2(&self.mount(), MntFlags::MNT_DETACH).is_ok() {}
     }
 
-    pub fn mount(&self) -> PathBuf {
+    pub(crate) fn mount(&self) -> PathBuf {
         self.root.path().join("mnt")
     }
 
     /// Returns whether control files can be opened; otherwise `gcgroupfs get` and `set` are used.
-    pub fn is_mounted(&self) -> bool {
+    pub(crate) fn is_mounted(&self) -> bool {
         self.is_mounted
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
     }
 
     /// Returns a command for a built program on this GPU, not governed.
-    pub fn bare(&self, program: &str) -> Command {
+    pub(crate) fn bare(&self, program: &str) -> Command {
         let mut command = Command::new(self.environment.dist.join("bin").join(program));
         command.env("GCGROUP_SOCKET", self.root.path().join("socket"));
         if self.environment.is_simulated {
@@ -172,21 +172,21 @@ impl<'p> Daemon<'p> {
     }
 
     /// Starts a `gcgroup-load` and waits until it is ready.
-    pub fn load(&self, rule: Rule, arguments: &[&str]) -> Result<Job> {
+    pub(crate) fn load(&self, rule: Rule, arguments: &[&str]) -> Result<Job> {
         let job = Job::spawn(self.command(rule, arguments))?;
         job.expect("ready")?;
         Ok(job)
     }
 
     /// Starts a script of the repository on this mount.
-    pub fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
+    pub(crate) fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
         let mut command = Command::new(self.environment.scripts.join(name));
         command.env("GCGROUP", self.mount()).args(arguments);
         Job::spawn(command)
     }
 
     /// Returns the text of a control file.
-    pub fn read(&self, directory: impl ToString, name: &str) -> Result<String> {
+    pub(crate) fn read(&self, directory: impl ToString, name: &str) -> Result<String> {
         let path = format!("{}/{name}", directory.to_string());
         if self.is_mounted {
             return fs::read_to_string(self.mount().join(&path)).context(path);
@@ -199,7 +199,7 @@ impl<'p> Daemon<'p> {
     }
 
     /// Returns the number that follows a key in a control file.
-    pub fn number(&self, directory: impl ToString, name: &str, key: &str) -> Result<u64> {
+    pub(crate) fn number(&self, directory: impl ToString, name: &str, key: &str) -> Result<u64> {
         let text = self.read(directory, name)?;
         let value = text
             .lines()
@@ -211,7 +211,7 @@ impl<'p> Daemon<'p> {
     }
 
     /// Writes a control file.
-    pub fn write(&self, directory: impl ToString, name: &str, value: impl ToString) -> Result<()> {
+    pub(crate) fn write(&self, directory: impl ToString, name: &str, value: impl ToString) -> Result<()> {
         let (path, value) = (format!("{}/{name}", directory.to_string()), value.to_string());
         if self.is_mounted {
             return fs::write(self.mount().join(&path), format!("{value}\n")).context(path);
@@ -224,7 +224,7 @@ impl<'p> Daemon<'p> {
     }
 
     /// Sets the scheduling policy.
-    pub fn policy(&self, name: &str) -> Result<()> {
+    pub(crate) fn policy(&self, name: &str) -> Result<()> {
         self.write(".", "compute.policy", name)
     }
 }

@@ -17,7 +17,7 @@ const QUOTA: f64 = 30.0;
 const KERNELS: [&str; 6] = ["100", "1000", "5000", "20000", "100000", "5000x30"];
 const LONG: [&str; 4] = ["20000", "100000", "150000", "5000x30"];
 
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for usec in LONG {
         let measure = || {
             let [high, low] = pair(setting, "strict", [(0, "1000"), (15, usec)])?;

@@ -17,7 +17,7 @@ use crate::report::{Budget, Report, median, quantile};
 /// Budget, milliseconds: in-flight window, longest kernel, and time for the path.
 const DRAIN: f64 = 0.5 + 1.0 + 2.0;
 
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut drains, mut queued, mut thaws, mut middles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut samples = Vec::new();
     for _ in 0..setting.repetitions {

@@ -17,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A child process whose lines are read as they come. Killed when dropped.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Job {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -25,7 +25,7 @@ pub struct Job {
 
 /// Progress of a batch job, as it reports it.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// GPU time of the completed kernels, seconds.
     pub busy: f64,
     /// Time of the report, seconds of `CLOCK_MONOTONIC`.
@@ -34,7 +34,7 @@ pub struct Progress {
 
 impl Job {
     /// Starts the job.
-    pub fn spawn(mut command: Command) -> Result<Self> {
+    pub(crate) fn spawn(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // SAFETY: `prctl` may be called between fork and exec.
         unsafe {
@@ -58,19 +58,19 @@ impl Job {
         Ok(Self { child, stdin, lines })
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Returns the next line.
-    pub fn line(&self) -> Result<String> {
+    pub(crate) fn line(&self) -> Result<String> {
         self.lines
             .recv_timeout(DEADLINE)
             .map_err(|error| anyhow::anyhow!("pid {} prints no more lines: {error}", self.pid()))
     }
 
     /// Reads up to the line that begins with `prefix`.
-    pub fn expect(&self, prefix: &str) -> Result<String> {
+    pub(crate) fn expect(&self, prefix: &str) -> Result<String> {
         loop {
             let line = self.line()?;
             if line.starts_with(prefix) {
@@ -80,14 +80,14 @@ impl Job {
     }
 
     /// Sends a line.
-    pub fn say(&mut self, line: &str) -> Result<()> {
+    pub(crate) fn say(&mut self, line: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().context("no stdin")?;
         writeln!(stdin, "{line}")?;
         Ok(stdin.flush()?)
     }
 
     /// Reads up to the job's result, and waits for its exit.
-    pub fn report(mut self) -> Result<Value> {
+    pub(crate) fn report(mut self) -> Result<Value> {
         let report = serde_json::from_str(&self.expect("{")?)?;
         self.stdin = None;
         let status = self.child.wait()?;
@@ -98,11 +98,11 @@ impl Job {
     }
 
     /// Returns the progress that a batch job has reported since the last call.
-    pub fn progress(&self) -> Vec<Progress> {
+    pub(crate) fn progress(&self) -> Vec<Progress> {
         self.lines.try_iter().filter_map(|line| parse(&line)).collect()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         if let Ok(pid) = i32::try_from(self.pid()) {
             // Our own child, not yet waited for.
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
@@ -110,7 +110,7 @@ impl Job {
     }
 
     /// Closes the job's stdin, sends SIGTERM, and waits for its exit.
-    pub fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.stdin = None;
         self.signal(Signal::SIGTERM);
         let _ = self.child.wait();
@@ -137,12 +137,12 @@ fn parse(line: &str) -> Option<Progress> {
 }
 
 /// Returns the share of GPU time between two reports.
-pub fn share(from: Progress, to: Progress) -> f64 {
+pub(crate) fn share(from: Progress, to: Progress) -> f64 {
     (to.busy - from.busy) / (to.at - from.at).max(1e-9)
 }
 
 /// Returns the first and the last report between two times.
-pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
+pub(crate) fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
     let mut inside = told.iter().filter(|progress| (from..=to).contains(&progress.at));
     let first = inside.next().context("no progress line within the interval")?;
     let last = inside
@@ -152,12 +152,12 @@ pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progr
 }
 
 /// Returns the seconds of `CLOCK_MONOTONIC`.
-pub fn now() -> f64 {
+pub(crate) fn now() -> f64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
     now.tv_sec() as f64 + now.tv_nsec() as f64 / 1e9
 }
 
 /// Sleeps.
-pub fn pass(seconds: f64) {
+pub(crate) fn pass(seconds: f64) {
     thread::sleep(Duration::from_secs_f64(seconds));
 }

@@ -45,7 +45,7 @@ const DECODE: &[&str] = &[
 ];
 
 /// Bursts of 20 ms beside kernels of 1 ms.
-pub fn bursts(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn bursts(setting: &Setting, report: &mut Report) -> Result<()> {
     let case = Case {
         name: "bursts of 20 ms",
         interactive: DECODE,
@@ -58,7 +58,7 @@ pub fn bursts(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 /// Single kernels of 5 ms beside kernels of 1 ms.
-pub fn single(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn single(setting: &Setting, report: &mut Report) -> Result<()> {
     let case = Case {
         name: "single 5 ms kernels",
         interactive: &["--burst", "1", "--kernel-usec", "5000", "--gap-ms", "25"],
@@ -71,7 +71,7 @@ pub fn single(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 /// Bursts of 20 ms beside kernels of 1 to 10 ms.
-pub fn long(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn long(setting: &Setting, report: &mut Report) -> Result<()> {
     let case = Case {
         name: "beside 1-10 ms kernels",
         interactive: DECODE,
@@ -212,7 +212,7 @@ fn rules(arm: &str) -> (Option<&'static str>, [Rule; 2]) {
 }
 
 /// Returns the arguments of a batch job with the given kernel lengths that runs until it is ended.
-pub fn batch(usec: &str) -> Vec<&str> {
+pub(crate) fn batch(usec: &str) -> Vec<&str> {
     vec![
         "throughput",
         "--kernel",

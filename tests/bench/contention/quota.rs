@@ -13,7 +13,7 @@ use crate::report::{Budget, Report};
 const PERIOD: f64 = 0.1;
 const PERIODS: f64 = 10.0;
 
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for percent in [25_u32, 50, 75] {
         let mut shares = Vec::new();
         for _ in 0..setting.repetitions {

@@ -6,7 +6,7 @@ use crate::Setting;
 
 /// Budget of a median.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Budget {
+pub(crate) enum Budget {
     /// No budget: a value for comparison.
     None,
     Most(f64),
@@ -46,7 +46,7 @@ struct Row {
 }
 
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     rows: Vec<Row>,
     skipped: Vec<(String, String)>,
     failures: Vec<(String, String)>,
@@ -54,7 +54,7 @@ pub struct Report {
 
 impl Report {
     /// Records the values of the repetitions; the budget applies to their median.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         name: impl Into<String>,
         unit: &'static str,
@@ -74,23 +74,23 @@ impl Report {
     }
 
     /// Records that something cannot be measured here, and why.
-    pub fn skip(&mut self, name: &str, why: &str) {
+    pub(crate) fn skip(&mut self, name: &str, why: &str) {
         eprintln!("  {name}: left out: {why}");
         self.skipped.push((name.to_owned(), why.to_owned()));
     }
 
     /// Records that an arm failed.
-    pub fn failed(&mut self, name: &str, error: &anyhow::Error) {
+    pub(crate) fn failed(&mut self, name: &str, error: &anyhow::Error) {
         eprintln!("  {name}: FAILED: {error:#}");
         self.failures.push((name.to_owned(), format!("{error:#}")));
     }
 
-    pub fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.failures.is_empty() && self.rows.iter().all(Row::is_kept)
     }
 
     /// Prints a table on stderr and JSON on stdout.
-    pub fn print(&self, setting: &Setting) {
+    pub(crate) fn print(&self, setting: &Setting) {
         eprintln!();
         for row in &self.rows {
             eprintln!("{}", row.line());
@@ -165,7 +165,7 @@ fn round(value: f64) -> f64 {
 }
 
 /// Returns the median; NaN if there are no values, which keeps no budget.
-pub fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {
@@ -176,7 +176,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// Returns the quantile `share` (0 to 1) by nearest rank.
-pub fn quantile(values: &[f64], share: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     #[allow(

@@ -12,7 +12,7 @@ use crate::report::{Budget, Report};
 /// Priority number of the job of higher priority.
 const FIRST: u32 = 6;
 
-pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let mut errors = Vec::new();
     let mut detail = serde_json::Map::new();
     for (step, ratio) in [(0_u32, 1.0), (1, 2.0), (2, 4.0), (4, 16.0)] {

@@ -14,7 +14,7 @@ const TURNS: u32 = 5;
 
 /// Seconds for all blocks: medians over several repetitions.
 #[derive(Debug)]
-pub struct Bandwidth {
+pub(crate) struct Bandwidth {
     /// Copy to page-locked memory: one copy for each block, queued on one stream, and one wait.
     pub out: f64,
     /// Copy back.
@@ -27,7 +27,7 @@ pub struct Bandwidth {
 ///
 /// # Errors
 /// The driver's, for example out of memory.
-pub fn measure(gpu: &Gpu, bytes: usize, count: usize) -> Result<Bandwidth> {
+pub(crate) fn measure(gpu: &Gpu, bytes: usize, count: usize) -> Result<Bandwidth> {
     let (device, host) = (Allocator::new(gpu, Api::Linear)?, Allocator::new(gpu, Api::Host)?);
     let all = |allocator: &Allocator<'_>| -> driver::Result<Vec<Block>> {
         (0..count).map(|_| allocator.allocate(bytes)).collect()

@@ -13,7 +13,7 @@ use crate::physical::{CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE
 
 /// An API to allocate memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Api {
+pub(crate) enum Api {
     /// `cuMemAlloc`
     Linear,
     /// `cuMemAllocPitch`
@@ -44,7 +44,7 @@ const ARRAY_WIDTH: usize = 64 << 10;
 
 /// Allocates by one API on one GPU; owns the stream and the pool that some APIs need.
 #[derive(Debug)]
-pub struct Allocator<'g> {
+pub(crate) struct Allocator<'g> {
     pub gpu: &'g Gpu,
     pub stream: Stream<'g>,
     api: Api,
@@ -53,7 +53,7 @@ pub struct Allocator<'g> {
 
 /// Allocated memory. Freed by [`Allocator::free`], or by the driver at exit.
 #[derive(Debug)]
-pub struct Block {
+pub(crate) struct Block {
     /// Usable bytes: the request, rounded up as the API does.
     pub bytes: usize,
     pub storage: Storage,
@@ -61,7 +61,7 @@ pub struct Block {
 
 /// Address of a block, and the way to free it.
 #[derive(Debug)]
-pub enum Storage {
+pub(crate) enum Storage {
     /// Freed by `cuMemFree`.
     Device(CUdeviceptr),
     /// Freed in stream order.
@@ -84,7 +84,7 @@ impl<'g> Allocator<'g> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(gpu: &'g Gpu, api: Api) -> Result<Self> {
+    pub(crate) fn new(gpu: &'g Gpu, api: Api) -> Result<Self> {
         let stream = Stream::new(gpu)?;
         let pool = if api == Api::Pool {
             Some(new_pool(gpu)?)
@@ -103,7 +103,7 @@ impl<'g> Allocator<'g> {
     ///
     /// # Errors
     /// The driver's; nothing is left allocated then.
-    pub fn allocate(&self, bytes: usize) -> Result<Block> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Block> {
         let driver = &self.gpu.driver;
         let mut pointer = 0;
         // SAFETY: in every arm, the out-pointers outlive the call, and `self` owns the stream and pool.
@@ -172,7 +172,7 @@ impl<'g> Allocator<'g> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn free(&self, block: Block) -> Result<()> {
+    pub(crate) fn free(&self, block: Block) -> Result<()> {
         let driver = &self.gpu.driver;
         // SAFETY: each is freed once, by the call that belongs to it: the block is consumed.
         unsafe {
@@ -197,7 +197,7 @@ impl<'g> Allocator<'g> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn copy_array(&self, block: &Block, host: &mut [u8], to_device: bool) -> Result<()> {
+    pub(crate) fn copy_array(&self, block: &Block, host: &mut [u8], to_device: bool) -> Result<()> {
         let Storage::Array { array, width, height } = block.storage else {
             return Ok(());
         };
@@ -257,7 +257,7 @@ impl Drop for Allocator<'_> {
 
 impl Block {
     /// Returns the block's address for kernels and copies, if it has one.
-    pub fn pointer(&self) -> Option<CUdeviceptr> {
+    pub(crate) fn pointer(&self) -> Option<CUdeviceptr> {
         match self.storage {
             Storage::Device(pointer) | Storage::Ordered(pointer) => Some(pointer),
             Storage::Mapped { ref range, .. } => Some(range.pointer),
@@ -266,7 +266,7 @@ impl Block {
     }
 
     /// Returns the block's bytes if it is host memory.
-    pub fn host(&mut self) -> Option<&mut [u8]> {
+    pub(crate) fn host(&mut self) -> Option<&mut [u8]> {
         let Storage::Host(pointer) = self.storage else {
             return None;
         };
@@ -275,7 +275,7 @@ impl Block {
     }
 
     /// Returns `bytes`, rounded down to whole rows for an array.
-    pub fn whole_rows(&self, bytes: usize) -> usize {
+    pub(crate) fn whole_rows(&self, bytes: usize) -> usize {
         if let Storage::Array { width, .. } = self.storage {
             bytes - bytes % width
         } else {

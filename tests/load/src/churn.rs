@@ -14,7 +14,7 @@ use crate::say;
 use crate::size::Size;
 
 #[derive(Debug, Args)]
-pub struct Churn {
+pub(crate) struct Churn {
     /// Number of threads
     #[arg(long, default_value_t = 8)]
     threads: u64,
@@ -36,7 +36,7 @@ struct Report {
     calls: u64,
 }
 
-pub fn run(args: &Churn, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Churn, gpu: &Gpu) -> Result<()> {
     say::line("ready")?;
     let threads = usize::try_from(args.threads)?;
     let (churned, told) = (Barrier::new(threads + 1), Barrier::new(threads + 1));

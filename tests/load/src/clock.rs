@@ -1,12 +1,12 @@
 //! System-wide and per-thread clocks.
 
 /// Returns `CLOCK_MONOTONIC`, nanoseconds.
-pub fn monotonic() -> i128 {
+pub(crate) fn monotonic() -> i128 {
     read(libc::CLOCK_MONOTONIC)
 }
 
 /// Returns the CPU time of the calling thread, nanoseconds; excludes preemption and sleep.
-pub fn of_thread() -> i128 {
+pub(crate) fn of_thread() -> i128 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 

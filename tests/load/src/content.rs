@@ -11,11 +11,11 @@ struct Stretch {
 
 /// All words of a block. Ranges follow each other without gaps.
 #[derive(Debug, Clone, Default)]
-pub struct Content(Vec<Stretch>);
+pub(crate) struct Content(Vec<Stretch>);
 
 impl Content {
     /// Records that the fill kernel wrote `value` and its successors at `words`.
-    pub fn fill(&mut self, words: Range<u64>, value: u32) {
+    pub(crate) fn fill(&mut self, words: Range<u64>, value: u32) {
         let value = value.wrapping_sub(low(words.start));
         self.replace(
             &words,
@@ -27,7 +27,7 @@ impl Content {
     }
 
     /// Records that `words` were copied from the same indices of another block.
-    pub fn copy(&mut self, from: &Self, words: &Range<u64>) {
+    pub(crate) fn copy(&mut self, from: &Self, words: &Range<u64>) {
         self.replace(words, from.clipped(words));
     }
 
@@ -49,12 +49,12 @@ impl Content {
     }
 
     /// Returns the result of the checksum kernel.
-    pub fn checksum(&self) -> u64 {
+    pub(crate) fn checksum(&self) -> u64 {
         self.0.iter().fold(0, |sum, one| sum.wrapping_add(one.checksum()))
     }
 
     /// Compares a whole block; returns the first difference as (index, found, expected).
-    pub fn differs(&self, bytes: &[u8]) -> Option<(u64, u32, u32)> {
+    pub(crate) fn differs(&self, bytes: &[u8]) -> Option<(u64, u32, u32)> {
         let (words, _) = bytes.as_chunks::<4>();
         let mut expected = self
             .0

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 ///
 /// # Errors
 /// The kernel's.
-pub fn pin(number: usize) -> io::Result<()> {
+pub(crate) fn pin(number: usize) -> io::Result<()> {
     let size = size_of::<libc::cpu_set_t>();
     // SAFETY: a bit set, for which all zeroes is a valid value.
     let mut allowed: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -11,19 +11,19 @@ use anyhow::{Context as _, bail};
 
 /// A `CUresult`; 0 is success.
 type CUresult = c_uint;
-pub type CUdevice = c_int;
-pub type CUdeviceptr = u64;
+pub(crate) type CUdevice = c_int;
+pub(crate) type CUdeviceptr = u64;
 // Handles are opaque words: never dereferenced, and usable in any thread.
-pub type CUcontext = usize;
-pub type CUmodule = usize;
-pub type CUfunction = usize;
-pub type CUstream = usize;
-pub type CUevent = usize;
-pub type CUgraph = usize;
-pub type CUgraphExec = usize;
-pub type CUarray = usize;
-pub type CUmemoryPool = usize;
-pub type CUmemGenericAllocationHandle = u64;
+pub(crate) type CUcontext = usize;
+pub(crate) type CUmodule = usize;
+pub(crate) type CUfunction = usize;
+pub(crate) type CUstream = usize;
+pub(crate) type CUevent = usize;
+pub(crate) type CUgraph = usize;
+pub(crate) type CUgraphExec = usize;
+pub(crate) type CUarray = usize;
+pub(crate) type CUmemoryPool = usize;
+pub(crate) type CUmemGenericAllocationHandle = u64;
 
 /// Result of a call that the opened driver does not have.
 const CUDA_ERROR_NOT_FOUND: CUresult = 500;
@@ -32,7 +32,7 @@ const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Location {
+pub(crate) struct Location {
     pub kind: c_uint,
     pub id: c_int,
 }
@@ -40,7 +40,7 @@ pub struct Location {
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct AllocationProperties {
+pub(crate) struct AllocationProperties {
     pub kind: c_uint,
     pub requested_handle_types: c_uint,
     pub location: Location,
@@ -51,7 +51,7 @@ pub struct AllocationProperties {
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Access {
+pub(crate) struct Access {
     pub location: Location,
     pub flags: c_uint,
 }
@@ -59,7 +59,7 @@ pub struct Access {
 /// `CUmemPoolProps`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PoolProperties {
+pub(crate) struct PoolProperties {
     pub kind: c_uint,
     pub handle_types: c_uint,
     pub location: Location,
@@ -72,7 +72,7 @@ pub struct PoolProperties {
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ArrayDescriptor {
+pub(crate) struct ArrayDescriptor {
     pub width: usize,
     pub height: usize,
     pub format: c_uint,
@@ -82,7 +82,7 @@ pub struct ArrayDescriptor {
 /// One end of a `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CopyEnd {
+pub(crate) struct CopyEnd {
     pub x_bytes: usize,
     pub y: usize,
     pub kind: c_uint,
@@ -95,7 +95,7 @@ pub struct CopyEnd {
 /// `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Copy2D {
+pub(crate) struct Copy2D {
     pub from: CopyEnd,
     pub to: CopyEnd,
     pub width_bytes: usize,
@@ -112,7 +112,7 @@ const _: () = {
 
 /// A failed driver call. Displayed by the driver's name for the error, `CUDA_ERROR_…`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CudaError {
+pub(crate) struct CudaError {
     /// Name of the function that failed.
     pub call: &'static str,
     code: CUresult,
@@ -121,12 +121,12 @@ pub struct CudaError {
 
 impl CudaError {
     /// Returns whether memory was refused, by the driver or by a limit: both use the same code.
-    pub fn is_out_of_memory(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         self.code == CUDA_ERROR_OUT_OF_MEMORY
     }
 
     /// Returns the driver's name for the error.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 }
@@ -139,13 +139,13 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-pub type Result<T> = std::result::Result<T, CudaError>;
+pub(crate) type Result<T> = std::result::Result<T, CudaError>;
 
 macro_rules! driver {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {
         /// The driver's functions; functions that the opened driver does not have are `None`.
         #[allow(non_snake_case, reason = "spelt as the driver spells them")]
-        pub struct Driver {
+        pub(crate) struct Driver {
             /// Not in the table, because it names the table's errors.
             cuGetErrorName: Option<unsafe extern "C" fn(CUresult, &mut *const c_char) -> CUresult>,
             $( $name: Option<unsafe extern "C" fn($($ty),*) -> CUresult>, )*
@@ -165,7 +165,7 @@ macro_rules! driver {
             $(
                 /// # Safety
                 /// The requirements of the driver's documentation on the arguments.
-                pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<()> {
+                pub(crate) unsafe fn $name(&self, $($arg: $ty),*) -> Result<()> {
                     // SAFETY: guaranteed by the caller.
                     let code = self.$name.map_or(CUDA_ERROR_NOT_FOUND, |call| unsafe { call($($arg),*) });
                     if code == 0 { Ok(()) } else { Err(self.error(stringify!($name), code)) }
@@ -260,7 +260,7 @@ impl Driver {
     ///
     /// # Errors
     /// The loader's message if it cannot be opened, or that the library is not a CUDA driver.
-    pub fn open(library: &CStr) -> anyhow::Result<Self> {
+    pub(crate) fn open(library: &CStr) -> anyhow::Result<Self> {
         // SAFETY: a NUL-terminated string that outlives the call.
         let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
@@ -284,7 +284,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's, such as no device or an unsuitable kernel module.
-    pub fn initialise(&self) -> Result<()> {
+    pub(crate) fn initialise(&self) -> Result<()> {
         // SAFETY: no pointers are passed.
         unsafe { self.cuInit(0) }
     }

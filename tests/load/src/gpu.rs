@@ -18,7 +18,7 @@ const BLOCKS: u64 = 1024;
 
 /// A device with its primary or its own context and the kernels loaded into it.
 #[derive(Debug)]
-pub struct Gpu {
+pub(crate) struct Gpu {
     pub driver: Arc<Driver>,
     pub device: CUdevice,
     /// The driver's version number: 12080 is 12.8.
@@ -40,7 +40,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver's.
-    pub fn open(driver: Arc<Driver>, ordinal: c_int) -> Result<Self> {
+    pub(crate) fn open(driver: Arc<Driver>, ordinal: c_int) -> Result<Self> {
         Self::with(driver, ordinal, false)
     }
 
@@ -48,7 +48,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver's.
-    pub fn another(&self) -> Result<Self> {
+    pub(crate) fn another(&self) -> Result<Self> {
         Self::with(Arc::clone(&self.driver), self.device, true)
     }
 
@@ -101,13 +101,13 @@ impl Gpu {
     }
 
     /// Makes this GPU's context current to the calling thread.
-    pub fn attach(&self) -> Result<()> {
+    pub(crate) fn attach(&self) -> Result<()> {
         // SAFETY: the context exists until drop.
         unsafe { self.driver.cuCtxSetCurrent(self.context) }
     }
 
     /// Returns the line that the program prints about the device.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let hex: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
             "device {} {hex} {}, driver {}",
@@ -116,17 +116,17 @@ impl Gpu {
     }
 
     /// Submits a kernel of one thread that runs for `usec` microseconds.
-    pub fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
+    pub(crate) fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
         self.launch(self.spin, 1, 1, stream, &mut [pointer(&usec)])
     }
 
     /// Submits a kernel of one thread that does `iterations` steps of arithmetic.
-    pub fn work(&self, stream: CUstream, iterations: u64) -> Result<()> {
+    pub(crate) fn work(&self, stream: CUstream, iterations: u64) -> Result<()> {
         self.launch(self.work, 1, 1, stream, &mut [pointer(&iterations)])
     }
 
     /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is memory of the caller on this device.
-    pub fn fill(&self, stream: CUstream, dst: CUdeviceptr, words: u64, value: u32) -> Result<()> {
+    pub(crate) fn fill(&self, stream: CUstream, dst: CUdeviceptr, words: u64, value: u32) -> Result<()> {
         self.launch(
             self.fill,
             grid(words),
@@ -137,7 +137,13 @@ impl Gpu {
     }
 
     /// Submits a kernel that adds the checksum of `words` 32-bit words at `src` to the 64-bit word at `out`.
-    pub fn checksum(&self, stream: CUstream, src: CUdeviceptr, words: u64, out: CUdeviceptr) -> Result<()> {
+    pub(crate) fn checksum(
+        &self,
+        stream: CUstream,
+        src: CUdeviceptr,
+        words: u64,
+        out: CUdeviceptr,
+    ) -> Result<()> {
         self.launch(
             self.checksum,
             grid(words),
@@ -167,27 +173,27 @@ impl Gpu {
     }
 
     /// Waits for all work submitted to the context.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: no arguments.
         unsafe { self.driver.cuCtxSynchronize() }
     }
 
     /// Returns (free, total) bytes as the driver reports them to this process.
-    pub fn memory_info(&self) -> Result<(usize, usize)> {
+    pub(crate) fn memory_info(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out-pointers outlive the call.
         unsafe { self.driver.cuMemGetInfo_v2(&mut free, &mut total) }.map(|()| (free, total))
     }
 
     /// Returns the device's memory size, bytes, as the driver reports it to this process.
-    pub fn total_memory(&self) -> Result<usize> {
+    pub(crate) fn total_memory(&self) -> Result<usize> {
         let mut total = 0;
         // SAFETY: the out-pointer outlives the call.
         unsafe { self.driver.cuDeviceTotalMem_v2(&mut total, self.device) }.map(|()| total)
     }
 
     /// Copies to the caller's memory on this device, and waits.
-    pub fn write(&self, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
         // SAFETY: the slice is valid; the driver checks the device address.
         unsafe {
             self.driver
@@ -196,7 +202,7 @@ impl Gpu {
     }
 
     /// Copies from the caller's memory on this device, and waits.
-    pub fn read(&self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<()> {
+    pub(crate) fn read(&self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<()> {
         // SAFETY: the slice is valid; the driver checks the device address.
         unsafe {
             self.driver
@@ -205,7 +211,7 @@ impl Gpu {
     }
 
     /// Sets bytes of the caller's memory on this device.
-    pub fn set(&self, to: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
+    pub(crate) fn set(&self, to: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: the driver checks the device address.
         unsafe { self.driver.cuMemsetD8_v2(to, value, bytes) }
     }
@@ -228,20 +234,20 @@ impl Drop for Gpu {
 
 /// A stream, destroyed on drop.
 #[derive(Debug)]
-pub struct Stream<'g> {
+pub(crate) struct Stream<'g> {
     gpu: &'g Gpu,
     pub raw: CUstream,
 }
 
 impl<'g> Stream<'g> {
     /// Creates a non-blocking stream, which does not wait for the legacy default stream.
-    pub fn new(gpu: &'g Gpu) -> Result<Self> {
+    pub(crate) fn new(gpu: &'g Gpu) -> Result<Self> {
         const CU_STREAM_NON_BLOCKING: c_uint = 1;
         Self::with(gpu, CU_STREAM_NON_BLOCKING)
     }
 
     /// Creates a blocking stream, which is ordered with the legacy default stream.
-    pub fn blocking(gpu: &'g Gpu) -> Result<Self> {
+    pub(crate) fn blocking(gpu: &'g Gpu) -> Result<Self> {
         Self::with(gpu, 0)
     }
 
@@ -253,19 +259,19 @@ impl<'g> Stream<'g> {
     }
 
     /// Waits for all work submitted to the stream.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream exists until drop.
         unsafe { self.gpu.driver.cuStreamSynchronize(self.raw) }
     }
 
     /// Makes later submissions wait for the event.
-    pub fn wait(&self, event: &Event<'_>) -> Result<()> {
+    pub(crate) fn wait(&self, event: &Event<'_>) -> Result<()> {
         // SAFETY: the stream and the event outlive the call.
         unsafe { self.gpu.driver.cuStreamWaitEvent(self.raw, event.raw, 0) }
     }
 
     /// Submits a copy within the caller's memory on this device.
-    pub fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
+    pub(crate) fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
         // SAFETY: the driver checks the addresses.
         unsafe { self.gpu.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) }
     }
@@ -280,19 +286,19 @@ impl Drop for Stream<'_> {
 
 /// An event, destroyed on drop.
 #[derive(Debug)]
-pub struct Event<'g> {
+pub(crate) struct Event<'g> {
     gpu: &'g Gpu,
     raw: CUevent,
 }
 
 impl<'g> Event<'g> {
-    pub fn new(gpu: &'g Gpu) -> Result<Self> {
+    pub(crate) fn new(gpu: &'g Gpu) -> Result<Self> {
         const CU_EVENT_DISABLE_TIMING: c_uint = 2;
         Self::with(gpu, CU_EVENT_DISABLE_TIMING)
     }
 
     /// Creates an event that records the time when it is reached.
-    pub fn timed(gpu: &'g Gpu) -> Result<Self> {
+    pub(crate) fn timed(gpu: &'g Gpu) -> Result<Self> {
         Self::with(gpu, 0)
     }
 
@@ -304,7 +310,7 @@ impl<'g> Event<'g> {
     }
 
     /// Returns the microseconds from `start` to this event; both must be timed and reached.
-    pub fn usec_since(&self, start: &Event<'_>) -> Result<f64> {
+    pub(crate) fn usec_since(&self, start: &Event<'_>) -> Result<f64> {
         let mut milliseconds = 0.0;
         // SAFETY: the out-pointer outlives the call, and both events exist until drop.
         unsafe {
@@ -316,13 +322,13 @@ impl<'g> Event<'g> {
     }
 
     /// Records the event behind the stream's submitted work.
-    pub fn record(&self, stream: &Stream<'_>) -> Result<()> {
+    pub(crate) fn record(&self, stream: &Stream<'_>) -> Result<()> {
         // SAFETY: the event and the stream outlive the call.
         unsafe { self.gpu.driver.cuEventRecord(self.raw, stream.raw) }
     }
 
     /// Waits until the work before the last record has ended; returns at once if never recorded.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the event exists until drop.
         unsafe { self.gpu.driver.cuEventSynchronize(self.raw) }
     }

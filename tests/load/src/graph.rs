@@ -7,7 +7,7 @@ use crate::gpu::{Gpu, Stream};
 
 /// An instantiated graph.
 #[derive(Debug)]
-pub struct Graph<'g> {
+pub(crate) struct Graph<'g> {
     gpu: &'g Gpu,
     executable: CUgraphExec,
 }
@@ -17,7 +17,11 @@ impl<'g> Graph<'g> {
     ///
     /// # Errors
     /// The driver's, or that of `submit`.
-    pub fn capture(gpu: &'g Gpu, stream: &Stream<'_>, submit: impl FnOnce() -> Result<()>) -> Result<Self> {
+    pub(crate) fn capture(
+        gpu: &'g Gpu,
+        stream: &Stream<'_>,
+        submit: impl FnOnce() -> Result<()>,
+    ) -> Result<Self> {
         const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
         let driver = &gpu.driver;
         let (mut graph, mut executable) = (0, 0);
@@ -36,7 +40,7 @@ impl<'g> Graph<'g> {
     }
 
     /// Launches the graph.
-    pub fn launch(&self, stream: &Stream<'_>) -> Result<()> {
+    pub(crate) fn launch(&self, stream: &Stream<'_>) -> Result<()> {
         // SAFETY: the graph and the stream outlive the call.
         unsafe { self.gpu.driver.cuGraphLaunch(self.executable, stream.raw) }
     }

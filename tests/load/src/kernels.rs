@@ -12,7 +12,7 @@ use crate::say;
 /// Determines a kernel's duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The device's clock: ends on time even if others had the device meanwhile
     Spin,
     /// Arithmetic: takes longer while others have the device. Calibrated at the start
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Determines a kernel's duration
     #[arg(long, value_enum, default_value_t = Kind::Spin)]
     pub kernel: Kind,
@@ -34,7 +34,7 @@ pub struct Arguments {
 
 /// Submits kernels of a given duration.
 #[derive(Debug)]
-pub struct Kernels<'g> {
+pub(crate) struct Kernels<'g> {
     pub gpu: &'g Gpu,
     pub kind: Kind,
     pub streams: Vec<Stream<'g>>,
@@ -48,7 +48,7 @@ impl<'g> Kernels<'g> {
     ///
     /// # Errors
     /// The driver's, or the reader of stdout is gone.
-    pub fn new(args: &Arguments, gpu: &'g Gpu) -> Result<Self> {
+    pub(crate) fn new(args: &Arguments, gpu: &'g Gpu) -> Result<Self> {
         let streams = (0..args.streams)
             .map(|_| Stream::new(gpu))
             .collect::<Result<Vec<_>, _>>()?;
@@ -69,7 +69,7 @@ impl<'g> Kernels<'g> {
     }
 
     /// Submits one kernel of `usec` microseconds.
-    pub fn launch(&self, stream: &Stream<'_>, usec: u64) -> driver::Result<()> {
+    pub(crate) fn launch(&self, stream: &Stream<'_>, usec: u64) -> driver::Result<()> {
         match self.kind {
             Kind::Spin => self.gpu.spin(stream.raw, usec),
             #[allow(
@@ -84,12 +84,12 @@ impl<'g> Kernels<'g> {
     }
 
     /// Returns the stream for the submission `number`.
-    pub fn stream(&self, number: usize) -> &Stream<'g> {
+    pub(crate) fn stream(&self, number: usize) -> &Stream<'g> {
         &self.streams[number % self.streams.len()]
     }
 
     /// Waits for all work submitted to the streams.
-    pub fn synchronize(&self) -> driver::Result<()> {
+    pub(crate) fn synchronize(&self) -> driver::Result<()> {
         self.streams.iter().try_for_each(Stream::synchronize)
     }
 
@@ -125,12 +125,12 @@ impl<'g> Kernels<'g> {
 
 /// Returns `count` kernel lengths, microseconds, that add up to `total` and differ by at most one
 /// microsecond.
-pub fn shares(total: u64, count: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn shares(total: u64, count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |index| (index + 1) * total / count - index * total / count)
 }
 
 /// Returns up to five values that cover a range, including both ends.
-pub fn spread(range: Range) -> Vec<u64> {
+pub(crate) fn spread(range: Range) -> Vec<u64> {
     const VALUES: u64 = 5;
     let mut values: Vec<u64> = (0..VALUES)
         .map(|index| range.min + (range.max - range.min) * index / (VALUES - 1))

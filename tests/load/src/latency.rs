@@ -25,7 +25,7 @@ enum Distribution {
 }
 
 #[derive(Debug, Args)]
-pub struct Latency {
+pub(crate) struct Latency {
     #[command(flatten)]
     kernels: kernels::Arguments,
     /// Kernels of a burst: N, or MIN-MAX to choose from
@@ -117,7 +117,7 @@ impl<'g> Burst<'g> {
     }
 }
 
-pub fn run(args: &Latency, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Latency, gpu: &Gpu) -> Result<()> {
     let kernels = Kernels::new(&args.kernels, gpu)?;
     let bursts = bursts(args, &kernels)?;
     let count = usize::try_from(args.prefill_ms * 1000 / args.prefill_kernel_usec)?;

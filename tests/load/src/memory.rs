@@ -17,7 +17,7 @@ use crate::size::Size;
 use crate::touch::Touched;
 
 #[derive(Debug, Args)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// API to allocate with
     #[arg(long, value_enum, default_value_t = Api::Linear)]
     api: Api,
@@ -49,7 +49,7 @@ struct Report<'a> {
     total: usize,
 }
 
-pub fn run(args: &Memory, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Memory, gpu: &Gpu) -> Result<()> {
     let allocator = Allocator::new(gpu, args.api)?;
     say::line("ready")?;
     let (blocks, refused) = if args.threads > 1 {

@@ -16,7 +16,7 @@ use crate::size::Size;
 use crate::touch::Touched;
 
 #[derive(Debug, Args)]
-pub struct Launches {
+pub(crate) struct Launches {
     /// Number of kernels to launch
     count: u64,
     /// Microseconds that each kernel runs
@@ -31,7 +31,7 @@ struct Report {
 }
 
 /// Launches the given number of kernels, waits for them, and reports it.
-pub fn launches(args: &Launches, gpu: &Gpu) -> Result<()> {
+pub(crate) fn launches(args: &Launches, gpu: &Gpu) -> Result<()> {
     let stream = Stream::new(gpu)?;
     say::line("ready")?;
     for _ in 0..args.count {
@@ -46,7 +46,7 @@ pub fn launches(args: &Launches, gpu: &Gpu) -> Result<()> {
 }
 
 /// Help text with the commands of `obey`.
-pub const COMMANDS: &str = "Reads one command a line, answers each with one line:
+pub(crate) const COMMANDS: &str = "Reads one command a line, answers each with one line:
   alloc API BYTES     allocated ID API BYTES | refused ERROR
   free ID|all         freed COUNT
   verify              verified COUNT
@@ -70,7 +70,7 @@ struct Obedient<'g> {
     next: u32,
 }
 
-pub fn obey(gpu: &Gpu) -> Result<()> {
+pub(crate) fn obey(gpu: &Gpu) -> Result<()> {
     let mut program = Obedient {
         gpu,
         stream: Stream::new(gpu)?,

@@ -35,7 +35,7 @@ enum Way {
 }
 
 #[derive(Debug, Args)]
-pub struct Order {
+pub(crate) struct Order {
     #[arg(value_enum)]
     way: Way,
     /// Steps of each chain
@@ -71,7 +71,7 @@ const WORDS: u64 = 1024;
 /// Number of steps in a graph that is launched repeatedly.
 const GRAPH_STEPS: u32 = 2;
 
-pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Order, gpu: &Gpu) -> Result<()> {
     say::line("ready")?;
     let start = Instant::now();
     let steps = match args.way {

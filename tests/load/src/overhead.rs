@@ -25,7 +25,7 @@ use crate::stats::{quantile, sorted};
 /// A call to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Call {
+pub(crate) enum Call {
     /// `cuLaunchKernel` of an empty kernel
     Launch,
     /// `cuMemAlloc` and `cuMemFree`
@@ -41,7 +41,7 @@ pub enum Call {
 }
 
 #[derive(Debug, Args)]
-pub struct Overhead {
+pub(crate) struct Overhead {
     /// Calls to measure; default: launch, alloc-free and meminfo
     #[arg(long, value_enum)]
     call: Vec<Call>,
@@ -99,7 +99,7 @@ struct Took {
     elapsed: f64,
 }
 
-pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
     let crowd = Crowd::new(args, gpu)?;
     say::line("ready")?;
     if args.hold {

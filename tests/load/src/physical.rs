@@ -7,13 +7,13 @@ use crate::driver::{
 };
 use crate::gpu::Gpu;
 
-pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
-pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
+pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
+pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
 const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
 
 /// Physical memory of a GPU; must be released once.
 #[derive(Debug, Clone, Copy)]
-pub struct Physical {
+pub(crate) struct Physical {
     handle: CUmemGenericAllocationHandle,
     /// The request, rounded up to the granularity.
     pub bytes: usize,
@@ -24,7 +24,7 @@ impl Physical {
     ///
     /// # Errors
     /// The driver's.
-    pub fn create(gpu: &Gpu, bytes: usize) -> Result<Self> {
+    pub(crate) fn create(gpu: &Gpu, bytes: usize) -> Result<Self> {
         let driver = &gpu.driver;
         let properties = AllocationProperties {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -44,7 +44,7 @@ impl Physical {
     ///
     /// # Errors
     /// The driver's.
-    pub fn release(self, gpu: &Gpu) -> Result<()> {
+    pub(crate) fn release(self, gpu: &Gpu) -> Result<()> {
         // SAFETY: passes only numbers, which the driver looks up.
         unsafe { gpu.driver.cuMemRelease(self.handle) }
     }
@@ -52,7 +52,7 @@ impl Physical {
 
 /// A reserved address range.
 #[derive(Debug, Clone, Copy)]
-pub struct Range {
+pub(crate) struct Range {
     pub pointer: CUdeviceptr,
     bytes: usize,
 }
@@ -62,7 +62,7 @@ impl Range {
     ///
     /// # Errors
     /// The driver's.
-    pub fn reserve(gpu: &Gpu, bytes: usize) -> Result<Self> {
+    pub(crate) fn reserve(gpu: &Gpu, bytes: usize) -> Result<Self> {
         let mut pointer = 0;
         // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0) }?;
@@ -73,7 +73,7 @@ impl Range {
     ///
     /// # Errors
     /// The driver's; nothing is mapped then.
-    pub fn map(self, gpu: &Gpu, physical: Physical) -> Result<()> {
+    pub(crate) fn map(self, gpu: &Gpu, physical: Physical) -> Result<()> {
         // SAFETY: passes only numbers, which the driver looks up.
         unsafe {
             gpu.driver
@@ -85,7 +85,7 @@ impl Range {
     ///
     /// # Errors
     /// The driver's.
-    pub fn give_access(self, gpu: &Gpu) -> Result<()> {
+    pub(crate) fn give_access(self, gpu: &Gpu) -> Result<()> {
         let access = Access {
             location: location(gpu),
             flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -98,7 +98,7 @@ impl Range {
     ///
     /// # Errors
     /// The driver's.
-    pub fn unmap(self, gpu: &Gpu) -> Result<()> {
+    pub(crate) fn unmap(self, gpu: &Gpu) -> Result<()> {
         // SAFETY: the caller guarantees that the memory is not in use.
         unsafe { gpu.driver.cuMemUnmap(self.pointer, self.bytes) }
     }
@@ -107,7 +107,7 @@ impl Range {
     ///
     /// # Errors
     /// The driver's.
-    pub fn free(self, gpu: &Gpu) -> Result<()> {
+    pub(crate) fn free(self, gpu: &Gpu) -> Result<()> {
         // SAFETY: passes only numbers, which the driver looks up.
         unsafe { gpu.driver.cuMemAddressFree(self.pointer, self.bytes) }
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// Inclusive range; `min` is at least 1 and not above `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub(crate) struct Range {
     pub min: u64,
     pub max: u64,
 }

@@ -16,7 +16,7 @@ use crate::say;
 use crate::size::Size;
 
 #[derive(Debug, Args)]
-pub struct Roam {
+pub(crate) struct Roam {
     /// Random seed, which alone determines the calls
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -41,7 +41,7 @@ struct Report {
     refused: u64,
 }
 
-pub fn run(args: &Roam, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Roam, gpu: &Gpu) -> Result<()> {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let mut program = Program {
         gpu,

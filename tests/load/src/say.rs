@@ -8,7 +8,7 @@ use serde::Serialize;
 ///
 /// # Errors
 /// The reader of stdout is gone.
-pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
+pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
@@ -18,6 +18,6 @@ pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
 ///
 /// # Errors
 /// The reader of stdout is gone.
-pub fn result(object: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn result(object: &impl Serialize) -> anyhow::Result<()> {
     Ok(line(serde_json::to_string(object)?)?)
 }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 /// Bytes, written in decimal with an optional suffix K, M, G or T (1024-based).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub usize);
+pub(crate) struct Size(pub usize);
 
 impl FromStr for Size {
     type Err = String;

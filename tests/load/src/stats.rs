@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Returns the quantile `share` (0 to 1) of sorted values by nearest rank; 0 if there are none.
-pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -17,17 +17,17 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 /// Returns the values in ascending order.
-pub fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+pub(crate) fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     values
 }
 
 /// Random number generator (splitmix64); the same seed gives the same numbers.
 #[derive(Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -43,12 +43,12 @@ impl Random {
     }
 
     /// Returns an exponentially distributed duration.
-    pub fn exponential(&mut self, mean: Duration) -> Duration {
+    pub(crate) fn exponential(&mut self, mean: Duration) -> Duration {
         mean.mul_f64(-(1.0 - self.uniform()).ln())
     }
 
     /// Returns an index below `count`.
-    pub fn below(&mut self, count: usize) -> usize {
+    pub(crate) fn below(&mut self, count: usize) -> usize {
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

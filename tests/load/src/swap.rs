@@ -22,7 +22,7 @@ use crate::size::Size;
 use crate::stats::Random;
 
 #[derive(Debug, Args)]
-pub struct Swap {
+pub(crate) struct Swap {
     /// Maximum number of blocks
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..))]
     blocks: u16,
@@ -83,7 +83,7 @@ struct Work<'s> {
     report: Report,
 }
 
-pub fn run(args: &Swap, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Swap, gpu: &Gpu) -> Result<()> {
     ensure!(args.bytes.0 >= LARGE, "--bytes must be at least 2M");
     let streams = (0..STREAMS)
         .map(|_| Stream::new(gpu))

@@ -15,7 +15,7 @@ use crate::say;
 use crate::stats::Random;
 
 #[derive(Debug, Args)]
-pub struct Throughput {
+pub(crate) struct Throughput {
     #[command(flatten)]
     kernels: kernels::Arguments,
     /// Microseconds that each kernel runs: N, or MIN-MAX to choose from
@@ -64,7 +64,7 @@ struct Queued<'g> {
     usec: u64,
 }
 
-pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
+pub(crate) fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
     let kernels = Kernels::new(&args.kernels, gpu)?;
     let pieces = pieces(args, &kernels)?;
     let mut queue = (0..args.depth)

@@ -18,7 +18,7 @@ const SUM: usize = 8;
 
 /// A block with its pattern.
 #[derive(Debug)]
-pub struct Touched {
+pub(crate) struct Touched {
     pub block: Block,
     value: u32,
     /// Number of bytes at each end of the block that have the pattern.
@@ -31,7 +31,7 @@ impl Touched {
     ///
     /// # Errors
     /// The driver's.
-    pub fn write(allocator: &Allocator<'_>, block: Block, number: u32, limit: usize) -> Result<Self> {
+    pub(crate) fn write(allocator: &Allocator<'_>, block: Block, number: u32, limit: usize) -> Result<Self> {
         let reach = if limit >= block.bytes {
             block.bytes
         } else {
@@ -68,7 +68,7 @@ impl Touched {
     ///
     /// # Errors
     /// The driver's, or where and how the memory differs from what was written.
-    pub fn verify(&mut self, allocator: &Allocator<'_>) -> Result<()> {
+    pub(crate) fn verify(&mut self, allocator: &Allocator<'_>) -> Result<()> {
         if let Some(pointer) = self.block.pointer() {
             for (at, bytes) in self.windows() {
                 self.verify_window(allocator, pointer + at, bytes)?;

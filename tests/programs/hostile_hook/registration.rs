@@ -20,7 +20,7 @@ use nix::unistd::ftruncate;
 use crate::words::number;
 
 /// A registration.
-pub struct Hook {
+pub(crate) struct Hook {
     pub socket: OwnedFd,
     pub usage: &'static Usage,
     pub control: &'static Control,
@@ -29,7 +29,7 @@ pub struct Hook {
 
 impl Hook {
     /// Registers this process.
-    pub fn register(hello: Hello) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn register(hello: Hello) -> Result<Self, Box<dyn Error>> {
         let file = memfd_create(
             "gcgroup-usage",
             MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
@@ -69,14 +69,14 @@ impl Hook {
         })
     }
 
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         // If the socket is full, the daemon has a wake-up pending already.
         let _ = send(self.socket.as_raw_fd(), &bare(Tag::Doorbell), flags);
     }
 
     /// Rings, and waits until the number of the answer reaches that of the request.
-    pub fn wait_for(&self, answer: &AtomicU32, number: u32) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn wait_for(&self, answer: &AtomicU32, number: u32) -> Result<(), Box<dyn Error>> {
         self.ring();
         let deadline = Instant::now() + Duration::from_secs(30);
         while answer.load(Acquire).wrapping_sub(number) >= 1 << 31 {
@@ -129,7 +129,7 @@ fn map(file: &OwnedFd, size: usize, protection: i32) -> io::Result<*const u8> {
 }
 
 /// Parses the arguments: the settings requested at registration.
-pub fn wishes(arguments: impl Iterator<Item = String>) -> Result<Hello, Box<dyn Error>> {
+pub(crate) fn wishes(arguments: impl Iterator<Item = String>) -> Result<Hello, Box<dyn Error>> {
     let mut hello = Hello::PLAIN;
     for argument in arguments {
         let (name, value) = argument.split_once('=').ok_or("NAME=VALUE")?;

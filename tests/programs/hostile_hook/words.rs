@@ -7,7 +7,7 @@ use std::time::Duration;
 use gcgroup_abi::Usage;
 
 /// A word of a usage block.
-pub enum Word<'a> {
+pub(crate) enum Word<'a> {
     Long(&'a AtomicU64),
     Short(&'a AtomicU32),
 }
@@ -29,14 +29,14 @@ impl<'a> From<&'a AtomicU32> for Word<'a> {
     reason = "a liar's number, cut to the word's size"
 )]
 impl Word<'_> {
-    pub fn load(&self) -> u64 {
+    pub(crate) fn load(&self) -> u64 {
         match self {
             Self::Long(word) => word.load(Acquire),
             Self::Short(word) => word.load(Acquire).into(),
         }
     }
 
-    pub fn store(&self, value: u64) {
+    pub(crate) fn store(&self, value: u64) {
         match self {
             Self::Long(word) => word.store(value, Release),
             Self::Short(word) => word.store(value as u32, Release),
@@ -56,7 +56,7 @@ macro_rules! named {
 
 /// Finds a word of the block by name: of a device, of a thread (`thread.NAME`), of a device's array
 /// (`kinds.3`), or of the process (`process.NAME`). The index is that of the device or thread.
-pub fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, Box<dyn Error>> {
+pub(crate) fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, Box<dyn Error>> {
     let index: usize = index.parse()?;
     let device = block.devices.get(index);
     let found = match name.split_once('.') {
@@ -88,7 +88,7 @@ fn array<'a>(words: Option<&'a [AtomicU64]>, at: &str) -> Option<Word<'a>> {
 }
 
 /// Parses a number: decimal, `max`, `now` (`CLOCK_MONOTONIC`, nanoseconds), or a power of two (`2^40`).
-pub fn number(text: &str) -> Result<u64, Box<dyn Error>> {
+pub(crate) fn number(text: &str) -> Result<u64, Box<dyn Error>> {
     match text.split_once('^') {
         Some(("2", power)) => Ok(1 << power.parse::<u32>()?.min(63)),
         _ if text == "max" => Ok(u64::MAX),
@@ -97,7 +97,7 @@ pub fn number(text: &str) -> Result<u64, Box<dyn Error>> {
     }
 }
 
-pub fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
     now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
 }

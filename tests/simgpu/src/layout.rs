@@ -9,10 +9,10 @@ use crate::held::Held;
 use crate::mig::Mig;
 
 /// Maximum number of concurrent processes.
-pub const MAX_PROCESSES: usize = 4096;
+pub(crate) const MAX_PROCESSES: usize = 4096;
 
 /// Maximum number of concurrent exports.
-pub const MAX_EXPORTS: usize = 4096;
+pub(crate) const MAX_EXPORTS: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x03");
 

@@ -6,7 +6,7 @@
 
 /// Time for which a process had work, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
+pub(super) struct Claim {
     pub busy: u64,
     /// Upper bound of the part that can have been its own GPU time; `None` if unknown.
     pub most: Option<u64>,
@@ -14,7 +14,7 @@ pub struct Claim {
 
 /// Returns each claim's share of the `passed` nanoseconds. The sum never exceeds `passed`, and equals it (up
 /// to rounding) if the claims cover all of it.
-pub fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
+pub(super) fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
     let mut had: Vec<u64> = claims.iter().map(|claim| claim.busy).collect();
     if sum(&had) <= u128::from(passed) {
         return had;

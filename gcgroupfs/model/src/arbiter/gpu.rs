@@ -16,7 +16,7 @@ const DIVISION: u64 = 2_000_000;
 
 /// The state that a gate is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Order {
+pub(super) struct Order {
     pub gate: Gate,
     /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
     pub window: u64,
@@ -31,7 +31,7 @@ pub struct Order {
 #[cfg(test)]
 impl Order {
     /// The order for a process without a context on the GPU.
-    pub const OPEN: Self = Self {
+    pub(super) const OPEN: Self = Self {
         gate: Gate::Run,
         window: 0,
         patience: 0,
@@ -42,7 +42,7 @@ impl Order {
 
 /// State of the quotas that apply to a process on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Quotas {
+pub(super) struct Quotas {
     pub has_any: bool,
     /// When a quota that is used up is repaid, the latest time if there are several; `None` if none is used
     /// up.
@@ -54,7 +54,7 @@ pub struct Quotas {
 /// Orders that hold until the next tick, and the time of that tick; `next` is `None` if only a bell or a
 /// changed setting leads to one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub(super) struct Plan {
     /// One for each observed process, in the same order.
     pub orders: Vec<Order>,
     pub next: Option<Time>,
@@ -62,7 +62,7 @@ pub struct Plan {
 
 /// State on which a decision is based.
 #[derive(Debug)]
-pub struct Tick<'a, Id> {
+pub(super) struct Tick<'a, Id> {
     pub now: Time,
     /// The argument of [`Gpu::measure`].
     pub seen: &'a [Seen<Id>],
@@ -72,7 +72,7 @@ pub struct Tick<'a, Id> {
 }
 
 #[derive(Debug)]
-pub struct Gpu<Id> {
+pub(super) struct Gpu<Id> {
     /// Processes of the last observation, sorted by id.
     members: Vec<(Id, Member)>,
     turns: Turns,
@@ -84,7 +84,7 @@ pub struct Gpu<Id> {
 }
 
 impl<Id: Copy + Ord> Gpu<Id> {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             members: Vec::new(),
             turns: Turns::default(),
@@ -94,7 +94,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Returns the nanoseconds of GPU time to charge to each observed process, in the order of ids.
-    pub fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<u64> {
+    pub(super) fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<u64> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
         let passed = now.saturating_sub(last);
@@ -169,7 +169,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Decides the gates.
-    pub fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan {
+    pub(super) fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan {
         let Tick {
             now,
             seen,
@@ -231,7 +231,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Returns whether the process had work at the last decision, or counted as busy.
-    pub fn has_demand(&self, id: Id) -> bool {
+    pub(super) fn has_demand(&self, id: Id) -> bool {
         let place = self.members.binary_search_by_key(&id, |(id, _)| *id);
         place.is_ok_and(|place| self.members[place].1.has_demand)
     }

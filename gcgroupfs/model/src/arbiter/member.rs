@@ -68,7 +68,7 @@ const BRIEFLY: u64 = 4;
 
 /// State of one process on one GPU from tick to tick.
 #[derive(Debug, Clone, Copy)]
-pub struct Member {
+pub(super) struct Member {
     pub priority: u32,
     /// GPU time used, scaled by its weight; see [`virtual_time`].
     pub virtual_time: u128,
@@ -107,7 +107,7 @@ pub struct Member {
 }
 
 impl Member {
-    pub fn new<Id>(seen: &Seen<Id>) -> Self {
+    pub(super) fn new<Id>(seen: &Seen<Id>) -> Self {
         Self {
             priority: seen.priority,
             virtual_time: 0,
@@ -135,7 +135,7 @@ impl Member {
     }
 
     /// Returns the time for which it had work since the last look, which was at `last`.
-    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> u64 {
+    pub(super) fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> u64 {
         let passed = now.saturating_sub(last);
         let busy = match self.is_tracked {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
@@ -175,7 +175,7 @@ impl Member {
 
     /// Returns the claim of a process that was busy for `busy` nanoseconds, while all processes together were
     /// for `sum` in `passed` nanoseconds; `sum` is not below `passed`.
-    pub fn claim<Id>(&mut self, busy: u64, sum: u64, passed: u64, seen: &Seen<Id>) -> Claim {
+    pub(super) fn claim<Id>(&mut self, busy: u64, sum: u64, passed: u64, seen: &Seen<Id>) -> Claim {
         let even = u128::from(busy) * u128::from(passed) / u128::from(sum.max(1));
         let tail = self.tail.as_mut().filter(|_| seen.submitted_nsec != 0);
         let most = tail.map(|tail| {
@@ -187,7 +187,7 @@ impl Member {
 
     /// Charges `nsec` of GPU time since the last look; others had work for `beside` nanoseconds at the same
     /// time.
-    pub fn charge<Id>(&mut self, now: Time, nsec: u64, beside: u64, seen: &Seen<Id>) {
+    pub(super) fn charge<Id>(&mut self, now: Time, nsec: u64, beside: u64, seen: &Seen<Id>) {
         self.alone_since = (beside == 0).then(|| self.alone_since.unwrap_or(now));
         let knows = self.alone_since.is_some_and(|since| now >= since + ALONE);
         if knows || !seen.is_busy {
@@ -214,7 +214,7 @@ impl Member {
     }
 
     /// Advances the virtual time by `nsec` of GPU time.
-    pub fn owe(&mut self, nsec: u64) {
+    pub(super) fn owe(&mut self, nsec: u64) {
         self.virtual_time = self
             .virtual_time
             .saturating_add(virtual_time(nsec, self.priority));
@@ -222,7 +222,7 @@ impl Member {
 
     /// Determines whether it wants the GPU. A frozen process, or one whose quota is used up (`is_over`), does
     /// not count.
-    pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
+    pub(super) fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
         if let Some(pause) = self.pause.take() {
             self.pauses = self.pauses << 1 | u16::from(pause <= settings.linger);
         }
@@ -245,14 +245,14 @@ impl Member {
     }
 
     /// Returns whether it is held although it has work.
-    pub fn waits(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         self.is_held && self.has_demand
     }
 
     /// Returns until when it counts as busy without having work: for the linger time, a quarter of it if its
     /// last 16 pauses were all longer (the GPU stands idle meanwhile), or until
     /// [`awaited_until`](Self::awaited_until).
-    pub fn lease(&self, settings: &Settings) -> Option<Time> {
+    pub(super) fn lease(&self, settings: &Settings) -> Option<Time> {
         let linger = if self.pauses == 0 {
             settings.linger / BRIEFLY
         } else {
@@ -264,12 +264,12 @@ impl Member {
 
     /// Returns until when it may show work after its gate opened with threads waiting; `None` if that is not
     /// pending.
-    pub fn awaited_until(&self) -> Option<Time> {
+    pub(super) fn awaited_until(&self) -> Option<Time> {
         self.opened.map(|when| when + RESPONSE)
     }
 
     /// Records whether the policy has given the turn to others. With its own turn its debts end.
-    pub fn take_turn(&mut self, is_out_of_turn: bool) {
+    pub(super) fn take_turn(&mut self, is_out_of_turn: bool) {
         self.is_out_of_turn = is_out_of_turn;
         if !is_out_of_turn {
             self.debt = Debt::default();
@@ -278,14 +278,14 @@ impl Member {
 
     /// Returns for how long a thread of it waits at a closed gate if the daemon opens that when it should,
     /// nanoseconds. `over_until`: when its quota is repaid.
-    pub fn debt_length(&self, over_until: Option<Time>, settings: &Settings) -> u64 {
+    pub(super) fn debt_length(&self, over_until: Option<Time>, settings: &Settings) -> u64 {
         let quota = over_until.zip(self.over_since);
         let quota = quota.map_or(0, |(until, since)| until.saturating_sub(since) + settings.window);
         quota.max(self.debt.length()).min(LONGEST_DEBT)
     }
 
     /// Records the decision.
-    pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
+    pub(super) fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
         if self.is_held && !holds && seen.nr_waiting > 0 && !self.is_deaf {
             self.opened = Some(now);
         }

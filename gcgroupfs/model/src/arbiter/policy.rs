@@ -26,7 +26,7 @@ pub struct Policy {
 }
 
 /// Decides once a tick from the time, a view of each process with a context on the GPU, and the turns so far.
-pub type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
+pub(super) type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
 
 /// All policies; the first is the default.
 pub const POLICIES: &[&Policy] = &[WEIGHTED, STRICT];
@@ -143,7 +143,7 @@ pub struct Decision {
 
 /// Returns GPU time scaled for a priority: nanoseconds times 2^priority, which is proportional to nanoseconds
 /// divided by the weight 2^(8-priority).
-pub fn virtual_time(nsec: u64, priority: u32) -> u128 {
+pub(super) fn virtual_time(nsec: u64, priority: u32) -> u128 {
     u128::from(nsec) << priority.min(MAX_PRIORITY)
 }
 

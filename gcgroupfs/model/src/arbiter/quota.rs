@@ -19,7 +19,7 @@ const MOST_LEFT: u64 = 1_000_000_000;
 
 /// Use of one quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meter {
+pub(super) struct Meter {
     quota: Quota,
     /// When the current period began.
     began: Time,
@@ -35,14 +35,14 @@ pub struct Meter {
 
 /// GPU time on a device to charge to meters, each with what the one before passes on.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Passed {
+pub(super) struct Passed {
     pub device: usize,
     pub nsec: u64,
     pub to: Vec<Key>,
 }
 
 impl Meter {
-    pub fn new(quota: Quota, now: Time) -> Self {
+    pub(super) fn new(quota: Quota, now: Time) -> Self {
         Self {
             quota,
             began: now,
@@ -53,17 +53,17 @@ impl Meter {
         }
     }
 
-    pub fn quota(&self) -> Quota {
+    pub(super) fn quota(&self) -> Quota {
         self.quota
     }
 
     /// Changes the quota. What is used stays used.
-    pub fn set(&mut self, quota: Quota) {
+    pub(super) fn set(&mut self, quota: Quota) {
         self.quota = quota;
     }
 
     /// Charges `nsec` of GPU time up to `now`, and advances to the period that contains `now`.
-    pub fn charge(&mut self, now: Time, nsec: u64) {
+    pub(super) fn charge(&mut self, now: Time, nsec: u64) {
         self.used = self.used.saturating_add(nsec);
         let (quota, period) = (self.quota_nsec(), self.period_nsec());
         let passed = now.saturating_sub(self.began) / period;
@@ -77,7 +77,7 @@ impl Meter {
     }
 
     /// Returns how many nanoseconds of a charge the meters above are charged with now; the rest is deferred.
-    pub fn pass(&mut self, device: usize, nsec: u64, above: &[Key]) -> u64 {
+    pub(super) fn pass(&mut self, device: usize, nsec: u64, above: &[Key]) -> u64 {
         if self.above != above {
             self.above = above.to_vec();
         }
@@ -94,7 +94,7 @@ impl Meter {
     }
 
     /// Returns the deferred charges for which the current period has room, and removes them.
-    pub fn release(&mut self) -> Vec<Passed> {
+    pub(super) fn release(&mut self) -> Vec<Passed> {
         let room = self.quota_nsec().saturating_sub(self.passed);
         let released = self.take(room);
         self.passed += released.iter().map(|one| one.nsec).sum::<u64>();
@@ -102,7 +102,7 @@ impl Meter {
     }
 
     /// Returns what the meters above are charged with when this quota is removed.
-    pub fn settle(mut self) -> Vec<Passed> {
+    pub(super) fn settle(mut self) -> Vec<Passed> {
         self.take(MOST_LEFT)
     }
 
@@ -126,7 +126,7 @@ impl Meter {
     }
 
     /// Returns whether this period's quota is used up.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.used >= self.quota_nsec()
     }
 
@@ -136,14 +136,14 @@ impl Meter {
     }
 
     /// Returns the end of the period in which a quota that is used up is repaid.
-    pub fn repaid(&self) -> Time {
+    pub(super) fn repaid(&self) -> Time {
         let periods = self.used / self.quota_nsec().max(1);
         self.began + periods.max(1).saturating_mul(self.period_nsec())
     }
 
     /// Returns when the quota is used up at the earliest, if used from `now` on without pause; not beyond the
     /// period's end.
-    pub fn lasts(&self, now: Time) -> Time {
+    pub(super) fn lasts(&self, now: Time) -> Time {
         let left = self.quota_nsec().saturating_sub(self.used);
         now.saturating_add(left).min(self.ends())
     }

@@ -16,7 +16,7 @@ pub(super) const LONGEST_DEBT: u64 = 20_000_000_000;
 
 /// Row of the table of options, for the manual.
 #[derive(Debug)]
-pub struct Row {
+pub(super) struct Row {
     pub name: &'static str,
     pub least: u32,
     pub most: u32,
@@ -145,7 +145,7 @@ impl Settings {
 }
 
 /// Returns `nsec` in microseconds, the unit of control blocks and of the configuration.
-pub fn usec(nsec: u64) -> u32 {
+pub(super) fn usec(nsec: u64) -> u32 {
     u32::try_from(nsec / 1000).unwrap_or(u32::MAX)
 }
 

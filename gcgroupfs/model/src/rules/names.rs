@@ -7,7 +7,7 @@ use std::cell::Cell;
 ///
 /// # Errors
 /// Why it cannot be looked up, for people to read.
-pub type Lookup = fn(&str) -> Result<Option<u32>, String>;
+pub(super) type Lookup = fn(&str) -> Result<Option<u32>, String>;
 
 /// Names of users and of groups of users.
 #[derive(Debug, Clone, Copy)]

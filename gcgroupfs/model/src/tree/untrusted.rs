@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
 
-pub use device::UntrustedDevice;
+pub(super) use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
 pub use ledger::Ledger;
 pub(super) use stall::StallsSeen;

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const MOST_COUNTED: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub struct AwaitedMembers {
+pub(super) struct AwaitedMembers {
     tree: Arc<Tree>,
     groups: BTreeMap<Key, GroupId>,
     left: Duration,
@@ -28,7 +28,7 @@ pub struct AwaitedMembers {
 
 impl AwaitedMembers {
     /// Awaits the remembered processes that are in groups.
-    pub fn new(tree: Arc<Tree>, records: &BTreeMap<Key, Saved>) -> Self {
+    pub(super) fn new(tree: Arc<Tree>, records: &BTreeMap<Key, Saved>) -> Self {
         let groups = records
             .iter()
             .filter_map(|(key, saved)| Some((*key, saved.group?)));
@@ -47,17 +47,17 @@ impl AwaitedMembers {
     }
 
     /// Returns whether any process is still awaited.
-    pub fn is_any(&self) -> bool {
+    pub(super) fn is_any(&self) -> bool {
         !self.groups.is_empty()
     }
 
     /// Returns whether the process has not registered yet.
-    pub fn is_awaited(&self, key: Key) -> bool {
+    pub(super) fn is_awaited(&self, key: Key) -> bool {
         self.groups.contains_key(&key)
     }
 
     /// Stops waiting for a process that has registered.
-    pub fn registered(&mut self, key: Key) {
+    pub(super) fn registered(&mut self, key: Key) {
         if let Some(group) = self.groups.remove(&key) {
             self.tree.member_told(group);
         }
@@ -65,7 +65,7 @@ impl AwaitedMembers {
 
     /// Stops waiting for processes that have ended, and for all after [`PATIENCE`]. Returns the processes
     /// given up.
-    pub fn tend(&mut self, now: Instant) -> Vec<Key> {
+    pub(super) fn tend(&mut self, now: Instant) -> Vec<Key> {
         let passed = now.saturating_duration_since(self.checked);
         self.left = self.left.saturating_sub(passed.min(MOST_COUNTED));
         self.checked = now;

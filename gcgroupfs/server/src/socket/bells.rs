@@ -19,7 +19,7 @@ use gcgroupfs_sys::{ControlMap, UsageMap, wake_all};
 
 /// A process's mapped blocks.
 #[derive(Debug)]
-pub struct Mapped {
+pub(super) struct Mapped {
     pub control: ControlMap,
     pub usage: UsageMap,
 }
@@ -36,7 +36,7 @@ impl Blocks for Mapped {
 
 /// Doorbells of all registered processes.
 #[derive(Debug, Default)]
-pub struct Bells {
+pub(super) struct Bells {
     bells: RwLock<HashMap<ProcessId, Bell>>,
 }
 
@@ -49,7 +49,7 @@ struct Bell {
 
 impl Bells {
     /// Adds a process.
-    pub fn hang(&self, id: ProcessId, blocks: Arc<Mapped>, socket: Arc<OwnedFd>) {
+    pub(super) fn hang(&self, id: ProcessId, blocks: Arc<Mapped>, socket: Arc<OwnedFd>) {
         self.bells.write().insert(
             id,
             Bell {
@@ -60,14 +60,14 @@ impl Bells {
     }
 
     /// Drops a process's connection, for the caller to close; its waiting threads are still woken.
-    pub fn mute(&self, id: ProcessId) {
+    pub(super) fn mute(&self, id: ProcessId) {
         if let Some(bell) = self.bells.write().get_mut(&id) {
             bell.socket = None;
         }
     }
 
     /// Removes a process.
-    pub fn remove(&self, id: ProcessId) {
+    pub(super) fn remove(&self, id: ProcessId) {
         self.bells.write().remove(&id);
     }
 

@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_RINGS: u32 = 1024;
 
 #[derive(Debug)]
-pub struct Connection {
+pub(super) struct Connection {
     socket: Arc<OwnedFd>,
     /// Pid of the process that connected; 0 if it is not visible in the daemon's pid namespace.
     pid: u32,
@@ -74,7 +74,7 @@ pub(super) enum Kind {
 }
 
 impl Connection {
-    pub fn new(socket: OwnedFd, pid: u32, uid: u32, gid: u32) -> Self {
+    pub(super) fn new(socket: OwnedFd, pid: u32, uid: u32, gid: u32) -> Self {
         let socket = Arc::new(socket);
         Self {
             socket,
@@ -89,11 +89,11 @@ impl Connection {
         }
     }
 
-    pub fn into_socket(self) -> Arc<OwnedFd> {
+    pub(super) fn into_socket(self) -> Arc<OwnedFd> {
         self.socket
     }
 
-    pub fn uid(&self) -> u32 {
+    pub(super) fn uid(&self) -> u32 {
         self.uid
     }
 
@@ -101,22 +101,22 @@ impl Connection {
         matches!(self.kind, Kind::New)
     }
 
-    pub fn is_unregistered(&self) -> bool {
+    pub(super) fn is_unregistered(&self) -> bool {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
     /// Returns when the connection must be examined next; `None` for a hook that is not muted.
-    pub fn next_look(&self) -> Option<Instant> {
+    pub(super) fn next_look(&self) -> Option<Instant> {
         self.muted_until
             .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
     }
 
-    pub fn is_expired(&self, now: Instant) -> bool {
+    pub(super) fn is_expired(&self, now: Instant) -> bool {
         self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Returns the size of the text that the client is reading, in bytes.
-    pub fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         match &self.kind {
             Kind::Client(text) => text.len(),
             _ => 0,
@@ -133,7 +133,7 @@ impl Connection {
     }
 
     /// Reads again from a client that rang too often, used too much time or registered too soon.
-    pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
+    pub(super) fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
         if self.muted_until.is_some_and(|until| until <= now) {
             self.muted_until = None;
             watch(&self.socket);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::connection::Connection;
 
 /// Maximum number of one user's connections that do not belong to registered processes.
-pub const MAX_UNREGISTERED_PER_UID: usize = 1024;
+pub(super) const MAX_UNREGISTERED_PER_UID: usize = 1024;
 
 /// Bytes of the texts that one user's clients and all clients together are reading, where a text takes
 /// several packets. The last quarter is reserved for users with at most [`LITTLE`].
@@ -19,7 +19,7 @@ const LITTLE: usize = 1 << 20;
 
 /// Result of [`Connections::admission`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Admission {
+pub(super) enum Admission {
     Free,
     /// Admitted if the connection with this number is closed first.
     InPlaceOf(u64),
@@ -27,7 +27,7 @@ pub enum Admission {
 }
 
 #[derive(Debug)]
-pub struct Connections {
+pub(super) struct Connections {
     all: HashMap<u64, Entry>,
     /// One entry for each connection that has a timer.
     due: BTreeSet<(Instant, u64)>,
@@ -61,7 +61,7 @@ struct User {
 
 impl Connections {
     /// Creates a table with room for `most` connections that do not belong to registered processes.
-    pub fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self {
             all: HashMap::new(),
             due: BTreeSet::new(),
@@ -73,17 +73,17 @@ impl Connections {
         }
     }
 
-    pub fn get(&self, number: &u64) -> Option<&Connection> {
+    pub(super) fn get(&self, number: &u64) -> Option<&Connection> {
         self.all.get(number).map(|entry| entry.connection.as_ref())
     }
 
-    pub fn get_mut(&mut self, number: &u64) -> Option<&mut Connection> {
+    pub(super) fn get_mut(&mut self, number: &u64) -> Option<&mut Connection> {
         self.all.get_mut(number).map(|entry| entry.connection.as_mut())
     }
 
     /// Decides whether the user may have another connection. If the table is full, the user with the most
     /// connections loses the oldest one to a user with fewer.
-    pub fn admission(&self, uid: u32) -> Admission {
+    pub(super) fn admission(&self, uid: u32) -> Admission {
         let own = self.users.get(&uid).map_or(0, |user| user.nr_unregistered);
         if own >= MAX_UNREGISTERED_PER_UID {
             return Admission::Refused;
@@ -99,7 +99,7 @@ impl Connections {
     }
 
     /// Adds a connection; numbers must increase.
-    pub fn insert(&mut self, number: u64, connection: Box<Connection>) {
+    pub(super) fn insert(&mut self, number: u64, connection: Box<Connection>) {
         let uid = connection.uid();
         self.unregistered.insert((uid, number));
         self.change(uid, |user| user.nr_unregistered += 1);
@@ -116,7 +116,7 @@ impl Connections {
         }
     }
 
-    pub fn remove(&mut self, number: &u64) -> Option<Box<Connection>> {
+    pub(super) fn remove(&mut self, number: &u64) -> Option<Box<Connection>> {
         let Entry { connection, due } = self.all.remove(number)?;
         if let Some(when) = due {
             self.due.remove(&(when, *number));
@@ -126,21 +126,21 @@ impl Connections {
     }
 
     /// Removes all of them.
-    pub fn take_all(&mut self) -> Vec<Connection> {
+    pub(super) fn take_all(&mut self) -> Vec<Connection> {
         let numbers: Vec<u64> = self.all.keys().copied().collect();
         let removed = numbers.iter().filter_map(|number| self.remove(number));
         removed.map(|connection| *connection).collect()
     }
 
     /// Reclassifies a connection as that of a registered process.
-    pub fn is_hook_now(&mut self, number: u64) {
+    pub(super) fn is_hook_now(&mut self, number: u64) {
         if let Some(uid) = self.get(&number).map(Connection::uid) {
             self.end_visit(number, uid, 0);
         }
     }
 
     /// Returns whether a client of the user may read a text with `bytes` more.
-    pub fn has_room_for_text(&self, uid: u32, bytes: usize) -> bool {
+    pub(super) fn has_room_for_text(&self, uid: u32, bytes: usize) -> bool {
         let own = self
             .users
             .get(&uid)
@@ -154,7 +154,7 @@ impl Connections {
     }
 
     /// Records that a client of the user reads a text of `now` bytes in place of one of `before` bytes.
-    pub fn note_text(&mut self, uid: u32, before: usize, now: usize) {
+    pub(super) fn note_text(&mut self, uid: u32, before: usize, now: usize) {
         if let Some(user) = self.users.get_mut(&uid) {
             user.held = (user.held + now).saturating_sub(before);
             self.held = (self.held + now).saturating_sub(before);
@@ -162,7 +162,7 @@ impl Connections {
     }
 
     /// Schedules an examination of the connection at `when`, unless an earlier one is scheduled.
-    pub fn look_at(&mut self, number: u64, when: Instant) {
+    pub(super) fn look_at(&mut self, number: u64, when: Instant) {
         let Some(entry) = self.all.get_mut(&number) else {
             return;
         };
@@ -176,12 +176,12 @@ impl Connections {
     }
 
     /// Returns the time of the next scheduled examination.
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(when, _)| *when)
     }
 
     /// Removes and returns the next connection whose time has come.
-    pub fn pop_due(&mut self, now: Instant) -> Option<u64> {
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<u64> {
         let number = self.due.first().filter(|(when, _)| *when <= now)?.1;
         self.due.pop_first();
         if let Some(entry) = self.all.get_mut(&number) {

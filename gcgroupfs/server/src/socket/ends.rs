@@ -7,10 +7,10 @@ use gcgroupfs_model::tree::{Listener, Notice};
 
 /// Wakes the event loop. Its turn handles every end that the kernel has reported by then.
 #[derive(Debug)]
-pub struct EndsWaker(UnixStream);
+pub(super) struct EndsWaker(UnixStream);
 
 impl EndsWaker {
-    pub fn new(waker: UnixStream) -> Self {
+    pub(super) fn new(waker: UnixStream) -> Self {
         Self(waker)
     }
 }

@@ -84,7 +84,7 @@ impl Credentials {
 
 /// Facts about a process that registers for the first time.
 #[derive(Debug)]
-pub struct GroupFacts<'a> {
+pub(super) struct GroupFacts<'a> {
     pub who: &'a Credentials,
     /// Group of the nearest governed ancestor.
     pub above: Option<GroupId>,
@@ -95,7 +95,7 @@ pub struct GroupFacts<'a> {
 
 /// Where a process begins.
 #[derive(Debug, Default)]
-pub struct InitialGroup {
+pub(super) struct InitialGroup {
     /// `None` for the root.
     pub group: Option<GroupId>,
     /// Whether this is the group that the process asks for, or the one that a rule gives to processes that
@@ -106,7 +106,7 @@ pub struct InitialGroup {
 }
 
 /// Finds the group in which a process begins, and creates it if it does not exist.
-pub fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
+pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
     let mut troubles = Vec::new();
     let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
@@ -224,7 +224,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
 ///
 /// # Errors
 /// The reason why it could not.
-pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
+pub(super) fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     let mut directory = Directory::ROOT;
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {

@@ -10,7 +10,7 @@ use crate::journal::{Journal, Key};
 use gcgroupfs_model::tree::{Listener, Notice, Subject, Tree};
 
 #[derive(Debug)]
-pub struct JournalListener {
+pub(super) struct JournalListener {
     /// Weak, because the tree owns its listeners.
     tree: Weak<Tree>,
     journal: Arc<Journal>,
@@ -21,7 +21,7 @@ pub struct JournalListener {
 }
 
 impl JournalListener {
-    pub fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
+    pub(super) fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
         tree.keep_records();
         Self {
             tree: Arc::downgrade(tree),

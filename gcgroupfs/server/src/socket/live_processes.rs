@@ -20,10 +20,10 @@ use gcgroupfs_sys::process;
 
 /// Registrations of one process per second; further ones wait. A process needs one for each program that it
 /// executes.
-pub const MAX_PER_SECOND: u32 = 16;
+pub(super) const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]
-pub struct LiveProcesses {
+pub(super) struct LiveProcesses {
     /// Reports the end of each process.
     epoll: Arc<Epoll>,
     /// Boxed, because the map may allocate twice the room it needs.
@@ -35,7 +35,7 @@ pub struct LiveProcesses {
 
 /// One process.
 #[derive(Debug)]
-pub struct LiveProcess {
+pub(super) struct LiveProcess {
     pub key: Key,
     uid: u32,
     pidfd: OwnedFd,
@@ -49,7 +49,7 @@ pub struct LiveProcess {
 }
 
 #[derive(Debug)]
-pub struct Registration {
+pub(super) struct Registration {
     pub id: ProcessId,
     /// The hook's connection; `None` when it is lost.
     pub connection: Option<u64>,
@@ -58,7 +58,7 @@ pub struct Registration {
 }
 
 impl LiveProcesses {
-    pub fn new(epoll: Arc<Epoll>) -> Self {
+    pub(super) fn new(epoll: Arc<Epoll>) -> Self {
         Self {
             epoll,
             processes: HashMap::new(),
@@ -67,22 +67,22 @@ impl LiveProcesses {
         }
     }
 
-    pub fn get_mut(&mut self, number: u64) -> Option<&mut LiveProcess> {
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut LiveProcess> {
         self.processes.get_mut(&number).map(AsMut::as_mut)
     }
 
-    pub fn find(&self, key: Key) -> Option<&LiveProcess> {
+    pub(super) fn find(&self, key: Key) -> Option<&LiveProcess> {
         let number = self.numbers.get(&key)?;
         self.processes.get(number).map(AsRef::as_ref)
     }
 
     /// Returns the living process with this pid, for use when its start time cannot be read.
-    pub fn find_pid(&self, pid: u32) -> Option<&LiveProcess> {
+    pub(super) fn find_pid(&self, pid: u32) -> Option<&LiveProcess> {
         self.processes.get(&self.number_of(pid)?).map(AsRef::as_ref)
     }
 
     /// Returns a mutable reference to the process that [`find_pid`](Self::find_pid) returns.
-    pub fn find_pid_mut(&mut self, pid: u32) -> Option<&mut LiveProcess> {
+    pub(super) fn find_pid_mut(&mut self, pid: u32) -> Option<&mut LiveProcess> {
         self.get_mut(self.number_of(pid)?)
     }
 
@@ -97,12 +97,12 @@ impl LiveProcesses {
     }
 
     /// Returns whether the process is known as this user's, or there is room for it.
-    pub fn has_room_for(&self, key: Key, uid: u32) -> bool {
+    pub(super) fn has_room_for(&self, key: Key, uid: u32) -> bool {
         self.find(key).is_some_and(|known| known.uid == uid) || self.room.has_room(uid)
     }
 
     /// Returns the registered processes whose connection is lost; they may have executed another program.
-    pub fn lost(&self) -> Vec<u64> {
+    pub(super) fn lost(&self) -> Vec<u64> {
         let is_lost = |known: &LiveProcess| {
             let registration = known.registration.as_ref();
             registration.is_some_and(|registration| registration.connection.is_none())
@@ -113,7 +113,7 @@ impl LiveProcesses {
 
     /// Returns the process's number: its existing one, or `number` for a new process, whose end is watched
     /// from then on.
-    pub fn add(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
+    pub(super) fn add(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
         if let Some(number) = self.numbers.get(&key) {
             if let Some(known) = self.processes.get_mut(number) {
                 self.room.remove(known.uid);
@@ -145,7 +145,7 @@ impl LiveProcesses {
     ///
     /// # Errors
     /// `ESRCH` if it has ended; out of memory or descriptors.
-    pub fn watch(&mut self, number: u64, key: Key) -> nix::Result<()> {
+    pub(super) fn watch(&mut self, number: u64, key: Key) -> nix::Result<()> {
         let errno = |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
         let pid = i32::try_from(key.pid).map_err(|_| Errno::ESRCH)?;
         let pidfd = sys::pidfd_open(pid).map_err(errno)?;
@@ -158,7 +158,7 @@ impl LiveProcesses {
     }
 
     /// Removes a process that has ended and returns its key.
-    pub fn remove(&mut self, number: u64) -> Option<Key> {
+    pub(super) fn remove(&mut self, number: u64) -> Option<Key> {
         let known = self.processes.remove(&number)?;
         self.room.remove(known.uid);
         // Closing the pidfd's last descriptor would remove it from the epoll set as well.
@@ -171,12 +171,12 @@ impl LiveProcesses {
 }
 
 impl LiveProcess {
-    pub fn uid(&self) -> u32 {
+    pub(super) fn uid(&self) -> u32 {
         self.uid
     }
 
     /// Returns whether the process executes the program with which it registered.
-    pub fn is_same_program(&self) -> bool {
+    pub(super) fn is_same_program(&self) -> bool {
         let Some(Registration {
             image: Some(image), ..
         }) = self.registration

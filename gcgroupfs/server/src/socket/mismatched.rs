@@ -8,11 +8,11 @@ use crate::journal::Key;
 const MOST: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Mismatched(HashSet<Key>);
+pub(super) struct Mismatched(HashSet<Key>);
 
 impl Mismatched {
     /// Adds a process and returns whether it was not in the set.
-    pub fn insert(&mut self, key: Key) -> bool {
+    pub(super) fn insert(&mut self, key: Key) -> bool {
         if self.0.len() >= MOST {
             self.0.clear();
         }

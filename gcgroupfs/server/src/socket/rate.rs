@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 /// Allows `most` events per second; a second begins with its first event.
 #[derive(Debug)]
-pub struct Rate {
+pub(super) struct Rate {
     most: u32,
     since: Option<Instant>,
     count: u32,
 }
 
 impl Rate {
-    pub fn new(most: u32) -> Self {
+    pub(super) fn new(most: u32) -> Self {
         Self {
             most,
             since: None,
@@ -20,7 +20,7 @@ impl Rate {
     }
 
     /// Counts an event and returns whether it is within the rate.
-    pub fn allows(&mut self, now: Instant) -> bool {
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
         if self.is_over(now) {
             (self.since, self.count) = (Some(now), 0);
         }
@@ -29,12 +29,12 @@ impl Rate {
     }
 
     /// Returns whether a further event would exceed the rate.
-    pub fn is_spent(&self, now: Instant) -> bool {
+    pub(super) fn is_spent(&self, now: Instant) -> bool {
         !self.is_over(now) && self.count >= self.most
     }
 
     /// Returns whether the current second is over.
-    pub fn is_over(&self, now: Instant) -> bool {
+    pub(super) fn is_over(&self, now: Instant) -> bool {
         self.since
             .is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1))
     }
@@ -42,7 +42,7 @@ impl Rate {
 
 /// Spreads events over time: a second's worth may happen at once, after that one each interval.
 #[derive(Debug)]
-pub struct Pace {
+pub(super) struct Pace {
     interval: Duration,
     /// How long before [`Self::end`] the next event may happen.
     ahead: Duration,
@@ -52,7 +52,7 @@ pub struct Pace {
 
 impl Pace {
     /// Allows `per_second` events in each second; must not be zero.
-    pub fn new(per_second: u32) -> Self {
+    pub(super) fn new(per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second;
         Self {
             interval,
@@ -62,13 +62,13 @@ impl Pace {
     }
 
     /// Returns how long the next event must wait: at most one interval, zero if it may happen now.
-    pub fn delay(&self, now: Instant) -> Duration {
+    pub(super) fn delay(&self, now: Instant) -> Duration {
         let end = self.end.unwrap_or(now);
         end.saturating_duration_since(now + self.ahead)
     }
 
     /// Counts an event if it may happen now, and returns whether it may.
-    pub fn allows(&mut self, now: Instant) -> bool {
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
         let is_allowed = self.delay(now).is_zero();
         if is_allowed {
             self.end = Some(self.end.map_or(now, |end| end.max(now)) + self.interval);

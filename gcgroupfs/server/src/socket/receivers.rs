@@ -34,7 +34,7 @@ const MAX_CLOSED: usize = 250;
 /// Starts a receiver that serves the other end of the socket.
 pub type Start = Box<dyn Fn(OwnedFd) -> io::Result<()> + Send>;
 
-pub struct Receivers {
+pub(super) struct Receivers {
     start: Start,
     epoll: Arc<Epoll>,
     running: Option<OwnedFd>,
@@ -68,7 +68,7 @@ impl fmt::Debug for Receivers {
 }
 
 impl Receivers {
-    pub fn new(start: Start, epoll: Arc<Epoll>) -> Self {
+    pub(super) fn new(start: Start, epoll: Arc<Epoll>) -> Self {
         let mut receivers = Self {
             start,
             epoll,
@@ -90,7 +90,7 @@ impl Receivers {
     ///
     /// # Errors
     /// `EAGAIN` if the user has sent too many descriptors that are not memfds.
-    pub fn ask(&mut self, number: u64, uid: u32, socket: Arc<OwnedFd>) -> nix::Result<()> {
+    pub(super) fn ask(&mut self, number: u64, uid: u32, socket: Arc<OwnedFd>) -> nix::Result<()> {
         let now = Instant::now();
         if self.offences.get(&uid).is_some_and(|rate| rate.is_spent(now)) {
             return Err(Errno::EAGAIN);
@@ -102,7 +102,7 @@ impl Receivers {
 
     /// Returns the next answer, if there is one: the connection's number and its usage block, or why there is
     /// none.
-    pub fn answer(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
+    pub(super) fn answer(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
         let running = self.running.as_ref()?;
         let mut buffer = [0; Taken::LENGTH];
         let received = match sys::receive(running, &mut buffer) {
@@ -134,7 +134,7 @@ impl Receivers {
     }
 
     /// Closes a connection without waiting for the close of descriptors that the client has sent.
-    pub fn retire(&mut self, socket: Arc<OwnedFd>) {
+    pub(super) fn retire(&mut self, socket: Arc<OwnedFd>) {
         // Notifies the client at once and keeps further messages out of the queue.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         match Arc::try_unwrap(socket) {
@@ -145,7 +145,7 @@ impl Receivers {
     }
 
     /// Returns whether [`Self::tick`] must be called within a tick.
-    pub fn depends_on_time(&self) -> bool {
+    pub(super) fn depends_on_time(&self) -> bool {
         self.busy.is_some()
             || !self.waiting.is_empty()
             || !self.retiring.is_empty()
@@ -153,7 +153,7 @@ impl Receivers {
     }
 
     /// Does periodic work. Returns the failed task if the receiver has taken too long.
-    pub fn tick(&mut self, now: Instant) -> Option<(u64, nix::Result<OwnedFd>)> {
+    pub(super) fn tick(&mut self, now: Instant) -> Option<(u64, nix::Result<OwnedFd>)> {
         for socket in mem::take(&mut self.retiring) {
             self.retire(socket);
         }
@@ -169,7 +169,7 @@ impl Receivers {
     }
 
     /// Passes connections that hold descriptors to a separate receiver, which closes them.
-    pub fn close_doomed(&mut self) {
+    pub(super) fn close_doomed(&mut self) {
         while !self.doomed.is_empty() {
             let rest = self.doomed.split_off(self.doomed.len().min(MAX_CLOSED));
             let raw: Vec<_> = self.doomed.iter().map(AsRawFd::as_raw_fd).collect();

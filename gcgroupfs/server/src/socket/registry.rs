@@ -33,7 +33,7 @@ use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
 use gcgroupfs_sys::process::Peer;
 
 #[derive(Debug)]
-pub struct Registry {
+pub(super) struct Registry {
     tree: Arc<Tree>,
     bells: Arc<Bells>,
     journal: Arc<Journal>,
@@ -48,7 +48,7 @@ pub struct Registry {
 
 /// Result of a registration.
 #[derive(Debug)]
-pub struct Registered {
+pub(super) struct Registered {
     /// The process's number.
     pub number: u64,
     pub id: ProcessId,
@@ -60,7 +60,7 @@ pub struct Registered {
 
 /// Parts that a registry works with.
 #[derive(Debug)]
-pub struct Options {
+pub(super) struct Options {
     pub tree: Arc<Tree>,
     pub bells: Arc<Bells>,
     pub epoll: Arc<Epoll>,
@@ -72,7 +72,7 @@ pub struct Options {
 }
 
 impl Registry {
-    pub fn new(options: Options) -> Self {
+    pub(super) fn new(options: Options) -> Self {
         Self {
             live: LiveProcesses::new(options.epoll),
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
@@ -86,22 +86,22 @@ impl Registry {
     }
 
     /// Returns whether a further line about the user may be logged.
-    pub fn may_log_of(&mut self, uid: u32) -> bool {
+    pub(super) fn may_log_of(&mut self, uid: u32) -> bool {
         self.log_limit.allows(uid, Instant::now())
     }
 
     /// Returns whether the process is still tracked, so that its end, if it has ended, is yet to be handled.
-    pub fn is_tracked(&self, key: Key) -> bool {
+    pub(super) fn is_tracked(&self, key: Key) -> bool {
         self.live.find(key).is_some() || self.unregistered.get(key).is_some()
     }
 
     /// Returns whether the process has registered before, so that its settings are known.
-    pub fn is_known(&self, peer: &Peer) -> bool {
+    pub(super) fn is_known(&self, peer: &Peer) -> bool {
         self.saved(key(peer)).is_some()
     }
 
     /// Returns how long the registration of the process with this pid must wait, if it registers too often.
-    pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
+    pub(super) fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
         let delay = self.live.find_pid(pid)?.pace.delay(now);
         (!delay.is_zero()).then_some(delay)
     }
@@ -109,7 +109,7 @@ impl Registry {
     /// Notes that a hook in the process with this pid has asked to be registered, or has closed its
     /// connection without an answer: from then until it is registered it may give up waiting and let
     /// everything through.
-    pub fn asks(&mut self, pid: u32) {
+    pub(super) fn asks(&mut self, pid: u32) {
         if let Some(known) = self.live.find_pid_mut(pid) {
             known.is_asking = true;
             self.unregistered.set_ungoverned(known.key);
@@ -122,7 +122,7 @@ impl Registry {
     /// # Errors
     /// `EDQUOT` if its user has too many processes, `EAGAIN` if it comes before [`delay`](Self::delay) is
     /// over, `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
-    pub fn register(
+    pub(super) fn register(
         &mut self,
         registrant: Registrant,
         verdict: &Verdict,
@@ -247,7 +247,7 @@ impl Registry {
     /// Handles the loss of a process's connection. The process has ended, executes another program, or has
     /// closed a descriptor it did not know. In the last case its directory stays, and changes still reach it
     /// through shared memory.
-    pub fn lost(&mut self, process: u64, connection: u64) {
+    pub(super) fn lost(&mut self, process: u64, connection: u64) {
         let Some(known) = self.live.get_mut(process) else {
             return;
         };
@@ -271,7 +271,7 @@ impl Registry {
     }
 
     /// Handles the end of a process, reported by its pidfd.
-    pub fn died(&mut self, process: u64) {
+    pub(super) fn died(&mut self, process: u64) {
         self.end_registration(process);
         if let Some(key) = self.live.remove(process) {
             self.unregistered.ended(key);
@@ -280,7 +280,7 @@ impl Registry {
 
     /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
     /// are left.
-    pub fn tend(&mut self, now: Instant) -> Option<Duration> {
+    pub(super) fn tend(&mut self, now: Instant) -> Option<Duration> {
         for key in self.awaited.tend(now) {
             if self.live.find(key).is_none_or(|known| !known.is_asking) {
                 self.tree.clear_ungoverned((key.pid, key.start_time));
@@ -297,7 +297,7 @@ impl Registry {
 
     /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
     /// held for a process is not removed.
-    pub fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
+    pub(super) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
         for key in self.unregistered.in_groups() {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
@@ -310,7 +310,7 @@ impl Registry {
 
     /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
     /// whether any are left that have not registered again.
-    pub fn tend_unregistered(&mut self) -> bool {
+    pub(super) fn tend_unregistered(&mut self) -> bool {
         let is_any_left = self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left

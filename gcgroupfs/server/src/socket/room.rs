@@ -23,13 +23,13 @@ fn nr_descriptors() -> usize {
 
 /// Returns the maximum number of connections that do not belong to registered processes: half of the
 /// descriptors.
-pub fn for_unregistered() -> usize {
+pub(super) fn for_unregistered() -> usize {
     nr_descriptors() / 2
 }
 
 /// Number of each user's processes that the daemon watches.
 #[derive(Debug)]
-pub struct Processes {
+pub(super) struct Processes {
     most: usize,
     counts: UserCounts,
 }
@@ -37,7 +37,7 @@ pub struct Processes {
 impl Processes {
     /// Uses three eighths of the descriptors, two for each process: a connection and a pidfd. The last eighth
     /// is for files.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::at_most(nr_descriptors() / 8 * 3 / 2)
     }
 
@@ -49,7 +49,7 @@ impl Processes {
     }
 
     /// Returns whether another process of the user may register.
-    pub fn has_room(&self, uid: u32) -> bool {
+    pub(super) fn has_room(&self, uid: u32) -> bool {
         let own = self.counts.of(uid);
         let most = if own < FEW {
             self.most
@@ -60,12 +60,12 @@ impl Processes {
     }
 
     /// Counts one more process of the user.
-    pub fn add(&mut self, uid: u32) {
+    pub(super) fn add(&mut self, uid: u32) {
         self.counts.add(uid);
     }
 
     /// Counts one process of the user less.
-    pub fn remove(&mut self, uid: u32) {
+    pub(super) fn remove(&mut self, uid: u32) {
         self.counts.remove(uid);
     }
 }

@@ -42,7 +42,7 @@ impl CurrentRules {
 
 /// A process that registers, with all that is needed to do so.
 #[derive(Debug)]
-pub struct Registrant {
+pub(super) struct Registrant {
     /// Number of its connection.
     pub number: u64,
     pub peer: Peer,
@@ -52,7 +52,7 @@ pub struct Registrant {
 
 /// The thread that evaluates the rules, and the channels to and from it.
 #[derive(Debug)]
-pub struct RuleQueries {
+pub(super) struct RuleQueries {
     rules: CurrentRules,
     questions: Sender<Registrant>,
     answers: Receiver<(Registrant, nix::Result<Verdict>)>,
@@ -74,7 +74,7 @@ impl RuleQueries {
     ///
     /// # Errors
     /// Out of threads.
-    pub fn start(waker: UnixStream) -> io::Result<Self> {
+    pub(super) fn start(waker: UnixStream) -> io::Result<Self> {
         let rules = CurrentRules::default();
         let (questions, asked) = channel();
         let (answer, answers) = channel();
@@ -98,12 +98,12 @@ impl RuleQueries {
         })
     }
 
-    pub fn rules(&self) -> CurrentRules {
+    pub(super) fn rules(&self) -> CurrentRules {
         self.rules.clone()
     }
 
     /// Returns whether there are any rules.
-    pub fn are_needed(&self) -> bool {
+    pub(super) fn are_needed(&self) -> bool {
         !self.rules.get().is_empty()
     }
 
@@ -112,7 +112,7 @@ impl RuleQueries {
     /// # Errors
     /// `EAGAIN` if the thread has ended, or if too many wait, including those whose connection has ended
     /// meanwhile.
-    pub fn ask(&mut self, registrant: Registrant) -> nix::Result<()> {
+    pub(super) fn ask(&mut self, registrant: Registrant) -> nix::Result<()> {
         if !add_waiting(&mut self.waiting, registrant.peer.uid) {
             return Err(Errno::EAGAIN);
         }
@@ -120,7 +120,7 @@ impl RuleQueries {
     }
 
     /// Returns the next answer, if there is one.
-    pub fn answer(&mut self) -> Option<(Registrant, nix::Result<Verdict>)> {
+    pub(super) fn answer(&mut self) -> Option<(Registrant, nix::Result<Verdict>)> {
         let (registrant, verdict) = self.answers.try_recv().ok()?;
         self.waiting.remove(registrant.peer.uid);
         Some((registrant, verdict))

@@ -10,13 +10,13 @@ use gcgroupfs_model::tree::{Saved, Tree};
 use gcgroupfs_sys::process;
 
 #[derive(Debug)]
-pub struct Unregistered {
+pub(super) struct Unregistered {
     tree: Arc<Tree>,
     processes: BTreeMap<Key, Saved>,
 }
 
 impl Unregistered {
-    pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
+    pub(super) fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
         for group in processes.values().filter_map(|saved| saved.group) {
             // A group that does not exist can be neither held nor released.
             tree.hold_group(group);
@@ -24,24 +24,24 @@ impl Unregistered {
         Self { tree, processes }
     }
 
-    pub fn get(&self, key: Key) -> Option<&Saved> {
+    pub(super) fn get(&self, key: Key) -> Option<&Saved> {
         self.processes.get(&key)
     }
 
     /// Returns the record of the process with this pid, for use when its start time cannot be read.
-    pub fn find_pid(&self, pid: u32) -> Option<&Saved> {
+    pub(super) fn find_pid(&self, pid: u32) -> Option<&Saved> {
         let of_pid = self.processes.iter().filter(|(key, _)| key.pid == pid);
         of_pid.map(|(_, saved)| saved).next_back()
     }
 
     /// Returns the processes for which groups are held.
-    pub fn in_groups(&self) -> Vec<Key> {
+    pub(super) fn in_groups(&self) -> Vec<Key> {
         let in_groups = self.processes.iter().filter(|(_, saved)| saved.group.is_some());
         in_groups.map(|(key, _)| *key).collect()
     }
 
     /// Remembers a process and holds its group. Called before the process leaves the group.
-    pub fn insert(&mut self, key: Key, saved: Saved) {
+    pub(super) fn insert(&mut self, key: Key, saved: Saved) {
         if let Some(group) = saved.group {
             self.tree.hold_group(group);
         }
@@ -51,7 +51,7 @@ impl Unregistered {
 
     /// Counts the process in its group as one that may use the GPU without being registered, until it is
     /// [removed](Self::remove).
-    pub fn set_ungoverned(&self, key: Key) {
+    pub(super) fn set_ungoverned(&self, key: Key) {
         if let Some(group) = self.get(key).and_then(|saved| saved.group) {
             self.tree.set_ungoverned((key.pid, key.start_time), group);
         }
@@ -59,13 +59,13 @@ impl Unregistered {
 
     /// Drops the record of a process that is about to enter its group again. Returns whether there was one:
     /// then its group stays held.
-    pub fn take(&mut self, key: Key) -> bool {
+    pub(super) fn take(&mut self, key: Key) -> bool {
         self.processes.remove(&key).is_some()
     }
 
     /// Drops the record of a process and releases its group. Called after the process has entered the group
     /// again.
-    pub fn remove(&mut self, key: Key) {
+    pub(super) fn remove(&mut self, key: Key) {
         self.tree.clear_ungoverned((key.pid, key.start_time));
         let before = self.processes.remove(&key);
         self.let_go(before);
@@ -73,7 +73,7 @@ impl Unregistered {
 
     /// Handles the registration of a process. If it executes another program than when its counts were
     /// recorded, that program has ended, and its counts are added to its groups and the root.
-    pub fn settle_counts(&mut self, key: Key, image: Option<(u64, u64)>) {
+    pub(super) fn settle_counts(&mut self, key: Key, image: Option<(u64, u64)>) {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
         {
@@ -83,7 +83,7 @@ impl Unregistered {
 
     /// Handles the end of a process: its recorded counts, if not yet shown elsewhere, are added to its groups
     /// and the root.
-    pub fn ended(&mut self, key: Key) {
+    pub(super) fn ended(&mut self, key: Key) {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;
         };
@@ -94,7 +94,7 @@ impl Unregistered {
 
     /// Removes the processes that have ended, whose end is not reported otherwise. Returns whether any are
     /// left.
-    pub fn tend(&mut self) -> bool {
+    pub(super) fn tend(&mut self) -> bool {
         let is_dead = |key: &&Key| !process::is_alive(key.pid, key.start_time);
         let dead: Vec<Key> = self.processes.keys().filter(is_dead).copied().collect();
         dead.into_iter().for_each(|key| self.ended(key));

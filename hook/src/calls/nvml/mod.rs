@@ -5,8 +5,8 @@
 //! process that has no limit or is not governed (such as `nvidia-smi` started without a limit) sees NVML's
 //! own answers. Errors are NVML's own.
 
-pub mod list;
-pub mod memory;
-pub mod processes;
+pub(crate) mod list;
+pub(crate) mod memory;
+pub(crate) mod processes;
 mod seen;
-pub mod utilization;
+pub(crate) mod utilization;
