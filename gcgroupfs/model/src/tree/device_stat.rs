@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use super::untrusted::UntrustedDevice;
 use super::{Reason, State, Tree, sums};
 
-/// What NVML shows of a device; `None`: it does not tell.
+/// Measurements of a device by NVML; `None`: it does not tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceSample {
     /// Bytes in use, by all processes and the driver.
