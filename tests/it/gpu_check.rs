@@ -9,7 +9,7 @@ use serde_json::Value;
 use support::{artifacts, python, repository};
 
 /// Parts of the check that need no NVIDIA library except the driver.
-const ON_ANY_DRIVER: [&str; 16] = [
+const ON_ANY_DRIVER: [&str; 17] = [
     "background",
     "contention",
     "driver",
@@ -22,6 +22,7 @@ const ON_ANY_DRIVER: [&str; 16] = [
     "lookups",
     "markers",
     "overhead_driver",
+    "preflight",
     "priority",
     "slicing",
     "swap",
@@ -101,6 +102,35 @@ fn readme_claims_measurements_only_if_they_exist() {
         .any(|path| path.extension().is_some_and(|ending| ending == "json"));
     assert_ne!(readme.contains("Not yet measured on a real GPU"), measured);
     assert_eq!(repository().join("tests/gpu/RESULTS.md").exists(), measured);
+}
+
+#[test]
+fn preflight_tries_every_system_call_and_says_what_is_missing() {
+    let calls = &results(check().1)["preflight"]["facts"]["system_calls"];
+    for name in ["membarrier", "memfd_create and seals", "FUSE mount"] {
+        assert_eq!(calls[name]["outcome"], "ok", "{calls}");
+    }
+    // A container without new privileges: no mounts, no namespaces, but everything that is needed.
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new("setpriv")
+        .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
+        .arg(repository().join("scripts/gpu-check.sh"))
+        .args(["--sim", "--parts", "preflight", "--commit", "abc"])
+        .arg(out.path())
+        .env("DIST", artifacts().dist())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let found = &results(out.path())["preflight"];
+    assert_eq!(
+        found["facts"]["system_calls"]["FUSE mount"]["outcome"], "EPERM",
+        "{found}"
+    );
+    let reason = found["reason"].as_str().unwrap();
+    assert!(reason.starts_with("refused: "), "{reason}");
+    assert!(!reason.contains("needed without another way"), "{reason}");
+    let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
+    assert_eq!(machine["commit"], "abc");
 }
 
 #[test]

@@ -52,14 +52,14 @@ def gpu():
     }
 
 
-def describe(path, sim):
+def describe(path, sim, commit=None):
     """Writes the description as JSON to `path`, and returns it as one line."""
     machine = {
         "simulated": sim,
         **({"gpu": "simulated", "driver": "", "memory": "", "cuda": "", "gpus": 1} if sim else gpu()),
         "kernel": platform.release(), "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0)),
         "uid": os.geteuid(), "first_pid_namespace": in_first_pid_namespace(), "dev_fuse": os.path.exists("/dev/fuse"),
-        "commit": first("git", "-C", HERE, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "commit": commit or first("git", "-C", HERE, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
     write(path, machine)

@@ -17,7 +17,7 @@ FRAMEWORKS = f"{control.WORK}/frameworks.json"
 # Modules that call the driver directly, without the runtime library.
 DRIVER_ALONE = {"numba"}
 # Time limit for a framework's start in seconds.
-STARTS_WITHIN = 60
+STARTS_WITHIN = 120
 
 
 def need(*modules, sim=False):

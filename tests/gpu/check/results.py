@@ -14,6 +14,16 @@ def text(path):
         return ""
 
 
+def failed(directories):
+    """Returns the names of the parts that failed in the results in these directories. Raises OSError or
+    ValueError if there are none."""
+    names = []
+    for directory in directories:
+        with open(f"{directory}/results.json", encoding="utf-8") as file:
+            names += [name for name, entry in json.load(file).items() if entry["state"] == "FAIL"]
+    return [name for name in names if " " not in name and name != "daemon"]
+
+
 class Results:
     """Writes `results.json` and `log.txt` in a directory, both from scratch."""
 

@@ -2,6 +2,7 @@
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,12 @@ import machine
 import results
 import table
 
-# With the time for cleaning up, eight minutes.
-ALL_SECONDS = 465
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../shared"))
+
+import evidence
+
+# With the time for cleaning up, nine minutes.
+ALL_SECONDS = 525
 STATES = {0: "PASS", 77: "SKIP"}
 
 
@@ -31,15 +36,22 @@ def arguments():
                "3 if parts were left out for lack of time.")
     parser.add_argument("--sim", action="store_true", help="run on the simulated driver of the built tree")
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
-    parser.add_argument("--parts", metavar="NAME,...", default="", help="run only these parts")
+    parser.add_argument("--parts", metavar="NAME,...", default="",
+                        help="run only these parts; `facts` and `product` stand for the two halves")
+    parser.add_argument("--failed-in", metavar="DIR", action="append", default=[],
+                        help="run only the parts that failed in the results in DIR, and those of --parts")
+    parser.add_argument("--commit", help="the commit that was built, where git cannot tell")
     parser.add_argument("--seconds", type=int, default=ALL_SECONDS, help="time limit of the whole check (%(default)s)")
     parser.add_argument("outdir", metavar="OUTDIR", nargs="?", default="gpu-check",
                         help="directory for the results (%(default)s)")
     given = parser.parse_args()
     try:
-        given.parts = table.chosen([name for name in given.parts.split(",") if name])
-    except ValueError as error:
+        failed = results.failed(given.failed_in)
+        given.parts = table.chosen([name for name in given.parts.split(",") + failed if name])
+    except (OSError, ValueError) as error:
         parser.error(str(error))
+    if given.failed_in and not failed:
+        parser.error("no part failed there")
     return given
 
 
@@ -48,7 +60,7 @@ class Check:
 
     def __init__(self, results, sim, seconds):
         self.results, self.sim, self.until = results, sim, time.monotonic() + seconds
-        # Why the driver cannot be used, why there is no daemon, and which processes outlive a part.
+        # Why the driver cannot be used, why governed programs cannot, and which processes outlive a part.
         self.no_driver = self.no_daemon = None
         self.keep = []
 
@@ -58,11 +70,11 @@ class Check:
 
     def part(self, part):
         """Runs a part, or records why it is skipped."""
-        probe = part in table.PROBES
+        probe = table.is_probe(part)
         if not probe and not self.no_daemon and not daemon.lives():
             self.daemon_died(part)
         why = self.no_driver or (None if probe else self.no_daemon)
-        if why and part is not table.PARTS[0]:
+        if why and part is not table.DRIVER and part is not table.FACTS[0]:
             self.results.ends(part.name, "SKIP", why, 0, probe=probe)
         elif self.left() < part.usual:
             self.results.lacks_time(part.name, f"left out: the part takes {part.usual} s, {max(self.left(), 0):.0f} s are left",
@@ -73,23 +85,26 @@ class Check:
     def run(self, part, limit, probe):
         """Runs a part in a process group of its own, and ends all processes that it leaves."""
         stem = f"{os.environ['GPU_CHECK_WORK']}/parts/{part.name}"
+        os.environ["GPU_CHECK_PART"] = part.name
         self.results.begins(part.name, probe=probe)
         began = time.monotonic()
         with open(f"{stem}.out", "wb") as out, open(f"{stem}.err", "wb") as err:
+            command = [sys.executable, table.path(part), "--json", f"{stem}.json", *(["--sim"] if self.sim else [])]
             process = subprocess.Popen(
-                [sys.executable, table.path(part), "--json", f"{stem}.json", *(["--sim"] if self.sim else [])],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp)
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp)
         # For the shell script, which ends the part if this process is killed.
         with open(f"{os.environ['GPU_CHECK_WORK']}/part.pid", "w", encoding="ascii") as file:
             file.write(str(process.pid))
         try:
-            status, killed = self.wait(process, limit)
+            status, killed = self.wait(process, limit, limit == part.limit)
         except Ended:
             self.clean()
             self.results.lacks_time(part.name, "the check was ended while this ran", stem=stem, probe=probe)
             raise
         seconds = time.monotonic() - began
         words = verdict(stem, status)
+        if status == -signal.SIGSEGV:
+            evidence.of_crash(command, b"", dict(os.environ))
         left = self.clean()
         os.remove(f"{os.environ['GPU_CHECK_WORK']}/part.pid")
         facts = {"seconds": seconds, "stem": stem, "probe": probe, "limit": part.limit}
@@ -101,6 +116,8 @@ class Check:
             self.results.ends(part.name, "FAIL", f"ran past its limit of {part.limit} s", **facts)
         else:
             self.results.ends(part.name, STATES.get(status, "FAIL"), words, **facts)
+        if self.results.entries[part.name]["state"] == "FAIL":
+            evidence.write("output.txt", "".join(f"--- std{kind}\n{evidence.text(f'{stem}.{kind}')}\n" for kind in ("out", "err")))
         self.consequences(part, left)
 
     def daemon_died(self, part):
@@ -108,11 +125,14 @@ class Check:
         self.results.ends(f"daemon before {part.name}", "FAIL", f"the daemon died: {daemon.said()}", 0, probe=False)
         govern(self)
 
-    def wait(self, process, limit):
-        """Waits for a part. Returns its status, and whether the time limit was exceeded."""
+    def wait(self, process, limit, own):
+        """Waits for a part. Returns its status, and whether the time limit was exceeded. `own`: the limit is the
+        part's own, so that exceeding it is a failure of which evidence is collected."""
         try:
             return process.wait(limit), False
         except subprocess.TimeoutExpired:
+            if own:
+                evidence.of_process(process.pid, f"ran past its limit of {limit} s")
             # The part and its programs print their stacks.
             os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,8 +148,10 @@ class Check:
     def consequences(self, part, left):
         """Records why later parts must be skipped."""
         entry = self.results.entries[part.name]
-        if part is table.PARTS[0] and entry["state"] != "PASS":
+        if part is table.DRIVER and entry["state"] != "PASS":
             self.no_driver = f"the driver cannot be used: {entry['reason']}"
+        if part in table.SIMPLEST and entry["state"] == "FAIL":
+            self.no_daemon = f"the simplest governed program fails: {part.name}: {entry['reason']}"
         if left:
             self.no_driver = f"a process of {part.name} cannot be killed: {left}"
 
@@ -153,6 +175,8 @@ def main(given):
     for name in ("state", "gpu", "parts", "gcgroup"):
         os.mkdir(f"{os.environ['GPU_CHECK_WORK']}/{name}")
     os.makedirs(given.outdir, exist_ok=True)
+    shutil.rmtree(f"{given.outdir}/evidence", ignore_errors=True)
+    os.environ["GPU_CHECK_OUT"] = os.path.abspath(given.outdir)
     family.adopt()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ended)
@@ -161,7 +185,7 @@ def main(given):
     written = results.Results(given.outdir)
     check = Check(written, given.sim, given.seconds)
     try:
-        written.say(machine.describe(f"{given.outdir}/machine.json", given.sim))
+        written.say(machine.describe(f"{given.outdir}/machine.json", given.sim, given.commit))
         machine.add(f"{given.outdir}/machine.json", control=govern(check))
         for part in given.parts:
             check.part(part)
@@ -199,7 +223,7 @@ def ended(number, _):
 if __name__ == "__main__":
     options = arguments()
     if options.list:
-        for listed in table.PARTS + table.PROBES:
+        for listed in table.PARTS:
             print(f"{listed.name:<26}{listed.usual:>3} s, at most {listed.limit:>3}: {table.about(listed)}")
         sys.exit(0)
     sys.exit(main(options))

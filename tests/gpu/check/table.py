@@ -1,58 +1,74 @@
-"""Lists the parts of the check in the order in which they run, the most important first."""
+"""Lists the parts of the check in the order in which they run: facts about machine and driver, which do not
+depend on the product; then the product, from simple to complex."""
 import ast
 import collections
 import os
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# `usual`: seconds on a machine with a GPU; a part is left out if less time is left. `limit`: seconds at most.
+# `usual`: seconds on a machine with a GPU; a part is left out if less time is left. `limit`: seconds at most,
+# enough for a framework that is read from a slow disk for the first time.
 Part = collections.namedtuple("Part", "name usual limit")
 
-# Parts that check the product. All others need the first; those with a framework learn from the second
-# whether the framework works ungoverned.
-PARTS = [
-    Part("driver", 5, 90),
-    Part("frameworks", 25, 100),
-    Part("interception_torch", 12, 75),
+# The part that says whether the driver can be used; all others but the preflight need it.
+DRIVER = Part("driver", 5, 90)
+# Facts that need no gcgroupfs: DRIVER in `parts`, the others in `../probe`.
+FACTS = [
+    Part("preflight", 2, 45),
+    DRIVER,
+    Part("lookups", 5, 45),
+    Part("markers", 12, 60),
+    Part("vmm", 15, 60),
+    Part("nvml", 15, 45),
+    Part("background", 10, 45),
+    Part("checkpoint", 20, 75),
+    Part("slicing", 15, 60),
+    Part("timeslice", 12, 45),
+]
+# The simplest governed programs. If one of them fails, the parts after them are skipped.
+SIMPLEST = [
     Part("interception_ctypes", 5, 45),
     Part("load_governed", 4, 45),
+]
+# Those with a framework learn from "frameworks" whether the framework works ungoverned.
+PRODUCT = [
+    *SIMPLEST,
     Part("ledger", 5, 45),
-    Part("interception_cupy", 10, 75),
-    Part("interception_jax", 20, 90),
-    Part("interception_triton", 15, 75),
-    Part("overhead_driver", 20, 75),
-    Part("overhead_torch", 30, 100),
-    Part("contention", 25, 75),
-    Part("contention_torch", 25, 90),
     Part("interception_c", 8, 45),
-    Part("torch_graph", 12, 75),
-    Part("torch_expandable_segments", 12, 75),
-    Part("torch_malloc_async", 12, 75),
-    Part("swap", 25, 75),
-    Part("priority", 20, 60),
     Part("groups", 5, 45),
-    Part("torch_streams", 12, 75),
-    Part("torch_processes", 12, 75),
     Part("kill_process", 5, 45),
     Part("kill_daemon", 5, 45),
     Part("nvidia_smi", 5, 60),
-    Part("interception_numba", 10, 75),
+    Part("frameworks", 25, 190),
+    Part("interception_torch", 12, 150),
+    Part("interception_cupy", 10, 120),
+    Part("interception_jax", 20, 150),
+    Part("interception_triton", 15, 150),
+    Part("interception_numba", 10, 90),
+    Part("torch_graph", 12, 90),
+    Part("torch_expandable_segments", 12, 90),
+    Part("torch_malloc_async", 12, 90),
+    Part("torch_streams", 12, 90),
+    Part("torch_processes", 12, 90),
+    Part("swap", 25, 75),
+    Part("contention", 25, 75),
+    Part("contention_torch", 25, 90),
+    Part("overhead_driver", 20, 75),
+    Part("overhead_torch", 30, 100),
+    Part("priority", 20, 60),
 ]
-# Probes of the GPU and its driver; none needs gcgroupfs.
-PROBES = [
-    Part("vmm", 15, 60),
-    Part("markers", 12, 60),
-    Part("timeslice", 12, 45),
-    Part("slicing", 15, 60),
-    Part("checkpoint", 20, 75),
-    Part("nvml", 15, 45),
-    Part("background", 10, 45),
-    Part("lookups", 5, 45),
-]
+PARTS = FACTS + PRODUCT
+# Names for --parts that stand for several parts.
+SETS = {"facts": FACTS, "product": PRODUCT}
+
+
+def is_probe(part):
+    """Returns whether the part examines the machine and needs no gcgroupfs."""
+    return part in FACTS and part is not DRIVER
 
 
 def path(part):
     """Returns the path of the part's program."""
-    return os.path.join(HERE, "../probe" if part in PROBES else "parts", f"{part.name}.py")
+    return os.path.join(HERE, "../probe" if is_probe(part) else "parts", f"{part.name}.py")
 
 
 def about(part):
@@ -63,9 +79,9 @@ def about(part):
 
 
 def chosen(names):
-    """Returns the named parts in the table's order, after the driver part. Raises ValueError for an unknown
-    name."""
-    known = PARTS + PROBES
-    if unknown := sorted(set(names) - {part.name for part in known}):
+    """Returns the named parts and sets in the table's order, with the driver part. Raises ValueError for an
+    unknown name."""
+    if unknown := sorted(set(names) - {part.name for part in PARTS} - set(SETS)):
         raise ValueError(f"no part {', '.join(unknown)}; --list lists the parts")
-    return [part for part in known if not names or part.name in names or part is PARTS[0]]
+    wanted = {part.name for name in names for part in SETS.get(name, [])} | set(names)
+    return [part for part in PARTS if not names or part.name in wanted or part is DRIVER]

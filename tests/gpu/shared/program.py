@@ -2,12 +2,16 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
 
-from answer import require
+import evidence
+from answer import Skip, require, sentence
 
+# Exit statuses of a program that died of SIGSEGV, by itself or below a shell.
+CRASHED = (-signal.SIGSEGV, 128 + signal.SIGSEGV)
 # Default time limit for a line in seconds.
 PATIENCE = 30
 
@@ -16,22 +20,31 @@ class Program:
     """Runs a command, and kills it at the end of the `with` block."""
 
     def __init__(self, command, env=None, pass_fds=()):
-        self.errors = tempfile.TemporaryFile()
+        self.errors, self.command, self.env = tempfile.TemporaryFile(), command, {**os.environ, **(env or {})}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, bufsize=0,
-            env={**os.environ, **(env or {})}, pass_fds=pass_fds)
-        self.pid, self.read = self.process.pid, b""
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, bufsize=0, env=self.env,
+            pass_fds=pass_fds)
+        self.pid, self.read, self.sent = self.process.pid, b"", b""
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, _):
+        if kind and issubclass(kind, Exception) and not issubclass(kind, Skip):
+            self.failed(sentence(error))
         self.process.kill()
         # The caller of this program reports a process that cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
         self.process.stdin.close()
         self.errors.close()
+
+    def failed(self, why):
+        """Collects evidence of a failure: of the live process, or by another run after a crash."""
+        if self.process.poll() is None:
+            evidence.of_process(self.pid, why)
+        elif self.process.returncode in CRASHED:
+            evidence.of_crash(self.command, self.sent, self.env)
 
     def said(self):
         """Returns the end of the program's stderr."""
@@ -48,6 +61,7 @@ class Program:
         until = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self.read:
             if not self.answers_within(until and max(until - time.monotonic(), 0)):
+                evidence.of_process(self.pid, f"no answer within {seconds} s")
                 raise AssertionError(f"no answer within {seconds} s: {self.interrupted()}")
             more = os.read(self.process.stdout.fileno(), 1 << 16)
             if not more:
@@ -72,6 +86,7 @@ class Program:
 
     def tell(self, line):
         """Sends a line."""
+        self.sent += f"{line}\n".encode()
         try:
             self.process.stdin.write(f"{line}\n".encode())
         except BrokenPipeError:

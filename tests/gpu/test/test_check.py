@@ -1,8 +1,11 @@
 """Tests how the check handles parts that hang, leave processes behind or print nothing, and machines that
 report little about themselves."""
+import contextlib
+import errno
 import json
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import textwrap
@@ -10,7 +13,7 @@ import unittest
 from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "../shared"), os.path.join(HERE, "../check")]
+sys.path[:0] = [os.path.join(HERE, folder) for folder in ("../shared", "../check", "../probe")]
 WORK = tempfile.TemporaryDirectory()
 os.environ.setdefault("DIST", "/nowhere")
 os.environ["GPU_CHECK_WORK"] = WORK.name
@@ -18,10 +21,12 @@ os.mkdir(f"{WORK.name}/parts")
 
 import family
 import machine
+import results
 import run
 import table
-from answer import Facts
+from answer import Facts, Skip
 from held import Account, Untold
+from lib import host, system_calls
 from program import Program
 from results import Results
 
@@ -126,18 +131,120 @@ class Parts(unittest.TestCase):
 
     def test_every_program_is_in_the_table_and_described(self):
         there = {path.stem for folder in ("check/parts", "probe") for path in pathlib.Path(HERE, "..", folder).glob("*.py")}
-        parts = table.PARTS + table.PROBES
+        parts = table.PARTS
         self.assertEqual({part.name for part in parts}, there)
         self.assertEqual(len({part.name for part in parts}), len(parts))
         for part in parts:
             self.assertTrue(table.about(part))
             self.assertLess(part.usual, part.limit)
-        self.assertLess(sum(part.usual for part in parts), 500, "the parts no longer fit in one run")
+        for half in table.SETS.values():
+            self.assertLess(sum(part.usual for part in half), run.ALL_SECONDS, "the parts no longer fit in one run")
 
     def test_parts_are_chosen_by_name_after_the_driver(self):
-        self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "swap", "vmm"])
+        self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "vmm", "swap"])
+        self.assertEqual(table.chosen(["facts"]), table.FACTS)
+        self.assertEqual(table.chosen(["product", "vmm"])[:2], [table.DRIVER, table.FACTS[4]])
         with self.assertRaisesRegex(ValueError, "no part vmn"):
             table.chosen(["vmn"])
+
+
+    def test_parts_after_a_failing_simplest_program_are_skipped(self):
+        check = run.Check(self.results, False, 60)
+        program = pathlib.Path(self.out.name, "part.py")
+        program.write_text("raise SystemExit('no room')", encoding="utf-8")
+        with mock.patch("table.path", return_value=str(program)):
+            for part in (*table.SIMPLEST[:1], table.PRODUCT[-1]):
+                check.part(part)
+            program.write_text("print('fine')", encoding="utf-8")
+            check.part(table.FACTS[-1])
+        states = {name: entry["state"] for name, entry in self.results.entries.items()}
+        self.assertEqual(states, {"interception_ctypes": "FAIL", "priority": "SKIP", table.FACTS[-1].name: "PASS"})
+        self.assertIn("interception_ctypes: ended with 1: no room", self.results.entries["priority"]["reason"])
+
+    def test_failed_parts_of_a_run_are_named(self):
+        for name, state in (("swap", "FAIL"), ("vmm", "PASS"), ("daemon before swap", "FAIL"), ("nvml", "SKIP")):
+            self.results.ends(name, state, "so", 0)
+        self.assertEqual(results.failed([self.out.name]), ["swap"])
+        with self.assertRaises(OSError):
+            results.failed(["/nowhere"])
+
+
+class Evidence(unittest.TestCase):
+    """Runs programs that fail, with a debugger that prints its arguments."""
+
+    def setUp(self):
+        self.out = tempfile.TemporaryDirectory()
+        self.addCleanup(self.out.cleanup)
+        debugger = pathlib.Path(self.out.name, "cuda-gdb")
+        debugger.write_text('#!/bin/sh\necho "debugger $*"\ncat\n', encoding="utf-8")
+        debugger.chmod(0o755)
+        patch = mock.patch.dict(os.environ, PATH=f"{self.out.name}:{os.environ['PATH']}",
+                                GPU_CHECK_OUT=self.out.name, GPU_CHECK_PART="some")
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def found(self, pattern):
+        """Returns the content of the one file of evidence whose name matches."""
+        (path,) = pathlib.Path(self.out.name, "evidence/some").glob(pattern)
+        return path.read_text(encoding="utf-8")
+
+    def test_stacks_of_a_silent_program_are_taken_while_it_lives(self):
+        with self.assertRaises(AssertionError), Program(python("import time; time.sleep(1000)")) as program:
+            program.line(0.2)
+        text = self.found(f"process-{program.pid}.txt")
+        self.assertIn("no answer within 0.2 s", text)
+        self.assertIn(f"debugger -batch -p {program.pid}", text)
+        self.assertIn("wchan", text)
+        self.assertIn("State:", text)
+        self.found("control-files.txt")
+
+    def test_evidence_of_a_failed_claim_is_taken_before_the_program_is_killed(self):
+        with self.assertRaises(AssertionError), Program(python("print('up', flush=True); input()")) as program:
+            program.until("up")
+            raise AssertionError("the claim is wrong")
+        self.assertIn("the claim is wrong", self.found("process-*.txt"))
+
+    def test_crashed_program_runs_once_more_under_the_debugger(self):
+        crash = python("import os, sys; print(sys.stdin.readline(), flush=True); os.kill(os.getpid(), 11)")
+        with self.assertRaises(AssertionError), Program(crash) as program:
+            program.tell("launch 1")
+            program.until("launch")
+            program.process.wait()
+            program.until("launched")
+        text = self.found("crash-*.txt")
+        self.assertIn("-ex run", text)
+        self.assertTrue(text.rstrip().endswith("launch 1\n\n(exit status 0)"), text)
+
+    def test_skipped_and_successful_programs_leave_no_evidence(self):
+        for error in (Skip("no such thing"), None):
+            with contextlib.suppress(Skip), Program(python("input()")):
+                if error:
+                    raise error
+        self.assertFalse(os.path.exists(f"{self.out.name}/evidence"))
+
+
+class Preflight(unittest.TestCase):
+    def test_refused_killed_and_hanging_calls_are_told_apart(self):
+        def refused():
+            raise OSError(errno.EPERM, "no")
+
+        outcomes = [system_calls.outcome(body) for body in (
+            lambda: None, refused, lambda: os.kill(os.getpid(), signal.SIGSYS), lambda: 1 // 0,
+            lambda: signal.raise_signal(signal.SIGALRM))]
+        self.assertEqual(outcomes, ["ok", "EPERM", "killed by SIGSYS", "ZeroDivisionError: integer division or modulo by zero",
+                                    "hangs"])
+
+    def test_only_calls_without_another_way_are_missing(self):
+        found = {name: {"needed_by": needed, "outcome": "EPERM"} for name, needed, _ in system_calls.CALLS}
+        missing = system_calls.missing(found)
+        self.assertIn("memfd_create and seals", missing)
+        self.assertNotIn("FUSE mount", missing)
+        self.assertEqual(system_calls.missing({"x": {"needed_by": "hook", "outcome": "ok"}}), [])
+
+    def test_host_is_described_without_an_error(self):
+        for describe in (host.sandbox, host.permissions, host.numa, host.memory, host.limits, host.driver):
+            self.assertTrue(json.dumps(describe()))
+        self.assertIn("glibc", host.libraries("/nowhere")["glibc"])
 
 
 class Programs(unittest.TestCase):

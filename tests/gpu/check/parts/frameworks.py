@@ -15,7 +15,7 @@ from part import FRAMEWORKS, Skip, job, main, need
 # Jobs of framework.py, with the modules that they need.
 JOBS = {"torch": ["torch"], "cupy": ["cupy"], "jax": ["jax"], "numba": ["numba"], "triton": ["torch", "triton"]}
 PACKAGES = ("torch", "triton", "cupy", "jax", "numba", "numpy", "nvidia", "cuda")
-ALL_BEGIN_WITHIN = 85
+ALL_BEGIN_WITHIN = 170
 
 
 def versions():
