@@ -23,7 +23,8 @@
  *   exec                 executes this program again                       -> (a new banner)
  *   quit                 exits without freeing anything
  *
- * With an argument, runs `fill` with that number first.
+ * With an argument, runs `fill` with that number first. Before the first driver call it refuses the system
+ * calls of REFUSE (refuse.h).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,6 +38,7 @@
 #include <unistd.h>
 
 #include "fill.h"
+#include "refuse.h"
 #include "spin.h"
 #include "vandal.h"
 
@@ -301,6 +303,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         fill(atoi(argv[1]));
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!refuse())
+        return 2;
     CUresult status = cuInit(0);
     if (!status)
         status = use(0);

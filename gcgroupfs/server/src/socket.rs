@@ -13,11 +13,11 @@ mod bells;
 mod connection;
 mod connections;
 mod ends;
+mod faulty;
 mod initial_group;
 mod journal_listener;
 mod listener;
 mod live_processes;
-mod mismatched;
 mod rate;
 mod receivers;
 mod registry;
@@ -45,8 +45,8 @@ use tracing::warn;
 use self::bells::Bells;
 use self::connections::Connections;
 use self::ends::EndsWaker;
+use self::faulty::Faulty;
 use self::journal_listener::JournalListener;
-use self::mismatched::Mismatched;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
@@ -106,7 +106,7 @@ pub struct Server {
     complaints: Rate,
     shares: Shares,
     next_tidy: Instant,
-    mismatched: Mismatched,
+    faulty: Faulty,
     next_tend: Option<Instant>,
     next_journal: Instant,
     /// Next check for processes that have not registered again after a restart.
@@ -197,7 +197,7 @@ impl Server {
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
-            mismatched: Mismatched::default(),
+            faulty: Faulty::default(),
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
