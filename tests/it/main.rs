@@ -67,6 +67,8 @@ mod gpu_check_ended;
 #[cfg(test)]
 mod green;
 #[cfg(test)]
+mod group_kill;
+#[cfg(test)]
 mod groups;
 #[cfg(test)]
 mod groups_limit;
