@@ -104,6 +104,6 @@ case $needed in
 esac
 if [ "$profile" != dev ]; then
     below "$dist/lib/libgcgroup.so" 65536
-    below "$dist/lib/libgcgroup_hook.so" 1048576
+    below "$dist/lib/libgcgroup_hook.so" 1114112
 fi
 echo "built $dist"

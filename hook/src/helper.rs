@@ -64,6 +64,8 @@ const RETRY_ABSENT: Duration = Duration::from_secs(2);
 const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
 /// Pause between attempts while the program has no free descriptor.
 const RETRY_DESCRIPTOR: Duration = Duration::from_millis(100);
+/// Longest pause where the system refuses a call, which it hardly ever permits later.
+const RETRY_FORBIDDEN: Duration = Duration::from_secs(10);
 /// How long a listening daemon may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -220,6 +222,7 @@ impl<D: Duties> Helper<D> {
         };
         let seldom = match refusal {
             Refusal::NoDescriptor => RETRY_DESCRIPTOR,
+            Refusal::Forbidden(_) => RETRY_FORBIDDEN,
             refusal if self.had_daemon || refusal.may_pass() => RETRY_LOST,
             _ => RETRY_ABSENT,
         };

@@ -32,12 +32,11 @@ use crate::swap::Swap;
 use crate::swap::mover::Mover;
 use crate::sys;
 use crate::sys::descriptor::Descriptor;
-use crate::sys::mapping::{Mapping, PAGE};
+use crate::sys::own::Own;
 
 #[derive(Debug)]
 pub(crate) struct Hook {
-    /// A word that is not 0, except in a child: its page is wiped on fork.
-    own: Mapping,
+    own: Own,
     pub(crate) session: &'static Session,
     pub(crate) program: &'static Program,
     pub(crate) compute: &'static Compute,
@@ -74,7 +73,7 @@ const RETRY: Duration = Duration::from_millis(50);
 pub(crate) fn get() -> Option<&'static Hook> {
     // SAFETY: null or an object that was leaked.
     let hook = unsafe { HOOK.load(Acquire).as_ref() }?;
-    if hook.is_own() {
+    if hook.own.is_own() {
         return Some(hook);
     }
     reset();
@@ -148,18 +147,21 @@ fn start() -> Option<&'static Hook> {
             sys::on_fork(in_child);
         }
         if sys::stack_left().is_some_and(|left| left >= ENOUGH_STACK) {
-            if make().is_ok() {
-                let _ = sys::spawn(c"gcgroup", help);
-            }
-        } else if sys::spawn(c"gcgroup", live).is_ok() {
-            // The helper thread resets the word.
-            std::mem::forget(starting);
-            let deadline = Instant::now() + START_LIMIT;
-            while STARTING.load(Acquire) == BUSY && Instant::now() < deadline {
-                sys::futex_wait(&STARTING, BUSY, START_RECHECK);
-            }
+            // Started first, so that the daemon is told at once where it cannot be.
+            let helper = sys::spawn(c"gcgroup", help);
+            make_or_complain(helper.err());
         } else {
-            let _ = make();
+            match sys::spawn(c"gcgroup", live) {
+                Ok(()) => {
+                    // The helper thread resets the word.
+                    std::mem::forget(starting);
+                    let deadline = Instant::now() + START_LIMIT;
+                    while STARTING.load(Acquire) == BUSY && Instant::now() < deadline {
+                        sys::futex_wait(&STARTING, BUSY, START_RECHECK);
+                    }
+                }
+                Err(error) => make_or_complain(Some(error)),
+            }
         }
     }
     get()
@@ -169,25 +171,43 @@ fn start() -> Option<&'static Hook> {
 fn live() {
     {
         let _starting = Starting;
-        let _ = interpose::guarded(make);
+        let _ = interpose::guarded(|| make_or_complain(None));
     }
     help();
 }
 
-/// Runs the helper, in the helper thread.
+/// Runs the helper, in the helper thread, once the hook is made.
 fn help() {
+    while STARTING.load(Acquire) == BUSY {
+        sys::futex_wait(&STARTING, BUSY, START_RECHECK);
+    }
     if let Some(hook) = get() {
         helper::run(hook);
     }
 }
 
+/// Makes the hook; reports on standard error, once, what prevents that, or why there is no helper thread.
+fn make_or_complain(no_helper: Option<io::Error>) {
+    static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
+    let line = match (make(no_helper.is_none()), no_helper) {
+        (Err(error), _) => format!("not governed: {error}"),
+        (Ok(()), Some(error)) => format!(
+            "no helper thread: {error}: freezes are not confirmed, and the next daemon will not govern this process"
+        ),
+        (Ok(()), None) => return,
+    };
+    if !HAS_COMPLAINED.swap(true, Relaxed) {
+        sys::complain(&line);
+    }
+}
+
 #[inline(never)]
-fn make() -> io::Result<()> {
+fn make(has_helper: bool) -> io::Result<()> {
     sys::register_barrier();
-    let own = Mapping::anonymous(PAGE)?;
-    own.wipe_on_fork()?;
-    own_word(&own).store(1, Relaxed);
-    let session = Box::leak(Box::new(Session::new(Options::from_environment())?));
+    let own = Own::new()?;
+    let mut options = Options::from_environment();
+    options.hello.lacks_helper = (!has_helper).into();
+    let session = Box::leak(Box::new(Session::new(options)?));
     let hook: &'static Hook = Box::leak(Box::new(Hook::new(own, session)?));
     HOOK.store(std::ptr::from_ref(hook).cast_mut(), Release);
     *session.connection.lock() = hook.enter();
@@ -211,7 +231,7 @@ fn reset() {
 }
 
 impl Hook {
-    fn new(own: Mapping, session: &'static Session) -> io::Result<Self> {
+    fn new(own: Own, session: &'static Session) -> io::Result<Self> {
         let program = &*Box::leak(Box::new(Program::new(session)?));
         let memory = &*Box::leak(Box::new(Memory::new(program)));
         let compute = &*Box::leak(Box::new(Compute::new(program)));
@@ -224,10 +244,6 @@ impl Hook {
             memory,
             swap,
         })
-    }
-
-    fn is_own(&self) -> bool {
-        own_word(&self.own).load(Relaxed) != 0
     }
 
     /// Registers for the first time. Retries for [`PATIENCE`] while a daemon listens that may admit the
@@ -306,19 +322,12 @@ impl Duties for &'static Hook {
     }
 }
 
-fn own_word(page: &Mapping) -> &AtomicU32 {
-    // SAFETY: the beginning of a page of ours that is mapped as long as the mapping lives.
-    unsafe { &*page.address().cast::<AtomicU32>() }
-}
-
 #[cfg(test)]
 impl Hook {
     /// Returns a hook for a test, without a daemon, a helper or a driver; `limit` is the limit for all
     /// devices together, bytes.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
-        let own = Mapping::anonymous(PAGE).unwrap();
-        own.wipe_on_fork().unwrap();
-        own_word(&own).store(1, Relaxed);
+        let own = Own::new().unwrap();
         Box::leak(Box::new(Self::new(own, Session::of_test(limit)).unwrap()))
     }
 
@@ -326,28 +335,5 @@ impl Hook {
     pub(crate) fn adopt(&self, control: &OwnedFd) {
         self.session.adopt(control);
         self.renumber();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gcgroup_abi::NO_LIMIT;
-
-    #[test]
-    fn child_without_fork_handler_is_detected() {
-        let hook = Hook::of_test(NO_LIMIT);
-        assert!(hook.is_own());
-        // SAFETY: the child only reads a word and leaves.
-        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
-        if child == 0 {
-            let status = i32::from(hook.is_own());
-            // SAFETY: leaves without running anything of the parent's.
-            unsafe { libc::_exit(status) };
-        }
-        let mut status = -1;
-        // SAFETY: room for the status of a child of ours.
-        unsafe { libc::waitpid(i32::try_from(child).unwrap(), &raw mut status, 0) };
-        assert_eq!(status, 0);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -127,6 +128,13 @@ impl DriverShell {
     pub(crate) fn kill9(mut self) {
         self.program.signal(Signal::SIGKILL);
         self.program.wait();
+    }
+
+    /// Waits until something else has ended the process by SIGKILL.
+    #[track_caller]
+    pub(crate) fn expect_killed(&mut self) {
+        wait_until("the process ends", || !self.program.is_running());
+        assert_eq!(self.program.wait().signal(), Some(Signal::SIGKILL as i32));
     }
 
     /// Sends SIGTERM and returns the exit status.

@@ -67,6 +67,8 @@ mod gpu_check_ended;
 #[cfg(test)]
 mod green;
 #[cfg(test)]
+mod group_kill;
+#[cfg(test)]
 mod groups;
 #[cfg(test)]
 mod groups_limit;
@@ -139,6 +141,8 @@ mod privileged;
 mod property;
 #[cfg(test)]
 mod rapid_exec;
+#[cfg(test)]
+mod refused_calls;
 #[cfg(test)]
 mod required;
 #[cfg(test)]

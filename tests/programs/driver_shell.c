@@ -21,9 +21,11 @@
  *   unfill COUNT         closes the last COUNT of these files              -> ok
  *   chroot DIRECTORY                                                       -> ok | error ERRNO
  *   exec                 executes this program again                       -> (a new banner)
+ *   become PROGRAM       executes another program, without arguments
  *   quit                 exits without freeing anything
  *
- * With an argument, runs `fill` with that number first.
+ * With an argument, runs `fill` with that number first. Before the first driver call it refuses the system
+ * calls of REFUSE (refuse.h).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,6 +39,7 @@
 #include <unistd.h>
 
 #include "fill.h"
+#include "refuse.h"
 #include "spin.h"
 #include "vandal.h"
 
@@ -301,6 +304,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         fill(atoi(argv[1]));
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!refuse())
+        return 2;
     CUresult status = cuInit(0);
     if (!status)
         status = use(0);
@@ -382,6 +387,9 @@ int main(int argc, char **argv)
             answer(0);
         } else if (sscanf(line, "chroot %127s", name) == 1) {
             answer(chroot(name) ? errno : 0);
+        } else if (sscanf(line, "become %127s", name) == 1) {
+            execl(name, name, (char *)NULL);
+            printf("exec failed\n");
         } else if (!strncmp(line, "exec", 4)) {
             execv("/proc/self/exe", argv);
             printf("exec failed\n");

@@ -147,7 +147,8 @@ impl Listener for Waker {
             | Notice::AuditAsked
             | Notice::DevicesAsked
             | Notice::ContextMade
-            | Notice::EndsAsked => {}
+            | Notice::EndsAsked
+            | Notice::KillAsked(_) => {}
         }
     }
 }

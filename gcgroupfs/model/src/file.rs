@@ -87,6 +87,13 @@ impl On {
         group: true,
         device: false,
     };
+    /// Directories of processes and groups, not those on one device.
+    pub const WHOLE: Self = Self {
+        root: false,
+        process: true,
+        group: true,
+        device: false,
+    };
     pub const GOVERNED: Self = Self {
         root: false,
         process: true,

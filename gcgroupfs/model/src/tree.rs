@@ -26,6 +26,7 @@ mod groups;
 mod host_claims;
 mod inherited;
 mod joining;
+mod kill;
 mod lookup;
 mod moves;
 mod notice;
@@ -76,6 +77,7 @@ pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, 
 pub use edit::Edit;
 pub use exited::Exited;
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
+pub use kill::Doomed;
 pub use notice::{Listener, Notice};
 pub use pressure::Sight;
 pub use process::{Evidence, Identity, Process};

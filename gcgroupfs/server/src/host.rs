@@ -18,10 +18,23 @@ pub fn this() -> Host {
     Host {
         memory: pages.map_or(UNKNOWN_MEMORY, |(pages, size)| pages.saturating_mul(size)),
         nr_cpus: std::thread::available_parallelism().map_or(1, |number| number.get() as u64),
-        ticks_per_second: of(SysconfVar::CLK_TCK).unwrap_or(100),
+        ticks_per_second: ticks_per_second(),
         uptime,
         now,
     }
+}
+
+fn ticks_per_second() -> u64 {
+    let number = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+    number
+        .and_then(|number| u64::try_from(number).ok())
+        .unwrap_or(100)
+}
+
+/// Returns the time since boot in the unit of the start times in `/proc/PID/stat`.
+pub(crate) fn ticks_since_boot() -> u64 {
+    let ticks = uptime().as_nanos() * u128::from(ticks_per_second()) / 1_000_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 /// Returns the time since boot, also while suspended (`CLOCK_BOOTTIME`).

@@ -13,11 +13,12 @@ mod bells;
 mod connection;
 mod connections;
 mod ends;
+mod faulty;
 mod initial_group;
 mod journal_listener;
+mod kill;
 mod listener;
 mod live_processes;
-mod mismatched;
 mod rate;
 mod receivers;
 mod registry;
@@ -45,8 +46,9 @@ use tracing::warn;
 use self::bells::Bells;
 use self::connections::Connections;
 use self::ends::EndsWaker;
+use self::faulty::Faulty;
 use self::journal_listener::JournalListener;
-use self::mismatched::Mismatched;
+use self::kill::{KillWaker, Kills};
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
@@ -98,6 +100,7 @@ pub struct Server {
     /// Socket to the supervisor, if there is one.
     line: Option<OwnedFd>,
     registry: Registry,
+    kills: Arc<Kills>,
     rule_queries: RuleQueries,
     connections: Connections,
     last_number: u64,
@@ -106,7 +109,7 @@ pub struct Server {
     complaints: Rate,
     shares: Shares,
     next_tidy: Instant,
-    mismatched: Mismatched,
+    faulty: Faulty,
     next_tend: Option<Instant>,
     next_journal: Instant,
     /// Next check for processes that have not registered again after a restart.
@@ -159,6 +162,8 @@ impl Server {
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         tree.listen(Arc::new(EndsWaker::new(waker.try_clone()?)));
+        let kills = Arc::new(Kills::default());
+        tree.listen(Arc::new(KillWaker::new(kills.clone(), waker.try_clone()?)));
         show_condition(&tree, &journal);
         tree.listen(Arc::new(JournalListener::new(
             &tree,
@@ -190,6 +195,7 @@ impl Server {
             receivers,
             line: None,
             registry,
+            kills,
             rule_queries,
             connections: Connections::new(room::for_unregistered()),
             last_number,
@@ -197,7 +203,7 @@ impl Server {
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
-            mismatched: Mismatched::default(),
+            faulty: Faulty::default(),
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
@@ -378,6 +384,9 @@ impl Server {
     fn drain_wake(&mut self) {
         // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
+        for (directory, time) in self.kills.take() {
+            self.registry.kill(&self.tree.doomed(directory), time);
+        }
         while let Some((registrant, verdict)) = self.rule_queries.answer() {
             self.admit_or_refuse(registrant, verdict);
         }

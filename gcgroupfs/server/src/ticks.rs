@@ -157,7 +157,8 @@ impl Listener for Bell {
             | Notice::DevicesAsked
             | Notice::ContextMade
             | Notice::PressureWatched
-            | Notice::EndsAsked => {}
+            | Notice::EndsAsked
+            | Notice::KillAsked(_) => {}
         }
     }
 }

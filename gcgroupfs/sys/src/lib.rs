@@ -110,6 +110,18 @@ pub fn pidfd_open_thread(tid: i32) -> io::Result<OwnedFd> {
     new_descriptor(fd)
 }
 
+/// Sends SIGKILL to the process of a pidfd, and to no later one with its pid: pidfd_send_signal(2), Linux
+/// 5.1.
+///
+/// # Errors
+/// `ESRCH` if it has ended; `EPERM`; `EINVAL` if it is not visible in this pid namespace.
+pub fn kill(pidfd: &impl AsFd) -> nix::Result<()> {
+    let (fd, no_details) = (pidfd.as_fd().as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    // SAFETY: takes integers and a null pointer.
+    Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, no_details, 0) })
+        .map(drop)
+}
+
 /// Duplicates another thread's descriptor: pidfd_getfd(2), Linux 5.6.
 ///
 /// # Errors

@@ -59,6 +59,8 @@ pub struct Hello {
     /// 1 if the daemon must refuse the process (`EACCES`) instead of starting it outside `group`. Sent as bit
     /// 1 of the word whose bit 0 is `can_swap`.
     pub insists: u32,
+    /// 1 if the process could start no helper thread, so that freezes are not confirmed. Bit 2 of that word.
+    pub lacks_helper: u32,
 }
 
 /// Path of a group below the root, such as `a/b`; empty if not set. Padded with zeroes.
@@ -98,6 +100,7 @@ impl Hello {
         memory_swap_max: 0,
         group: GroupName::NONE,
         insists: 0,
+        lacks_helper: 0,
     };
     pub const LENGTH: usize = 8 + 32 + GroupName::LONGEST;
 
@@ -110,7 +113,7 @@ impl Hello {
         at.u32(self.priority);
         at.u64(self.memory_limit);
         at.u32(self.freeze);
-        at.u32((self.can_swap & 1) | ((self.insists & 1) << 1));
+        at.u32((self.can_swap & 1) | ((self.insists & 1) << 1) | ((self.lacks_helper & 1) << 2));
         at.u64(self.memory_swap_max);
         at.put(&self.group.0);
         out
@@ -132,6 +135,7 @@ impl Hello {
             memory_swap_max,
             group,
             insists: (bits >> 1) & 1,
+            lacks_helper: (bits >> 2) & 1,
         })
     }
 }
@@ -285,6 +289,7 @@ mod tests {
             memory_swap_max: 9,
             group: GroupName::new("team/a").unwrap(),
             insists: 1,
+            lacks_helper: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         let reply = RegistrationReply { abi: 7, status: 95 };

@@ -1,12 +1,14 @@
 //! A free descriptor for loading the hook, in a program that has used up its own.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 
-use crate::objects;
+use crate::{arch, objects};
 
 const O_PATH: c_int = 0o10_000_000;
 const O_CLOEXEC: c_int = 0o2_000_000;
 const RLIMIT_NOFILE: c_int = 7;
+const ENFILE: isize = 23;
+const EMFILE: isize = 24;
 /// Amount by which the soft limit is raised.
 const EXTRA: u64 = 16;
 
@@ -18,8 +20,6 @@ struct Limit {
     hard: u64,
 }
 
-type Open = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
-type Close = unsafe extern "C" fn(c_int) -> c_int;
 type GetLimit = unsafe extern "C" fn(c_int, *mut Limit) -> c_int;
 type SetLimit = unsafe extern "C" fn(c_int, *const Limit) -> c_int;
 
@@ -28,23 +28,9 @@ fn of_c(name: &CStr) -> Option<*mut c_void> {
     objects::c_library(name.as_ptr())
 }
 
-/// Returns whether the program may open another file.
+/// Returns whether the program has a descriptor left for another file.
 pub(crate) fn is_any_free() -> bool {
-    let (Some(open), Some(close)) = (of_c(c"open"), of_c(c"close")) else {
-        return true;
-    };
-    // SAFETY: the C library's functions of these names.
-    let (open, close) = unsafe {
-        (
-            core::mem::transmute::<*mut c_void, Open>(open),
-            core::mem::transmute::<*mut c_void, Close>(close),
-        )
-    };
-    // SAFETY: a C string; and a descriptor that was just opened and is not owned elsewhere.
-    unsafe {
-        let fd = open(c"/".as_ptr(), O_PATH | O_CLOEXEC);
-        fd >= 0 && close(fd) == 0
-    }
+    ![-EMFILE, -ENFILE].contains(&arch::try_open(c"/", O_PATH | O_CLOEXEC))
 }
 
 /// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is raised meanwhile,

@@ -3,7 +3,7 @@
 //! Takes no lock, because this may run inside the dynamic linker's lock. Concurrent threads do the same work
 //! with the same result.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{
@@ -13,7 +13,7 @@ use core::sync::atomic::{
 use gcgroup_abi::environment::GCGROUP_REQUIRED;
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
-use crate::{arch, descriptors, elf, objects};
+use crate::{arch, complaint, descriptors, elf, objects};
 
 const RTLD_NOW: c_int = 2;
 const FILE: &[u8] = b"libgcgroup_hook.so\0";
@@ -83,9 +83,12 @@ fn resolve() -> Option<Resolve> {
     let mut resolve = RESOLVE.load(Acquire);
     if resolve.is_null() {
         resolve = match load() {
-            Some(resolve) => resolve as *mut c_void,
-            None if !descriptors::is_any_free() => return None,
-            None => unusable,
+            Ok(resolve) => resolve as *mut c_void,
+            Err(_) if !descriptors::is_any_free() => return None,
+            Err(reason) => {
+                complaint::complain(reason);
+                unusable
+            }
         };
         RESOLVE.store(resolve, Release);
     }
@@ -96,9 +99,13 @@ fn resolve() -> Option<Resolve> {
     Some(unsafe { core::mem::transmute::<*mut c_void, Resolve>(resolve) })
 }
 
-fn load() -> Option<Resolve> {
-    let dlsym = objects::c_library(c"dlsym".as_ptr())?;
-    let dlopen = objects::c_library(c"dlopen".as_ptr())?;
+/// Loads the hook.
+///
+/// # Errors
+/// A C string that says why it cannot be loaded, valid until this thread next calls the dynamic linker.
+fn load() -> Result<Resolve, *const c_char> {
+    let found = |name: &CStr| objects::c_library(name.as_ptr()).ok_or(c"no dynamic linker".as_ptr());
+    let (dlsym, dlopen) = (found(c"dlsym")?, found(c"dlopen")?);
     let bridge = fill_bridge(dlsym, dlopen);
     // SAFETY: the C library's function of this name.
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
@@ -114,13 +121,12 @@ fn load() -> Option<Resolve> {
         unsafe { dlsym(handle, START_SYMBOL.as_ptr()) }
     });
     if start.is_null() {
-        forget_error();
-        return None;
+        return Err(take_error());
     }
     // SAFETY: the one function the hook exports has this signature.
     let start = unsafe { core::mem::transmute::<*mut c_void, Start>(start) };
     // SAFETY: filled in, and static.
-    unsafe { start(bridge) }
+    unsafe { start(bridge) }.ok_or(c"libgcgroup_hook.so is of another version".as_ptr())
 }
 
 fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
@@ -145,15 +151,18 @@ fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
     BRIDGE.as_ptr().cast()
 }
 
-/// Clears the error of a failed call by this library, which the program's next `dlerror` would otherwise
-/// report.
-fn forget_error() {
-    if let Some(address) = objects::c_library(c"dlerror".as_ptr()) {
-        // SAFETY: the C library's function of this name.
-        let dlerror = unsafe { core::mem::transmute::<*mut c_void, Dlerror>(address) };
-        // SAFETY: it takes nothing; what it returns may be dropped.
-        unsafe { dlerror() };
-    }
+/// Returns the dynamic linker's message about a failed call by this library, and clears it: the program's
+/// next `dlerror` would otherwise report it.
+fn take_error() -> *const c_char {
+    let unknown = c"for an unknown reason".as_ptr();
+    let Some(address) = objects::c_library(c"dlerror".as_ptr()) else {
+        return unknown;
+    };
+    // SAFETY: the C library's function of this name.
+    let dlerror = unsafe { core::mem::transmute::<*mut c_void, Dlerror>(address) };
+    // SAFETY: it takes nothing.
+    let message = unsafe { dlerror() };
+    if message.is_null() { unknown } else { message }
 }
 
 /// Calls `with` with the path of the hook, which is in this library's directory. Returns null if that is

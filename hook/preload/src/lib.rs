@@ -2,8 +2,8 @@
 //!
 //! The library shadows the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and
 //! loads `libgcgroup_hook.so` from its own directory when one of those is looked up. It needs no library,
-//! runs no code at start, allocates nothing and prints nothing, because it may be in a shell, in a setuid
-//! program, or beside another C library.
+//! runs no code at start and allocates nothing, because it may be in a shell, in a setuid program, or beside
+//! another C library. It prints nothing but the reason why the hook cannot be loaded, once.
 //!
 //! The library knows driver functions by name only, without signatures.
 //!
@@ -17,6 +17,7 @@
 #[cfg(target_arch = "x86_64")]
 #[path = "x86_64.rs"]
 mod arch;
+mod complaint;
 mod descriptors;
 mod elf;
 mod hook;

@@ -4,7 +4,9 @@
 //! ones.
 
 use core::arch::{global_asm, naked_asm};
-use core::ffi::c_void;
+use core::ffi::{CStr, c_int, c_void};
+
+use crate::complaint::Part;
 
 // Initial thread-local data (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all threads,
 // with a closed gate, so that a thread's first submission asks the hook for its own slot. Set by relocation,
@@ -165,4 +167,59 @@ pub(crate) extern "C" fn resolve() {
         ".cfi_endproc",
         destination = sym crate::destination,
     )
+}
+
+const SYS_CLOSE: isize = 3;
+const SYS_WRITEV: isize = 20;
+const SYS_OPENAT: isize = 257;
+const AT_FDCWD: isize = -100;
+const STDERR: isize = 2;
+
+/// Makes a system call; returns its result, or the negative errno. Not through the C library, which may be
+/// any.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn system_call(number: isize, arguments: [isize; 3]) -> isize {
+    let result;
+    // SAFETY: the calling convention of the kernel; the caller vouches for the arguments.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Opens a file and closes it; returns a negative errno if it cannot be opened.
+pub(crate) fn try_open(path: &CStr, flags: c_int) -> isize {
+    // SAFETY: a C string and flags; a descriptor that was just opened and is not owned elsewhere.
+    unsafe {
+        let file = system_call(
+            SYS_OPENAT,
+            [
+                AT_FDCWD,
+                path.as_ptr().expose_provenance().cast_signed(),
+                flags as isize,
+            ],
+        );
+        if file >= 0 {
+            system_call(SYS_CLOSE, [file, 0, 0]);
+        }
+        file
+    }
+}
+
+/// Writes to standard error, in one piece.
+pub(crate) fn write_error(parts: &[Part]) {
+    let (start, count) = (parts.as_ptr().expose_provenance(), parts.len());
+    // SAFETY: descriptions of texts, all of which outlive the call.
+    unsafe { system_call(SYS_WRITEV, [STDERR, start.cast_signed(), count.cast_signed()]) };
 }

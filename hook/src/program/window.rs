@@ -12,6 +12,7 @@
 //! GPU time that the daemon has charged for it until the next submission.
 
 mod costs;
+mod queued;
 mod shapes;
 #[cfg(test)]
 mod tests;
@@ -148,14 +149,6 @@ impl Window {
         Admission::Later(self.worth_a_look(limit, now))
     }
 
-    /// Returns the nanoseconds until there is room, or until the running submission ends if that is earlier
-    /// and marked: a poll then shows when the next one began.
-    fn worth_a_look(&self, limit: u64, now: u64) -> u64 {
-        let room = self.expected(now).saturating_sub(limit);
-        let end = self.in_flight.front().map(|batch| self.expected_of(batch, now));
-        end.map_or(room, |end| room.min(end + LOOK))
-    }
-
     /// Returns the nanoseconds until the running submission ends, if it takes its usual time; if it is late,
     /// an eighth of the time it is late, so that a long wait wakes up less and less often.
     pub(crate) fn next_end(
@@ -252,70 +245,9 @@ impl Window {
         (self.isolates, self.unsettled) = (false, None);
     }
 
-    /// Returns an upper estimate of the queued work, nanoseconds: the running submission is a long one and
-    /// began as late as possible.
-    fn left(&self, now: u64) -> u64 {
-        self.queued(|batch| {
-            let cost = self.costs.of_load(&batch.load);
-            let is_one = batch.load.total() == 1;
-            let most = cost.max(if is_one { self.longest_of(&batch.load) } else { 0 });
-            let ran = now.saturating_sub(batch.at.max(self.passed_by));
-            // Already late: add a little, and a quarter of its time if it exceeds every earlier one.
-            let late = if is_one && ran > most { ran / 4 } else { 0 };
-            most.saturating_sub(ran).max(cost / 16).max(late)
-        })
-    }
-
-    /// Returns the expected queued work, nanoseconds: the running submission takes its usual time and began
-    /// when likely.
-    fn expected(&self, now: u64) -> u64 {
-        self.queued(|batch| self.expected_of(batch, now))
-    }
-
-    /// Returns a batch's cost and how long it has run if it is the running one, nanoseconds.
-    fn taken(&self, batch: &Batch, now: u64) -> (u64, u64) {
-        let ran = now.saturating_sub(batch.at.max(self.passed_at));
-        (self.costs.of_load(&batch.load), ran)
-    }
-
-    /// Returns what is left of the running batch, nanoseconds. A late one is assumed to be late by a little,
-    /// and is polled at that interval.
-    fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
-        let (cost, ran) = self.taken(batch, now);
-        let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
-        cost.saturating_sub(ran).max(late.min(LATE))
-    }
-
-    /// Returns the likely queued work, nanoseconds: a submission that exceeds its cost may be as long as the
-    /// longest.
-    pub(crate) fn likely(&self, now: u64) -> u64 {
-        self.queued(|batch| {
-            let (cost, ran) = self.taken(batch, now);
-            let is_one = batch.load.total() == 1;
-            let middle = if is_one {
-                self.longest_of(&batch.load).saturating_sub(ran) / 2
-            } else {
-                0
-            };
-            cost.saturating_sub(ran).max(middle)
-        })
-    }
-
-    fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
-        let unmarked: u64 = self
-            .unmarked
-            .iter()
-            .map(|(_, load, _)| self.costs.of_load(load))
-            .sum();
-        let mut batches = self.in_flight.iter();
-        let running = batches.next().map_or(0, left_of);
-        let queued: u64 = batches.map(|batch| self.costs.of_load(&batch.load)).sum();
-        running.saturating_add(queued).saturating_add(unmarked)
-    }
-
     /// Polls the markers and learns from all batches that have passed together: single ends are not known.
     fn look(&mut self, now: u64) {
-        let (mut passed, mut began) = (Load::default(), now);
+        let (mut passed, mut began, mut marked_at) = (Load::default(), now, now);
         let (mut at, mut was_seen) = (0, false);
         while let Some(batch) = self.in_flight.get(at) {
             if !batch.marker.has_passed() {
@@ -325,30 +257,35 @@ impl Window {
             if let Some(batch) = self.in_flight.remove(at) {
                 passed.join(batch.load);
                 began = began.min(batch.at);
+                marked_at = marked_at.min(batch.marked_at);
                 was_seen |= batch.marked_at < self.looked_at;
                 batch.marker.abandon();
             }
         }
         if passed.total() != 0 {
-            self.account(passed, began, was_seen, now);
+            // A submission to an empty queue begins at the end of the driver call, which loads a function at
+            // its first launch. The marker was set after that.
+            let is_first = passed.charged.is_some() && passed.total() == 1;
+            let called = if is_first { marked_at } else { began };
+            self.account(passed, [began, called], was_seen, now);
         }
         self.looked_at = now;
     }
 
-    /// Accounts a load seen to have passed at `now` that began at `began` or later. `was_seen`: the last poll
-    /// saw it run.
-    fn account(&mut self, passed: Load, began: u64, was_seen: bool, now: u64) {
-        let began_by = began.max(self.passed_by);
-        let began = began.max(self.passed_at);
+    /// Accounts a load seen to have passed at `now`. It began at `began` or later; if the device was idle, at
+    /// `called` or earlier. `was_seen`: the last poll saw it run.
+    fn account(&mut self, passed: Load, [began, called]: [u64; 2], was_seen: bool, now: u64) {
+        let began_by = called.max(self.passed_by);
+        let [began, called] = [began, called].map(|time| time.max(self.passed_at));
         let most = now.saturating_sub(began);
         let is_exact = was_seen && now.saturating_sub(self.looked_at) < FRESH;
         let is_shared = began < self.disturbed_until;
         let least = if is_shared || !was_seen {
             0
         } else if is_exact {
-            most
+            now.saturating_sub(called).min(most)
         } else {
-            self.looked_at.saturating_sub(began).min(most)
+            self.looked_at.saturating_sub(called).min(most)
         };
         if is_shared && is_exact {
             self.costs.learn_shared(passed, most);

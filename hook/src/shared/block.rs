@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
 use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage, lower_grant};
@@ -15,12 +15,14 @@ use crate::sys::descriptor::{self, Descriptor};
 use crate::sys::mapping::Mapping;
 
 /// Why a control block is not accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum NotOurs {
     /// Wrong size, seals or file type.
     Kind,
     /// This other version.
     Version(u32),
+    /// The system refuses to map it.
+    Forbidden(io::Error),
 }
 
 #[derive(Debug)]
@@ -30,6 +32,9 @@ pub(crate) struct Blocks {
     /// daemon can read the usage block, but the limits still apply.
     usage_file: Mutex<Option<Descriptor>>,
     control: Mapping,
+    /// Whether a child does not have the usage block (`MADV_DONTFORK`): otherwise the fork handler removes it
+    /// there.
+    is_apart: AtomicBool,
 }
 
 impl Blocks {
@@ -39,22 +44,24 @@ impl Blocks {
         let usage = Mapping::place(USAGE_SIZE)?;
         let usage_file = match shared_usage() {
             Ok((shared, file)) => {
-                shared.replace(&usage)?;
+                put(shared, &file, &usage)?;
                 Descriptor::new(file).ok()
             }
             Err(_) => {
-                // Shared, so that a file can replace it later: see `refile`.
+                // Shared, so that a file can replace it later: see `refile`. Otherwise private, since the
+                // place has memory already.
                 let shared = Mapping::shared_anonymous(USAGE_SIZE)?;
-                shared.keep_from_children()?;
-                shared.replace(&usage)?;
+                let _ = shared.replace(&usage);
                 None
             }
         };
+        let is_apart = usage.keep_from_children().is_ok();
         let control = Mapping::anonymous(CONTROL_SIZE)?;
         let blocks = Self {
             usage,
             usage_file: Mutex::new(usage_file),
             control,
+            is_apart: AtomicBool::new(is_apart),
         };
         let fresh = blocks.control();
         fresh.memory_limit.store(memory_limit, Relaxed);
@@ -117,7 +124,9 @@ impl Blocks {
         for (to, value) in words(&new).iter().zip(&copied) {
             to.store(*value, Relaxed);
         }
-        new.replace(&self.usage)?;
+        put(new, &file, &self.usage)?;
+        self.is_apart
+            .store(self.usage.keep_from_children().is_ok(), Relaxed);
         for ((to, late), value) in words(&self.usage).iter().zip(words(&old)).zip(&copied) {
             match late.load(Relaxed).wrapping_sub(*value) {
                 0 => {}
@@ -140,9 +149,13 @@ impl Blocks {
         Ok(file)
     }
 
-    /// Closes the descriptor in a forked child, since the block belongs to the parent.
-    pub(crate) fn close_file(&self) {
+    /// Closes the descriptor in a forked child, since the block belongs to the parent, and removes the block
+    /// if the child has it. Async-signal-safe.
+    pub(crate) fn leave_in_child(&self) {
         descriptor::close_in_child(&self.usage_file);
+        if !self.is_apart.load(Relaxed) {
+            self.usage.clear();
+        }
     }
 
     /// Maps the daemon's control block in place of the current one.
@@ -150,7 +163,7 @@ impl Blocks {
         if !descriptor::has_fixed_size(file, CONTROL_SIZE) {
             return Err(NotOurs::Kind);
         }
-        let new = Mapping::shared(file, CONTROL_SIZE, false).map_err(|_| NotOurs::Kind)?;
+        let new = Mapping::shared(file, CONTROL_SIZE, false).map_err(NotOurs::Forbidden)?;
         // SAFETY: page-aligned, of this size, and mapped until it is moved below.
         let control = unsafe { map::control(new.address()) };
         if !control.is_understood() {
@@ -162,7 +175,9 @@ impl Blocks {
                 device.swap_granted.store(NO_LIMIT, Relaxed);
             }
         }
-        new.replace(&self.control).map_err(|_| NotOurs::Kind)
+        new.replace(&self.control)
+            .or_else(|_| self.control.cover(file, false))
+            .map_err(NotOurs::Forbidden)
     }
 
     /// Replaces the control block by a private copy with open gates. With `keep_frozen` frozen gates stay
@@ -172,10 +187,20 @@ impl Blocks {
     /// [`RECHECK`](super::RECHECK).
     pub(crate) fn open_gates(&self, keep_frozen: bool) -> io::Result<()> {
         let copy = Mapping::anonymous(CONTROL_SIZE)?;
-        for (to, from) in words(&copy).iter().zip(words(&self.control)) {
+        self.copy_opened(&copy, keep_frozen);
+        copy.protect();
+        copy.replace(&self.control).or_else(|_| {
+            let file = descriptor::sealed_file(c"gcgroup-control", CONTROL_SIZE)?;
+            self.copy_opened(&Mapping::shared(&file, CONTROL_SIZE, true)?, keep_frozen);
+            self.control.cover(&file, false)
+        })
+    }
+
+    fn copy_opened(&self, copy: &Mapping, keep_frozen: bool) {
+        for (to, from) in words(copy).iter().zip(words(&self.control)) {
             to.store(from.load(Relaxed), Relaxed);
         }
-        // SAFETY: page-aligned, of this size, and mapped until it is moved below.
+        // SAFETY: page-aligned, of this size, and mapped as long as `copy` is borrowed.
         let control = unsafe { map::control(copy.address()) };
         for device in &control.devices {
             let is_frozen = Gate::from_word(device.gate.load(Relaxed)) == Gate::Frozen;
@@ -183,8 +208,6 @@ impl Blocks {
                 device.gate.store(Gate::Run as u32, Relaxed);
             }
         }
-        copy.protect();
-        copy.replace(&self.control)
     }
 }
 
@@ -197,8 +220,14 @@ fn words(block: &Mapping) -> &[AtomicU64] {
 fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
     let file = descriptor::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
     let mapping = Mapping::shared(&file, USAGE_SIZE, true)?;
-    mapping.keep_from_children()?;
+    // Where this is refused, `Blocks::leave_in_child` does it.
+    let _ = mapping.keep_from_children();
     Ok((mapping, file))
+}
+
+/// Moves a mapping of `file` to the address of `place`.
+fn put(mapping: Mapping, file: &OwnedFd, place: &Mapping) -> io::Result<()> {
+    mapping.replace(place).or_else(|_| place.cover(file, true))
 }
 
 /// Returns blocks for a test.
@@ -311,10 +340,13 @@ mod tests {
         let blocks = of_test(4096);
         let seen = blocks.control();
         let (daemon, file) = of_daemon();
-        assert_eq!(blocks.adopt(&file), Err(NotOurs::Version(0)), "not published yet");
+        assert!(
+            matches!(blocks.adopt(&file), Err(NotOurs::Version(0))),
+            "not published yet"
+        );
         assert_eq!(seen.memory_limit.load(Relaxed), 4096);
         daemon.publish();
-        assert_eq!(blocks.adopt(&file), Ok(()));
+        blocks.adopt(&file).unwrap();
         daemon.memory_limit.store(8192, Relaxed);
         assert_eq!(seen.memory_limit.load(Relaxed), 8192);
     }
@@ -323,7 +355,7 @@ mod tests {
     fn unsealed_control_file_is_refused() {
         let blocks = of_test(NO_LIMIT);
         let file = descriptor::sealed_file(c"short", CONTROL_SIZE / 2).unwrap();
-        assert_eq!(blocks.adopt(&file), Err(NotOurs::Kind));
+        assert!(matches!(blocks.adopt(&file), Err(NotOurs::Kind)));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) enum Refusal {
     Unanswered,
     /// The program has no free descriptor.
     NoDescriptor,
+    /// The system refuses a call that governing needs.
+    Forbidden(io::Error),
     /// The daemon has this other version of the blocks.
     Version(u32),
     /// The daemon refuses this process with this errno.
@@ -34,7 +36,7 @@ pub(crate) enum Refusal {
 impl Refusal {
     /// Returns whether a retry would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Version(_)) || self.is_for_permission()
+        matches!(self, Self::Version(_) | Self::Forbidden(_)) || self.is_for_permission()
     }
 
     /// Returns whether a listening daemon may admit the process on a retry.
@@ -53,8 +55,9 @@ impl Refusal {
 /// Classifies an error on an accepted connection.
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        match error.raw_os_error() {
+        match sys::errno(&error) {
             Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor,
+            _ if sys::is_refusal(&error) => Self::Forbidden(error),
             _ => Self::Unanswered,
         }
     }
@@ -75,8 +78,8 @@ pub(crate) fn register(
 ) -> Result<(Descriptor, Descriptor), Refusal> {
     let deadline = Instant::now() + patience;
     let socket = connect(path, patience).map_err(|error| match error.into() {
-        Refusal::NoDescriptor => Refusal::NoDescriptor,
-        _ => Refusal::Absent,
+        Refusal::Unanswered => Refusal::Absent,
+        refusal => refusal,
     })?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     let usage = usage.get().ok_or(Refusal::Unanswered)?;
@@ -93,6 +96,16 @@ pub(crate) fn register(
         if let Some(packet) = descriptor::with_room(|| receive(fd))? {
             return accepted_reply(socket, packet);
         }
+    }
+}
+
+/// Tells the daemon that the process cannot be governed, since it has no usage block to share: a registration
+/// without one.
+pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
+    if let Ok(socket) = connect(path, Duration::from_secs(1))
+        && let Some(fd) = socket.get()
+    {
+        sys::send(fd, &hello.to_bytes());
     }
 }
 
@@ -135,16 +148,10 @@ pub(crate) fn listen(connection: &Descriptor) -> Heard {
 }
 
 /// Rings the daemon to look at the usage block. Returns false if the program closed the connection. If the
-/// socket is full, the daemon has been rung already.
-///
-/// Any thread of the program may call this. It makes the system call directly, because send(2) of the C
-/// library is a cancellation point.
+/// socket is full, the daemon has been rung already. Any thread of the program may call this.
 pub(crate) fn ring(connection: &Descriptor) -> bool {
     let Some(fd) = connection.get() else { return false };
-    let packet = message::bare(Tag::Doorbell);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the packet outlives the call; no address.
-    unsafe { libc::syscall(libc::SYS_sendto, fd, packet.as_ptr(), packet.len(), flags, 0, 0) };
+    sys::send(fd, &message::bare(Tag::Doorbell));
     true
 }
 
@@ -163,7 +170,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     // SAFETY: numbers only.
     let fd = descriptor::with_room(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
     if fd < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(sys::failed("socket"));
     }
     // SAFETY: just opened and not owned elsewhere.
     let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?;
@@ -174,7 +181,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     };
     let path = path.as_bytes();
     if path.len() >= address.sun_path.len() {
-        return Err(io::ErrorKind::InvalidInput.into());
+        return Err(io::ErrorKind::NotFound.into());
     }
     for (to, from) in address.sun_path.iter_mut().zip(path) {
         *to = from.cast_signed();
@@ -196,7 +203,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
         libc::connect(fd, (&raw const address).cast(), length::<libc::sockaddr_un>())
     };
     if answer != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(sys::failed("connect"));
     }
     Ok(socket)
 }
@@ -229,7 +236,7 @@ fn send_with_file(socket: RawFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
     if sent == bytes.len().cast_signed() {
         Ok(())
     } else {
-        Err(io::Error::last_os_error())
+        Err(sys::failed("sendmsg"))
     }
 }
 
@@ -266,7 +273,7 @@ fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
     // SAFETY: the header names a buffer and room for control messages that outlive the call.
     let length = unsafe { libc::recvmsg(socket, &raw mut header, flags) };
     let Ok(length) = usize::try_from(length) else {
-        let error = io::Error::last_os_error();
+        let error = sys::failed("recvmsg");
         return match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
             _ => Err(error),

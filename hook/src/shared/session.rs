@@ -96,10 +96,19 @@ impl Session {
         let answer = self
             .blocks
             .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
-            .unwrap_or_else(|error| Err(error.into()));
+            .unwrap_or_else(|error| Err(self.excuse(error)));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
         self.complain_of(answer.as_ref().err());
         answer
+    }
+
+    /// Tells the daemon once that the process has no usage block.
+    fn excuse(&self, error: io::Error) -> Refusal {
+        let refusal = error.into();
+        if matches!(refusal, Refusal::Forbidden(_)) && !self.has_complained.load(Relaxed) {
+            client::excuse(&self.options.socket, &self.options.hello);
+        }
+        refusal
     }
 
     fn govern(&self, connection: Descriptor, control: &Descriptor) -> Result<Descriptor, Refusal> {
@@ -107,6 +116,7 @@ impl Session {
         self.blocks.adopt(&control).map_err(|not_ours| match not_ours {
             NotOurs::Version(theirs) => Refusal::Version(theirs),
             NotOurs::Kind => Refusal::Unanswered,
+            NotOurs::Forbidden(error) => error.into(),
         })?;
         self.is_governed.store(true, Relaxed);
         Ok(connection)
@@ -145,7 +155,7 @@ impl Session {
 
     /// Closes a forked child's copies of the descriptors. Async-signal-safe.
     pub(crate) fn close_in_child(&self) {
-        self.blocks.close_file();
+        self.blocks.leave_in_child();
         descriptor::close_in_child(&self.connection);
         self.line.close_in_child();
         descriptor::restore_limit_in_child();
@@ -157,6 +167,7 @@ impl Session {
         let reason = match (refusal, self.options.hello.group.as_str()) {
             (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
             (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
+            (Refusal::Forbidden(error), _) => error.to_string(),
             (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
             (refusal, Some(group)) if refusal.is_for_permission() => {
                 format!("the daemon does not admit this process to group {group}")
@@ -183,6 +194,9 @@ impl Session {
                 sys::complain(&format!(
                     "the daemon speaks version {theirs}, this hook {ours}: not governed"
                 ));
+            }
+            Some(Refusal::Forbidden(error)) if !self.has_complained.swap(true, Relaxed) => {
+                sys::complain(&format!("not governed: {error}"));
             }
             Some(Refusal::NoDescriptor) if !lacked_descriptor && Path::new(&self.options.socket).exists() => {
                 sys::complain("no file descriptor is free: not governed until one is");

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering
 
 use parking_lot::Mutex;
 
+use super::failed;
+
 /// Makes a memory file of exactly `size` bytes that cannot be resized. See memfd_create(2).
 pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: a C string, which the kernel copies.
@@ -15,32 +17,35 @@ pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
         libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
     });
     if fd < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(failed("memfd_create"));
     }
     // SAFETY: just opened and not owned elsewhere.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let length = libc::off_t::try_from(size).map_err(io::Error::other)?;
     // SAFETY: a file of ours.
     if unsafe { libc::ftruncate(fd, length) } != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(failed("ftruncate"));
     }
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: a file of ours.
     if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(failed("fcntl F_ADD_SEALS"));
     }
     Ok(file)
 }
 
 /// Returns whether a file has exactly `size` bytes and cannot be resized, so that reading a mapping of it
-/// cannot raise SIGBUS.
+/// cannot raise SIGBUS. Where the system does not tell whether it can be resized, its maker is trusted.
 pub(crate) fn has_fixed_size(file: &impl AsRawFd, size: usize) -> bool {
     // SAFETY: asks for flags.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     let wanted = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    seals >= 0
-        && seals & wanted == wanted
-        && status(file.as_raw_fd()).is_some_and(|(_, length)| length == size)
+    let is_sealed = match seals {
+        // EINVAL: a file that has no seals.
+        ..0 => io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL),
+        seals => seals & wanted == wanted,
+    };
+    is_sealed && status(file.as_raw_fd()).is_some_and(|(_, length)| length == size)
 }
 
 /// Identity of a file: device and inode.
@@ -86,7 +91,7 @@ impl Descriptor {
 
     /// Takes over `file` under its own number: for a descriptor that is closed soon.
     pub(crate) fn here(file: OwnedFd) -> io::Result<Self> {
-        let (identity, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
+        let (identity, _) = status(file.as_raw_fd()).ok_or_else(|| failed("fstat"))?;
         Ok(Self {
             fd: file.into_raw_fd(),
             identity,

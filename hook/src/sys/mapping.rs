@@ -18,7 +18,7 @@ pub(crate) struct Mapping {
 impl Mapping {
     fn of(address: *mut c_void, size: usize) -> io::Result<Self> {
         if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(super::failed("mmap"));
         }
         Ok(Self {
             address: address.cast(),
@@ -119,7 +119,7 @@ impl Mapping {
         if answer == 0 {
             Ok(())
         } else {
-            Err(io::Error::last_os_error())
+            Err(super::failed("madvise"))
         }
     }
 
@@ -140,10 +140,35 @@ impl Mapping {
             )
         };
         if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(super::failed("mremap"));
         }
         std::mem::forget(self);
         Ok(())
+    }
+
+    /// Maps a file over this mapping, atomically for concurrent readers, where mremap(2) is refused. The file
+    /// has at least this mapping's size.
+    pub(crate) fn cover(&self, file: &impl AsRawFd, writable: bool) -> io::Result<()> {
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        self.map_over(protection, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Replaces the memory by zeroed, private, writable memory. Async-signal-safe.
+    pub(crate) fn clear(&self) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let _ = self.map_over(libc::PROT_READ | libc::PROT_WRITE, flags, -1);
+    }
+
+    fn map_over(&self, protection: c_int, flags: c_int, file: c_int) -> io::Result<()> {
+        let flags = flags | libc::MAP_FIXED;
+        // SAFETY: a mapping of this process. References into it are to atomics, which are valid in any
+        // memory.
+        let address = unsafe { libc::mmap(self.address.cast(), self.size, protection, flags, file, 0) };
+        if address == libc::MAP_FAILED {
+            Err(super::failed("mmap"))
+        } else {
+            Ok(())
+        }
     }
 }
 

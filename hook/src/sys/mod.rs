@@ -3,16 +3,45 @@
 //! All other system calls are in `mapping`, `descriptor` and `client` (sockets).
 
 use std::ffi::{CStr, OsString, c_int, c_long, c_void};
-use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
+use std::{fmt, io};
 
 pub(crate) mod descriptor;
 pub(crate) mod mapping;
+pub(crate) mod own;
 
 use mapping::{Mapping, PAGE};
+
+/// A failed system call, as the content of an error that names it.
+#[derive(Debug)]
+struct Failed {
+    call: &'static str,
+    errno: i32,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// Returns the error of the system call `call`, which has just failed.
+pub(crate) fn failed(call: &'static str) -> io::Error {
+    let error = io::Error::last_os_error();
+    let errno = error.raw_os_error().unwrap_or(0);
+    io::Error::new(error.kind(), Failed { call, errno })
+}
+
+/// Returns the number of a system call's error.
+pub(crate) fn errno(error: &io::Error) -> Option<i32> {
+    let failed = error.get_ref().and_then(|inner| inner.downcast_ref::<Failed>());
+    failed.map_or_else(|| error.raw_os_error(), |failed| Some(failed.errno))
+}
 
 /// Returns the calling thread's id.
 pub(crate) fn gettid() -> u32 {
@@ -68,38 +97,39 @@ pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     // SAFETY: room for two descriptors.
     let make = || unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
     if descriptor::with_room(make) != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(failed("socketpair"));
     }
     // SAFETY: just opened and not owned elsewhere.
     Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
 }
 
-/// Sends a wake-up; a full socket has one pending already. Does not use send(3), which is a cancellation
-/// point.
+/// Sends a wake-up; a full socket has one pending already.
 pub(crate) fn post(end: RawFd) {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: a byte that is there, and no address.
-    unsafe {
-        libc::syscall(
-            libc::SYS_sendto,
-            end,
-            &raw const BYTE,
-            1_usize,
-            flags,
-            null::<c_void>(),
-            0_usize,
-        )
+    send(end, &[1]);
+}
+
+/// Sends a packet if there is room for it. Any thread of the program may call this: the system call is made
+/// directly, because sendmsg(2) of the C library is a cancellation point. It is also the one that the
+/// registration needs, so that it is permitted wherever that is.
+pub(crate) fn send(socket: RawFd, bytes: &[u8]) {
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
     };
+    // SAFETY: all zeroes is an empty header.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the header names the bytes and no address; all of them outlive the call.
+    unsafe { libc::syscall(libc::SYS_sendmsg, socket, &raw const header, flags) };
 }
 
 /// Reads all pending wake-ups.
 pub(crate) fn hear(end: RawFd) {
     let mut byte = 0_u8;
-    // SAFETY: room for a byte.
-    while unsafe { libc::recv(end, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) } == 1 {}
+    // SAFETY: room for a byte. The socket does not block.
+    while unsafe { libc::read(end, (&raw mut byte).cast(), 1) } == 1 {}
 }
-
-static BYTE: u8 = 1;
 
 /// Sleeps while `word` holds `expected`, for `longest` at most. Also returns on a signal. See futex(2).
 ///
@@ -107,15 +137,32 @@ static BYTE: u8 = 1;
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, longest: Duration) {
     let timeout = timespec(longest);
     // SAFETY: the word stays mapped, since it is borrowed; the kernel only reads it and the timeout.
-    unsafe {
+    let answer = unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
             libc::FUTEX_WAIT,
             expected,
             &raw const timeout,
-        );
+        )
+    };
+    if answer != 0 && is_refusal(&io::Error::last_os_error()) {
+        std::thread::sleep(longest.min(UNPOLLED));
     }
+}
+
+/// Returns whether an error means that the system refuses the call, and will again: a seccomp filter, a
+/// security module, or a kernel that lacks it.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    let refusals = [
+        libc::EPERM,
+        libc::EACCES,
+        libc::ENOSYS,
+        libc::EINVAL,
+        libc::EOPNOTSUPP,
+        libc::EAFNOSUPPORT,
+    ];
+    errno(error).is_some_and(|number| refusals.contains(&number))
 }
 
 /// Wakes all threads that wait on `word`.
@@ -145,8 +192,8 @@ pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Opt
     let timeout = timeout.as_ref().map_or(null(), std::ptr::from_ref);
     // SAFETY: N entries, and a timeout or none, that outlive the call.
     let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, timeout, null()) };
-    if ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::InvalidInput {
-        // More entries than RLIMIT_NOFILE allows: a program can set that to 0.
+    if ready < 0 && is_refusal(&io::Error::last_os_error()) {
+        // EINVAL: more entries than RLIMIT_NOFILE allows: a program can set that to 0.
         std::thread::sleep(longest.unwrap_or(UNPOLLED).min(UNPOLLED));
         return descriptors.map(|fd| fd.is_some());
     }
@@ -254,7 +301,8 @@ pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     }
     // SAFETY: the thread was not made, so the box is still ours.
     drop(unsafe { Box::from_raw(start) });
-    Err(io::Error::from_raw_os_error(error))
+    let call = "pthread_create";
+    Err(io::Error::other(Failed { call, errno: error }))
 }
 
 /// Stack size, bytes: room for the driver's frames and for other libraries' thread-local data, which the C

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::file::Contents::{self, Events, List};
-use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, On};
+use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
 use crate::tree::View;
 
@@ -84,6 +84,16 @@ pub(super) const FILES: &[ControlFile] = &[
               At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
               not have them) and journal_damaged (damaged lines of the stored settings that the daemon found when it started; \
               the file is kept beside them as settings.corrupt).",
+    },
+    ControlFile {
+        name: "gcgroup.kill",
+        on: On::WHOLE,
+        contents: Contents::Page,
+        io: WriteOnly(|edit, text| edit.kill(text)),
+        doc: "Write 1 to send SIGKILL to the process, or to all governed processes in the group and below, as cgroup.kill \
+              does: also to frozen and stopped ones and to those that execute another program. A process that started \
+              before the write and registers in the group later is killed then. Children that do not use CUDA are not \
+              governed and not killed. populated in gcgroup.events tells when all have ended.",
     },
     ControlFile {
         name: "gcgroup.stat",

@@ -215,6 +215,19 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
+    /// Requests that the process, or each process in the group and below, is killed.
+    ///
+    /// # Errors
+    /// `EINVAL` unless `text` is `1`.
+    pub fn kill(&mut self, text: &str) -> Result<()> {
+        if text != "1" {
+            return Err(Error::bad("1", text));
+        }
+        self.target()?;
+        self.notices.push(Notice::KillAsked(self.directory));
+        Ok(())
+    }
+
     /// Moves the process with that pid into this directory.
     ///
     /// # Errors

@@ -171,15 +171,20 @@ impl State {
 
     /// Returns the processes in a group and below.
     pub(super) fn within(&self, id: GroupId) -> Vec<&Process> {
+        let groups = self.groups_within(id).into_iter();
+        let members = groups.filter_map(|id| Some(&self.groups.get(&id)?.members));
+        members
+            .flatten()
+            .filter_map(|id| self.processes.get(id).map(AsRef::as_ref))
+            .collect()
+    }
+
+    /// Returns a group and those below.
+    pub(super) fn groups_within(&self, id: GroupId) -> Vec<GroupId> {
         let mut found = Vec::new();
         let mut left = vec![id];
         while let Some(group) = left.pop().and_then(|id| self.groups.get(&id)) {
-            found.extend(
-                group
-                    .members
-                    .iter()
-                    .filter_map(|id| self.processes.get(id).map(AsRef::as_ref)),
-            );
+            found.push(group.id);
             left.extend(group.children.values());
         }
         found

@@ -74,6 +74,9 @@ pub enum Notice {
     PressureWatched,
     /// The ends of processes are to be noticed now ([`Tree::ask_ends`](super::Tree::ask_ends)).
     EndsAsked,
+    /// The process, or the processes in the group and below, are to be killed: see
+    /// [`Tree::doomed`](super::Tree::doomed).
+    KillAsked(Directory),
 }
 
 /// Receives [`Notice`]s on the thread that caused them. Must not wait unless [`may_wait`](Self::may_wait)

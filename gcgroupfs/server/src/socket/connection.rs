@@ -214,7 +214,8 @@ impl Server {
             // A registration without a usage block.
             (Ok(Tag::Hello), Kind::New) => {
                 if self.hello(number, packet).is_some() {
-                    self.refuse(number, Errno::EINVAL);
+                    self.complain_of(number, "is not governed: its hook cannot share a usage block");
+                    self.refuse_registration(number, Errno::EINVAL);
                 }
                 false
             }
@@ -268,7 +269,10 @@ impl Server {
         if let Ok(version) = message::version(packet)
             && version != gcgroup_abi::VERSION
         {
-            self.complain_of(number, version);
+            let ours = gcgroup_abi::VERSION;
+            let fault =
+                format!("is not governed: its hook speaks version {version}, this daemon version {ours}");
+            self.complain_of(number, &fault);
             self.refuse_registration(number, Errno::EPROTONOSUPPORT);
             return None;
         }
@@ -342,7 +346,11 @@ impl Server {
             return Err(Errno::ENOTCONN);
         };
         let socket = connection.socket.clone();
+        let lacks_helper = registrant.hello.lacks_helper != 0;
         let registered = self.registry.register(registrant, verdict, socket.clone())?;
+        if lacks_helper {
+            self.complain_of(number, "has no helper thread: its freezes are not confirmed");
+        }
         if let Some(superseded) = registered.superseded {
             self.close(superseded);
         }
@@ -377,9 +385,9 @@ impl Server {
         self.refuse_registration(number, errno);
     }
 
-    /// Logs, once for each process, that its hook has another version. The hook keeps trying, because the
-    /// next daemon may match.
-    fn complain_of(&mut self, number: u64, version: u32) {
+    /// Logs, once for each process, what is wrong with its hook. A hook of another version keeps trying,
+    /// because the next daemon may match.
+    fn complain_of(&mut self, number: u64, fault: &str) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
@@ -390,14 +398,8 @@ impl Server {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
-        if self.mismatched.insert(key) && self.registry.may_log_of(peer.uid) {
-            warn!(
-                "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
-                peer.pid,
-                peer.stat.comm,
-                peer.uid,
-                gcgroup_abi::VERSION
-            );
+        if self.faulty.insert(key) && self.registry.may_log_of(peer.uid) {
+            warn!("{} ({}) of user {} {fault}", peer.pid, peer.stat.comm, peer.uid);
         }
     }
 

@@ -101,6 +101,11 @@ impl LiveProcesses {
         self.find(key).is_some_and(|known| known.uid == uid) || self.room.has_room(uid)
     }
 
+    /// Returns the numbers of all processes.
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.processes.keys().copied().collect()
+    }
+
     /// Returns the registered processes whose connection is lost; they may have executed another program.
     pub(super) fn lost(&self) -> Vec<u64> {
         let is_lost = |known: &LiveProcess| {
@@ -173,6 +178,14 @@ impl LiveProcesses {
 impl LiveProcess {
     pub(super) fn uid(&self) -> u32 {
         self.uid
+    }
+
+    /// Sends SIGKILL to the process.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has ended; `EPERM`, `EINVAL` as pidfd_send_signal(2).
+    pub(super) fn kill(&self) -> nix::Result<()> {
+        sys::kill(&self.pidfd)
     }
 
     /// Returns whether the process executes the program with which it registered.

@@ -5,6 +5,7 @@
 //! connection and a restart of the daemon.
 
 mod first;
+mod killed;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,6 +19,7 @@ use nix::sys::epoll::Epoll;
 use tracing::{debug, info};
 
 use self::first::FirstRegistration;
+use self::killed::Killed;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
 use super::initial_group::Credentials;
@@ -43,6 +45,7 @@ pub(super) struct Registry {
     /// Processes that are not registered now.
     unregistered: Unregistered,
     awaited: AwaitedMembers,
+    killed: Killed,
     log_limit: LogLimit,
 }
 
@@ -77,6 +80,7 @@ impl Registry {
             live: LiveProcesses::new(options.epoll),
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
             unregistered: Unregistered::new(options.tree.clone(), options.records),
+            killed: Killed::default(),
             log_limit: LogLimit::default(),
             tree: options.tree,
             bells: options.bells,
@@ -219,6 +223,7 @@ impl Registry {
                 identity.pid, identity.comm, identity.uid
             );
         }
+        let group = saved.group;
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
@@ -235,6 +240,9 @@ impl Registry {
         self.unregistered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
             self.bells.remove(old.id);
+        }
+        if is_new {
+            self.kill_late(process, key, group);
         }
         Ok(Registered {
             number: process,

@@ -122,9 +122,12 @@ impl Costs {
     pub(super) fn learn(&mut self, load: Load, least: u64, most: u64) {
         let expected = self.of_load(&load).max(1);
         let took = expected.clamp(least, most);
-        // Exact enough.
-        if load.key != 0 && least != 0 && most - least <= least / 4 {
-            self.shapes.learn(load.key, took / u64::from(load.total().max(1)));
+        let total = u64::from(load.total().max(1));
+        if least != 0 && most - least <= least / 4 {
+            // Exact enough.
+            self.shapes.learn(load.key, took / total);
+        } else {
+            self.shapes.lower(load.key, most / total);
         }
         if least != 0 {
             self.streak = Streak::default();

@@ -6,6 +6,9 @@ use hashbrown::HashMap;
 /// Number of submissions of one shape that are marked alone to learn its cost, if their ends are not seen
 /// exactly enough.
 const TRIES: u32 = 4;
+/// Number of submissions in a row that must end earlier than expected before the cost is lowered, if it has
+/// been measured more than once: a kernel whose durations alternate keeps its cost.
+const AGREEING: u32 = 8;
 /// Most shapes that are remembered.
 const MOST: usize = 1024;
 
@@ -41,6 +44,20 @@ pub(super) struct Known {
     /// Longest cost lately.
     pub(super) longest: u64,
     tries: u32,
+    /// Number of measurements of `nsec`.
+    measured: u32,
+    /// Submissions in a row that ended earlier than expected, and the longest that one of them after the
+    /// first can have taken.
+    early: u32,
+    early_most: u64,
+}
+
+impl Known {
+    /// Returns whether the cost may be far too high: it was measured once only (functions are loaded at their
+    /// first launch, and work from before may have been queued), or the last submission ended earlier.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.measured <= 1 || self.early != 0
+    }
 }
 
 #[derive(Debug, Default)]
@@ -81,15 +98,49 @@ impl Shapes {
         self.0.entry(key).or_default().tries += 1;
     }
 
-    /// Learns that submissions of this shape took `nsec` nanoseconds each.
+    /// Learns that submissions of this shape took `nsec` nanoseconds each. A second measurement that is
+    /// shorter than the first replaces it.
     pub(super) fn learn(&mut self, key: u64, nsec: u64) {
         if let Some(known) = self.0.get_mut(&key) {
             let nsec = nsec.max(1);
+            if known.measured == 1 && nsec < known.nsec {
+                (known.nsec, known.longest) = (nsec, nsec);
+            }
             known.longest = nsec.max(known.longest - known.longest / 64);
             known.nsec = match known.nsec {
                 0 => nsec,
                 usual => usual.midpoint(nsec),
             };
+            known.measured = known.measured.saturating_add(1);
+            known.early = 0;
+        }
+    }
+
+    /// Learns that submissions of this shape took at most `nsec` nanoseconds each. Lowers a cost above this
+    /// if it was measured once only, or if [`AGREEING`] submissions agree: while a cost is far too high, ends
+    /// are polled too late to be measured.
+    pub(super) fn lower(&mut self, key: u64, nsec: u64) {
+        let Some(known) = self.0.get_mut(&key).filter(|known| known.nsec != 0) else {
+            return;
+        };
+        let nsec = nsec.max(1);
+        if nsec >= known.nsec {
+            known.early = 0;
+        } else if known.measured <= 1 {
+            (known.nsec, known.longest) = (nsec, nsec);
+        } else if known.early == 0 {
+            // It was polled late; the next ones are polled earlier.
+            (known.early, known.early_most) = (1, 0);
+        } else {
+            known.early += 1;
+            known.early_most = known.early_most.max(nsec);
+            if known.early > AGREEING {
+                known.nsec = known.early_most;
+                known.longest = known
+                    .nsec
+                    .max(known.longest - known.longest / 64 * u64::from(AGREEING));
+                (known.early, known.early_most) = (1, 0);
+            }
         }
     }
 

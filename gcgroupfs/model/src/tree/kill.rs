@@ -1,0 +1,101 @@
+//! Processes and groups that a write to `gcgroup.kill` concerns.
+
+use std::collections::HashSet;
+
+use super::{Directory, Entity, GroupId, ProcessId, Tree};
+
+/// Processes to be killed, and groups whose further processes are to be killed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Doomed {
+    /// Registered processes.
+    pub processes: HashSet<ProcessId>,
+    /// Groups: those of processes that execute another program now, or have not registered yet.
+    pub groups: HashSet<GroupId>,
+}
+
+impl Tree {
+    /// Returns what a write to `gcgroup.kill` in this directory concerns now.
+    pub fn doomed(&self, directory: Directory) -> Doomed {
+        let state = self.state.lock();
+        match directory.whose() {
+            Entity::Root => Doomed::default(),
+            Entity::Process(id) => Doomed {
+                processes: HashSet::from([id]),
+                groups: HashSet::new(),
+            },
+            Entity::Group(id) => Doomed {
+                processes: state.within(id).iter().map(|process| process.id).collect(),
+                groups: state.groups_within(id).into_iter().collect(),
+            },
+        }
+    }
+
+    /// Returns whether a group exists.
+    pub fn is_group(&self, id: GroupId) -> bool {
+        self.state.lock().groups.contains_key(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{Node, resolve};
+    use crate::tree::Notice;
+    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World};
+
+    fn asked(world: &World) -> Vec<Directory> {
+        let notices = world.take_notices().into_iter();
+        let asked = notices.filter_map(|notice| match notice {
+            Notice::KillAsked(directory) => Some(directory),
+            _ => None,
+        });
+        asked.collect()
+    }
+
+    #[test]
+    fn kill_concerns_the_group_and_those_below() {
+        let world = World::new(1);
+        let [one, two, other] = [100, 101, 102].map(|pid| world.join(pid));
+        for (group, pid) in [("a", "100"), ("a/b", "101"), ("c", "102")] {
+            world.group(group);
+            world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
+        }
+        asked(&world);
+        world.store("a/gcgroup.kill", ROOT, "1").unwrap();
+        let directory = asked(&world);
+        let doomed = world.tree.doomed(directory[0]);
+        assert_eq!(doomed.processes, HashSet::from([one, two]));
+        let groups = ["a", "a/b"].map(|path| match resolve(&world.tree, path) {
+            Ok(Node::Dir(directory)) => match directory.whose() {
+                Entity::Group(id) => id,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(doomed.groups, HashSet::from(groups));
+        assert!(groups.iter().all(|group| world.tree.is_group(*group)));
+        world.store("102/gcgroup.kill", OWNER, "1").unwrap();
+        let doomed = world.tree.doomed(asked(&world)[0]);
+        assert_eq!(doomed.processes, HashSet::from([other]));
+        assert_eq!(doomed.groups, HashSet::new());
+    }
+
+    #[test]
+    fn kill_by_another_user_or_of_another_value_asks_nothing() {
+        let world = World::new(1);
+        world.join(100);
+        asked(&world);
+        for value in ["0", "2", "", "-1", "max", "1 1", "yes", "01"] {
+            let error = world.store("100/gcgroup.kill", ROOT, value).unwrap_err();
+            assert_eq!(error.errno(), libc::EINVAL, "{value:?}");
+        }
+        let error = world.store("100/gcgroup.kill", OTHER_USER, "1").unwrap_err();
+        assert_eq!(error.errno(), libc::EACCES);
+        assert_eq!(asked(&world), []);
+        assert!(resolve(&world.tree, "gcgroup.kill").is_err(), "not at the root");
+        assert!(
+            resolve(&world.tree, "100/0/gcgroup.kill").is_err(),
+            "not on one device"
+        );
+    }
+}

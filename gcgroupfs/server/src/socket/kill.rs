@@ -1,0 +1,45 @@
+//! Writes to `gcgroup.kill`, from the threads that receive them to the event loop, which knows the processes.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::host;
+use gcgroupfs_model::tree::{Directory, Listener, Notice};
+
+/// Directories whose processes are to be killed, and when that was last requested, in ticks since boot.
+#[derive(Debug, Default)]
+pub(super) struct Kills(Mutex<HashMap<Directory, u64>>);
+
+impl Kills {
+    /// Removes and returns all requests.
+    pub(super) fn take(&self) -> HashMap<Directory, u64> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+/// Notes requests and wakes the event loop.
+#[derive(Debug)]
+pub(super) struct KillWaker {
+    kills: Arc<Kills>,
+    waker: UnixStream,
+}
+
+impl KillWaker {
+    pub(super) fn new(kills: Arc<Kills>, waker: UnixStream) -> Self {
+        Self { kills, waker }
+    }
+}
+
+impl Listener for KillWaker {
+    fn notice(&self, notice: &Notice) {
+        if let Notice::KillAsked(directory) = notice {
+            self.kills.0.lock().insert(*directory, host::ticks_since_boot());
+            // If the socket is full, the loop has been woken already.
+            let _ = (&self.waker).write(&[0]);
+        }
+    }
+}

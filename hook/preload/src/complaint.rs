@@ -1,0 +1,31 @@
+//! The one line that this library may write: why the hook cannot be loaded.
+
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::{arch, elf};
+
+/// `struct iovec`.
+#[repr(C)]
+pub(crate) struct Part {
+    start: *const c_char,
+    length: usize,
+}
+
+impl Part {
+    fn of(text: *const c_char) -> Self {
+        Self {
+            start: text,
+            length: elf::bytes(text).count(),
+        }
+    }
+}
+
+/// Writes to standard error, once, that the hook cannot be loaded. `reason` is a C string.
+pub(crate) fn complain(reason: *const c_char) {
+    static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
+    const BEGIN: &CStr = c"gcgroup: not governed, since the hook cannot be loaded: ";
+    if !HAS_COMPLAINED.swap(true, Relaxed) {
+        arch::write_error(&[BEGIN.as_ptr(), reason, c"\n".as_ptr()].map(Part::of));
+    }
+}
