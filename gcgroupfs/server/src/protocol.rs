@@ -23,7 +23,7 @@
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
 //! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
-//! errno of the mount.
+//! errno of the mount, and as text a sentence that explains it.
 
 use gcgroup_abi::message::{self, Malformed, Tag};
 
@@ -117,11 +117,11 @@ impl<'a> Answer<'a> {
         }
     }
 
-    pub fn refusal(errno: i32) -> Self {
+    /// Returns a refusal with its explanation, cut to fit in a packet.
+    pub fn refusal(errno: i32, why: &'a str) -> Self {
         Self {
             status: errno.unsigned_abs(),
-            total: 0,
-            part: &[],
+            ..Self::part(why.as_bytes(), 0)
         }
     }
 

@@ -225,7 +225,7 @@ pub(super) fn believed(held: &[u64], caps: &[u64]) -> Vec<u64> {
 /// the directories of processes and devices have; `ENAMETOOLONG` beyond 255 bytes.
 pub fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME {
-        return Err(Error::LongName);
+        return Err(Error::LongName(MAX_NAME));
     }
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\n', '\0']) {
         return Err(Error::BadName("a group's name is one line without a slash"));

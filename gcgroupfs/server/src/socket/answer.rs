@@ -54,7 +54,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
             let is_last = request.offset as usize + part.part.len() >= text.len();
             (part.to_bytes(), if is_last { Vec::new() } else { text })
         }
-        Err(error) => (Answer::refusal(error.errno()).to_bytes(), Vec::new()),
+        Err(error) => (Answer::refusal(error.errno(), &error.to_string()).to_bytes(), Vec::new()),
     })
 }
 
@@ -76,7 +76,7 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
 
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match resolve(tree, asker, request.name)? {
-        Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
+        Node::File(..) if asker.is_contained => Err(Error::Contained),
         Node::File(directory, file) => {
             tree.finish(file.store(tree, directory, asker.caller(), request.value)?);
             Ok(())
@@ -116,7 +116,8 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     match resolve(tree, asker, above)? {
         Node::Dir(parent) if asker.may_change(tree, parent)? => Ok((parent, name)),
-        Node::Dir(_) => Err(Error::WrongAccess),
+        Node::Dir(_) if asker.is_contained => Err(Error::Contained),
+        Node::Dir(_) => Err(Error::NotWritable),
         Node::File(..) => Err(Error::NotDirectory),
     }
 }
@@ -124,7 +125,7 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
 /// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
 fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
     if !asker.may_search(tree, Directory::ROOT)? {
-        return Err(Error::WrongAccess);
+        return Err(Error::Closed);
     }
     let mut groups = BTreeMap::new();
     let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();

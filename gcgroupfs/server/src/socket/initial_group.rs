@@ -201,7 +201,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     may_begin(tree, who, path)?;
     let (reached, done) = descend(tree, path, |directory, name, _| {
         if !who.may_change(tree, directory)? {
-            return Err(Error::WrongAccess);
+            return Err(Error::NotWritable);
         }
         let transient = Transient {
             owner: Owner {
@@ -215,7 +215,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     done?;
     let id = reached.ok_or(Error::NotFound)?;
     if !who.may_enter(tree, Directory::group(id))? {
-        return Err(Error::WrongAccess);
+        return Err(Error::NotAdmitted);
     }
     Ok(id)
 }
@@ -229,19 +229,20 @@ pub(super) fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
         if !who.may_search(tree, directory)? {
-            return Err(Error::WrongAccess);
+            return Err(Error::Closed);
         }
         match tree.subdirectory(directory, name) {
             Ok(next) if matches!(next.whose(), Entity::Group(_)) => directory = next,
             // The user that creates the first missing group may create those below it.
             Err(Error::NotFound) if who.may_change(tree, directory)? => return Ok(()),
-            _ => return Err(Error::WrongAccess),
+            Err(Error::NotFound) => return Err(Error::NotWritable),
+            _ => return Err(Error::NotAdmitted),
         }
     }
     if directory != Directory::ROOT && who.may_enter(tree, directory)? {
         return Ok(());
     }
-    Err(Error::WrongAccess)
+    Err(Error::NotAdmitted)
 }
 
 /// One component of a path.
