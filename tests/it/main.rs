@@ -140,6 +140,8 @@ mod property;
 #[cfg(test)]
 mod rapid_exec;
 #[cfg(test)]
+mod refusals;
+#[cfg(test)]
 mod required;
 #[cfg(test)]
 mod rules;

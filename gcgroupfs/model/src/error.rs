@@ -39,7 +39,9 @@ pub enum Error {
     NotDirectory,
     #[error("it is a directory; name one of the files in it")]
     IsDirectory,
-    #[error("only groups can be made and removed, in the root and in groups; all else follows from the processes")]
+    #[error(
+        "only groups can be made and removed, in the root and in groups; all else follows from the processes"
+    )]
     FixedShape,
     #[error("it exists already; choose another name")]
     Exists,
@@ -67,7 +69,9 @@ pub enum Error {
     NotOwner { owner: u32 },
     #[error("a directory of the path is closed to you; its owner can open it with chmod")]
     Closed,
-    #[error("groups can be made and removed here by its owner, root, and those whom the mode allows to write")]
+    #[error(
+        "groups can be made and removed here by its owner, root, and those whom the mode allows to write"
+    )]
     NotWritable,
     #[error("a program in a container can read, not write; write it outside of the container")]
     Contained,

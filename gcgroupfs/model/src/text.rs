@@ -91,7 +91,8 @@ impl Display for Comm {
 
 /// Formats of [`parse_bytes`] and of [`parse_size`], for error messages.
 const BYTES: &str = "bytes (as 8589934592, 8G, 8GB or 1.5GiB) or max";
-const SIZE: &str = "bytes (as 8589934592, 8G, 8GB or 1.5GiB), a percentage of the GPU's memory (as 50%) or max";
+const SIZE: &str =
+    "bytes (as 8589934592, 8G, 8GB or 1.5GiB), a percentage of the GPU's memory (as 50%) or max";
 
 /// Most digits of a fraction.
 const MOST_DECIMALS: usize = 9;
@@ -409,7 +410,9 @@ mod tests {
         for text in ["101%", "100.1%", "18446744073709551616%"] {
             assert_eq!(errno(parse_size(text, gpu)), libc::ERANGE, "{text}");
         }
-        for text in ["%", "-1%", "50 %", "50%%", "1e1%", "5G%", "max%", "50%G", ".5%", "5.%"] {
+        for text in [
+            "%", "-1%", "50 %", "50%%", "1e1%", "5G%", "max%", "50%G", ".5%", "5.%",
+        ] {
             assert_eq!(errno(parse_size(text, gpu)), libc::EINVAL, "{text}");
         }
         assert_eq!(parse_size("50%", None), Err(Error::NoMemorySize));
@@ -475,7 +478,16 @@ mod tests {
         ] {
             assert_eq!(errno(parse(text)), libc::ERANGE, "{text}");
         }
-        for text in ["", "1 2 3", "-1", "%", "1000 25%", "1000 max", "maximum", "1000,1000"] {
+        for text in [
+            "",
+            "1 2 3",
+            "-1",
+            "%",
+            "1000 25%",
+            "1000 max",
+            "maximum",
+            "1000,1000",
+        ] {
             assert_eq!(errno(parse(text)), libc::EINVAL, "{text}");
         }
         let shown = quota(Quota {

@@ -54,7 +54,10 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
             let is_last = request.offset as usize + part.part.len() >= text.len();
             (part.to_bytes(), if is_last { Vec::new() } else { text })
         }
-        Err(error) => (Answer::refusal(error.errno(), &error.to_string()).to_bytes(), Vec::new()),
+        Err(error) => (
+            Answer::refusal(error.errno(), &error.to_string()).to_bytes(),
+            Vec::new(),
+        ),
     })
 }
 
