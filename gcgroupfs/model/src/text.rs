@@ -44,6 +44,23 @@ pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>
     out
 }
 
+/// Formats bytes for people, rounded to a tenth: `1.5 GiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes == NO_LIMIT {
+        return "max".to_owned();
+    }
+    let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
+    while tenths >= 10_240 && unit + 1 < UNITS.len() {
+        (tenths, unit) = ((tenths + 512) / 1024, unit + 1);
+    }
+    let (whole, tenth) = (tenths / 10, tenths % 10);
+    match tenth {
+        0 => format!("{whole} {}", UNITS[unit]),
+        tenth => format!("{whole}.{tenth} {}", UNITS[unit]),
+    }
+}
+
 /// Returns text that another program chose (a process's comm, a path, a group's name) as one word that is
 /// safe in terminals, logs and scripts. Each byte other than printable ASCII becomes `\ooo` (octal, as in
 /// /proc/self/mountinfo), and so do the blank, `=` and the backslash. Letters of other alphabets are escaped
@@ -389,6 +406,23 @@ mod tests {
             assert_eq!(parse_bytes(bytes(number).trim_end()), Ok(number));
         }
         assert_eq!(bytes(NO_LIMIT), "max\n");
+    }
+
+    #[test]
+    fn size_is_rounded_to_a_tenth() {
+        for (bytes, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (256 << 20, "256 MiB"),
+            (3 << 29, "1.5 GiB"),
+            ((1 << 30) + 1, "1 GiB"),
+            (1 << 53, "8 PiB"),
+            (NO_LIMIT - 1, "16384 PiB"),
+            (NO_LIMIT, "max"),
+        ] {
+            assert_eq!(size(bytes), expected);
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@
 //! | remove | a group's path | | |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
+//! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
+//! JSON |
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
 //!
@@ -45,6 +47,7 @@ pub enum Operation {
     Make = 4,
     Remove = 5,
     MayBegin = 6,
+    Explain = 7,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +91,7 @@ impl<'a> Request<'a> {
             4 => Operation::Make,
             5 => Operation::Remove,
             6 => Operation::MayBegin,
+            7 => Operation::Explain,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, getsockopt, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
+use gcgroupfs_model::tree::Explanation;
 use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use gcgroupfs_server::socket::new_socket;
 
@@ -119,6 +120,18 @@ impl Client {
     /// No daemon answers, or its answer is invalid.
     pub(super) fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Refusal>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
+    }
+
+    /// Explains a process or a group. `None`: there is none of that name.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub(super) fn explain(&mut self, path: &str) -> anyhow::Result<Option<Explanation>> {
+        match self.read(Operation::Explain, path)? {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).context("the daemon's answer is invalid")?)),
+            Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
+            Err(refusal) => bail!("{path}: {refusal}"),
+        }
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.

@@ -2,7 +2,7 @@
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_PRIORITY, Setting, Value};
-use super::{Caller, Directory, Entity, GroupId, Notice, ProcessId, Settings, State, Sums, enforce};
+use super::{Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, enforce};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 use crate::text::parse_size;
@@ -53,6 +53,9 @@ impl<'a> Edit<'a> {
             check(self, value)?;
         }
         self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
+        let Caller { uid, pid, .. } = self.caller;
+        let origin = Origin::Written { uid, pid };
+        self.state.note_writer(self.directory, setting, origin);
         setting.written.map_or(Ok(()), |written| written(self, value))
     }
 

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
+use super::origin::Origins;
+use super::refusals::Refusals;
 use super::saved::Made;
 use super::stall::Stalls;
 use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
@@ -63,6 +65,8 @@ pub struct Group {
     pub(super) has_grown: bool,
     pub(super) events: Events,
     pub(super) stalls: Stalls,
+    pub(super) origins: Origins,
+    pub(super) refusals: Refusals,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -121,6 +125,8 @@ impl Group {
             has_grown: false,
             events: Events::default(),
             stalls: Stalls::default(),
+            origins: Origins::default(),
+            refusals: Refusals::default(),
         }
     }
 

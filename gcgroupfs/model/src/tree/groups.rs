@@ -189,6 +189,7 @@ impl State {
             },
             mode: mode & 0o777,
         };
+        let origins = transient.as_ref().map(|transient| transient.origins.clone());
         access.owner = transient
             .as_ref()
             .map_or(access.owner, |transient| transient.owner);
@@ -199,6 +200,7 @@ impl State {
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
+        group.origins = origins.unwrap_or_default();
         self.add_group(group);
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Made {

@@ -42,7 +42,8 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
     let text = match (request.operation, request.offset) {
         (Operation::Get, 0) => get(tree, asker, request.name),
         (Operation::List, 0) => list(tree, asker, request.name),
-        (Operation::Get | Operation::List, _) => Ok(text),
+        (Operation::Explain, 0) => explain(tree, asker, request.name),
+        (Operation::Get | Operation::List | Operation::Explain, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
@@ -75,6 +76,22 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
         }
         Node::Dir(_) => Err(Error::IsDirectory),
     }
+}
+
+/// Explains a process or a group to a client that may read its files, as JSON.
+fn explain(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
+    let directory = match resolve(tree, asker, path)? {
+        Node::Dir(directory) => directory.whole(),
+        Node::File(directory, _) => directory.whole(),
+    };
+    if !asker.may_search(tree, directory)? {
+        return Err(Error::Closed);
+    }
+    let groups = tree.groups_of(directory).into_iter();
+    let visible = groups.filter(|group| is_open(tree, asker, Some(*group)));
+    let explanation = tree.explain(directory, &visible.collect())?;
+    // Cannot fail: the keys are text.
+    Ok(serde_json::to_vec(&explanation).unwrap_or_default())
 }
 
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {

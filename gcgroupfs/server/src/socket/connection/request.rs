@@ -27,6 +27,7 @@ impl Server {
         let asker = Credentials {
             uid: connection.uid,
             gid: connection.gid,
+            pid: connection.pid,
             groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
             is_contained: user.1,
         };
