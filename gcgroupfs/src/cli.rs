@@ -4,6 +4,7 @@ mod cdi;
 mod check_config;
 mod client;
 mod doctor;
+mod explain;
 mod expression;
 mod freeze;
 mod ls;
@@ -92,6 +93,8 @@ commands! {
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Lists the governed processes.
     Ls(ls::Arguments) => |socket, arguments| print(&ls::list(&mut socket.client()?, &arguments)?);
+    /// Explains what bounds a process or a group, what was refused and why; or why a process is not governed.
+    Explain(explain::Arguments) => |socket, arguments| print(explain::explain(&socket, &arguments)?.as_bytes());
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.

@@ -128,7 +128,9 @@ impl Client {
     /// The daemon refuses, or does not answer.
     pub(super) fn explain(&mut self, path: &str) -> anyhow::Result<Option<Explanation>> {
         match self.read(Operation::Explain, path)? {
-            Ok(text) => Ok(Some(serde_json::from_slice(&text).context("the daemon's answer is invalid")?)),
+            Ok(text) => Ok(Some(
+                serde_json::from_slice(&text).context("the daemon's answer is invalid")?,
+            )),
             Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
             Err(refusal) => bail!("{path}: {refusal}"),
         }

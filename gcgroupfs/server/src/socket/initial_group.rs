@@ -168,7 +168,11 @@ fn by_rule(
                 uid: owner.uid,
                 gid: owner.gid,
             },
-            settings: if step.is_last { ruled.clone() } else { Settings::default() },
+            settings: if step.is_last {
+                ruled.clone()
+            } else {
+                Settings::default()
+            },
             origins: Origins::of_rule(rule.filter(|_| step.is_last), &ruled, tree.now()),
         };
         // The limit of groups per user does not apply: a rule's group must always be available.

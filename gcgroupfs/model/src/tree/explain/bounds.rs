@@ -4,9 +4,7 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 
 use super::{Case, Line, Place, Subject, shown, told};
 use crate::text::size;
-use crate::tree::settings::{
-    COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value,
-};
+use crate::tree::settings::{COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value};
 
 /// Returns a line for each value in force, in the order of the table of settings.
 pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {

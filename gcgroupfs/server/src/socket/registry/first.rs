@@ -81,11 +81,7 @@ impl Registry {
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
     /// its user may not set the priority that it asks for, that is logged. Also returns where they come from.
-    fn settings_of(
-        &mut self,
-        first: &FirstRegistration<'_>,
-        group: Option<GroupId>,
-    ) -> (Settings, Origins) {
+    fn settings_of(&mut self, first: &FirstRegistration<'_>, group: Option<GroupId>) -> (Settings, Origins) {
         let now = self.tree.now();
         let ruled = first.verdict.process.settings();
         let mut origins = Origins::of_rule(first.verdict.rule.as_deref(), &ruled, now);
