@@ -266,15 +266,15 @@ impl<'a> Case<'a> {
 
     fn refusal(&self, refused: &Refused) -> String {
         let mut text = "refused".to_owned();
-        if refused.bytes != 0 {
-            text += &format!(" {}", size(refused.bytes));
+        match (refused.count, refused.bytes) {
+            (..=1, 0) => {}
+            (..=1, bytes) => text += &format!(" {}", size(bytes)),
+            (count, 0) => text += &format!(" {count} allocations"),
+            (count, bytes) => text += &format!(" {count} allocations, the last of {}", size(bytes)),
         }
         match self.state.devices.get(refused.device) {
             Some(device) => text += &format!(" on GPU {}", device.index),
             None => text += " on a GPU that the daemon does not know",
-        }
-        if refused.count > 1 {
-            text += &format!(", {} times", refused.count);
         }
         let file = match refused.cause {
             Cause::Memory => {

@@ -24,7 +24,10 @@ impl<'a> Case<'a> {
                     entity: Subject::Group(group),
                     device,
                 }),
-                Cause::Device => Some(self.own(Some(refused.device))),
+                Cause::Device => {
+                    let is_known = refused.device < self.state.devices.len();
+                    is_known.then(|| self.own(Some(refused.device)))
+                }
                 Cause::Process => Some(self.own(None)),
             };
             texts.extend(place.and_then(|place| self.change(MEMORY_LIMIT, place, "SIZE")));
