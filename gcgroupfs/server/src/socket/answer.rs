@@ -228,6 +228,7 @@ mod tests {
         let alice = Credentials {
             uid: ALICE,
             gid: ALICE,
+            pid: 1,
             groups: vec![27],
             is_contained: false,
         };
