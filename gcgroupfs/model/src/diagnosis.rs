@@ -25,7 +25,7 @@ pub enum Program {
     Dynamic,
 }
 
-/// What can be seen of a process that is not governed.
+/// Facts about a process that is not governed, seen from outside.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     pub pid: u32,

@@ -1,5 +1,5 @@
-//! What bounds a process or a group, where that comes from, what was refused, and what can be done: for
-//! people to read. Times are ages, since this module knows no wall clock.
+//! Explains to people what bounds a process or a group, where that comes from, what was refused, and what can
+//! be done. Times are ages, since this module knows no wall clock.
 
 mod advice;
 mod bounds;

@@ -14,7 +14,7 @@ const MOST: usize = 8;
 /// Refusals of the same kind in this time are one entry, nanoseconds.
 const TOGETHER: u64 = 1_000_000_000;
 
-/// What refused an allocation.
+/// Reason for which an allocation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
     /// `memory.limit` of the process on the device.

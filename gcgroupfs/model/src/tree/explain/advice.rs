@@ -1,4 +1,4 @@
-//! What can be done about refusals and freezes.
+//! Advice about refusals and freezes.
 
 use super::{Case, Line, Place, Subject};
 use crate::tree::process::Process;

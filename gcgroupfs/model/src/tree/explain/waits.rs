@@ -1,4 +1,4 @@
-//! What a process or a group waits for.
+//! Reasons for which a process or a group waits.
 
 use std::sync::atomic::Ordering::Relaxed;
 
