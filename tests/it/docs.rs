@@ -116,8 +116,8 @@ fn manual_scripts_use_only_mounted_files() {
     // The same in all of them: it asks gcgroupfs for the reason of a refusal.
     let put = document("scripts/gc-thaw");
     let begin = put.find("# put FILE VALUE").expect("the function");
-    let end = put.find("\n}\n").expect("its end");
-    let put = &put[begin..end];
+    let put = &put[begin..];
+    let put = &put[..put.find("\n}\n").expect("its end")];
     for name in ["gc-freeze", "gc-limit", "gc-preempt", "gc-priority", "gc-thaw"] {
         let text = document(&format!("scripts/{name}"));
         assert!(

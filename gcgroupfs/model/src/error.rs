@@ -24,7 +24,7 @@ mod errno {
 }
 
 /// Error of a request; one variant for each reason that a caller could act on. The text says what is wrong
-/// and what is allowed. It goes into the log and to clients of the socket; clients of the mount see the errno.
+/// and what is allowed. It goes into the log and to clients of the socket; those of the mount see the errno.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("no process, group or file has this path; gcgroupfs ls lists the governed processes")]

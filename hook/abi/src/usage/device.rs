@@ -259,8 +259,8 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_group_max: AtomicU64,
-    /// Bytes that the last allocation refused because of a limit would have added to the charge; 0: none, or a
-    /// hook that does not report it.
+    /// Bytes that the last allocation refused because of a limit would have added to the charge; 0: none, or
+    /// a hook that does not report it.
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
     pub refused_bytes: AtomicU64,
