@@ -117,7 +117,8 @@ fn manual_scripts_use_only_mounted_files() {
     let put = document("scripts/gc-thaw");
     let begin = put.find("# put FILE VALUE").expect("the function");
     let put = &put[begin..];
-    let put = &put[..put.find("\n}\n").expect("its end")];
+    let end = "\n}\n\n";
+    let put = &put[..put.find(end).expect("its end") + end.len()];
     for name in ["gc-freeze", "gc-limit", "gc-preempt", "gc-priority", "gc-thaw"] {
         let text = document(&format!("scripts/{name}"));
         assert!(
