@@ -4,6 +4,7 @@ mod cdi;
 mod check_config;
 mod client;
 mod doctor;
+mod explain;
 mod expression;
 mod freeze;
 mod ls;
@@ -23,8 +24,10 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
+use nix::sys::prctl;
 
 use self::client::Client;
+use self::paths::Named;
 use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
@@ -70,23 +73,34 @@ commands! {
     /// Runs the daemon in the foreground and shows its control files at a mount point.
     Mount(mount::Arguments) => |socket, arguments| mount::run(&socket.of_new()?, &arguments);
     /// Prints a control file, without the mount.
-    Get(File) => |socket, file| print(&socket.client()?.get(&file.path)?);
+    Get(File) => |socket, file| {
+        let (mut client, path) = socket.client_of(&file.path)?;
+        print(&client.get(&path)?)
+    };
     /// Writes a value to a control file, without the mount.
-    Set(set::Set) => |socket, arguments| set::run(&socket.of_daemon(), &arguments);
+    Set(set::Set) => |socket, arguments| set::run(socket, &arguments);
     /// Makes a group, without the mount.
-    Mkdir(Group) => |socket, group| socket.client()?.make(&group.path);
+    Mkdir(Group) => |socket, group| {
+        let (mut client, path) = socket.client_of(&group.path)?;
+        client.make(&path)
+    };
     /// Removes a group, without the mount.
-    Rmdir(Group) => |socket, group| socket.client()?.remove(&group.path);
+    Rmdir(Group) => |socket, group| {
+        let (mut client, path) = socket.client_of(&group.path)?;
+        client.remove(&path)
+    };
     /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Lists the governed processes.
     Ls(ls::Arguments) => |socket, arguments| print(&ls::list(&mut socket.client()?, &arguments)?);
+    /// Explains what bounds a process or a group, what was refused and why; or why a process is not governed.
+    Explain(explain::Arguments) => |socket, arguments| print(explain::explain(&socket, &arguments)?.as_bytes());
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.
-    Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(&socket.of_daemon(), &arguments);
+    Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(socket, &arguments);
     /// Thaws processes and groups.
-    Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(&socket.of_daemon(), &arguments);
+    Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
@@ -123,13 +137,13 @@ struct Nothing {}
 
 #[derive(Debug, Args)]
 struct File {
-    /// Below the mount point, as 1234/memory.current
+    /// As 1234/memory.current or /gcgroup/1234/memory.current
     path: String,
 }
 
 #[derive(Debug, Args)]
 struct Group {
-    /// Below the mount point, as team/a
+    /// As team/a or /gcgroup/team/a
     path: String,
 }
 
@@ -160,6 +174,21 @@ impl Socket {
     /// Returns the socket of the daemon to connect to.
     fn of_daemon(self) -> PathBuf {
         self.0.unwrap_or_else(paths::socket)
+    }
+
+    /// Returns the socket of the daemon to connect to for a control file, a process or a group, and its path
+    /// below the mount point. Unless a socket was given, a path on a mount leads to that mount's daemon.
+    fn of_path(&self, text: &str) -> (PathBuf, String) {
+        let Named { path, socket } = Named::new(text);
+        let socket = self.0.clone().or(socket).unwrap_or_else(paths::socket);
+        (socket, path)
+    }
+
+    /// Connects to the daemon of a control file, a process or a group; also returns its path below the mount
+    /// point.
+    fn client_of(&self, text: &str) -> anyhow::Result<(Client, String)> {
+        let (socket, path) = self.of_path(text);
+        Ok((Client::connect(&socket)?, path))
     }
 
     fn client(self) -> anyhow::Result<Client> {
@@ -200,6 +229,8 @@ fn handle<A, O: Outcome>(handler: impl FnOnce(Socket, A) -> O, socket: Socket, a
 
 /// Runs the command that the arguments name. Errors are printed on standard error.
 pub fn main() -> ExitCode {
+    // Where this program executes itself through /proc/self/exe, the kernel names it `exe`.
+    let _ = prctl::set_name(c"gcgroupfs");
     let Cli { socket, command } = Cli::parse();
     command.run(Socket(socket))
 }

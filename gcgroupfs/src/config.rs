@@ -83,7 +83,11 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
 /// As [`Source::read`].
 pub(crate) fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
     let error = match with_names(NAMES, || toml::from_str(text)) {
-        Ok(config) => return Ok(config),
+        Ok(config) => {
+            let mut config: Config = config;
+            config.rules.note_lines(text);
+            return Ok(config);
+        }
         Err(error) => error,
     };
     let (line, column) = place(text, error.span().map_or(0, |span| span.start));

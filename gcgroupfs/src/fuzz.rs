@@ -70,6 +70,7 @@ pub fn message(packet: &[u8]) {
         let asker = Credentials {
             uid: OWNER.uid,
             gid: OWNER.gid,
+            pid: 1,
             groups: Vec::new(),
             is_contained: false,
         };

@@ -44,7 +44,11 @@ fn get_and_set_match_reads_and_writes_of_the_mount() {
     assert_eq!(get("gcgroup.procs").1, format!("{pid}\n"));
 
     for (path, value, why) in [
-        (format!("{pid}/memory.limit"), "junk", "Invalid argument"),
+        (
+            format!("{pid}/memory.limit"),
+            "junk",
+            "Invalid argument: expected bytes",
+        ),
         (
             format!("{pid}/compute.priority"),
             "16",

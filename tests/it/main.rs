@@ -51,6 +51,8 @@ mod events;
 #[cfg(test)]
 mod everywhere;
 #[cfg(test)]
+mod explain;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod forked;
@@ -78,6 +80,7 @@ mod groups_swap;
 mod holes;
 #[cfg(test)]
 #[path = "../../hook/names.rs"]
+#[cfg(test)]
 mod hooked;
 #[cfg(test)]
 mod hostile;
@@ -141,6 +144,8 @@ mod privileged;
 mod property;
 #[cfg(test)]
 mod rapid_exec;
+#[cfg(test)]
+mod refusals;
 #[cfg(test)]
 mod refused_calls;
 #[cfg(test)]

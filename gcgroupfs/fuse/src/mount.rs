@@ -198,13 +198,22 @@ pub fn is_listed(point: &Path, device: u64) -> bool {
 
 /// Returns whether `path`, an absolute path, lies on a gcgroupfs mount.
 pub fn has(path: &Path) -> bool {
-    fs::read_to_string("/proc/self/mountinfo").is_ok_and(|text| {
-        let entries = visible(&text);
-        let under = entries.iter().filter(|entry| path.starts_with(&entry.point));
-        under
-            .max_by_key(|entry| entry.point.components().count())
-            .is_some_and(|entry| entry.is_ours)
-    })
+    socket_and_rest(path).is_some()
+}
+
+/// Splits an absolute path that lies on a gcgroupfs mount into the socket of its daemon and the path below
+/// the mount point.
+pub fn socket_and_rest(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    split(&text, path)
+}
+
+fn split(mountinfo: &str, path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let entries = visible(mountinfo).into_iter();
+    let under = entries.filter(|entry| path.starts_with(&entry.point));
+    let entry = under.max_by_key(|entry| entry.point.components().count())?;
+    let rest = path.strip_prefix(&entry.point).ok()?;
+    entry.is_ours.then(|| (entry.source.clone(), rest.to_owned()))
 }
 
 /// One line of /proc/self/mountinfo.

@@ -268,7 +268,10 @@ impl Nodes {
         };
         // The kernel has checked the mode for the caller, but lets root pass in any case.
         if file.mode() & wanted != wanted {
-            return Err(Error::WrongAccess);
+            return Err(match file.mode() & 0o200 {
+                0 => Error::ReadOnly,
+                _ => Error::WriteOnly,
+            });
         }
         self.handles.open_file(OpenFile::new(caller, ino))
     }

@@ -23,53 +23,75 @@ mod errno {
     pub(super) const ESTALE: i32 = 116;
 }
 
-/// Error of a request; one variant for each reason that a caller could act on. The text goes into the log and
-/// to clients of the socket; clients of the mount see the errno.
+/// Error of a request; one variant for each reason that a caller could act on. The text says what is wrong
+/// and what is allowed. It goes into the log and to clients of the socket; those of the mount see the errno.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("no such file or directory")]
+    #[error("no process, group or file has this path; gcgroupfs ls lists the governed processes")]
     NotFound,
-    #[error("the process or the group is gone")]
+    #[error("the process has ended, or the group was removed")]
     Gone,
     #[error("the path's target is gone; resolve the path again")]
     Stale,
-    #[error("no such process is governed")]
+    #[error("no governed process has this pid; gcgroupfs ls lists them")]
     NoProcess,
-    #[error("not a directory")]
+    #[error("a part of the path before the last is a file; only directories contain something")]
     NotDirectory,
-    #[error("is a directory")]
+    #[error("it is a directory; name one of the files in it")]
     IsDirectory,
-    #[error("the tree cannot be changed this way")]
+    #[error(
+        "only groups can be made and removed, in the root and in groups; all else follows from the processes"
+    )]
     FixedShape,
-    #[error("it exists already")]
+    #[error("it exists already; choose another name")]
     Exists,
-    #[error("it has processes or groups in it")]
+    #[error("it has processes or groups in it; move or end them first")]
     NotEmpty,
-    #[error("too many groups, or too deep")]
-    TooMany,
-    #[error("too many open files")]
+    #[error("too deep: groups are nested at most {0} deep")]
+    TooDeep(usize),
+    #[error("too many groups: at most {per_user} of one user and {all} in all; remove some")]
+    TooMany { per_user: usize, all: usize },
+    #[error("too many open files; close some")]
     TooManyOpen,
     #[error("invalid group name: {0}")]
     BadName(&'static str),
-    #[error("the name is too long")]
-    LongName,
+    #[error("the name is too long: at most {0} bytes")]
+    LongName(usize),
     #[error("not allowed: {0}")]
     NotYours(&'static str),
-    #[error("files cannot be created here")]
+    #[error("files cannot be created here, only groups (mkdir)")]
     NoCreate,
-    #[error("the file does not permit this access")]
-    WrongAccess,
-    #[error("beyond the bound that root has set: {0}")]
-    BeyondRoot(&'static str),
+    #[error("the file is read-only")]
+    ReadOnly,
+    #[error("the file can only be written")]
+    WriteOnly,
+    #[error("only its owner (uid {owner}) and root can write it")]
+    NotOwner { owner: u32 },
+    #[error("a directory of the path is closed to you; its owner can open it with chmod")]
+    Closed,
+    #[error(
+        "groups can be made and removed here by its owner, root, and those whom the mode allows to write"
+    )]
+    NotWritable,
+    #[error("a program in a container can read, not write; write it outside of the container")]
+    Contained,
+    #[error("only the group's owner and root can put processes into it")]
+    NotAdmitted,
+    #[error("root has set {bound}: {rule}, except by root")]
+    BeyondRoot { rule: &'static str, bound: String },
+    #[error("root froze the group that the process is in; only root can move it out")]
+    FrozenByRoot,
     #[error("expected {expected}, got {got:?}")]
     BadValue { expected: &'static str, got: String },
     #[error("out of range: expected {expected}, got {got:?}")]
     OutOfRange { expected: &'static str, got: String },
+    #[error("a percentage has no meaning here, where the GPUs are not known; write bytes, as 8G")]
+    NoMemorySize,
     #[error("not supported: {0}")]
     NotSupported(&'static str),
-    #[error("the open file has a trigger already")]
+    #[error("the open file has a trigger already; open the file again for another")]
     HasTrigger,
-    #[error("longer than {0} bytes")]
+    #[error("the value is too long: at most {0} bytes")]
     TooLong(usize),
 }
 
@@ -104,10 +126,10 @@ impl Error {
             Self::Exists => errno::EEXIST,
             Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
             // As with cgroup.max.depth and cgroup.max.descendants.
-            Self::TooMany => errno::EAGAIN,
+            Self::TooDeep(_) | Self::TooMany { .. } => errno::EAGAIN,
             Self::TooManyOpen => errno::EMFILE,
             Self::BadName(_) => errno::EINVAL,
-            Self::LongName => errno::ENAMETOOLONG,
+            Self::LongName(_) => errno::ENAMETOOLONG,
             Self::NotYours(_) => errno::EPERM,
             Self::NotDirectory => errno::ENOTDIR,
             Self::IsDirectory => errno::EISDIR,
@@ -115,11 +137,12 @@ impl Error {
             Self::FixedShape => errno::EPERM,
             // kernfs has no create operation, for which the kernel returns EACCES.
             Self::NoCreate => errno::EACCES,
-            Self::WrongAccess => errno::EACCES,
-            Self::BeyondRoot(_) => errno::EPERM,
+            Self::ReadOnly | Self::WriteOnly | Self::NotOwner { .. } => errno::EACCES,
+            Self::Closed | Self::NotWritable | Self::Contained | Self::NotAdmitted => errno::EACCES,
+            Self::BeyondRoot { .. } | Self::FrozenByRoot => errno::EPERM,
             Self::BadValue { .. } => errno::EINVAL,
             Self::OutOfRange { .. } => errno::ERANGE,
-            Self::NotSupported(_) => errno::EOPNOTSUPP,
+            Self::NoMemorySize | Self::NotSupported(_) => errno::EOPNOTSUPP,
             Self::TooLong(_) => errno::E2BIG,
         }
     }

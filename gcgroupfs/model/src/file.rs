@@ -48,7 +48,7 @@ impl Io {
             Self::Read(show) | Self::ReadWrite(show, _) => show(view),
             Self::Setting(setting) => Ok(setting.show(view.setting(setting)?)),
             // Pressure is shown past the view, since it is brought up to date.
-            Self::Write(_) | Self::Pressure(_) => Err(Error::WrongAccess),
+            Self::Write(_) | Self::Pressure(_) => Err(Error::WriteOnly),
         }
     }
 
@@ -56,7 +56,7 @@ impl Io {
         match self {
             Self::Write(store) | Self::ReadWrite(_, store) => store(edit, text),
             Self::Setting(setting) => edit.set(setting, text),
-            Self::Read(_) => Err(Error::WrongAccess),
+            Self::Read(_) => Err(Error::ReadOnly),
             Self::Pressure(_) => Err(Error::NotSupported(
                 "a trigger belongs to an open file of the mount",
             )),
@@ -299,10 +299,11 @@ impl ControlFile {
         data: &'a [u8],
     ) -> Result<&'a str> {
         if self.mode() & 0o200 == 0 {
-            return Err(Error::WrongAccess);
+            return Err(Error::ReadOnly);
         }
-        if caller.uid != tree.owner(directory)?.uid && !tree.is_root(caller) {
-            return Err(Error::WrongAccess);
+        let owner = tree.owner(directory)?.uid;
+        if caller.uid != owner && !tree.is_root(caller) {
+            return Err(Error::NotOwner { owner });
         }
         if data.is_empty() {
             return Err(Error::bad("a value", ""));

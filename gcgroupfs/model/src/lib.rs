@@ -12,6 +12,7 @@
 )]
 
 pub mod arbiter;
+pub mod diagnosis;
 pub mod error;
 pub mod file;
 pub mod files;

@@ -15,6 +15,7 @@ use toml::Spanned;
 
 use self::matching::Match;
 use self::template::Template;
+use crate::text::word;
 
 pub use self::facts::Facts;
 pub use self::names::{Names, with_names};
@@ -31,6 +32,9 @@ pub struct Rules(Vec<Spanned<Rule>>);
 pub struct Rule {
     /// For people only.
     name: Option<String>,
+    /// Line of the configuration, from 1; 0 if not known.
+    #[serde(skip)]
+    line: usize,
     r#match: Match,
     group: Option<GroupOf>,
     process: ProcessOf,
@@ -68,6 +72,8 @@ pub struct Verdict {
     /// Whether the rule examined the group that the process asks for, and so decides about it.
     pub heeds_wish: bool,
     pub process: RuleSettings,
+    /// Number, line and name of the rule, for people to read; `None` if none matches.
+    pub rule: Option<String>,
 }
 
 /// The group that a rule names.
@@ -109,8 +115,23 @@ impl Rules {
 
     /// Returns the verdict of the first rule that matches; an empty verdict if none does.
     pub fn verdict(&self, facts: &Facts) -> Verdict {
-        let verdicts = self.0.iter().map(|rule| rule.get_ref().judge(facts));
-        verdicts.into_iter().find_map(Result::ok).unwrap_or_default()
+        let mut verdicts = self.0.iter().zip(1..).map(|(rule, number)| {
+            let rule = rule.get_ref();
+            let verdict = rule.judge(facts)?;
+            Ok::<_, String>(Verdict {
+                rule: Some(rule.place(number)),
+                ..verdict
+            })
+        });
+        verdicts.find_map(Result::ok).unwrap_or_default()
+    }
+
+    /// Notes in which line of the configuration each rule begins, for [`Verdict::rule`].
+    pub fn note_lines(&mut self, text: &str) {
+        for rule in &mut self.0 {
+            let before = text.get(..rule.span().start).unwrap_or_default();
+            rule.get_mut().line = before.matches('\n').count() + 1;
+        }
     }
 
     /// Returns the verdict of each rule, regardless of the rules before it.
@@ -125,6 +146,13 @@ impl Rules {
 }
 
 impl Rule {
+    /// Returns number, line and name.
+    fn place(&self, number: usize) -> String {
+        let name = self.name.as_deref();
+        let name = name.map_or(String::new(), |name| format!(" ({})", word(name)));
+        format!("rule {number}, line {} of the configuration{name}", self.line)
+    }
+
     fn judge(&self, facts: &Facts) -> Result<Verdict, String> {
         self.r#match.check(facts)?;
         let group = self.group.as_ref().map(|group| {
@@ -143,6 +171,7 @@ impl Rule {
                     .as_ref()
                     .is_some_and(|group| group.name.nr_before_wish().is_some()),
             process: self.process.memory.with(&self.process.compute),
+            rule: None,
         })
     }
 }

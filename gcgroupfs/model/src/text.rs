@@ -44,6 +44,23 @@ pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>
     out
 }
 
+/// Formats bytes for people, rounded to a tenth: `1.5 GiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes == NO_LIMIT {
+        return "max".to_owned();
+    }
+    let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
+    while tenths >= 10_240 && unit + 1 < UNITS.len() {
+        (tenths, unit) = ((tenths + 512) / 1024, unit + 1);
+    }
+    let (whole, tenth) = (tenths / 10, tenths % 10);
+    match tenth {
+        0 => format!("{whole} {}", UNITS[unit]),
+        tenth => format!("{whole}.{tenth} {}", UNITS[unit]),
+    }
+}
+
 /// Returns text that another program chose (a process's comm, a path, a group's name) as one word that is
 /// safe in terminals, logs and scripts. Each byte other than printable ASCII becomes `\ooo` (octal, as in
 /// /proc/self/mountinfo), and so do the blank, `=` and the backslash. Letters of other alphabets are escaped
@@ -89,47 +106,118 @@ impl Display for Comm {
     }
 }
 
-/// Parses bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any
-/// case), or `max`. 2^64 - 1 means `max` too, as tools written for GVM use it.
+/// Formats of [`parse_bytes`] and of [`parse_size`], for error messages.
+const BYTES: &str = "bytes (as 8589934592, 8G, 8GB or 1.5GiB) or max";
+const SIZE: &str =
+    "bytes (as 8589934592, 8G, 8GB or 1.5GiB), a percentage of the GPU's memory (as 50%) or max";
+
+/// Most digits of a fraction.
+const MOST_DECIMALS: usize = 9;
+
+/// Parses bytes: decimal, with an optional suffix (`K` `M` `G` `T` `P`, also `KB`, `Ki` and `KiB`, any case),
+/// or `max`. All suffixes are powers of 1024; before one, a fraction of up to 9 digits is allowed. 2^64 - 1
+/// means `max` too, as tools written for GVM use it.
 ///
 /// # Errors
 /// * `ERANGE`: beyond 2^64 - 1.
 /// * `EINVAL`: anything else.
 pub fn parse_bytes(text: &str) -> Result<u64> {
-    const EXPECTED: &str = "bytes (as 8589934592 or 8G) or max";
+    parse_bytes_or(text, BYTES)
+}
+
+/// Parses bytes as [`parse_bytes`] does, or a percentage of `memory` bytes, as `50%` or `12.5%`.
+///
+/// # Errors
+/// * `ERANGE`: beyond 2^64 - 1 bytes, or 100%.
+/// * `EOPNOTSUPP`: a percentage without `memory`.
+/// * `EINVAL`: anything else.
+pub fn parse_size(text: &str, memory: Option<u64>) -> Result<u64> {
+    let Some(percent) = text.strip_suffix('%') else {
+        return parse_bytes_or(text, SIZE);
+    };
+    let part = Fraction::parse(percent, SIZE, text)?;
+    if part.times(1) > 100 || (part.times(1) == 100 && !part.is_whole()) {
+        return Err(Error::range("from 0% to 100%", text));
+    }
+    let memory = memory.ok_or(Error::NoMemorySize)?;
+    Ok(u64::try_from(part.times(memory) / 100).unwrap_or(NO_LIMIT))
+}
+
+fn parse_bytes_or(text: &str, expected: &'static str) -> Result<u64> {
     if text == "max" {
         return Ok(NO_LIMIT);
     }
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, suffix) = text.split_at(digits);
+    let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'.';
+    let (number, suffix) = text.split_at(text.bytes().take_while(is_number).count());
     let shift = match suffix.to_ascii_lowercase().as_str() {
         "" => 0,
-        "k" | "ki" | "kib" => 10,
-        "m" | "mi" | "mib" => 20,
-        "g" | "gi" | "gib" => 30,
-        "t" | "ti" | "tib" => 40,
-        "p" | "pi" | "pib" => 50,
-        _ => return Err(Error::bad(EXPECTED, text)),
+        "k" | "kb" | "ki" | "kib" => 10,
+        "m" | "mb" | "mi" | "mib" => 20,
+        "g" | "gb" | "gi" | "gib" => 30,
+        "t" | "tb" | "ti" | "tib" => 40,
+        "p" | "pb" | "pi" | "pib" => 50,
+        _ => return Err(Error::bad(expected, text)),
     };
-    decimal(number, EXPECTED, text)?
-        .checked_mul(1 << shift)
-        .ok_or_else(|| Error::range("at most 18446744073709551615 bytes", text))
+    let number = Fraction::parse(number, expected, text)?;
+    if shift == 0 && number.has_point {
+        return Err(Error::bad(expected, text));
+    }
+    u64::try_from(number.times(1 << shift))
+        .map_err(|_| Error::range("at most 18446744073709551615 bytes", text))
+}
+
+/// A decimal number with an optional fraction.
+struct Fraction {
+    /// The number times 10^`nr_decimals`.
+    digits: u64,
+    nr_decimals: u32,
+    has_point: bool,
+}
+
+impl Fraction {
+    /// Parses decimal digits with an optional point between two of them.
+    fn parse(number: &str, expected: &'static str, text: &str) -> Result<Self> {
+        let (whole, decimals) = match number.split_once('.') {
+            Some((_, decimals)) if decimals.is_empty() || decimals.len() > MOST_DECIMALS => {
+                return Err(Error::bad(expected, text));
+            }
+            Some((whole, decimals)) => (whole, decimals),
+            None => (number, ""),
+        };
+        // Checked apart, since a point must follow a digit.
+        decimal(whole, expected, text)?;
+        Ok(Self {
+            digits: decimal(&format!("{whole}{decimals}"), expected, text)?,
+            nr_decimals: u32::try_from(decimals.len()).unwrap_or(0),
+            has_point: !decimals.is_empty(),
+        })
+    }
+
+    /// Returns the product, rounded down. It fits: both factors have 64 bits.
+    fn times(&self, factor: u64) -> u128 {
+        u128::from(self.digits) * u128::from(factor) / 10_u128.pow(self.nr_decimals)
+    }
+
+    fn is_whole(&self) -> bool {
+        u128::from(self.digits).is_multiple_of(10_u128.pow(self.nr_decimals))
+    }
 }
 
 /// Format of [`parse_visible`], for error messages.
-pub const VISIBLE: &str = "limit, swap or bytes (as 8589934592 or 8G)";
+pub const VISIBLE: &str = "limit, swap, bytes (as 8589934592, 8G or 1.5GiB) or a percentage (as 50%)";
 
-/// Parses `limit`, `swap` or bytes.
+/// Parses `limit`, `swap`, bytes, or a percentage of `memory` bytes.
 ///
 /// # Errors
-/// * `ERANGE`: 0 bytes, or beyond 2^64 - 1.
+/// * `ERANGE`: 0 bytes, or beyond 2^64 - 1, or above 100%.
+/// * `EOPNOTSUPP`: a percentage without `memory`.
 /// * `EINVAL`: anything else, also `max`.
-pub fn parse_visible(text: &str) -> Result<u64> {
+pub fn parse_visible(text: &str, memory: Option<u64>) -> Result<u64> {
     match text {
         "limit" => Ok(VISIBLE_LIMIT),
         "swap" => Ok(VISIBLE_SWAP),
         "max" => Err(Error::bad(VISIBLE, text)),
-        _ => match parse_bytes(text) {
+        _ => match parse_size(text, memory) {
             Ok(0 | NO_LIMIT) => Err(Error::range("from 1 to 18446744073709551614 bytes", text)),
             Err(Error::BadValue { .. }) => Err(Error::bad(VISIBLE, text)),
             parsed => parsed,
@@ -174,31 +262,35 @@ pub fn parse_pid(text: &str) -> Result<u32> {
     number.try_into().map_err(|_| Error::NoProcess)
 }
 
-/// Parses a quota in microseconds or `max`, and an optional period in microseconds, as in `cpu.max`.
+/// Parses a quota in microseconds, a percentage of one device's time, or `max`; and an optional period in
+/// microseconds, as in `cpu.max`. Without one, the period is `period_usec`.
 ///
 /// # Errors
 /// * `ERANGE`: a quota below 1000 or above [`Quota::MOST`], or a period outside 1000 to 1000000.
 /// * `EINVAL`: anything else.
-pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
-    const EXPECTED: &str = "microseconds or max, optionally with a period (as 25000 100000)";
+pub fn parse_quota(text: &str, period_usec: u64) -> Result<Quota> {
+    const EXPECTED: &str =
+        "microseconds (as 25000), a percentage (as 25%) or max, optionally with a period (as 25000 100000)";
     let mut words = text.split_ascii_whitespace();
     let (Some(first), period, None) = (words.next(), words.next(), words.next()) else {
         return Err(Error::bad(EXPECTED, text));
     };
-    let usec = match first {
-        "max" => NO_LIMIT,
-        digits => match decimal(digits, EXPECTED, text)? {
-            usec if (Quota::LEAST..=Quota::MOST).contains(&usec) => usec,
-            _ => {
-                return Err(Error::range("a quota from 1000 to 1000000000 microseconds", text));
-            }
-        },
-    };
     let period = period.map(|digits| decimal(digits, EXPECTED, text)).transpose()?;
-    if period.is_some_and(|period| !(Quota::LEAST_PERIOD..=Quota::LONGEST_PERIOD).contains(&period)) {
+    let period_usec = period.unwrap_or(period_usec);
+    let quota = match (first, first.strip_suffix('%')) {
+        ("max", _) => None,
+        (_, Some(percent)) => Some(Fraction::parse(percent, EXPECTED, text)?.times(period_usec) / 100),
+        (digits, None) => Some(decimal(digits, EXPECTED, text)?.into()),
+    };
+    let usec = match quota.map(u64::try_from) {
+        None => NO_LIMIT,
+        Some(Ok(usec)) if (Quota::LEAST..=Quota::MOST).contains(&usec) => usec,
+        Some(_) => return Err(Error::range("a quota from 1000 to 1000000000 microseconds", text)),
+    };
+    if !(Quota::LEAST_PERIOD..=Quota::LONGEST_PERIOD).contains(&period_usec) {
         return Err(Error::range("a period from 1000 to 1000000 microseconds", text));
     }
-    Ok((usec, period))
+    Ok(Quota { usec, period_usec })
 }
 
 /// Parses the name of a policy.
@@ -239,6 +331,14 @@ mod tests {
             ("8gib", 8 << 30),
             ("2t", 2 << 40),
             ("1P", 1 << 50),
+            ("8GB", 8 << 30),
+            ("8gb", 8 << 30),
+            ("1KB", 1 << 10),
+            ("1.5G", 3 << 29),
+            ("0.5KiB", 512),
+            ("1.0T", 1 << 40),
+            ("0.0001K", 0),
+            ("2.000000001P", (2 << 50) + 1_125_899),
             ("0000000000000000000000000001", 1),
             ("max", NO_LIMIT),
             ("18446744073709551615", NO_LIMIT),
@@ -254,7 +354,14 @@ mod tests {
             " ",
             "0x10",
             "1e3",
-            "1.5G",
+            "1.5",
+            "1.G",
+            ".5G",
+            ".",
+            "1.2.3G",
+            "1.0000000001G",
+            "50%",
+            "%",
             "+1",
             "-1",
             "--1",
@@ -262,8 +369,8 @@ mod tests {
             "1 G",
             "G",
             "KiB",
-            "1KB",
             "1B",
+            "1KBB",
             "1iB",
             "MAX",
             "maximum",
@@ -286,6 +393,7 @@ mod tests {
             "16384P",
             "18014398509481984K",
             "99999999999999999999999999999999",
+            "16384.5P",
         ] {
             assert_eq!(errno(parse_bytes(text)), libc::ERANGE, "{text}");
         }
@@ -298,6 +406,51 @@ mod tests {
             assert_eq!(parse_bytes(bytes(number).trim_end()), Ok(number));
         }
         assert_eq!(bytes(NO_LIMIT), "max\n");
+    }
+
+    #[test]
+    fn size_is_rounded_to_a_tenth() {
+        for (bytes, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (256 << 20, "256 MiB"),
+            (3 << 29, "1.5 GiB"),
+            ((1 << 30) + 1, "1 GiB"),
+            (1 << 53, "8 PiB"),
+            (NO_LIMIT - 1, "16384 PiB"),
+            (NO_LIMIT, "max"),
+        ] {
+            assert_eq!(size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn percentages_are_parts_of_the_memory() {
+        let gpu = Some(80 << 30);
+        for (text, expected) in [
+            ("50%", 40 << 30),
+            ("0%", 0),
+            ("100%", 80 << 30),
+            ("100.0%", 80 << 30),
+            ("12.5%", 10 << 30),
+            ("8GB", 8 << 30),
+            ("max", NO_LIMIT),
+        ] {
+            assert_eq!(parse_size(text, gpu), Ok(expected), "{text}");
+        }
+        assert_eq!(parse_size("50%", Some(u64::MAX)), Ok(u64::MAX / 2));
+        assert_eq!(parse_visible("25%", gpu), Ok(20 << 30));
+        for text in ["101%", "100.1%", "18446744073709551616%"] {
+            assert_eq!(errno(parse_size(text, gpu)), libc::ERANGE, "{text}");
+        }
+        for text in [
+            "%", "-1%", "50 %", "50%%", "1e1%", "5G%", "max%", "50%G", ".5%", "5.%",
+        ] {
+            assert_eq!(errno(parse_size(text, gpu)), libc::EINVAL, "{text}");
+        }
+        assert_eq!(parse_size("50%", None), Err(Error::NoMemorySize));
+        assert_eq!(errno(parse_visible("0%", gpu)), libc::ERANGE);
     }
 
     #[test]
@@ -329,14 +482,19 @@ mod tests {
 
     #[test]
     fn quotas_parse_like_cpu_max() {
+        let parse = |text| parse_quota(text, 20_000);
         for (text, expected) in [
-            ("max", (NO_LIMIT, None)),
-            ("max 50000", (NO_LIMIT, Some(50_000))),
-            ("1000", (1_000, None)),
-            ("25000 100000", (25_000, Some(100_000))),
-            ("400000\t1000000", (400_000, Some(1_000_000))),
+            ("max", (NO_LIMIT, 20_000)),
+            ("max 50000", (NO_LIMIT, 50_000)),
+            ("1000", (1_000, 20_000)),
+            ("25000 100000", (25_000, 100_000)),
+            ("400000\t1000000", (400_000, 1_000_000)),
+            ("50%", (10_000, 20_000)),
+            ("12.5% 100000", (12_500, 100_000)),
+            ("400%", (80_000, 20_000)),
         ] {
-            assert_eq!(parse_quota(text), Ok(expected), "{text}");
+            let (usec, period_usec) = expected;
+            assert_eq!(parse(text), Ok(Quota { usec, period_usec }), "{text}");
         }
         for text in [
             "999",
@@ -347,17 +505,31 @@ mod tests {
             "max 0",
             "99999999999999999999",
             "18446744073709551615",
+            "0%",
+            "4.9%",
+            "99999999999%",
+            "50% 999",
         ] {
-            assert_eq!(errno(parse_quota(text)), libc::ERANGE, "{text}");
+            assert_eq!(errno(parse(text)), libc::ERANGE, "{text}");
         }
-        for text in ["", "1 2 3", "-1", "25%", "1000 max", "maximum", "1000,1000"] {
-            assert_eq!(errno(parse_quota(text)), libc::EINVAL, "{text}");
+        for text in [
+            "",
+            "1 2 3",
+            "-1",
+            "%",
+            "1000 25%",
+            "1000 max",
+            "maximum",
+            "1000,1000",
+        ] {
+            assert_eq!(errno(parse(text)), libc::EINVAL, "{text}");
         }
         let shown = quota(Quota {
             usec: 25_000,
             period_usec: 50_000,
         });
-        assert_eq!(parse_quota(&shown), Ok((25_000, Some(50_000))));
+        assert_eq!(shown, "25000 50000\n");
+        assert!(parse(&shown).is_ok());
         assert_eq!(quota(Quota::NONE), "max 100000\n");
     }
 

@@ -18,12 +18,14 @@
 //! | remove | a group's path | | |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
+//! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
+//! JSON |
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
 //! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
-//! errno of the mount.
+//! errno of the mount, and as text a sentence that explains it.
 
 use gcgroup_abi::message::{self, Malformed, Tag};
 
@@ -45,6 +47,7 @@ pub enum Operation {
     Make = 4,
     Remove = 5,
     MayBegin = 6,
+    Explain = 7,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +91,7 @@ impl<'a> Request<'a> {
             4 => Operation::Make,
             5 => Operation::Remove,
             6 => Operation::MayBegin,
+            7 => Operation::Explain,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;
@@ -117,11 +121,11 @@ impl<'a> Answer<'a> {
         }
     }
 
-    pub fn refusal(errno: i32) -> Self {
+    /// Returns a refusal with its explanation, cut to fit in a packet.
+    pub fn refusal(errno: i32, why: &'a str) -> Self {
         Self {
             status: errno.unsigned_abs(),
-            total: 0,
-            part: &[],
+            ..Self::part(why.as_bytes(), 0)
         }
     }
 

@@ -1,5 +1,6 @@
 //! Client of the daemon's socket, for the command line.
 
+use std::fmt::{self, Display};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, getsockopt, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
+use gcgroupfs_model::tree::Explanation;
 use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use gcgroupfs_server::socket::new_socket;
 
@@ -60,17 +62,17 @@ impl Client {
     /// Reads a control file.
     ///
     /// # Errors
-    /// As reading it at the mount.
+    /// As reading it at the mount, with the daemon's explanation.
     pub(super) fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
         self.try_get(path)?
-            .map_err(|errno| anyhow!("{path}: {}", strerror(errno)))
+            .map_err(|refusal| anyhow!("{path}: {refusal}"))
     }
 
-    /// Returns the contents of a control file, or the errno that reading it at the mount gives.
+    /// Returns the contents of a control file, or the refusal.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(super) fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
+    pub(super) fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Refusal>> {
         self.read(Operation::Get, path)
     }
 
@@ -106,18 +108,32 @@ impl Client {
             value: value.as_bytes(),
         };
         let mut buffer = vec![0; MAX_ANSWER];
-        match self.ask(&request, &mut buffer)?.status {
-            0 => Ok(()),
-            status => bail!("{path}: {}", strerror(errno(status))),
+        match Refusal::of(&self.ask(&request, &mut buffer)?) {
+            None => Ok(()),
+            Some(refusal) => bail!("{path}: {refusal}"),
         }
     }
 
-    /// Returns whether a process of ours may begin in a group, or the errno of the refusal.
+    /// Returns whether a process of ours may begin in a group, or the refusal.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(super) fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
+    pub(super) fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Refusal>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
+    }
+
+    /// Explains a process or a group. `None`: there is none of that name.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub(super) fn explain(&mut self, path: &str) -> anyhow::Result<Option<Explanation>> {
+        match self.read(Operation::Explain, path)? {
+            Ok(text) => Ok(Some(
+                serde_json::from_slice(&text).context("the daemon's answer is invalid")?,
+            )),
+            Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
+            Err(refusal) => bail!("{path}: {refusal}"),
+        }
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.
@@ -126,11 +142,11 @@ impl Client {
     /// No daemon answers, or its answer is invalid.
     pub(super) fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::List, &names.join("\n"))?
-            .map_err(|errno| anyhow!("{}", strerror(errno)))
+            .map_err(|refusal| anyhow!("{refusal}"))
     }
 
     /// Reads a text in as many parts as it takes.
-    fn read(&mut self, operation: Operation, name: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
+    fn read(&mut self, operation: Operation, name: &str) -> anyhow::Result<Result<Vec<u8>, Refusal>> {
         let mut text = Vec::new();
         let mut buffer = vec![0; MAX_ANSWER];
         loop {
@@ -144,8 +160,8 @@ impl Client {
                 },
                 &mut buffer,
             )?;
-            if answer.status != 0 {
-                return Ok(Err(errno(answer.status)));
+            if let Some(refusal) = Refusal::of(&answer) {
+                return Ok(Err(refusal));
             }
             text.extend(answer.part);
             if answer.part.is_empty() || u64::from(answer.total) <= text.len() as u64 {
@@ -168,12 +184,38 @@ impl Client {
     }
 }
 
-fn errno(status: u32) -> Errno {
-    Errno::from_raw(i32::try_from(status).unwrap_or(libc::EIO))
+/// A request that the daemon refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// The error of the same operation at the mount.
+    pub(super) errno: Errno,
+    /// The daemon's explanation; empty from an earlier daemon.
+    why: String,
+}
+
+impl Refusal {
+    /// Returns the refusal in an answer, if it is one.
+    fn of(answer: &Answer<'_>) -> Option<Self> {
+        let status = i32::try_from(answer.status).unwrap_or(libc::EIO);
+        (status != 0).then(|| Self {
+            errno: Errno::from_raw(status),
+            why: String::from_utf8_lossy(answer.part).into_owned(),
+        })
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&strerror(self.errno))?;
+        if self.why.is_empty() {
+            return Ok(());
+        }
+        write!(f, ": {}", self.why)
+    }
 }
 
 /// Returns the errno's text in the C library's words, as a shell shows it.
-pub(super) fn strerror(errno: Errno) -> String {
+fn strerror(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     // The standard library adds " (os error N)".
     text.rsplit_once(" (os error")

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::Socket;
 use super::client::Client;
 use super::expression::Expression;
+use super::paths::Named;
 use super::wait::{Failure, deadline, seconds, until};
 
 #[derive(Debug, Args)]
@@ -22,41 +24,51 @@ pub(super) struct Freeze {
     /// Stop waiting after this time, as 0.5; they stay frozen
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Processes and groups by the names of their directories: 4242, team/a
+    /// Processes and groups by the names of their directories: 4242, team/a, /gcgroup/team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct Thaw {
-    /// Processes and groups by the names of their directories: 4242, team/a
+    /// Processes and groups by the names of their directories: 4242, team/a, /gcgroup/team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
 }
 
-/// Strips slashes at both ends. The root is refused, since it cannot be frozen.
+/// Refuses the root, since it cannot be frozen.
 fn path(text: &str) -> Result<String, String> {
-    match text.trim_matches('/') {
-        "" => Err("a process or a group is expected".to_owned()),
-        path => Ok(path.to_owned()),
+    if Named::new(text).path.is_empty() {
+        return Err("a process or a group is expected".to_owned());
     }
+    Ok(text.to_owned())
+}
+
+/// Returns the daemon's socket and the paths below its mount point; the first path on a mount decides.
+fn resolve(socket: &Socket, paths: &[String]) -> (PathBuf, Vec<String>) {
+    let first = paths.iter().find(|path| Named::new(path).socket.is_some());
+    let (socket, _) = socket.of_path(first.map_or("", String::as_str));
+    let below = paths.iter().map(|path| Named::new(path).path);
+    (socket, below.collect())
 }
 
 /// Freezes. Errors are printed on standard error.
-pub(super) fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
+pub(super) fn freeze(socket: Socket, arguments: &Freeze) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
-    let mut done = tell(socket, &arguments.paths, "1");
+    let (socket, paths) = resolve(&socket, &arguments.paths);
+    let mut done = tell(&socket, &paths, "1");
     if arguments.wait {
-        for path in &arguments.paths {
-            done &= stands_still(socket, path, deadline);
+        for path in &paths {
+            done &= stands_still(&socket, path, deadline);
         }
     }
     status(done)
 }
 
 /// Thaws. Errors are printed on standard error.
-pub(super) fn thaw(socket: &Path, arguments: &Thaw) -> ExitCode {
-    status(tell(socket, &arguments.paths, "0"))
+pub(super) fn thaw(socket: Socket, arguments: &Thaw) -> ExitCode {
+    let (socket, paths) = resolve(&socket, &arguments.paths);
+    status(tell(&socket, &paths, "0"))
 }
 
 fn status(done: bool) -> ExitCode {

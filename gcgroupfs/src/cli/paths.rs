@@ -1,5 +1,5 @@
 //! Default paths: those of the machine's daemon, or of a daemon that a user runs for the user's own
-//! processes.
+//! processes; and paths of control files, which may be given with the mount point or without.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use nix::unistd::geteuid;
 
 use super::client::Client;
 use crate::config;
+use gcgroupfs_fuse::mount;
 
 /// Mount point of root's daemon.
 const POINT: &str = "/gcgroup";
@@ -29,6 +30,47 @@ pub(super) fn socket() -> PathBuf {
     let own = (!geteuid().is_root()).then(own_socket).flatten();
     own.filter(|socket| Client::connect(socket).is_ok())
         .unwrap_or_else(|| gcgroup_abi::DEFAULT_SOCKET.into())
+}
+
+/// A control file, a process or a group, as the user named it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    /// Path below the mount point, without slashes at its ends.
+    pub(super) path: String,
+    /// Socket of the daemon whose mount the path was given in.
+    pub(super) socket: Option<PathBuf>,
+}
+
+impl Named {
+    /// Resolves a path that may begin with a mount point, or with `/gcgroup` where nothing is mounted.
+    pub(super) fn new(text: &str) -> Self {
+        let (path, socket) = match on_mount(Path::new(text)) {
+            Some((socket, rest)) => (rest.to_string_lossy().into_owned(), Some(socket)),
+            None => {
+                let below = Path::new(text).strip_prefix(POINT);
+                let below = below.ok().and_then(Path::to_str).unwrap_or(text);
+                (below.to_owned(), None)
+            }
+        };
+        Self {
+            path: path.trim_matches('/').to_owned(),
+            socket,
+        }
+    }
+}
+
+/// Returns the socket and the path below the mount point of a path on a mount, also through links. The last
+/// name of the path need not exist.
+fn on_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    if !path.is_absolute() {
+        return None;
+    }
+    let through_links = || {
+        let real = path.canonicalize().ok();
+        let real = real.or_else(|| Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?)))?;
+        mount::socket_and_rest(&real)
+    };
+    mount::socket_and_rest(path).or_else(through_links)
 }
 
 /// Returns the mount point of the daemon that is to be started.
@@ -66,4 +108,26 @@ fn own_socket() -> Option<PathBuf> {
 fn runtime_directory() -> Option<PathBuf> {
     let directory = PathBuf::from(env::var_os("XDG_RUNTIME_DIR")?);
     directory.is_absolute().then_some(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_the_same_with_and_without_the_default_mount_point() {
+        for text in [
+            "4711/memory.limit",
+            "/4711/memory.limit",
+            "/gcgroup/4711/memory.limit",
+            "/gcgroup//4711/memory.limit/",
+        ] {
+            assert_eq!(Named::new(text).path, "4711/memory.limit", "{text}");
+        }
+        for text in ["", "/", "/gcgroup", "/gcgroup/"] {
+            assert_eq!(Named::new(text).path, "", "{text}");
+        }
+        assert_eq!(Named::new("gcgroup/a").path, "gcgroup/a", "a group of that name");
+        assert_eq!(Named::new("/gcgroups/a").path, "gcgroups/a");
+    }
 }

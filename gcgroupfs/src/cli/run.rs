@@ -15,7 +15,8 @@ use clap::Args;
 use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
 
-use super::client::{Client, strerror};
+use super::client::Client;
+use super::paths::Named;
 use super::run_options::RunOptions;
 
 /// The preload library, relative to the directory of this program.
@@ -59,9 +60,9 @@ pub(super) struct Arguments {
 }
 
 fn group(text: &str) -> Result<String, String> {
-    let text = text.trim_matches('/');
-    match GroupName::new(text) {
-        Some(name) if name.as_str().is_some() => Ok(text.to_owned()),
+    let Named { path: text, .. } = Named::new(text);
+    match GroupName::new(&text) {
+        Some(name) if name.as_str().is_some() => Ok(text),
         Some(_) => Err("a name is expected".to_owned()),
         None => Err(format!("longer than {} bytes", GroupName::LONGEST)),
     }
@@ -158,7 +159,7 @@ fn ask(socket: &Path, group: Option<&str>, patience: Duration) -> anyhow::Result
         return Ok(Ok(client.try_get("devices").map(drop)?));
     };
     let answer = client.may_begin(group)?;
-    Ok(answer.map_err(|errno| format!("group {group}: {}", strerror(errno))))
+    Ok(answer.map_err(|refusal| format!("group {group}: {refusal}")))
 }
 
 fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {

@@ -34,7 +34,7 @@ fn argument(setting: &'static Setting, option: &'static RunOption) -> Arg {
     };
     let parse = |text: &str| {
         setting
-            .parse(text, setting.default)
+            .parse(text, setting.default, None)
             .map_err(|error| error.to_string())
     };
     let argument = argument.value_name(value).value_parser(parse);

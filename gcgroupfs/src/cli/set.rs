@@ -1,22 +1,26 @@
 //! `gcgroupfs set`: writes a control file and, with `--wait`, waits until the write has taken effect.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use super::Socket;
 use super::client::Client;
 use super::wait::{deadline, seconds};
 use gcgroupfs_model::text::{parse_bytes, parse_flag};
+
+/// Exit status if no daemon answers.
+const NO_DAEMON: u8 = 3;
 
 /// Pause between two reads.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 usage error.")]
+Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 usage error; \
+3 no daemon answers.")]
 pub(super) struct Set {
     /// Return when the value has taken effect; for files whose writes take time, as memory.limit
     #[arg(long)]
@@ -24,7 +28,7 @@ pub(super) struct Set {
     /// Stop waiting after this time, as 0.5; the written value stays
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds, default_value = "10")]
     timeout: Duration,
-    /// Path below the mount point, as 1234/memory.limit
+    /// As 1234/memory.limit or /gcgroup/1234/memory.limit
     path: String,
     /// Value as written with echo
     #[arg(allow_hyphen_values = true)]
@@ -40,8 +44,8 @@ struct Slow {
 
 /// Condition to wait for.
 enum Goal {
-    /// A file with a single number shows at most this.
-    AtMost(&'static str, u64),
+    /// A file with a single number shows at most what another shows.
+    AtMost(&'static str, &'static str),
     /// `swap_out_bytes` of `memory.stat` is at least this.
     Out(u64),
     /// `frozen` of `gcgroup.events` has this value.
@@ -51,7 +55,7 @@ enum Goal {
 const SLOW: &[Slow] = &[
     Slow {
         name: "memory.limit",
-        goal: |_, value| Ok(Goal::AtMost("memory.current", parse_bytes(value)?)),
+        goal: |_, _| Ok(Goal::AtMost("memory.current", "memory.limit")),
     },
     Slow {
         name: "memory.reclaim",
@@ -72,8 +76,15 @@ const SLOW: &[Slow] = &[
 ];
 
 /// Writes the file. Errors are printed on standard error.
-pub(super) fn run(socket: &Path, arguments: &Set) -> ExitCode {
-    match set(socket, arguments) {
+pub(super) fn run(socket: Socket, arguments: &Set) -> ExitCode {
+    let (client, path) = match socket.client_of(&arguments.path) {
+        Ok(connected) => connected,
+        Err(error) => {
+            eprintln!("gcgroupfs: {error:#}");
+            return ExitCode::from(NO_DAEMON);
+        }
+    };
+    match set(client, &path, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gcgroupfs: {error:#}");
@@ -82,12 +93,12 @@ pub(super) fn run(socket: &Path, arguments: &Set) -> ExitCode {
     }
 }
 
-fn set(socket: &Path, arguments: &Set) -> Result<()> {
-    let mut client = Client::connect(socket)?;
+fn set(mut client: Client, path: &str, arguments: &Set) -> Result<()> {
     if !arguments.wait {
-        return client.set(&arguments.path, &arguments.value);
+        return client.set(path, &arguments.value);
     }
-    let (path, name) = arguments.path.rsplit_once('/').unwrap_or(("", &arguments.path));
+    let file = path;
+    let (path, name) = file.rsplit_once('/').unwrap_or(("", file));
     let Some(slow) = SLOW.iter().find(|slow| slow.name == name) else {
         let names: Vec<&str> = SLOW.iter().map(|slow| slow.name).collect();
         bail!("{name} takes effect at once; --wait is for {}", names.join(", "));
@@ -98,7 +109,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
     };
     let goal = (slow.goal)(&mut directory, arguments.value.trim())?;
     let fails = directory.fails();
-    directory.client.set(&arguments.path, &arguments.value)?;
+    directory.client.set(file, &arguments.value)?;
     let deadline = deadline(arguments.timeout);
     loop {
         let Some(not) = goal.missed(&mut directory)? else {
@@ -109,7 +120,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
                 0 => "",
                 _ => ", and moves to host memory have failed",
             };
-            bail!("{}: {not}{why}", arguments.path);
+            bail!("{file}: {not}{why}");
         }
         std::thread::sleep(PAUSE);
     }
@@ -119,7 +130,8 @@ impl Goal {
     /// Returns why the goal is not reached; `None` if it is.
     fn missed(&self, directory: &mut Directory<'_>) -> Result<Option<String>> {
         Ok(match *self {
-            Self::AtMost(file, most) => {
+            Self::AtMost(file, bound) => {
+                let most = directory.bytes(bound)?;
                 let found = directory.number(file, "")?;
                 (found > most).then(|| format!("{file} is {found}, over {most}"))
             }
@@ -151,6 +163,12 @@ impl Directory<'_> {
             (name == key).then(|| value.parse().ok())?
         });
         number.with_context(|| format!("{path}: no number {key}"))
+    }
+
+    /// Returns the bytes in a file with a single number, or `u64::MAX` for `max`.
+    fn bytes(&mut self, file: &str) -> Result<u64> {
+        let text = self.client.get(&format!("{}/{file}", self.path))?;
+        Ok(parse_bytes(String::from_utf8_lossy(&text).trim_end())?)
     }
 
     /// Returns the number of failed moves so far.

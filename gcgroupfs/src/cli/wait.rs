@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::client::Client;
 use super::expression::{Expression, Verdict};
+use super::paths::Named;
 use gcgroupfs_fuse::mount;
 use gcgroupfs_model::file::PAGE;
 
@@ -34,7 +35,7 @@ Exit status: 0 all expressions hold; 1 timeout; 2 usage error, or the expression
 
 Events files notify at once; other files, and all files without a mount, are read every 50 ms.")]
 pub(super) struct Arguments {
-    /// Path below the mount point, as 1234/gcgroup.events, or in the mount, as /gcgroup/1234/gcgroup.events
+    /// As 1234/gcgroup.events or /gcgroup/1234/gcgroup.events
     path: PathBuf,
     /// KEY=VALUE for a keyed file, =VALUE for a file with a single value; also != < <= > >=; all must hold
     #[arg(required = true, value_name = "EXPRESSION")]
@@ -190,10 +191,11 @@ impl Source {
     /// Opens the mounted file, or connects to the socket if there is no mount that this user can use.
     fn open(socket: &Path, path: &Path) -> Result<Self, Trouble> {
         let is_mounted = || mount::has(path) || path.canonicalize().is_ok_and(|path| mount::has(&path));
+        let below = || Named::new(&path.to_string_lossy()).path;
         let mounted = if path.is_absolute() && is_mounted() {
             Some(path.to_owned())
         } else {
-            mount::point_of(socket).map(|point| point.join(path.strip_prefix("/").unwrap_or(path)))
+            mount::point_of(socket).map(|point| point.join(below()))
         };
         if let Some(mounted) = mounted {
             let tells = path.extension().is_some_and(|extension| extension == "events");
@@ -207,9 +209,10 @@ impl Source {
             }
         }
         let client = Client::connect(socket).map_err(|error| Trouble::Daemon(format!("{error:#}")))?;
-        let path = path.to_str().map(str::to_owned);
-        let path = path.ok_or_else(|| Trouble::File("no such name".to_owned()))?;
-        Ok(Self::Socket { client, path })
+        Ok(Self::Socket {
+            client,
+            path: below(),
+        })
     }
 
     fn read(&mut self) -> Result<String, Trouble> {
@@ -219,7 +222,7 @@ impl Source {
                 let text = client
                     .try_get(path)
                     .map_err(|error| Trouble::Daemon(format!("{error:#}")))?;
-                let text = text.map_err(|errno| Trouble::of(&errno.into()))?;
+                let text = text.map_err(|refusal| Trouble::of(&refusal.errno.into()))?;
                 String::from_utf8(text).map_err(|error| Trouble::File(error.to_string()))
             }
         }

@@ -19,7 +19,7 @@ use crate::driver::streams;
 use crate::hook::{self, Hook};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
-use crate::memory::page_counter::{self, Unsettled};
+use crate::memory::page_counter::{Full, Unsettled};
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
@@ -213,7 +213,7 @@ fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream)
             Ok(held)
         }
         Err(full) => {
-            full.count_refusal(hook.session.usage());
+            full.count_refusal(hook.session.usage(), pool.index(), foretold);
             hook.memory.count_failure(pool.index());
             Err(CUerror::OUT_OF_MEMORY)
         }
@@ -233,7 +233,7 @@ fn give_back(
     let on = Stream::of(hook.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
     pool.trim(hook.memory, keep);
-    page_counter::count(hook.session.usage(), pool.index(), |device| &device.nr_oom);
+    Full::Device(pool.index()).count_refusal(hook.session.usage(), pool.index(), bytes);
     hook.memory.count_failure(pool.index());
     Err(CUerror::OUT_OF_MEMORY)
 }

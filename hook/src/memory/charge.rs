@@ -132,7 +132,7 @@ impl Memory {
     #[inline(never)]
     fn charge_in_time(&self, index: usize, bytes: u64) -> (u64, u64) {
         if bytes >= ABSURD {
-            return Sums::packed(self.absurd(index).map(|()| Sums::default()));
+            return Sums::packed(self.absurd(index, bytes).map(|()| Sums::default()));
         }
         let charged = self.charge(index, bytes);
         Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
@@ -142,12 +142,12 @@ impl Memory {
     /// charged meanwhile.
     #[cold]
     #[inline(never)]
-    fn absurd(&self, index: usize) -> Result<(), CUerror> {
+    fn absurd(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
         let Some(full) = page_counter::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
         };
         self.count_hit(full);
-        Err(self.refused_by(index, full))
+        Err(self.refused_by(index, bytes, full))
     }
 
     /// Charges `bytes`; the caller uncharges them.
@@ -188,8 +188,8 @@ impl Memory {
         self.session.ring();
     }
 
-    pub(crate) fn refused_by(&self, index: usize, full: Full) -> CUerror {
-        full.count_refusal(self.usage());
+    pub(crate) fn refused_by(&self, index: usize, bytes: u64, full: Full) -> CUerror {
+        full.count_refusal(self.usage(), index, bytes);
         self.count_failure(index);
         CUerror::OUT_OF_MEMORY
     }
@@ -205,7 +205,7 @@ impl Memory {
         } else {
             Err(full)
         };
-        charged.map_err(|full| self.refused_by(index, full))
+        charged.map_err(|full| self.refused_by(index, bytes, full))
     }
 
     /// Counts an allocation that failed and rings the daemon, which notifies pollers of such events. Pools

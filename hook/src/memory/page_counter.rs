@@ -46,8 +46,12 @@ impl Full {
         }
     }
 
-    /// Counts an allocation that was refused for the limit (`memory.events`: oom, group_max).
-    pub(crate) fn count_refusal(self, usage: &Usage) {
+    /// Counts an allocation of `bytes` on a device that was refused for the limit (`memory.events`: oom,
+    /// group_max). The caller counts the failed allocation afterwards.
+    pub(crate) fn count_refusal(self, usage: &Usage, index: usize, bytes: u64) {
+        if let Some(device) = usage.devices.get(index) {
+            device.refused_bytes.store(bytes, Relaxed);
+        }
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
             Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),

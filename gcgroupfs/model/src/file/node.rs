@@ -58,7 +58,7 @@ pub fn is_taken(name: &str) -> bool {
 pub fn check_group_path(path: &str) -> Result<()> {
     for (depth, name) in path.split('/').enumerate() {
         if depth >= MAX_DEPTH {
-            return Err(Error::TooMany);
+            return Err(Error::TooDeep(MAX_DEPTH));
         }
         check_name(name)?;
         if is_taken(name) {
@@ -129,7 +129,7 @@ pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Directory) -> Res
             Node::Dir(directory) if may_search(directory).map_err(|_| Error::NotFound)? => {
                 lookup(tree, directory, name)
             }
-            Node::Dir(_) => Err(Error::WrongAccess),
+            Node::Dir(_) => Err(Error::Closed),
             Node::File(..) => Err(Error::NotDirectory),
         },
     )

@@ -5,7 +5,7 @@ use gcgroup_abi::{Kind, Pressure};
 use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, Io::Write, On};
-use crate::text::{flat_keyed, parse_bytes, value};
+use crate::text::{flat_keyed, value};
 use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters};
 
 pub(super) const FILES: &[ControlFile] = &[
@@ -37,7 +37,7 @@ pub(super) const FILES: &[ControlFile] = &[
         name: "memory.reclaim",
         on: On::GOVERNED,
         contents: Page,
-        io: Write(|edit, text| edit.reclaim(parse_bytes(text)?)),
+        io: Write(|edit, text| edit.reclaim(edit.size(text)?)),
         doc: "Write bytes, or max, to swap out so much. The move begins at once; memory.events reports the result. The \
               memory stays on the host until a limit is changed or the process thaws. If the process was frozen \
               before, all of it returns before its work goes on.",

@@ -162,6 +162,7 @@ impl Visitor<'_> for Written {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
-        self.0.parse(text.trim(), self.0.default).map_err(E::custom)
+        let parsed = self.0.parse(text.trim(), self.0.default, None);
+        parsed.map_err(E::custom)
     }
 }

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::file::{Node, resolve};
     use crate::tree::fixture::{ROOT, World, new_group};
-    use crate::tree::{Directory, Listener, Settings, Transient};
+    use crate::tree::{Directory, Listener, Origins, Settings, Transient};
 
     struct Slow(Mutex<Vec<Notice>>);
 
@@ -172,6 +172,7 @@ mod tests {
         let transient = Transient {
             owner: crate::tree::Owner { uid: 0, gid: 0 },
             settings: Settings::default(),
+            origins: Origins::default(),
         };
         let job = world
             .tree

@@ -1,12 +1,13 @@
 //! Write access of control files to the tree.
 
 use super::process::{Process, slots};
-use super::settings::{COMPUTE_PRIORITY, Setting};
-use super::{Caller, Directory, Entity, GroupId, Notice, ProcessId, Settings, State, Sums, enforce};
+use super::settings::{COMPUTE_PRIORITY, Setting, Value};
+use super::{Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, enforce};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
+use crate::text::parse_size;
 
-const CANNOT_SWAP: &str = "the process was not started with --swap";
+const CANNOT_SWAP: &str = "the memory cannot be swapped; start the program with gcgroupfs run --swap";
 
 /// Changes to one directory on behalf of a caller.
 #[derive(Debug)]
@@ -47,12 +48,36 @@ impl<'a> Edit<'a> {
     pub fn set(&mut self, setting: &'static Setting, text: &str) -> Result<()> {
         let uuid = self.uuid();
         let before = self.settings()?.get(setting, uuid.as_deref());
-        let value = setting.parse(text, before)?;
+        let value = setting.parse(text, before, self.memory())?;
         if let Some(check) = setting.check {
             check(self, value)?;
         }
         self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
+        let Caller { uid, pid, .. } = self.caller;
+        let origin = Origin::Written { uid, pid };
+        self.state.note_writer(self.directory, setting, origin);
         setting.written.map_or(Ok(()), |written| written(self, value))
+    }
+
+    /// Parses bytes, `max`, or a percentage of the memory of this directory's device, in a process's or
+    /// group's directory of all devices.
+    ///
+    /// # Errors
+    /// As [`parse_size`].
+    pub fn size(&self, text: &str) -> Result<u64> {
+        parse_size(text, self.memory())
+    }
+
+    /// Returns the memory of this directory's device, or of all devices; `None` if it is not known.
+    fn memory(&self) -> Option<u64> {
+        let devices = &self.state.devices;
+        let mut sizes = devices.iter().map(|device| device.total);
+        let total = match self.device() {
+            Some(index) => sizes.nth(index)?,
+            None if sizes.clone().any(|size| size == 0) => return None,
+            None => sizes.fold(0, u64::saturating_add),
+        };
+        Some(total).filter(|total| *total != 0)
     }
 
     /// Counts that `memory.limit` was set if usage is above.
@@ -158,7 +183,7 @@ impl<'a> Edit<'a> {
         };
         let least = self.state.least_priority(self.settings()?, above, self.device());
         if priority < least && !self.state.is_root(self.caller) {
-            return Err(Error::BeyondRoot(COMPUTE_PRIORITY.refusal));
+            return Err(COMPUTE_PRIORITY.beyond_root(Value::Number(least.into())));
         }
         Ok(())
     }

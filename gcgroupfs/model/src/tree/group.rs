@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
+use super::origin::Origins;
+use super::refusals::Refusals;
 use super::saved::Made;
 use super::stall::Stalls;
 use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
@@ -63,6 +65,8 @@ pub struct Group {
     pub(super) has_grown: bool,
     pub(super) events: Events,
     pub(super) stalls: Stalls,
+    pub(super) origins: Origins,
+    pub(super) refusals: Refusals,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -121,6 +125,8 @@ impl Group {
             has_grown: false,
             events: Events::default(),
             stalls: Stalls::default(),
+            origins: Origins::default(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -225,7 +231,7 @@ pub(super) fn believed(held: &[u64], caps: &[u64]) -> Vec<u64> {
 /// the directories of processes and devices have; `ENAMETOOLONG` beyond 255 bytes.
 pub fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME {
-        return Err(Error::LongName);
+        return Err(Error::LongName(MAX_NAME));
     }
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\n', '\0']) {
         return Err(Error::BadName("a group's name is one line without a slash"));

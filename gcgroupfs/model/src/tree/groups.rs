@@ -168,12 +168,17 @@ impl State {
             return Err(Error::Exists);
         }
         let nr_made = self.nr_made.of(caller.uid);
-        if self.chain(above).len() >= MAX_DEPTH
-            || self.groups.len() >= MAX_GROUPS
+        if self.chain(above).len() >= MAX_DEPTH {
+            return Err(Error::TooDeep(MAX_DEPTH));
+        }
+        if self.groups.len() >= MAX_GROUPS
             || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
             || self.next_group >= GroupId::END
         {
-            return Err(Error::TooMany);
+            return Err(Error::TooMany {
+                per_user: MAX_PER_UID,
+                all: MAX_GROUPS,
+            });
         }
         let id = self.next_group;
         self.next_group = GroupId(id.0 + 1);
@@ -184,6 +189,7 @@ impl State {
             },
             mode: mode & 0o777,
         };
+        let origins = transient.as_ref().map(|transient| transient.origins.clone());
         access.owner = transient
             .as_ref()
             .map_or(access.owner, |transient| transient.owner);
@@ -194,6 +200,7 @@ impl State {
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
+        group.origins = origins.unwrap_or_default();
         self.add_group(group);
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Made {

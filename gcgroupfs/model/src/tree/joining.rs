@@ -28,13 +28,19 @@ impl Tree {
             is_awaited: saved.is_awaited,
             ..current
         });
+        let origins = known.filter(|known| known.identity.start_time == start_time);
+        let origins = origins.map_or(saved.origins.clone(), |known| known.origins.clone());
         let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
         let id = state.number(&identity);
         // The same program registers again: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
         let mut process = Process::new(id, identity, blocks, &state.devices);
         process.settings = saved.settings.clone();
+        process.origins = origins;
         saved.restore(&mut process, &state.devices);
+        let mut refusals = std::mem::take(&mut process.refusals);
+        refusals.begin(&process, state.devices.len());
+        process.refusals = refusals;
         let group = saved.group.and_then(|group| state.groups.get(&group));
         if let Some(group) = group {
             process.inherited = group.inherited.clone();

@@ -87,7 +87,7 @@ impl State {
                 .is_some_and(|group| group.settings.is_frozen_by_root())
         };
         if !self.is_root(caller) && left.iter().any(is_held) {
-            return Err(Error::BeyondRoot("root froze the group that the process is in"));
+            return Err(Error::FrozenByRoot);
         }
         if from == to {
             return Ok(());

@@ -8,6 +8,8 @@ use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 use super::counter_records::Written;
 use super::events::Events;
 use super::inherited::Inherited;
+use super::origin::Origins;
+use super::refusals::ProcessRefusals;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
 use super::stall::ProcessStalls;
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
@@ -109,6 +111,8 @@ pub struct Process {
     pub(super) devices: Box<[Kept]>,
     pub(super) events: Events,
     pub(super) stalls: ProcessStalls,
+    pub(super) origins: Origins,
+    pub(super) refusals: ProcessRefusals,
 }
 
 impl Process {
@@ -130,6 +134,8 @@ impl Process {
             devices: kept,
             events: Events::default(),
             stalls: ProcessStalls::default(),
+            origins: Origins::default(),
+            refusals: ProcessRefusals::default(),
         }
     }
 

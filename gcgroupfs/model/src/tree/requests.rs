@@ -57,6 +57,7 @@ impl State {
             enforce::answer(process, device, number, outcome == Outcome::Granted);
             notices.push(Notice::Answered { id, device });
             if let Outcome::Refused(refusal) = outcome {
+                self.note_group_refusal(id, device, bytes, refusal);
                 self.count_refusal(refusal, notices);
             }
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::contexts::Sizes;
 use super::group::Counted;
 use super::process::Process;
-use super::{Access, Device, Devices, Group, GroupId, Settings, Sums, counter_records};
+use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums, counter_records};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
@@ -52,6 +52,9 @@ pub struct Saved {
     /// can be seen in a group can be moved out of it, and then the group can be removed.
     #[serde(skip)]
     pub is_held: bool,
+    /// Set for a process that joins for the first time.
+    #[serde(skip)]
+    pub origins: Origins,
 }
 
 /// Creation of a group.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use self::values::Values;
 use super::Quota;
 use crate::arbiter::Policy;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
@@ -214,9 +214,10 @@ impl Settings {
             None if setting.inherits => self.all().map(|(_, values)| values.get(setting).root).collect(),
             _ => vec![own],
         };
-        let is_within = |bound| setting.tighter.is_within(value, bound);
-        if !by_root && !bounds.into_iter().flatten().all(is_within) {
-            return Err(Error::BeyondRoot(setting.refusal));
+        let mut bounds = bounds.into_iter().flatten();
+        let exceeded = bounds.find(|bound| !setting.tighter.is_within(value, *bound));
+        if let Some(bound) = exceeded.filter(|_| !by_root) {
+            return Err(setting.beyond_root(bound));
         }
         if device.is_none() && setting.inherits {
             for values in self.devices.values_mut() {

@@ -4,6 +4,7 @@ mod claims;
 mod contexts;
 mod counter_records;
 mod devices;
+mod explain;
 mod groups;
 mod host_claims;
 mod lasting;

@@ -1,6 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use super::{Entity, Group, GroupId, NewGroup, Notice, Owner, Settings, State, Tree};
+use super::{Entity, Group, GroupId, NewGroup, Notice, Origins, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
 /// Initial state of a transient group.
@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 pub struct Transient {
     pub owner: Owner,
     pub settings: Settings,
+    /// Where the settings come from.
+    pub origins: Origins,
 }
 
 impl Tree {

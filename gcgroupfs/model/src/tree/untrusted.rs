@@ -89,6 +89,11 @@ impl<'a> Untrusted<'a> {
         self.usage.memory_peak.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns the number of allocations that the process's own limit refused; only differences matter.
+    pub(super) fn nr_oom(self) -> u64 {
+        self.usage.nr_oom.load(Relaxed)
+    }
+
     /// Returns the number of the last progress request that was answered.
     pub(super) fn progress_generation(self) -> u32 {
         self.usage.progress_generation.load(Acquire)

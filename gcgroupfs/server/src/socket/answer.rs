@@ -42,7 +42,8 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
     let text = match (request.operation, request.offset) {
         (Operation::Get, 0) => get(tree, asker, request.name),
         (Operation::List, 0) => list(tree, asker, request.name),
-        (Operation::Get | Operation::List, _) => Ok(text),
+        (Operation::Explain, 0) => explain(tree, asker, request.name),
+        (Operation::Get | Operation::List | Operation::Explain, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
@@ -54,7 +55,10 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
             let is_last = request.offset as usize + part.part.len() >= text.len();
             (part.to_bytes(), if is_last { Vec::new() } else { text })
         }
-        Err(error) => (Answer::refusal(error.errno()).to_bytes(), Vec::new()),
+        Err(error) => (
+            Answer::refusal(error.errno(), &error.to_string()).to_bytes(),
+            Vec::new(),
+        ),
     })
 }
 
@@ -74,9 +78,25 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
     }
 }
 
+/// Explains a process or a group to a client that may read its files, as JSON.
+fn explain(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
+    let directory = match resolve(tree, asker, path)? {
+        Node::Dir(directory) => directory.whole(),
+        Node::File(directory, _) => directory.whole(),
+    };
+    if !asker.may_search(tree, directory)? {
+        return Err(Error::Closed);
+    }
+    let groups = tree.groups_of(directory).into_iter();
+    let visible = groups.filter(|group| is_open(tree, asker, Some(*group)));
+    let explanation = tree.explain(directory, &visible.collect())?;
+    // Cannot fail: the keys are text.
+    Ok(serde_json::to_vec(&explanation).unwrap_or_default())
+}
+
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match resolve(tree, asker, request.name)? {
-        Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
+        Node::File(..) if asker.is_contained => Err(Error::Contained),
         Node::File(directory, file) => {
             tree.finish(file.store(tree, directory, asker.caller(), request.value)?);
             Ok(())
@@ -116,7 +136,8 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     match resolve(tree, asker, above)? {
         Node::Dir(parent) if asker.may_change(tree, parent)? => Ok((parent, name)),
-        Node::Dir(_) => Err(Error::WrongAccess),
+        Node::Dir(_) if asker.is_contained => Err(Error::Contained),
+        Node::Dir(_) => Err(Error::NotWritable),
         Node::File(..) => Err(Error::NotDirectory),
     }
 }
@@ -124,7 +145,7 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
 /// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
 fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
     if !asker.may_search(tree, Directory::ROOT)? {
-        return Err(Error::WrongAccess);
+        return Err(Error::Closed);
     }
     let mut groups = BTreeMap::new();
     let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
@@ -207,6 +228,7 @@ mod tests {
         let alice = Credentials {
             uid: ALICE,
             gid: ALICE,
+            pid: 1,
             groups: vec![27],
             is_contained: false,
         };

@@ -8,7 +8,7 @@ use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file;
 use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
-    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Owner, Settings, Transient, Tree,
+    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Origins, Owner, Settings, Transient, Tree,
 };
 
 /// Credentials of a client, as the kernel reports them.
@@ -16,6 +16,8 @@ use gcgroupfs_model::tree::{
 pub struct Credentials {
     pub uid: u32,
     pub gid: u32,
+    /// 0 if it is not visible in the daemon's pid namespace.
+    pub pid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
     /// The client is in a container: its user ids do not denote users of this machine, and it may change
@@ -28,7 +30,7 @@ impl Credentials {
         Caller {
             uid: self.uid,
             gid: self.gid,
-            pid: 0,
+            pid: self.pid,
         }
     }
 
@@ -111,7 +113,7 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
     let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
-        let (reached, done) = by_rule(tree, process.who, group);
+        let (reached, done) = by_rule(tree, process.who, group, process.verdict.rule.as_deref());
         if let Err(error) = done {
             troubles.push(format!(
                 "reaches only {:?} of group {:?}, which a rule names: {error}",
@@ -143,7 +145,13 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
 
 /// Finds or creates the group that a rule names; settings made for it count as root's. If the path cannot be
 /// completed, returns the deepest group reached, so that the limits of the groups above still hold.
-fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, Result<()>) {
+fn by_rule(
+    tree: &Tree,
+    who: &Credentials,
+    group: &Group,
+    rule: Option<&str>,
+) -> (Option<GroupId>, Result<()>) {
+    let ruled = group.settings.settings();
     let root = Caller {
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
@@ -161,10 +169,11 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
                 gid: owner.gid,
             },
             settings: if step.is_last {
-                group.settings.settings()
+                ruled.clone()
             } else {
                 Settings::default()
             },
+            origins: Origins::of_rule(rule.filter(|_| step.is_last), &ruled, tree.now()),
         };
         // The limit of groups per user does not apply: a rule's group must always be available.
         let maker = if step.number < group.nr_ruled {
@@ -201,7 +210,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     may_begin(tree, who, path)?;
     let (reached, done) = descend(tree, path, |directory, name, _| {
         if !who.may_change(tree, directory)? {
-            return Err(Error::WrongAccess);
+            return Err(Error::NotWritable);
         }
         let transient = Transient {
             owner: Owner {
@@ -209,13 +218,14 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
                 gid: who.gid,
             },
             settings: Settings::default(),
+            origins: Origins::default(),
         };
         file::make_transient_group(tree, &new_group(directory, name, who.caller()), transient)
     });
     done?;
     let id = reached.ok_or(Error::NotFound)?;
     if !who.may_enter(tree, Directory::group(id))? {
-        return Err(Error::WrongAccess);
+        return Err(Error::NotAdmitted);
     }
     Ok(id)
 }
@@ -229,19 +239,20 @@ pub(super) fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
         if !who.may_search(tree, directory)? {
-            return Err(Error::WrongAccess);
+            return Err(Error::Closed);
         }
         match tree.subdirectory(directory, name) {
             Ok(next) if matches!(next.whose(), Entity::Group(_)) => directory = next,
             // The user that creates the first missing group may create those below it.
             Err(Error::NotFound) if who.may_change(tree, directory)? => return Ok(()),
-            _ => return Err(Error::WrongAccess),
+            Err(Error::NotFound) => return Err(Error::NotWritable),
+            _ => return Err(Error::NotAdmitted),
         }
     }
     if directory != Directory::ROOT && who.may_enter(tree, directory)? {
         return Ok(());
     }
-    Err(Error::WrongAccess)
+    Err(Error::NotAdmitted)
 }
 
 /// One component of a path.

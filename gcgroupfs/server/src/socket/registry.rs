@@ -184,6 +184,7 @@ impl Registry {
                 let who = Credentials {
                     uid,
                     gid,
+                    pid,
                     groups,
                     is_contained,
                 };

@@ -109,13 +109,14 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
         name: "memory-limit",
         variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
-        help: "Limit of device memory in bytes, as 8G, or max",
+        help: "Limit of device memory in bytes, as 8G or 1.5GiB, or max",
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
     }),
     written: Some(|edit, limit| edit.count_over_limit(limit.number())),
     publish: Some(enforce::memory_limit),
     doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
-          are powers of 1024. A value below memory.current is accepted: memory that can be swapped moves to the \
+          (also KB, KiB, with a fraction as 1.5G) are powers of 1024; 50% is half of the GPU's memory, for a process \
+          or group as a whole of all GPUs' together. A value below memory.current is accepted: memory that can be swapped moves to the \
           host, the rest stays, and new allocations are refused.",
     ..Setting::PLAIN
 };
@@ -201,7 +202,8 @@ pub const COMPUTE_MAX: &Setting = &Setting {
     kind: Kind::Quota,
     default: Value::Quota(Quota::NONE),
     refusal: "the quota can only be lowered",
-    doc: "The most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max. The \
+    doc: "The most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max; or a \
+          percentage of one GPU's time, as 50%. The \
           period is 100000 unless given, from 1000 to 1000000. The process's holds for the sum over its devices, a \
           group's for the sum over its processes. GPU time is measured; time used beyond the quota is subtracted \
           from the next periods.",
@@ -214,7 +216,7 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     kind: Kind::Flag,
     default: Value::Flag(false),
     tighter: Tighter::Higher,
-    refusal: "root froze it",
+    refusal: "it stays frozen",
     for_rules: false,
     run_option: Some(RunOption {
         name: "freeze",

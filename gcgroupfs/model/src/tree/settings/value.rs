@@ -4,8 +4,8 @@ use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 use serde::{Deserialize, Serialize};
 
 use super::Setting;
-use crate::error::Result;
-use crate::text::{self, parse_bytes, parse_flag, parse_number, parse_quota, parse_visible};
+use crate::error::{Error, Result};
+use crate::text::{self, parse_flag, parse_number, parse_quota, parse_size, parse_visible};
 use crate::tree::Quota;
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
@@ -105,29 +105,35 @@ impl Kind {
             Self::Visible => text::VISIBLE,
             Self::Number { expected, .. } => expected,
             Self::Flag => "0 or 1",
-            Self::Quota => "a quota, as \"25000 100000\" or \"max\"",
+            Self::Quota => "a quota, as \"25000 100000\", \"25%\" or \"max\"",
         }
     }
 }
 
 impl Setting {
-    /// Parses a value in the format of the control file. A quota without a period has that of `before`.
+    /// Parses a value in the format of the control file. A quota without a period has that of `before`; a
+    /// percentage of memory is one of `memory` bytes.
     ///
     /// # Errors
     /// * `ERANGE`: a number out of range.
+    /// * `EOPNOTSUPP`: a percentage of memory without `memory`.
     /// * `EINVAL`: anything else.
-    pub fn parse(&self, text: &str, before: Value) -> Result<Value> {
+    pub fn parse(&self, text: &str, before: Value, memory: Option<u64>) -> Result<Value> {
         Ok(match self.kind {
-            Kind::Bytes => Value::Number(parse_bytes(text)?),
-            Kind::Visible => Value::Number(parse_visible(text)?),
+            Kind::Bytes => Value::Number(parse_size(text, memory)?),
+            Kind::Visible => Value::Number(parse_visible(text, memory)?),
             Kind::Number { most, expected } => Value::Number(parse_number(text, most, expected)?),
             Kind::Flag => Value::Flag(parse_flag(text)?),
-            Kind::Quota => {
-                let (usec, period) = parse_quota(text)?;
-                let period_usec = period.unwrap_or(before.quota().period_usec);
-                Value::Quota(Quota { usec, period_usec })
-            }
+            Kind::Quota => Value::Quota(parse_quota(text, before.quota().period_usec)?),
         })
+    }
+
+    /// Returns the error for a value beyond the one that root has set.
+    pub(in crate::tree) fn beyond_root(&self, bound: Value) -> Error {
+        Error::BeyondRoot {
+            rule: self.refusal,
+            bound: self.show(bound).trim_end().to_owned(),
+        }
     }
 
     /// Formats a value as the control file shows it, with a newline.

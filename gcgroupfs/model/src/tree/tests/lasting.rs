@@ -6,7 +6,7 @@ use super::groups::{errno, hold, remove};
 use super::*;
 use crate::file;
 use crate::tree::fixture::new_group;
-use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Owner, Transient, Value};
+use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Origins, Owner, Transient, Value};
 
 /// Returns the records of groups and the root, serialised and read back.
 pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
@@ -101,6 +101,7 @@ fn transient_group_is_removed_with_last_process() {
     let transient = |settings| Transient {
         owner: Owner { uid: 7, gid: 8 },
         settings,
+        origins: Origins::default(),
     };
     let outer = world
         .tree
@@ -151,6 +152,7 @@ fn held_group_stays_until_released() {
     let transient = Transient {
         owner: Owner { uid: 0, gid: 0 },
         settings: Settings::default(),
+        origins: Origins::default(),
     };
     let make = || {
         world

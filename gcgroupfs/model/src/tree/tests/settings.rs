@@ -42,7 +42,9 @@ fn every_setting_is_stored_bounded_and_restored() {
             assert_eq!(world.show(&path), format!("{tight}\n"), "{path}");
             if !place.starts_with("team") && setting.tighter != Tighter::Any {
                 let refused = world.store(&path, OWNER, loose).unwrap_err();
-                assert_eq!(refused, Error::BeyondRoot(setting.refusal), "{path}");
+                let bound = tight.to_owned();
+                let rule = setting.refusal;
+                assert_eq!(refused, Error::BeyondRoot { rule, bound }, "{path}");
             }
             world.store(&path, OWNER, "nonsense").unwrap_err();
 

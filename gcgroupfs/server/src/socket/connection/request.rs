@@ -27,6 +27,7 @@ impl Server {
         let asker = Credentials {
             uid: connection.uid,
             gid: connection.gid,
+            pid: connection.pid,
             groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
             is_contained: user.1,
         };
@@ -46,7 +47,9 @@ impl Server {
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);
         if !self.connections.has_room_for_text(asker.uid, text.len()) {
-            (answered, text) = (Answer::refusal(libc::EMFILE).to_bytes(), Vec::new());
+            let why = "the texts that your clients are reading are too large together; read one at a time";
+            let refusal = Answer::refusal(libc::EMFILE, why);
+            (answered, text) = (refusal.to_bytes(), Vec::new());
         }
         self.connections.note_text(asker.uid, 0, text.len());
         let Some(connection) = self.connections.get_mut(&number) else {

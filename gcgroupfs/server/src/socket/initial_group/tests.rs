@@ -8,6 +8,7 @@ fn alice() -> Credentials {
     Credentials {
         uid: ALICE,
         gid: ALICE,
+        pid: 1,
         groups: vec![27],
         is_contained: false,
     }

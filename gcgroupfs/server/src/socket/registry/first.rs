@@ -8,7 +8,7 @@ use super::super::initial_group::{Credentials, GroupFacts, InitialGroup, find_in
 use super::Registry;
 use crate::journal::Key;
 use gcgroupfs_model::rules::Verdict;
-use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Saved, Settings, Value};
+use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
 use gcgroupfs_sys::process::{self, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
@@ -34,8 +34,9 @@ impl Registry {
     /// As [`choose_group`](Self::choose_group).
     pub(super) fn first_record(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Saved, bool)> {
         let (group, is_kept) = self.choose_group(first)?;
-        let mut saved = Saved::from(self.settings_of(first, group));
-        saved.group = group;
+        let (settings, origins) = self.settings_of(first, group);
+        let mut saved = Saved::from(settings);
+        (saved.group, saved.origins) = (group, origins);
         Ok((saved, is_kept))
     }
 
@@ -79,14 +80,20 @@ impl Registry {
     }
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
-    /// its user may not set the priority that it asks for, that is logged.
-    fn settings_of(&mut self, first: &FirstRegistration<'_>, group: Option<GroupId>) -> Settings {
-        let mut settings = first.verdict.process.settings();
+    /// its user may not set the priority that it asks for, that is logged. Also returns where they come from.
+    fn settings_of(&mut self, first: &FirstRegistration<'_>, group: Option<GroupId>) -> (Settings, Origins) {
+        let now = self.tree.now();
+        let ruled = first.verdict.process.settings();
+        let mut origins = Origins::of_rule(first.verdict.rule.as_deref(), &ruled, now);
+        let mut settings = ruled.clone();
         let bound = (!first.who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
         let raised = settings.apply_request(first.hello, bound);
+        origins.note_difference(&ruled, &settings, &Origin::Asked, now);
         if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
+            let before = settings.clone();
             // Cannot fail: there is no bound yet.
             let _ = settings.set(MEMORY_SWAP_MAX, None, Value::MAX, false);
+            origins.note_difference(&before, &settings, &Origin::Group, now);
         }
         if let Some(least) = raised.filter(|_| self.may_log_of(first.who.uid)) {
             warn!(
@@ -94,7 +101,7 @@ impl Registry {
                 first.pid, first.stat.comm, first.who.uid, first.hello.priority
             );
         }
-        settings
+        (settings, origins)
     }
 
     /// Returns whether the request `wish` is fulfilled by `group`: that is the requested group or one below

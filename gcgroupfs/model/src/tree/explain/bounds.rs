@@ -1,0 +1,92 @@
+//! The limits and settings in force, each with its origin.
+
+use gcgroup_abi::DEFAULT_PRIORITY;
+
+use super::{Case, Line, Place, Subject, shown, told};
+use crate::text::size;
+use crate::tree::settings::{COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value};
+
+/// Returns a line for each value in force, in the order of the table of settings.
+pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
+    let places = case.places();
+    let mut lines = Vec::new();
+    for setting in SETTINGS {
+        let found = in_force(case, setting, &places);
+        let is_any = !found.is_empty();
+        lines.extend(
+            found
+                .into_iter()
+                .map(|(place, value)| line(case, setting, place, value)),
+        );
+        if !is_any {
+            lines.extend(default(case, setting).map(Line::new));
+        }
+    }
+    let policy = case.state.policy().name;
+    lines.push(Line::new(format!("compute.policy {policy}: for all processes")));
+    lines
+}
+
+/// Returns the values of a setting that apply. Of a setting that inherits, the nearest holds on each device;
+/// of others all hold, without those that bound nothing.
+fn in_force<'a>(case: &Case<'a>, setting: &Setting, places: &[Place<'a>]) -> Vec<(Place<'a>, Value)> {
+    let mut found: Vec<(Place<'a>, Value)> = Vec::new();
+    for place in places {
+        let Some(value) = place.settings().own(setting, case.uuid(place.device)) else {
+            continue;
+        };
+        let is_hidden =
+            |(nearer, _): &(Place<'_>, Value)| nearer.device.is_none() || nearer.device == place.device;
+        let holds = match setting.inherits {
+            true => !found.iter().any(is_hidden),
+            false => value != setting.default,
+        };
+        if holds {
+            found.push((*place, value));
+        }
+    }
+    found
+}
+
+fn line(case: &Case<'_>, setting: &'static Setting, place: Place<'_>, value: Value) -> Line {
+    let origin = place.origin(setting);
+    let mut text = format!("{} {}", case.file(place, setting.name), shown(setting, value));
+    if setting == MEMORY_LIMIT {
+        text += &format!(" (used {})", size(case.used(place)));
+    }
+    if setting == COMPUTE_PRIORITY {
+        let number = priority(case, place.device);
+        if Value::Number(number.into()) != value {
+            text += &format!(" (raised to {number} by what root has set)");
+        }
+    }
+    if setting == MEMORY_SWAP_MAX
+        && let Subject::Process(process) = case.subject
+        && !process.can_swap()
+    {
+        text += " (without effect: the program was not started with --swap)";
+    }
+    Line {
+        age: origin.and_then(|noted| case.age(noted.at)),
+        text: format!("{text}: {}", told(origin)),
+    }
+}
+
+fn priority(case: &Case<'_>, device: Option<usize>) -> u32 {
+    match case.subject {
+        Subject::Process(process) => process.priority(device, case.uuid(device)),
+        Subject::Group(group) => group.inherited.rank(device).in_force(),
+    }
+}
+
+/// Returns what holds where nothing is set.
+fn default(case: &Case<'_>, setting: &Setting) -> Option<String> {
+    let is_process = matches!(case.subject, Subject::Process(_));
+    let text = match setting {
+        _ if setting == MEMORY_LIMIT => "none: the memory of the GPU".to_owned(),
+        _ if setting == MEMORY_SWAP_MAX && is_process => "0: memory cannot move to the host".to_owned(),
+        _ if setting == COMPUTE_PRIORITY => format!("{DEFAULT_PRIORITY}: default"),
+        _ => return None,
+    };
+    Some(format!("{} {text}", setting.name))
+}

@@ -1,0 +1,93 @@
+//! Reasons for which a process or a group waits.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::Gate;
+
+use super::{Case, Line, Place, Subject};
+use crate::tree::enforce;
+use crate::tree::process::{Process, slots};
+use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, Setting};
+
+impl Case<'_> {
+    pub(super) fn waits(&self) -> Vec<Line> {
+        let texts = match self.subject {
+            Subject::Process(process) => self.waits_of(process),
+            Subject::Group(group) => match self.settings_on(COMPUTE_FREEZE, None) {
+                files if files.is_empty() => Vec::new(),
+                files => {
+                    let state = match group.is_frozen(None) {
+                        true => "all submitted work has completed",
+                        false => "submitted work has not completed yet",
+                    };
+                    vec![format!("frozen by {}; {state}", files.join(", "))]
+                }
+            },
+        };
+        texts.into_iter().map(Line::new).collect()
+    }
+
+    fn waits_of(&self, process: &Process) -> Vec<String> {
+        let mut waits = Vec::new();
+        if !process.is_hook_ok() {
+            waits.push("the connection to its hook is lost: limits hold, counts may be old".to_owned());
+        }
+        for slot in slots(self.state.devices.len()) {
+            let (Some(control), Some(usage)) =
+                (process.control().devices.get(slot), process.usage().device(slot))
+            else {
+                continue;
+            };
+            let device = (slot < self.state.devices.len()).then_some(slot);
+            let on = device.map_or("another GPU".to_owned(), |device| format!("GPU {device}"));
+            let threads = match usage.nr_waiting() {
+                0 => "no thread waits".to_owned(),
+                1 => "1 thread waits".to_owned(),
+                number => format!("{number} threads wait"),
+            };
+            if enforce::is_closed(control) {
+                // The slot of other devices closes with the whole.
+                let files = self.settings_on(COMPUTE_FREEZE, device);
+                if device.is_some() || usage.nr_waiting() > 0 {
+                    let drained = match process.is_frozen(device, self.state.devices.len()) {
+                        true => "submitted work has completed",
+                        false => "submitted work has not completed yet",
+                    };
+                    waits.push(format!(
+                        "frozen on {on} by {}; {threads}; {drained}",
+                        files.join(", ")
+                    ));
+                }
+            } else if device.is_some_and(|device| process.gate(device) == Gate::Throttled) {
+                let files = self.settings_on(COMPUTE_MAX, device);
+                let quota = match files.as_slice() {
+                    [] => String::new(),
+                    files => format!(" or for the next period of {}", files.join(", ")),
+                };
+                waits.push(format!("waits on {on} for its turn{quota}; {threads}"));
+            } else if usage.nr_waiting() > 0 {
+                waits.push(format!("{threads} on {on} for earlier work to complete"));
+            }
+            if device.is_some() && control.pressure_answer.load(Relaxed) != usage.pressure_request() {
+                waits.push(format!("waits for other processes to make room on {on}"));
+            }
+        }
+        if self.state.asking.contains(&process.id) {
+            waits.push(
+                "waits for processes of its groups to register again before memory is granted".to_owned(),
+            );
+        }
+        waits
+    }
+
+    /// Returns the control files of a setting that bound the subject on a device, or as a whole.
+    fn settings_on(&self, setting: &Setting, device: Option<usize>) -> Vec<String> {
+        let applies = |place: &Place<'_>| {
+            let value = place.settings().own(setting, self.uuid(place.device));
+            let is_here = place.device.is_none() || place.device == device;
+            is_here && value.is_some_and(|value| value != setting.default)
+        };
+        let places = self.places().into_iter().filter(applies);
+        places.map(|place| self.file(place, setting.name)).collect()
+    }
+}

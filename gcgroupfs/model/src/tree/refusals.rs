@@ -1,0 +1,204 @@
+//! The last refused allocations of a process and of a group, for people to read. The hook counts refusals;
+//! the daemon notes which limit it was when it sees a count grow.
+
+use std::collections::VecDeque;
+
+use super::process::{Process, slots};
+use super::settings::MEMORY_LIMIT;
+use super::{GroupId, ProcessId, State, sums};
+use crate::tree::grants::Refusal;
+
+/// Number of refusals kept of each process and of each group.
+const MOST: usize = 8;
+
+/// Refusals of the same kind in this time are one entry, nanoseconds.
+const TOGETHER: u64 = 1_000_000_000;
+
+/// Reason for which an allocation was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// `memory.limit` of the process on the device.
+    Device,
+    /// `memory.limit` of the process as a whole.
+    Process,
+    /// `memory.limit` of a group, as a whole or on the device of that slot.
+    Group(GroupId, Option<usize>),
+    /// No limit: the memory of the device or of the host was used up.
+    Memory,
+}
+
+/// Refused allocations of one kind.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refused {
+    /// Time of the last one, `CLOCK_MONOTONIC` in nanoseconds.
+    pub(super) at: u64,
+    /// How many.
+    pub(super) count: u64,
+    pub(super) device: usize,
+    /// Bytes of the last one, as the process claims; 0 if unknown.
+    pub(super) bytes: u64,
+    pub(super) cause: Cause,
+    /// The limit and the bytes charged against it, as of the note.
+    pub(super) limit: u64,
+    pub(super) used: u64,
+}
+
+/// The last refusals, the latest last.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(VecDeque<Refused>);
+
+impl Refusals {
+    pub(super) fn note(&mut self, refused: Refused) {
+        if let Some(last) = self.0.back_mut()
+            && (last.device, last.bytes, last.cause) == (refused.device, refused.bytes, refused.cause)
+            && refused.at.saturating_sub(last.at) < TOGETHER
+        {
+            *last = Refused {
+                count: last.count.saturating_add(refused.count),
+                ..refused
+            };
+            return;
+        }
+        if self.0.len() == MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back(refused);
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Refused> {
+        self.0.iter()
+    }
+}
+
+/// Refusals of a process, and what of its counts has been noted.
+#[derive(Debug, Default)]
+pub(super) struct ProcessRefusals {
+    pub(super) last: Refusals,
+    /// Counts seen by slot: failures, refusals by the device's limit, refusals by groups.
+    seen: Vec<[u64; 3]>,
+    /// Refusals by the process's limit.
+    seen_whole: u64,
+    /// The last refusal by a group, which the process counts when it gives up.
+    by_group: Option<Refused>,
+}
+
+impl ProcessRefusals {
+    /// Takes the counts of a usage block that may be older than this daemon as noted.
+    pub(super) fn begin(&mut self, process: &Process, nr_devices: usize) {
+        for slot in slots(nr_devices) {
+            *self.seen_mut(slot) = counts(process, slot).0;
+        }
+        self.seen_whole = process.usage().nr_oom();
+    }
+
+    fn seen_mut(&mut self, slot: usize) -> &mut [u64; 3] {
+        if self.seen.len() <= slot {
+            self.seen.resize(slot + 1, [0; 3]);
+        }
+        &mut self.seen[slot]
+    }
+}
+
+/// Returns the counts of a slot and the bytes of the last refusal.
+fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
+    let device = process.usage().device(slot);
+    device.map_or(([0; 3], 0), |device| device.refusals())
+}
+
+impl State {
+    /// Notes the refusals that a process has counted since the last call.
+    pub(super) fn note_refusals(&mut self, id: ProcessId) {
+        let (now, nr_devices) = ((self.devices.host.now)(), self.devices.len());
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        let mut refusals = std::mem::take(&mut process.refusals);
+        let process = &*process;
+        for slot in slots(nr_devices) {
+            let (counts, bytes) = counts(process, slot);
+            let before = std::mem::replace(refusals.seen_mut(slot), counts);
+            let grown = [0, 1, 2].map(|which: usize| counts[which].wrapping_sub(before[which]));
+            // A failure is counted after its cause.
+            if grown[0] == 0 {
+                *refusals.seen_mut(slot) = before;
+                continue;
+            }
+            let whole = process.usage().nr_oom();
+            let by_whole = whole.wrapping_sub(std::mem::replace(&mut refusals.seen_whole, whole));
+            let limit = |device: Option<usize>| {
+                let device = device.and_then(|index| self.devices.get(index));
+                let uuid = device.map(|device| device.uuid_text.as_str());
+                process.settings.get(MEMORY_LIMIT, uuid).number()
+            };
+            let current = |device| sums::current(process, device, &self.devices);
+            let refused = Refused {
+                at: now,
+                count: grown[0],
+                device: slot,
+                bytes,
+                cause: Cause::Memory,
+                limit: 0,
+                used: 0,
+            };
+            let by_device = Refused {
+                count: grown[1],
+                cause: Cause::Device,
+                limit: limit(Some(slot)),
+                used: current(Some(slot)),
+                ..refused
+            };
+            let by_whole = Refused {
+                count: by_whole,
+                cause: Cause::Process,
+                limit: limit(None),
+                used: current(None),
+                ..refused
+            };
+            let by_group = refusals.by_group.filter(|hit| hit.device == slot);
+            let by_group = by_group.map(|hit| Refused {
+                at: now,
+                count: grown[2],
+                ..hit
+            });
+            let mut is_known = grown[2] != 0;
+            for refused in [Some(by_device), Some(by_whole), by_group].into_iter().flatten() {
+                if refused.count != 0 {
+                    is_known = true;
+                    refusals.last.note(refused);
+                }
+            }
+            if !is_known {
+                refusals.last.note(Refused { bytes: 0, ..refused });
+            }
+        }
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.refusals = refusals;
+        }
+    }
+
+    /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the
+    /// process, in case it gives up.
+    pub(super) fn note_group_refusal(&mut self, id: ProcessId, slot: usize, bytes: u64, refusal: Refusal) {
+        let Refusal { group, device } = refusal;
+        let uuid = device.and_then(|index| self.devices.get(index));
+        let uuid = uuid.map(|device| device.uuid_text.as_str());
+        let Some(limit) = self.groups.get(&group) else {
+            return;
+        };
+        let refused = Refused {
+            at: (self.devices.host.now)(),
+            count: 1,
+            device: slot,
+            bytes,
+            cause: Cause::Group(group, device),
+            limit: limit.settings.of_group(MEMORY_LIMIT, uuid).number(),
+            used: self.group_current(group, device),
+        };
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.refusals.note(refused);
+        }
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.refusals.by_group = Some(refused);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Examines a process that is not governed, with the rights of the user who asks.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use gcgroup_abi::DEFAULT_SOCKET;
+use gcgroup_abi::environment::GCGROUP_SOCKET;
+
+use crate::cli::client::Client;
+use gcgroupfs_model::diagnosis::{Daemon, HOOK, Observed, PRELOAD, Program};
+use gcgroupfs_sys::{process, procfs};
+
+/// Ancestors that are examined.
+const MAX_ANCESTORS: usize = 64;
+
+/// Open descriptors that are examined.
+const MAX_DESCRIPTORS: usize = 4096;
+
+/// Longest table of program headers that is read, bytes.
+const MAX_HEADERS: usize = 64 << 10;
+
+/// Key of auxv by which the kernel tells the loader to ignore the environment.
+const AT_SECURE: u64 = 23;
+
+/// Examines a process. `client` is the connection to the daemon, if one answers. `None`: no such process.
+pub(super) fn observe(pid: u32, socket: &Path, client: Option<&Client>) -> Option<Observed> {
+    let stat = process::stat(pid).ok()?;
+    let uid = fs::metadata(format!("/proc/{pid}")).map_or(0, |file| file.uid());
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let environment = environment(pid);
+    let mut named = preloads(environment.as_deref());
+    named.extend(system_preloads(&root));
+    let socket_of = |environment: &[OsString]| value(environment, GCGROUP_SOCKET.name);
+    let own = environment.as_deref().and_then(socket_of);
+    let daemon = match client {
+        None => Daemon::Absent,
+        Some(client) => {
+            let started = client.daemon().and_then(|pid| process::stat(pid).ok());
+            match started {
+                Some(daemon) if daemon.start_time > stat.start_time => Daemon::Later,
+                _ => Daemon::Present,
+            }
+        }
+    };
+    Some(Observed {
+        pid,
+        comm: stat.comm.to_string(),
+        uid,
+        program: program(pid),
+        files: files(pid),
+        unreadable: unreadable(&root, &named, uid),
+        named,
+        is_privileged: is_privileged(pid),
+        ancestor: ancestor(stat.parent),
+        socket: own.unwrap_or_else(|| DEFAULT_SOCKET.to_owned()),
+        daemon_socket: std::path::absolute(socket)
+            .unwrap_or_else(|_| socket.to_owned())
+            .to_string_lossy()
+            .into_owned(),
+        daemon,
+    })
+}
+
+/// Returns the environment with which a process started; `None` without permission.
+fn environment(pid: u32) -> Option<Vec<OsString>> {
+    let bytes = procfs::read(pid, "environ").ok()?;
+    let variables = bytes.split(|byte| *byte == 0);
+    Some(
+        variables
+            .map(|variable| OsString::from_vec(variable.to_vec()))
+            .collect(),
+    )
+}
+
+fn value(environment: &[OsString], name: &str) -> Option<String> {
+    let mut all = environment.iter().filter_map(|variable| variable.to_str());
+    all.find_map(|variable| Some(variable.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}
+
+/// Returns the entries of `LD_PRELOAD` that name our library.
+fn preloads(environment: Option<&[OsString]>) -> Vec<String> {
+    let list = environment.and_then(|environment| value(environment, "LD_PRELOAD"));
+    ours(&list.unwrap_or_default())
+}
+
+/// Returns the entries of the process's /etc/ld.so.preload that name our library.
+fn system_preloads(root: &Path) -> Vec<String> {
+    ours(&fs::read_to_string(root.join("etc/ld.so.preload")).unwrap_or_default())
+}
+
+fn ours(list: &str) -> Vec<String> {
+    let entries = list.split([':', ' ', '\n', '\t']);
+    let ours = entries.filter(|entry| entry.rsplit('/').next() == Some(PRELOAD));
+    ours.map(str::to_owned).collect()
+}
+
+/// Returns the paths of mapped files and of open devices; `None` without permission.
+fn files(pid: u32) -> Option<Vec<String>> {
+    let maps = procfs::read(pid, "maps").ok()?;
+    let maps = String::from_utf8_lossy(&maps);
+    let mut files: Vec<String> = maps
+        .lines()
+        .filter_map(|line| Some(line.get(line.find('/')?..)?.to_owned()))
+        .collect();
+    files.sort_unstable();
+    files.dedup();
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    let links = descriptors
+        .take(MAX_DESCRIPTORS)
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .filter(|path| path.starts_with("/dev"));
+    files.extend(links.map(|path| path.to_string_lossy().into_owned()));
+    Some(files)
+}
+
+/// Returns the named libraries, and the hooks beside them, that are missing or that others than root may not
+/// read.
+fn unreadable(root: &Path, named: &[String], uid: u32) -> Vec<String> {
+    let named = named
+        .iter()
+        .filter(|path| path.starts_with('/'))
+        .map(PathBuf::from);
+    let all = named.flat_map(|path| [path.with_file_name(HOOK), path]);
+    let is_unreadable = |path: &PathBuf| {
+        let below = root.join(path.strip_prefix("/").unwrap_or(path));
+        fs::metadata(below).map_or(true, |file| {
+            uid != 0 && file.uid() != uid && file.permissions().mode() & 0o004 == 0
+        })
+    };
+    let unreadable = all.filter(is_unreadable);
+    unreadable
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect()
+}
+
+fn is_privileged(pid: u32) -> bool {
+    let bytes = procfs::read(pid, "auxv").unwrap_or_default();
+    let (pairs, _) = bytes.as_chunks::<16>();
+    pairs.iter().any(|pair| {
+        let (key, value) = pair.split_at(8);
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        word(key) == AT_SECURE && word(value) != 0
+    })
+}
+
+/// Returns the nearest ancestor whose environment preloads our library.
+fn ancestor(parent: u32) -> Option<(u32, String)> {
+    let mut pid = parent;
+    for _ in 0..MAX_ANCESTORS {
+        let stat = process::stat(pid).ok()?;
+        if !preloads(environment(pid).as_deref()).is_empty() {
+            return Some((pid, stat.comm.to_string()));
+        }
+        pid = stat.parent;
+    }
+    None
+}
+
+/// Returns the kind of a process's program, from its ELF headers.
+fn program(pid: u32) -> Program {
+    let open = File::open(format!("/proc/{pid}/exe")).ok();
+    open.and_then(|file| kind(&file)).unwrap_or_default()
+}
+
+fn kind(file: &File) -> Option<Program> {
+    const PT_INTERP: u32 = 3;
+    let mut header = [0; 64];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let half = |at: usize| Some(u16::from_le_bytes(header.get(at..at + 2)?.try_into().ok()?));
+    let (class, machine) = (header[4], half(18)?);
+    if !header.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    if class != 2 || machine != own {
+        return Some(Program::Foreign);
+    }
+    let at = u64::from_le_bytes(header.get(32..40)?.try_into().ok()?);
+    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+    let length = size.checked_mul(count).filter(|length| *length <= MAX_HEADERS)?;
+    let mut headers = vec![0; length];
+    file.read_exact_at(&mut headers, at).ok()?;
+    let mut kinds = headers
+        .chunks_exact(size.max(1))
+        .filter_map(|entry| entry.first_chunk::<4>());
+    let has_loader = kinds.any(|kind| u32::from_le_bytes(*kind) == PT_INTERP);
+    Some(if has_loader {
+        Program::Dynamic
+    } else {
+        Program::Static
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_is_dynamic_and_has_files() {
+        let me = std::process::id();
+        let socket = Path::new("/nowhere");
+        let observed = observe(me, socket, None).unwrap();
+        assert_eq!(observed.program, Program::Dynamic);
+        assert!(!observed.is_privileged);
+        assert!(observed.files.unwrap().iter().any(|path| path.contains("libc")));
+        // kernel.pid_max is 2^22 at most.
+        assert!(observe(u32::MAX, socket, None).is_none());
+    }
+
+    #[test]
+    fn our_library_is_found_in_lists() {
+        let list = "/a/libother.so:/b/libgcgroup.so /c/libgcgroup.so\n/d/libgcgroup.so.old";
+        assert_eq!(ours(list), ["/b/libgcgroup.so", "/c/libgcgroup.so"]);
+    }
+
+    #[test]
+    fn damaged_program_file_is_of_unknown_kind() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(kind(&file), None);
+        let mut elf = [0_u8; 64];
+        elf[..5].copy_from_slice(b"\x7fELF\x02");
+        elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        for (count, expected) in [(0, Some(Program::Static)), (0xffff, None)] {
+            elf[54..56].copy_from_slice(&56_u16.to_le_bytes());
+            elf[56..58].copy_from_slice(&u16::to_le_bytes(count));
+            file.write_all_at(&elf, 0).unwrap();
+            assert_eq!(kind(&file), expected, "{count}");
+        }
+        elf[4] = 1;
+        file.write_all_at(&elf, 0).unwrap();
+        assert_eq!(kind(&file), Some(Program::Foreign));
+    }
+}
