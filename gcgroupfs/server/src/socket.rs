@@ -7,6 +7,7 @@
 #![doc = include_str!("socket/takeover.md")]
 
 mod accept;
+mod activity_log;
 pub mod answer;
 mod awaited_members;
 mod bells;
@@ -42,6 +43,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::{MsgFlags, send};
 use tracing::warn;
 
+use self::activity_log::ActivityLog;
 use self::bells::Bells;
 use self::connections::Connections;
 use self::ends::EndsWaker;
@@ -159,6 +161,8 @@ impl Server {
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         tree.listen(Arc::new(EndsWaker::new(waker.try_clone()?)));
+        let activity_log = Arc::new(ActivityLog::new(&tree));
+        tree.listen(activity_log.clone());
         show_condition(&tree, &journal);
         tree.listen(Arc::new(JournalListener::new(
             &tree,
@@ -174,6 +178,7 @@ impl Server {
             journal: journal.clone(),
             grace_msec,
             records,
+            activity_log,
         });
         let mut last_number = 0;
         registry.watch_unregistered(|| {

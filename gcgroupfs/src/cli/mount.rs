@@ -2,14 +2,14 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -19,12 +19,11 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
 use super::{paths, supervise};
 use crate::config;
-use crate::log::Log;
+use crate::log::{self, Log};
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
 use gcgroupfs_fuse::supervisor_state::Inheritance;
@@ -78,6 +77,9 @@ pub(super) struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+    /// Socket of systemd-journald
+    #[arg(long, hide = true, default_value = "/run/systemd/journal/socket")]
+    journal_socket: PathBuf,
 }
 
 fn policies() -> impl TypedValueParser<Value = &'static Policy> {
@@ -110,12 +112,7 @@ impl Arguments {
 /// # Errors
 /// The socket, the state file or the mount is not available, or the mount's connection was aborted.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
-        .with_writer(Mutex::new(Log::new()))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::start(&arguments.log, arguments.journal_socket.clone())?;
     raise_descriptor_limit();
     survive_file_limit()?;
     // Descriptors inherited from the parent process are not passed on (Linux 5.11; our own are closed on exec

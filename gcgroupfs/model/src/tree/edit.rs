@@ -2,7 +2,10 @@
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_PRIORITY, Setting};
-use super::{Caller, Directory, Entity, GroupId, Notice, ProcessId, Settings, State, Sums, enforce};
+use super::{
+    Action, Caller, Directory, Entity, GroupId, Notice, ProcessId, Settings, State, Sums, UserChange, View,
+    enforce,
+};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
@@ -32,6 +35,19 @@ impl<'a> Edit<'a> {
             caller,
             notices: Vec::new(),
         }
+    }
+
+    /// Returns the state as seen from this directory.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn view(&self) -> Result<View<'_>> {
+        Ok(View::new(self.state, self.state.scope(self.directory)?))
+    }
+
+    /// Describes the change, for the log.
+    pub(crate) fn user_change(&self, action: Action) -> UserChange {
+        self.state.user_change(self.caller, self.directory, action)
     }
 
     pub(super) fn into_notices(self) -> Vec<Notice> {
