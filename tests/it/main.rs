@@ -96,6 +96,8 @@ mod liars;
 #[cfg(test)]
 mod load;
 #[cfg(test)]
+mod logging;
+#[cfg(test)]
 mod lookups;
 #[cfg(test)]
 mod memory_gone;

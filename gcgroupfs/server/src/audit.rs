@@ -91,7 +91,12 @@ impl Audit {
                 }
             };
             if self.log_limit.allows(uid, Instant::now()) {
-                warn!(PID = pid, UID = uid, GPU = device, "{pid} ({comm}) of user {uid} {does}");
+                warn!(
+                    PID = pid,
+                    UID = uid,
+                    GPU = device,
+                    "{pid} ({comm}) of user {uid} {does}"
+                );
             }
             SystemTime::now()
                 .duration_since(UNIX_EPOCH)

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use crate::shared::counters::Counts;
+use crate::sys::log;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
 pub(crate) use sums::Sums;
@@ -48,6 +49,11 @@ impl Full {
 
     /// Counts an allocation that was refused for the limit (`memory.events`: oom, group_max).
     pub(crate) fn count_refusal(self, usage: &Usage) {
+        log::line(|| match self {
+            Self::Device(index) => format!("allocation on GPU {index} refused: its memory.limit"),
+            Self::Process => "allocation refused: memory.limit of the process".to_owned(),
+            Self::Group(index) => format!("allocation on GPU {index} refused: memory.limit of a group"),
+        });
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
             Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),

@@ -65,7 +65,9 @@ impl Tree {
         self.deliver(&std::mem::take(&mut change.immediate), false);
         if let Some(by_user) = change.by_user.take() {
             let listeners = self.listeners.read_recursive();
-            listeners.iter().for_each(|listener| listener.user_change(&by_user));
+            listeners
+                .iter()
+                .for_each(|listener| listener.user_change(&by_user));
         }
         change
     }

@@ -62,7 +62,9 @@ impl State {
         };
         UserChange {
             caller,
-            directory: directory.device.map_or(whole.clone(), |device| format!("{whole}/{device}")),
+            directory: directory
+                .device
+                .map_or(whole.clone(), |device| format!("{whole}/{device}")),
             process,
             group,
             device: directory.device,

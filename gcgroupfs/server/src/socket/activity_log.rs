@@ -96,7 +96,10 @@ fn figures(activity: &Activity) -> Vec<DeviceActivity> {
         is_frozen: false,
         ..activity.whole
     };
-    [whole].into_iter().chain(activity.devices.iter().copied()).collect()
+    [whole]
+        .into_iter()
+        .chain(activity.devices.iter().copied())
+        .collect()
 }
 
 impl Known {
@@ -104,7 +107,9 @@ impl Known {
     fn look(&mut self, id: ProcessId, activity: &Activity) {
         let (now, uid) = (Instant::now(), activity.identity.uid);
         // A notice may come after that of the process's end.
-        let Some(seen) = self.seen.get_mut(&id) else { return };
+        let Some(seen) = self.seen.get_mut(&id) else {
+            return;
+        };
         let before = std::mem::replace(seen, figures(activity));
         for (at, current) in seen.iter().enumerate() {
             let before = before.get(at).copied().unwrap_or_default();
@@ -226,7 +231,7 @@ fn log_change(change: &UserChange) {
         NEW = new,
         BY_UID = caller.uid,
         BY_PID = caller.pid,
-        "process {} of user {} {verb} {}{values}",
+        "{} of user {} {verb} {}{values}",
         caller.pid,
         caller.uid,
         change.path()
