@@ -243,7 +243,7 @@ fn manual_pages_are_well_formed() {
     for page in &pages {
         let mut lint = Command::new("mandoc");
         let output = lint
-            .args(["-T", "lint", "-W", "warning"])
+            .args(["-T", "lint", "-W", "error"])
             .arg(dist.join(page))
             .output()
             .expect("mandoc runs");

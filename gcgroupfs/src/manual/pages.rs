@@ -90,6 +90,7 @@ fn of_command(command: &Command) -> io::Result<String> {
     }
     // Breaks beside vertical space, which mandoc(1) objects to.
     let text = String::from_utf8_lossy(&text).replace("\n.br\n.sp\n", "\n.sp\n");
+    let text = text.replace("\n\n.br\n", "\n.sp\n");
     let mut text = text.replace("\n.sp\n.br\n", "\n.sp\n");
     if !help.contains("Exit status") {
         text.push_str(EXIT_STATUS);
