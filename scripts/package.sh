@@ -17,6 +17,7 @@ usage: scripts/package.sh OUT
 
 environment:
   DIST                   built tree (<repository>/target/dist)
+  PACKAGE_COMPRESSION    of the packages, as dpkg-deb -Z has it (xz)
   PACKAGE_VERSION        version of the packages (that of Cargo.toml)
   DEBFULLNAME, DEBEMAIL  maintainer of the packages
   SOURCE_DATE_EPOCH      timestamp of all files (that of CHANGELOG.md)
@@ -122,7 +123,7 @@ control() {
         > "$work/$1/DEBIAN/md5sums"
     chmod 644 "$work/$1/DEBIAN/md5sums" "$work/$1/DEBIAN/control"
     find "$work/$1" -exec touch -h -d "@$epoch" {} +
-    dpkg-deb --root-owner-group -Zxz --build "$work/$1" "$out" > /dev/null
+    dpkg-deb --root-owner-group "-Z${PACKAGE_COMPRESSION:-xz}" --build "$work/$1" "$out" > /dev/null
 }
 
 document libgcgroup

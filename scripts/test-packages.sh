@@ -55,16 +55,17 @@ fi
 
 say "packages"
 "$repo/scripts/package.sh" "$work/one"
-PACKAGE_VERSION=$(dpkg-deb -f "$work"/one/gcgroupfs_*.deb Version)+next "$repo/scripts/package.sh" "$work/two"
+version=$(dpkg-deb -f "$work"/one/gcgroupfs_*.deb Version)
+PACKAGE_VERSION=$version+next PACKAGE_COMPRESSION=none "$repo/scripts/package.sh" "$work/two" > /dev/null
 (cd "$work/one" && sha256sum --quiet -c SHA256SUMS)
 
 say "lintian"
 lintian --allow-root --fail-on error,warning "$work"/one/*.deb
 
 # The archive that this machine uses, which may be a mirror.
-suite=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
-mirror=$(apt-get indextargets --format '$(SITE)' "Suite: $suite" 2>/dev/null | head -1)
-[ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $suite" 2>/dev/null | head -1)
+suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+# shellcheck disable=SC2016  # apt-get's own notation
+mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $suite" 2>/dev/null | head -1)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/gcgroupfs
 base=$cache/$suite-$(dpkg --print-architecture).tar
 if [ ! -f "$base" ]; then

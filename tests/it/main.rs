@@ -154,6 +154,8 @@ mod scarce;
 #[cfg(test)]
 mod scripts;
 #[cfg(test)]
+mod service;
+#[cfg(test)]
 mod several_gpus;
 #[cfg(test)]
 mod shell;

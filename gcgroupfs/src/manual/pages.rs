@@ -11,7 +11,7 @@ use clap_mangen::Man;
 /// Date of the last change of the pages' text.
 pub(super) const DATE: &str = "2026-11-23";
 
-/// What all pages of commands have in common.
+/// Sections that the pages of all commands have.
 const EXIT_STATUS: &str = ".SH \"EXIT STATUS\"
 0: done. 1: refused or failed; standard error has the reason. 2: the command line is wrong.
 ";

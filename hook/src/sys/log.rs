@@ -1,7 +1,7 @@
 //! Log of the hook in a file: `GCGROUP_LOG`. Without the variable a line costs one load.
 //!
-//! The file is opened for each line: the hook keeps no descriptor that the program could close. Symbolic links
-//! are not followed, and only regular files are written, so that no write waits for a reader. At most
+//! The file is opened for each line: the hook keeps no descriptor that the program could close. Symbolic
+//! links are not followed, and only regular files are written, so that no write waits for a reader. At most
 //! [`MOST`] lines are written in a second.
 
 use std::ffi::{CString, OsStr, c_int};

@@ -187,7 +187,8 @@ pub(crate) fn barrier() {
     page.protect();
 }
 
-/// Writes one line to standard error, and to the log. Not `eprintln`, whose lock may be held in a forked child.
+/// Writes one line to standard error, and to the log. Not `eprintln`, whose lock may be held in a forked
+/// child.
 pub(crate) fn complain(line: &str) {
     log::line(|| line.to_owned());
     let text = format!("gcgroup: {line}\n");

@@ -1,4 +1,4 @@
-//! What the log reports of a process: counts that grow with refusals and moves, and whether it is frozen.
+//! Figures about a process for the log: counts that grow with refusals and moves, and whether it is frozen.
 
 use super::process::Process;
 use super::settings::MEMORY_LIMIT;

@@ -1,4 +1,4 @@
-//! What users have requested, for the log.
+//! Changes that users have requested, for the log.
 
 use super::{Access, Caller, Directory, Entity, State, Tree};
 use crate::text::word;
