@@ -72,7 +72,7 @@ if [ ! -f "$base" ]; then
     say "debootstrap $suite $mirror"
     mkdir -p "$cache" "$work/base"
     # A machine without a network or without the right to make devices is no fault of the packages.
-    if ! debootstrap --variant=minbase "$suite" "$work/base" ${mirror:+"$mirror"} > "$work/log" 2>&1; then
+    if ! timeout 420 debootstrap --variant=minbase "$suite" "$work/base" ${mirror:+"$mirror"} > "$work/log" 2>&1; then
         tail -5 "$work/log"
         echo "test-packages.sh: left out, no Debian system can be made here: installation and purge"
         exit 0
