@@ -56,7 +56,7 @@ impl Service {
                     .push(String::from_utf8_lossy(&buffer[..length]).into_owned());
             }
             let at = self.told.iter().position(|told| told.starts_with(wanted))?;
-            self.told.drain(..=at).last()
+            self.told.drain(..=at).next_back()
         })
     }
 
