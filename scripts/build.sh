@@ -3,7 +3,7 @@
 #
 #   bin/{gcgroupfs,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
-#   share/                                      manual, completions, service, example configuration
+#   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
 set -eu
@@ -80,7 +80,9 @@ for file in gcgroupfs.service gcgroupfs.toml; do
 done
 # The copy that containers preload.
 place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
-"$dist/bin/gcgroupfs" manual > "$dist/share/gcgroupfs.5"
+rm -rf "$dist/share/man"
+"$dist/bin/gcgroupfs" manual --write "$dist/share/man"
+cp scripts/manual/*.1 "$dist/share/man/man1"
 for shell in bash zsh fish; do
     "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
 done

@@ -9,7 +9,7 @@ usage() {
 usage: install.sh [--prefix DIR] [--everywhere]
        install.sh [--prefix DIR] --uninstall
 
-  --prefix DIR    installation directory (/usr/local)
+  --prefix DIR    installation directory (/usr/local; for the installed copy of this script, its own)
   --everywhere    adds the library to /etc/ld.so.preload, so that every new CUDA program is governed
   --uninstall     removes all installed files, beginning with the entry in /etc/ld.so.preload
 
@@ -23,7 +23,10 @@ fail() {
     exit 1
 }
 
+here=$(cd "$(dirname "$0")" && pwd -P)
 prefix=/usr/local
+# The installed copy belongs to the prefix that it lies in.
+[ ! -f "$here/installed" ] || prefix=${here%/share/gcgroupfs}
 everywhere=no
 uninstall=no
 while [ $# -gt 0 ]; do
@@ -53,13 +56,17 @@ root=${DESTDIR-}
 library=$prefix/lib/libgcgroup.so
 list=$root/etc/ld.so.preload
 
-here=$(cd "$(dirname "$0")" && pwd -P)
 built=$here
 [ -x "$built/bin/gcgroupfs" ] || built=${DIST:-$here/../target/dist}
 
+# The list of installed files, relative to the prefix: it uninstalls also what an older version installed.
+manifest=$root$prefix/share/gcgroupfs/installed
+
 # files: prints FROM TO MODE lines; FROM in the tree, TO below the prefix.
 files() {
+    (cd "$built" && find share/man -type f 2> /dev/null | sed 's/.*/& & 644/')
     cat <<'TABLE'
+install.sh share/gcgroupfs/install.sh 644
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
 lib/libgcgroup.so lib/libgcgroup.so 755
 bin/gcgroupfs bin/gcgroupfs 755
@@ -71,7 +78,6 @@ bin/gc-preempt bin/gc-preempt 755
 bin/gc-priority bin/gc-priority 755
 bin/gc-thaw bin/gc-thaw 755
 share/gcgroupfs/ld.so.preload share/gcgroupfs/ld.so.preload 644
-share/gcgroupfs.5 share/man/man5/gcgroupfs.5 644
 share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
 share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
 share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
@@ -95,7 +101,25 @@ others() {
     grep -vxF "$library" "$1" || :
 }
 
+# installed: prints the installed files, relative to the prefix.
+installed() {
+    if [ -f "$manifest" ]; then
+        cat "$manifest"
+    else
+        files | while read -r _ to _; do echo "$to"; done
+    fi
+}
+
+# stop_service: stops and disables the service, if its unit is the one that was installed here.
+stop_service() {
+    unit=$prefix/lib/systemd/system/gcgroupfs.service
+    [ -z "$root" ] && [ -f "$unit" ] && command -v systemctl > /dev/null || return 0
+    [ "$(systemctl show -p FragmentPath gcgroupfs.service 2> /dev/null)" = "FragmentPath=$unit" ] || return 0
+    systemctl disable --now gcgroupfs.service || echo "install.sh: the service could not be stopped" >&2
+}
+
 if [ "$uninstall" = yes ]; then
+    stop_service
     # Every new program would print an error for a library that is listed and missing.
     if [ -f "$list" ] && grep -qxF "$library" "$list"; then
         if [ -n "$(others "$list")" ]; then
@@ -104,15 +128,23 @@ if [ "$uninstall" = yes ]; then
             rm "$list"
         fi
     fi
-    files | while read -r _ to _; do
-        rm -f "$root$prefix/$to"
+    # This script is among the files.
+    installed | while read -r file; do
+        case $file in
+            '' | /* | *..*) fail "$manifest: not a file of this program: $file" ;;
+        esac
+        rm -f "$root$prefix/$file"
     done
+    rm -f "$manifest"
     rmdir "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
-    echo "removed from $root$prefix; a running daemon was not stopped"
+    echo "removed from $root$prefix; a daemon that was started by hand still runs"
     exit 0
 fi
 
 [ -x "$built/bin/gcgroupfs" ] || fail "nothing is built in $built: scripts/build.sh does it"
+# Written first: what an interrupted installation leaves can be uninstalled.
+{ installed; files | while read -r _ to _; do echo "$to"; done; } |
+    sort -u | replace "$manifest" 644
 files | while read -r from to mode; do
     [ -f "$built/$from" ] || fail "$built has no $from"
     if [ "$from" = share/gcgroupfs.service ]; then
@@ -132,3 +164,13 @@ if [ "$everywhere" = yes ]; then
     fi
     echo "$list names $library"
 fi
+
+[ -z "$root" ] || exit 0
+cat <<NEXT
+next:
+  $prefix/bin/gcgroupfs doctor                    checks this machine
+  systemctl daemon-reload
+  systemctl enable --now gcgroupfs                starts the daemon; or by hand: gcgroupfs mount --allow-other
+  $prefix/bin/gcgroupfs run -- PROGRAM            runs a governed program
+to uninstall: sh $prefix/share/gcgroupfs/install.sh --uninstall
+NEXT

@@ -7,11 +7,11 @@ usage() {
     cat <<'EOF'
 usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
-  --quick    tests only: no lints, documentation, release build, fuzzing or soak
+  --quick    tests only: no lints, documentation, release build, fuzzing, soak or packages
   TEST-FILTER  passed to cargo test
 
 environment:
-  MINUTES    limit for the whole run if stdout is not a terminal (50)
+  MINUTES    limit for the whole run if stdout is not a terminal (80)
 EOF
 }
 
@@ -23,7 +23,7 @@ esac
 
 cd "$(dirname "$0")/.."
 
-end=$(($(date +%s) + ${MINUTES:-50} * 60))
+end=$(($(date +%s) + ${MINUTES:-80} * 60))
 
 step() {
     began=$(date +%s)
@@ -37,7 +37,7 @@ step() {
         timeout --kill-after=30 "$left" "$@" || status=$?
     fi
     case $status in
-        124 | 137) echo "=== ended: there were $left s left of ${MINUTES:-50} minutes" ;;
+        124 | 137) echo "=== ended: there were $left s left of ${MINUTES:-80} minutes" ;;
     esac
     echo "=== $(($(date +%s) - began)) s"
     return "$status"
@@ -87,12 +87,15 @@ fi
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
-    if have c++ "what fuzzers find in a minute"; then
+    if have c++ "what fuzzers find"; then
         if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
-            step scripts/fuzz.sh 60
+            step scripts/fuzz.sh 20
         else
-            echo "=== left out, its dependencies are out of reach: what fuzzers find in a minute"
+            echo "=== left out, its dependencies are out of reach: what fuzzers find"
         fi
     fi
     step scripts/soak.sh 3
+    if have apt-get "installation, upgrade and purge of the packages" && [ "$(id -u)" = 0 ]; then
+        step scripts/test-packages.sh
+    fi
 fi

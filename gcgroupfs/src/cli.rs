@@ -13,6 +13,7 @@ mod paths;
 mod reload;
 mod run;
 mod run_options;
+mod service;
 mod set;
 mod supervise;
 mod wait;
@@ -20,6 +21,7 @@ mod wait;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -37,7 +39,7 @@ use gcgroupfs_sys::launch;
 
 /// Cgroups for GPU processes: memory limits, freezing, scheduling and counts, by control files
 #[derive(Debug, Parser)]
-#[command(name = "gcgroupfs", version)]
+#[command(name = "gcgroupfs", version = VERSION.as_str())]
 struct Cli {
     /// The daemon's socket [default: the user's own daemon's in $XDG_RUNTIME_DIR/gcgroupfs if it answers,
     /// otherwise /run/gcgroupfs/gcgroup.sock]
@@ -46,6 +48,12 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Version, commit and version of the blocks that hooks and daemon share.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("GCGROUP_COMMIT"));
+    format!("{version} (commit {commit}, ABI {})", gcgroup_abi::VERSION)
+});
 
 /// The hook's report of coverage. Included as text, since daemon and hook never depend on each other.
 const COVERAGE: &str = include_str!("../../hook/COVERAGE.md");
@@ -110,7 +118,7 @@ commands! {
     /// Prints the table of control files, in Markdown.
     Files(Nothing) => |_, _| print(manual::table().as_bytes());
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
-    Manual(Nothing) => |_, _| print(manual::page(Cli::command()).as_bytes());
+    Manual(Manual) => |_, arguments| print_manual(&arguments);
     /// Prints how each driver function is treated: counted, held, or passed, and why.
     Coverage(Nothing) => |_, _| print(COVERAGE.as_bytes());
     /// Prints completions for a shell.
@@ -152,6 +160,13 @@ struct Replay {
     point: PathBuf,
     /// The mount's device number
     device: u64,
+}
+
+#[derive(Debug, Args)]
+struct Manual {
+    /// Write all manual pages below this directory instead, as man1/gcgroupfs.1
+    #[arg(long, value_name = "DIR")]
+    write: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -233,6 +248,13 @@ pub fn main() -> ExitCode {
     let _ = prctl::set_name(c"gcgroupfs");
     let Cli { socket, command } = Cli::parse();
     command.run(Socket(socket))
+}
+
+fn print_manual(arguments: &Manual) -> anyhow::Result<()> {
+    match &arguments.write {
+        Some(directory) => Ok(manual::pages::write(Cli::command(), directory)?),
+        None => print(manual::page(Cli::command()).as_bytes()),
+    }
 }
 
 fn completions(shell: Shell) -> Vec<u8> {

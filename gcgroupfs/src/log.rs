@@ -1,19 +1,51 @@
-//! The daemon's log on standard error, which never waits for the reader.
+//! The daemon's log, on standard error or in the journal. It never waits for the reader.
 //!
 //! The loop that serves the socket logs registrations and exits. A reader that stops reading (a pipe that is
 //! not emptied, a stopped terminal, a journal that is restarting) would stop that loop and thus all requests.
 //! Lines for which the reader has no room are dropped and counted instead.
 
-use std::io::{self, Stderr, Write};
-use std::os::fd::{AsFd, AsRawFd};
+mod fields;
+mod journald;
 
+use std::io::{self, IsTerminal, Stderr, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::Context;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::write;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+use self::fields::TextFields;
+use self::journald::Journald;
 
 /// Bytes that a pipe with any room accepts at once: PIPE_BUF, pipe(7).
 const PART: usize = 4096;
+
+/// Sends all events that pass `filter` to the journal, if the service manager has connected standard error to
+/// it, and to standard error otherwise. `journal` is the path of journald's socket.
+///
+/// # Errors
+/// The filter cannot be parsed.
+pub(crate) fn start(filter: &str, journal: PathBuf) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter).context("cannot understand --log")?;
+    let layer = match Journald::if_it_reads_stderr(journal) {
+        Some(journald) => journald.boxed(),
+        None => tracing_subscriber::fmt::layer()
+            .fmt_fields(TextFields)
+            .with_writer(Mutex::new(Log::new()))
+            .with_ansi(io::stderr().is_terminal())
+            .with_target(false)
+            .boxed(),
+    };
+    tracing_subscriber::registry().with(layer).with(filter).init();
+    Ok(())
+}
 
 /// A log with one line for each write.
 #[derive(Debug)]

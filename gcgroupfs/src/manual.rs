@@ -1,5 +1,7 @@
 //! The manual page gcgroupfs(5), and a Markdown table of the control files, made from the table of files.
 
+pub(crate) mod pages;
+
 use std::fmt::Write;
 
 use clap::Command;
@@ -14,6 +16,7 @@ const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
 
 /// Placeholders in the template.
 const FILES: &str = "@FILES@\n";
+const DATE_PLACE: &str = "@DATE@";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 const RULE_FILES: &str = "@RULE_FILES@";
 const COMMANDS: &str = "@COMMANDS@\n";
@@ -55,6 +58,7 @@ pub(crate) fn page(command: Command) -> String {
         out
     });
     TEMPLATE
+        .replace(DATE_PLACE, pages::DATE)
         .replace(FILES, &files)
         .replace(DEFAULTS_PLACE, &roff(&arbiter::sample()))
         .replace(RULE_FILES, &rule_files())
@@ -165,6 +169,7 @@ mod tests {
         assert_eq!(table.lines().count(), 2 + files::all().count());
         for placeholder in [
             FILES,
+            DATE_PLACE,
             DEFAULTS_PLACE,
             RULE_FILES,
             POLICIES,

@@ -184,6 +184,7 @@ impl<D: Duties> Helper<D> {
     }
 
     fn lose(&mut self) {
+        sys::log::line(|| "connection to the daemon lost".to_owned());
         drop(self.duties.session().connection.lock().take());
         let now = Instant::now();
         self.lost = Some(now);

@@ -178,3 +178,79 @@ fn invalid_arguments_change_nothing() {
         assert!(files(root.path()).is_empty(), "{arguments:?}");
     }
 }
+
+#[test]
+fn uninstall_works_without_the_built_tree_and_stops_the_service() {
+    let root = TempDir::new().expect("a directory");
+    let prefix = root.path().join("prefix");
+    let tools = root.path().join("tools");
+    fs::create_dir(&tools).expect("a directory");
+    // Stands for the machine's service manager, which must not be touched.
+    let unit = prefix.join("lib/systemd/system/gcgroupfs.service");
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >> {}\necho FragmentPath={}\n",
+        root.path().join("calls").display(),
+        unit.display()
+    );
+    fs::write(tools.join("systemctl"), script).expect("a file");
+    fs::set_permissions(tools.join("systemctl"), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let output = ok(&mut install(&["--prefix", prefix.to_str().expect("text")]));
+    let next = String::from_utf8_lossy(&output.stdout).into_owned();
+    let copy = prefix.join("share/gcgroupfs/install.sh");
+    assert!(
+        next.contains(&format!("sh {} --uninstall", copy.display())),
+        "{next}"
+    );
+    assert!(next.contains("systemctl enable --now gcgroupfs"), "{next}");
+    // A file that only an older version had.
+    let old = prefix.join("bin/gc-old");
+    fs::write(&old, "").expect("a file");
+    let manifest = prefix.join("share/gcgroupfs/installed");
+    let list = fs::read_to_string(&manifest).expect("the list exists");
+    fs::write(&manifest, format!("{list}bin/gc-old\n")).expect("a file");
+
+    let path = format!(
+        "{}:{}",
+        tools.display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    ok(Command::new("sh")
+        .arg(&copy)
+        .arg("--uninstall")
+        .env("PATH", path)
+        .env_remove("DESTDIR"));
+    assert!(files(&prefix).is_empty(), "{:?}", files(&prefix));
+    let calls = fs::read_to_string(root.path().join("calls")).expect("systemctl was called");
+    assert!(calls.contains("disable --now gcgroupfs.service"), "{calls}");
+}
+
+#[test]
+fn manual_pages_are_well_formed() {
+    let dist = artifacts().dist().join("share/man");
+    let pages = files(&dist);
+    let names: BTreeSet<String> = pages
+        .iter()
+        .filter_map(|page| Some(page.file_name()?.to_str()?.to_owned()))
+        .collect();
+    for entry in fs::read_dir(artifacts().dist().join("bin")).expect("the programs") {
+        let name = entry.expect("an entry").file_name().into_string().expect("text");
+        // The benchmark's program is not installed.
+        assert!(
+            name == "gcgroup-contention" || names.contains(&format!("{name}.1")),
+            "{name}: {names:?}"
+        );
+    }
+    for page in &pages {
+        let mut lint = Command::new("mandoc");
+        let output = lint
+            .args(["-T", "lint", "-W", "error"])
+            .arg(dist.join(page))
+            .output()
+            .expect("mandoc runs");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+}

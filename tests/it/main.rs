@@ -101,6 +101,8 @@ mod liars;
 #[cfg(test)]
 mod load;
 #[cfg(test)]
+mod logging;
+#[cfg(test)]
 mod lookups;
 #[cfg(test)]
 mod memory_gone;
@@ -160,6 +162,8 @@ mod runtime_library;
 mod scarce;
 #[cfg(test)]
 mod scripts;
+#[cfg(test)]
+mod service;
 #[cfg(test)]
 mod several_gpus;
 #[cfg(test)]

@@ -356,9 +356,9 @@ impl Filesystem for Adapter {
             Some(_) => return reply.error(errno(&Error::FixedShape)),
             None => {}
         }
-        let (name, again) = (name.to_owned(), is_again(request));
+        let (name, again, caller) = (name.to_owned(), is_again(request), caller(request));
         self.stores.push(request.uid(), move |nodes| {
-            match guarded(|| nodes.remove_group(parent, &name, again)) {
+            match guarded(|| nodes.remove_group(caller, (parent, &name), again)) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
             }

@@ -211,16 +211,21 @@ impl Nodes {
 
     /// Removes a group from a directory that the kernel lets the caller write. `is_again`: the request is
     /// resent, so an earlier daemon may have done it without answering.
-    pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr, is_again: bool) -> Result<()> {
+    pub(super) fn remove_group(
+        &self,
+        caller: Caller,
+        (parent, name): (INodeNo, &OsStr),
+        is_again: bool,
+    ) -> Result<()> {
         let Node::Dir(parent) = self.node(parent)? else {
             return Err(Error::NotDirectory);
         };
         let name = name.to_str().ok_or(Error::NotFound)?;
-        let mut removed = self.tree.remove_group(parent, name);
+        let mut removed = file::remove_group(&self.tree, caller, parent, name);
         if matches!(removed, Err(Error::NotEmpty)) {
             // Its last process may have ended, and been waited for, before the server has noticed.
             self.notice_ends();
-            removed = self.tree.remove_group(parent, name);
+            removed = file::remove_group(&self.tree, caller, parent, name);
         }
         match removed {
             Ok(change) => self.tree.finish(change.through_mount()),
@@ -242,7 +247,7 @@ impl Nodes {
             return Err(Error::FixedShape);
         };
         let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
-        let change = self.tree.set_access(directory, caller, owner, mode)?;
+        let change = file::set_access(&self.tree, directory, caller, owner, mode)?;
         self.tree.finish(change);
         self.attributes(Node::Dir(directory))
     }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use gcgroup_abi::Pressure;
 
 use crate::error::{Error, Result};
-use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
+use crate::tree::{Action, Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
-    make_transient_group, resolve_if,
+    make_transient_group, remove_group, resolve_if, set_access,
 };
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]
@@ -263,7 +263,26 @@ impl ControlFile {
         if self.is_pressure() {
             self.trigger(tree, directory, caller, data)?;
         }
-        tree.edit(directory, caller, |edit| self.io.store(edit, text))
+        let mut by_user = None;
+        let change = tree.edit(directory, caller, |edit| {
+            let old = self.text_for_log(edit);
+            self.io.store(edit, text)?;
+            let new = self.text_for_log(edit);
+            if old.is_none() || old != new {
+                let new = new.unwrap_or_else(|| text.to_owned());
+                let file = self.name;
+                by_user = Some(edit.user_change(Action::Write { file, old, new }));
+            }
+            Ok(())
+        })?;
+        Ok(change.by_user(by_user))
+    }
+
+    /// Returns the contents as one line for the log; `None` if they are a list or cannot be read.
+    fn text_for_log(&self, edit: &Edit<'_>) -> Option<String> {
+        let is_page = matches!(self.contents, Contents::Page) && self.mode() & 0o400 != 0;
+        let view = is_page.then(|| edit.view().ok()).flatten()?;
+        Some(self.io.show(&view).ok()?.trim_end().replace('\n', "; "))
     }
 
     /// Returns whether a write makes a trigger, and poll(2) waits for its events.

@@ -6,6 +6,7 @@
 #![doc = include_str!("tree/groups.md")]
 
 mod access;
+mod activity;
 mod arbitration;
 mod change;
 mod claims;
@@ -49,6 +50,7 @@ mod transient;
 mod ungoverned;
 mod unmanaged;
 mod untrusted;
+mod user_change;
 mod view;
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]
@@ -69,6 +71,7 @@ use crate::arbiter::Policy;
 use crate::error::Result;
 use crate::user_counts::UserCounts;
 
+pub use activity::{Activity, DeviceActivity};
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use change::Change;
 pub use contexts::{ContextRequest, Measured};
@@ -96,6 +99,7 @@ pub use sums::{Sums, Swapped, all_counters};
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
+pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
 
 /// Largest `compute.priority`, which is the lowest priority.

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tracing::info;
+use tracing::warn;
 
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::tree::{Reason, Unmanaged};
@@ -91,7 +91,12 @@ impl Audit {
                 }
             };
             if self.log_limit.allows(uid, Instant::now()) {
-                info!("{pid} ({comm}) of user {uid} {does}");
+                warn!(
+                    PID = pid,
+                    UID = uid,
+                    GPU = device,
+                    "{pid} ({comm}) of user {uid} {does}"
+                );
             }
             SystemTime::now()
                 .duration_since(UNIX_EPOCH)

@@ -46,6 +46,7 @@ impl LogLimit {
     pub(crate) fn sum_up(&mut self, now: Instant) -> Option<Duration> {
         for (uid, nr) in self.take_over(now) {
             info!(
+                UID = uid,
                 "{nr} more lines about processes of user {uid} within {} s",
                 PERIOD.as_secs()
             );

@@ -7,6 +7,7 @@
 #![doc = include_str!("socket/takeover.md")]
 
 mod accept;
+mod activity_log;
 pub mod answer;
 mod awaited_members;
 mod bells;
@@ -43,6 +44,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::{MsgFlags, send};
 use tracing::warn;
 
+use self::activity_log::ActivityLog;
 use self::bells::Bells;
 use self::connections::Connections;
 use self::ends::EndsWaker;
@@ -164,6 +166,8 @@ impl Server {
         tree.listen(Arc::new(EndsWaker::new(waker.try_clone()?)));
         let kills = Arc::new(Kills::default());
         tree.listen(Arc::new(KillWaker::new(kills.clone(), waker.try_clone()?)));
+        let activity_log = Arc::new(ActivityLog::new(&tree));
+        tree.listen(activity_log.clone());
         show_condition(&tree, &journal);
         tree.listen(Arc::new(JournalListener::new(
             &tree,
@@ -179,6 +183,7 @@ impl Server {
             journal: journal.clone(),
             grace_msec,
             records,
+            activity_log,
         });
         let mut last_number = 0;
         registry.watch_unregistered(|| {

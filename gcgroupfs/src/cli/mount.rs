@@ -1,15 +1,12 @@
 //! `gcgroupfs mount`: the daemon, from its start to its end.
 
-use std::env;
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -19,12 +16,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
-use super::{paths, supervise};
+use super::service::Watchdog;
+use super::{paths, service, supervise};
 use crate::config;
-use crate::log::Log;
+use crate::log::{self, Log};
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
 use gcgroupfs_fuse::supervisor_state::Inheritance;
@@ -78,6 +75,9 @@ pub(super) struct Arguments {
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
+    /// Socket of systemd-journald
+    #[arg(long, hide = true, default_value = "/run/systemd/journal/socket")]
+    journal_socket: PathBuf,
 }
 
 fn policies() -> impl TypedValueParser<Value = &'static Policy> {
@@ -110,12 +110,7 @@ impl Arguments {
 /// # Errors
 /// The socket, the state file or the mount is not available, or the mount's connection was aborted.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
-        .with_writer(Mutex::new(Log::new()))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::start(&arguments.log, arguments.journal_socket.clone())?;
     raise_descriptor_limit();
     survive_file_limit()?;
     // Descriptors inherited from the parent process are not passed on (Linux 5.11; our own are closed on exec
@@ -228,10 +223,12 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         let mounted = show(mount, tree, launcher, stop.clone()).with_context(cannot)?;
         format!("{}, ", shown.insert(mounted).mount.point().display())
     };
-    tell_ready();
+    service::ready();
     let ready = format!("gcgroupfs: ready: {place}socket {}\n", socket.display());
     Log::new().write_all(ready.as_bytes())?;
+    let mut watchdog = Watchdog::from_environment();
     server.run(|| {
+        watchdog.reset();
         reload.if_asked();
         if let Some(shown) = &mut shown {
             shown.watch.look(Instant::now());
@@ -239,6 +236,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         !stop.is_asked()
     })?;
     info!("stopping");
+    service::stopping();
     drop(shown);
     if stop.has_failed() {
         bail!("the mount has failed");
@@ -380,25 +378,5 @@ impl Stop {
 
     fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
-    }
-}
-
-/// Notifies a service manager that the daemon serves.
-pub(super) fn tell_ready() {
-    notify("READY=1");
-}
-
-/// Sends a notification to the service manager that started this process, as sd_notify(3) does.
-pub(super) fn notify(text: &str) {
-    let Some(path) = env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let address = match path.as_bytes().split_first() {
-        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
-        _ => SocketAddr::from_pathname(&path),
-    };
-    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
-    if let Err(error) = told {
-        warn!("cannot tell {} {text:?}: {error}", path.to_string_lossy());
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
+use super::service;
 use crate::config::{Config, Source};
 use gcgroupfs_fuse::supervisor_state::Note;
 use gcgroupfs_model::arbiter::{Policy, Settings};
@@ -69,11 +70,16 @@ impl Reload {
         if !self.asked.swap(false, Relaxed) {
             return;
         }
+        service::reloading();
         let parts = self.parts.clone();
         let started = thread::Builder::new()
             .name("configuration".to_owned())
-            .spawn(move || parts.lock().read());
+            .spawn(move || {
+                parts.lock().read();
+                service::ready();
+            });
         if let Err(error) = started {
+            service::ready();
             warn!("the configuration stays as it was: {error}");
         }
     }

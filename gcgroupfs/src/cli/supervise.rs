@@ -26,6 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{info, warn};
 
 use self::restarts::{Life, Restarts};
+use super::service::{self, Watchdog};
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::Mount;
 use gcgroupfs_fuse::supervisor_state::SupervisorState;
@@ -98,8 +99,9 @@ pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Res
     let mut state = SupervisorState::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
-    super::mount::tell_ready();
+    service::ready();
     let result = follow(&mut state, &mut ends, socket, &mut signals);
+    service::stopping();
     // It finds waiting requests through the mount.
     helper.stop(|| drop(state));
     if let Err(error) = ends.mount.unmount() {
@@ -260,7 +262,10 @@ impl Daemon {
         let pidfd = sys::pidfd_open(pid.as_raw())?;
         let mut due = Due::Answer(Instant::now() + BEGINNING);
         loop {
-            let next = ends.next_look().map_or(due.when(), |look| look.min(due.when()));
+            // A daemon that does not answer is replaced by this loop, so the loop is what must not hang.
+            signals.watchdog.reset();
+            let times = [Some(due.when()), ends.next_look(), signals.watchdog.next()];
+            let next = times.into_iter().flatten().min().unwrap_or(due.when());
             let left = next.saturating_duration_since(Instant::now());
             let mut watched = vec![
                 PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
@@ -280,7 +285,14 @@ impl Daemon {
             }
             if let Some(signal) = signals.take() {
                 info!("passing on {signal}");
+                let is_reload = signal == Signal::SIGHUP;
+                if is_reload {
+                    service::reloading();
+                }
                 let _ = kill(pid, signal);
+                if is_reload {
+                    service::ready();
+                }
                 if signal == Signal::SIGTERM && !matches!(due, Due::End(_)) {
                     due = Due::End(Instant::now() + ENDING);
                 }
@@ -358,6 +370,7 @@ struct Signals {
     end: Arc<AtomicBool>,
     reload: Arc<AtomicBool>,
     woken: UnixStream,
+    watchdog: Watchdog,
 }
 
 impl Signals {
@@ -370,7 +383,12 @@ impl Signals {
             signal_hook::flag::register(signal, flag.clone())?;
             signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
         }
-        Ok(Self { end, reload, woken })
+        Ok(Self {
+            end,
+            reload,
+            woken,
+            watchdog: Watchdog::from_environment(),
+        })
     }
 
     fn is_end_asked(&self) -> bool {

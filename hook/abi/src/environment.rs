@@ -64,6 +64,10 @@ variables! {
     /// Bytes of host memory, or max, that are made before a move is asked for, while the host has plenty. A
     /// move then takes as long as its copies; making host memory takes several times as long.
     GCGROUP_SWAP_AHEAD = "SIZE", "hook";
+    /// File to which the hook appends a line for each registration with the daemon and its loss, each refused
+    /// allocation, each completed freeze and each move. It must be a regular file or absent, not a symbolic
+    /// link; it is made with mode 0600.
+    GCGROUP_LOG = "FILE", "hook";
     /// File that is read in place of /proc/meminfo, for tests.
     GCGROUP_MEMINFO = "FILE", "hook";
 }

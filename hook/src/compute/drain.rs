@@ -20,7 +20,7 @@ use crate::driver;
 use crate::driver::cuda::CUerror;
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
-use crate::sys;
+use crate::sys::{self, log};
 
 /// First interval between checks; it grows.
 const SOON: Duration = Duration::from_micros(20);
@@ -172,7 +172,11 @@ impl Device {
             return false;
         };
         usage.drain_error.store(0, Relaxed);
-        usage.report_drained(control, self.generation)
+        let is_drained = usage.report_drained(control, self.generation);
+        if is_drained {
+            log::line(|| format!("frozen on GPU {index}: submitted work has completed"));
+        }
+        is_drained
     }
 }
 

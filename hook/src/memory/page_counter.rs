@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use crate::shared::counters::Counts;
+use crate::sys::log;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
 pub(crate) use sums::Sums;
@@ -52,6 +53,15 @@ impl Full {
         if let Some(device) = usage.devices.get(index) {
             device.refused_bytes.store(bytes, Relaxed);
         }
+        log::line(|| match self {
+            Self::Device(index) => {
+                format!("allocation of {bytes} bytes on GPU {index} refused: its memory.limit")
+            }
+            Self::Process => format!("allocation of {bytes} bytes refused: memory.limit of the process"),
+            Self::Group(index) => {
+                format!("allocation of {bytes} bytes on GPU {index} refused: memory.limit of a group")
+            }
+        });
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
             Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),

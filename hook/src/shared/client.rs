@@ -39,6 +39,17 @@ impl Refusal {
         matches!(self, Self::Version(_) | Self::Forbidden(_)) || self.is_for_permission()
     }
 
+    /// Returns a number that tells reasons apart, above 1.
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Absent => 2,
+            Self::Unanswered => 3,
+            Self::NoDescriptor => 4,
+            Self::Version(_) => 5,
+            Self::Refused(errno) => errno.saturating_add(6),
+        }
+    }
+
     /// Returns whether a listening daemon may admit the process on a retry.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Unanswered)

@@ -3,8 +3,8 @@
 use std::ffi::{OsStr, OsString};
 
 use gcgroup_abi::environment::{
-    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_REQUIRED, GCGROUP_SOCKET,
-    GCGROUP_SWAP, Variable,
+    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_LOG, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_REQUIRED,
+    GCGROUP_SOCKET, GCGROUP_SWAP, Variable,
 };
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
@@ -19,6 +19,8 @@ pub(crate) struct Options {
     pub(crate) refuses_swap: bool,
     /// Whether CUDA is refused unless a daemon governs the process in the requested group.
     pub(crate) required: bool,
+    /// File of the hook's log.
+    pub(crate) log: Option<OsString>,
 }
 
 impl Options {
@@ -55,6 +57,7 @@ impl Options {
             },
             refuses_swap,
             required: is_set(GCGROUP_REQUIRED),
+            log: get(GCGROUP_LOG.name).filter(|path| !path.is_empty()),
         }
     }
 }

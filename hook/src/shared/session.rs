@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use gcgroup_abi::message::Hello;
@@ -16,6 +16,7 @@ use super::environment::Options;
 use super::line::Line;
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::log;
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -35,6 +36,8 @@ pub(crate) struct Session {
     /// Whether the last attempt to register failed for want of a descriptor.
     lacks_descriptor: AtomicBool,
     has_lost_root: AtomicBool,
+    /// Outcome of the last attempt to register, for the log.
+    last_outcome: AtomicU32,
 }
 
 impl Session {
@@ -43,6 +46,9 @@ impl Session {
     /// # Errors
     /// There is no memory for the blocks.
     pub(crate) fn new(options: Options) -> io::Result<Self> {
+        if let Some(path) = &options.log {
+            log::start(path);
+        }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
         blocks.usage().asks_to_swap.store(1, Relaxed);
@@ -57,6 +63,7 @@ impl Session {
             has_complained: AtomicBool::new(false),
             lacks_descriptor: AtomicBool::new(false),
             has_lost_root: AtomicBool::new(false),
+            last_outcome: AtomicU32::new(0),
         })
     }
 
@@ -99,6 +106,7 @@ impl Session {
             .unwrap_or_else(|error| Err(self.excuse(error)));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
         self.complain_of(answer.as_ref().err());
+        self.log_outcome(answer.as_ref().err());
         answer
     }
 
@@ -109,6 +117,19 @@ impl Session {
             client::excuse(&self.options.socket, &self.options.hello);
         }
         refusal
+    }
+
+    /// Logs the outcome of an attempt to register, unless the last one had the same.
+    fn log_outcome(&self, refusal: Option<&Refusal>) {
+        let number = refusal.map_or(1, Refusal::number);
+        if self.last_outcome.swap(number, Relaxed) == number && refusal.is_some() {
+            return;
+        }
+        let socket = self.options.socket.to_string_lossy();
+        log::line(|| match refusal {
+            None => format!("governed by the daemon at {socket}"),
+            Some(refusal) => format!("not registered with {socket}: {refusal:?}"),
+        });
     }
 
     fn govern(&self, connection: Descriptor, control: &Descriptor) -> Result<Descriptor, Refusal> {
@@ -227,6 +248,7 @@ impl Session {
             },
             refuses_swap: false,
             required: false,
+            log: None,
         };
         Box::leak(Box::new(Self::new(options).unwrap()))
     }

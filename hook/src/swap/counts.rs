@@ -11,6 +11,7 @@ use super::Swap;
 use super::block::Where;
 use super::task::blocks;
 use crate::shared::device::LocalDevice;
+use crate::sys::log;
 
 /// Result of a move.
 #[derive(Debug, Clone, Copy)]
@@ -76,12 +77,20 @@ impl Counted {
 impl Swap {
     /// Counts the outcome of a move of a device.
     pub(super) fn count_swap(&self, local: LocalDevice, outcome: Outcome) {
+        let index = self.session.devices.index(local);
+        log::line(|| match outcome {
+            Outcome::Moved(Where::Host, bytes) => format!("moved {bytes} bytes from GPU {index} to the host"),
+            Outcome::Moved(Where::Device, bytes) => {
+                format!("moved {bytes} bytes from the host to GPU {index}")
+            }
+            Outcome::Failed => format!("move failed on GPU {index}"),
+        });
         let mut all = self.counts.0.lock();
         let Some(counted) = all.get_mut(usize::from(local.number())) else {
             return;
         };
         let devices = &self.usage().devices;
-        counted.follow(devices, self.session.devices.index(local));
+        counted.follow(devices, index);
         if let Some(usage) = devices.get(counted.index) {
             let each = words(usage).into_iter().zip(&mut counted.numbers);
             for ((word, mine), number) in each.zip(outcome.numbers()) {

@@ -1,6 +1,6 @@
 //! System calls of the hook: threads, futexes, barriers, waits.
 //!
-//! All other system calls are in `mapping`, `descriptor` and `client` (sockets).
+//! All other system calls are in `mapping`, `descriptor`, `log` and `client` (sockets).
 
 use std::ffi::{CStr, OsString, c_int, c_long, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 pub(crate) mod descriptor;
+pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod own;
 
@@ -233,8 +234,10 @@ pub(crate) fn barrier() {
     page.protect();
 }
 
-/// Writes one line to standard error. Not `eprintln`, whose lock may be held in a forked child.
+/// Writes one line to standard error, and to the log. Not `eprintln`, whose lock may be held in a forked
+/// child.
 pub(crate) fn complain(line: &str) {
+    log::line(|| line.to_owned());
     let text = format!("gcgroup: {line}\n");
     // SAFETY: the text outlives the call.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };

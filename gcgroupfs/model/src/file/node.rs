@@ -4,7 +4,8 @@ use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::tree::{
-    Access, Change, Directory, GroupId, MAX_DEPTH, NewGroup, Owner, Transient, Tree, check_name,
+    Access, Action, Caller, Change, Directory, GroupId, MAX_DEPTH, NewGroup, Owner, Transient, Tree,
+    check_name,
 };
 
 /// A directory or a file.
@@ -33,7 +34,37 @@ pub struct Attributes {
 pub fn make_group(tree: &Tree, new: &NewGroup<'_>) -> Result<(Directory, Change)> {
     check_free(tree, new.parent, new.name)?;
     let (id, change) = tree.make_group(new)?;
-    Ok((Directory::group(id), change))
+    let made = Directory::group(id);
+    let by_user = tree.user_change(new.caller, made, Action::Make);
+    Ok((made, change.by_user(Some(by_user))))
+}
+
+/// Removes a group. The adapter has checked the caller's right to change the parent.
+///
+/// # Errors
+/// As [`Tree::remove_group`].
+pub fn remove_group(tree: &Tree, caller: Caller, parent: Directory, name: &str) -> Result<Change> {
+    let directory = tree.subdirectory(parent, name)?;
+    let by_user = tree.user_change(caller, directory, Action::Remove);
+    Ok(tree.remove_group(parent, name)?.by_user(Some(by_user)))
+}
+
+/// Changes owner and mode of a directory.
+///
+/// # Errors
+/// As [`Tree::set_access`].
+pub fn set_access(
+    tree: &Tree,
+    directory: Directory,
+    caller: Caller,
+    owner: (Option<u32>, Option<u32>),
+    mode: Option<u16>,
+) -> Result<Change> {
+    let old = tree.access(directory)?;
+    let change = tree.set_access(directory, caller, owner, mode)?;
+    let new = tree.access(directory)?;
+    let by_user = tree.user_change(caller, directory, Action::SetAccess { old, new });
+    Ok(change.by_user((new != old).then_some(by_user)))
 }
 
 /// Makes a group that is removed with its last member. An existing group is returned unchanged.

@@ -1,6 +1,6 @@
 //! Changes: the consequences of what a user has requested, for the caller to carry out.
 
-use super::{Notice, State, Tree};
+use super::{Notice, State, Tree, UserChange};
 
 /// Consequences of a requested change. The change itself is in force: blocks and gates were stored under the
 /// tree's lock.
@@ -15,6 +15,7 @@ pub struct Change {
     immediate: Vec<Notice>,
     /// Records that must be in the journal before the request is answered.
     durable: Vec<Notice>,
+    by_user: Option<Box<UserChange>>,
 }
 
 impl Change {
@@ -24,7 +25,14 @@ impl Change {
         Self {
             durable: durable.cloned().collect(),
             immediate,
+            by_user: None,
         }
+    }
+
+    /// Adds who requested the change, for the log.
+    pub(crate) fn by_user(mut self, change: Option<UserChange>) -> Self {
+        self.by_user = change.map(Box::new);
+        self
     }
 
     /// Returns a change that has no consequences.
@@ -55,6 +63,12 @@ impl Tree {
     /// Tells the listeners that never wait, and returns the rest of the change.
     pub fn announce(&self, mut change: Change) -> Change {
         self.deliver(&std::mem::take(&mut change.immediate), false);
+        if let Some(by_user) = change.by_user.take() {
+            let listeners = self.listeners.read_recursive();
+            listeners
+                .iter()
+                .for_each(|listener| listener.user_change(&by_user));
+        }
         change
     }
 

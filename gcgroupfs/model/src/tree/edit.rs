@@ -2,7 +2,10 @@
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_PRIORITY, Setting, Value};
-use super::{Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, enforce};
+use super::{
+    Action, Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, UserChange,
+    View, enforce,
+};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 use crate::text::parse_size;
@@ -33,6 +36,19 @@ impl<'a> Edit<'a> {
             caller,
             notices: Vec::new(),
         }
+    }
+
+    /// Returns the state as seen from this directory.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn view(&self) -> Result<View<'_>> {
+        Ok(View::new(self.state, self.state.scope(self.directory)?))
+    }
+
+    /// Describes the change, for the log.
+    pub(crate) fn user_change(&self, action: Action) -> UserChange {
+        self.state.user_change(self.caller, self.directory, action)
     }
 
     pub(super) fn into_notices(self) -> Vec<Notice> {

@@ -1,6 +1,6 @@
 //! Notices of the tree to its listeners.
 
-use super::{Directory, GroupId, ProcessId, Saved};
+use super::{Directory, GroupId, ProcessId, Saved, UserChange};
 
 /// A change that the tree cannot act on itself. Delivered after the lock has been released, so two notices
 /// may overtake each other: a listener must look in the tree for the current state.
@@ -88,6 +88,9 @@ pub trait Listener: Send + Sync {
     fn notices(&self, notices: &[Notice]) {
         notices.iter().for_each(|notice| self.notice(notice));
     }
+
+    /// Receives what a user has requested, once it is in force. Must not wait.
+    fn user_change(&self, _: &UserChange) {}
 
     /// Returns whether the listener may wait for a disk. Then it is called on a thread that can wait,
     /// possibly with notices of records alone.

@@ -122,7 +122,7 @@ fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
     match file::lookup(tree, parent, name)? {
         Node::Dir(_) => {
-            tree.finish(tree.remove_group(parent, name)?);
+            tree.finish(file::remove_group(tree, asker.caller(), parent, name)?);
             Ok(())
         }
         Node::File(..) => Err(Error::NotDirectory),

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::first::FirstRegistration;
 use self::killed::Killed;
+use super::activity_log::ActivityLog;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
 use super::initial_group::Credentials;
@@ -47,6 +48,7 @@ pub(super) struct Registry {
     awaited: AwaitedMembers,
     killed: Killed,
     log_limit: LogLimit,
+    activity_log: Arc<ActivityLog>,
 }
 
 /// Result of a registration.
@@ -72,6 +74,7 @@ pub(super) struct Options {
     pub grace_msec: u32,
     /// Records of the journal.
     pub records: BTreeMap<Key, Saved>,
+    pub activity_log: Arc<ActivityLog>,
 }
 
 impl Registry {
@@ -82,6 +85,7 @@ impl Registry {
             unregistered: Unregistered::new(options.tree.clone(), options.records),
             killed: Killed::default(),
             log_limit: LogLimit::default(),
+            activity_log: options.activity_log,
             tree: options.tree,
             bells: options.bells,
             journal: options.journal,
@@ -214,12 +218,16 @@ impl Registry {
             gid,
             comm: stat.comm,
         };
-        let place = match self.tree.path(saved.group).as_str() {
+        let path = self.tree.path(saved.group);
+        let place = match path.as_str() {
             "" => String::new(),
             path => format!(" {path:?}"),
         };
         if self.may_log_of(uid) {
             info!(
+                PID = identity.pid,
+                UID = identity.uid,
+                GROUP = %format_args!("/{path}"),
                 "{} ({}) of user {} joined{place}",
                 identity.pid, identity.comm, identity.uid
             );
@@ -271,7 +279,7 @@ impl Registry {
         self.bells.mute(id);
         if known.is_same_program() {
             if self.log_limit.allows(known.uid(), Instant::now()) {
-                info!("{pid}: connection to its hook lost");
+                warn!(PID = pid, UID = known.uid(), "{pid}: connection to its hook lost");
             }
             self.tree.set_hook(id, false);
         } else {
@@ -296,7 +304,8 @@ impl Registry {
             }
         }
         let is_any_lost = self.tend_lost();
-        let later = self.log_limit.sum_up(now);
+        let sums = [self.log_limit.sum_up(now), self.activity_log.sum_up(now)];
+        let later = sums.into_iter().flatten().min();
         self.awaited
             .is_any()
             .then_some(TICK)
@@ -350,7 +359,13 @@ impl Registry {
         if let Some(identity) = self.tree.identity(registration.id)
             && self.log_limit.allows(identity.uid, Instant::now())
         {
-            info!("{} ({}) left", identity.pid, identity.comm);
+            info!(
+                PID = identity.pid,
+                UID = identity.uid,
+                "{} ({}) left",
+                identity.pid,
+                identity.comm
+            );
         }
         // Stored before the counts appear as those of an ended program, so that a daemon killed then has
         // shown nothing that the next one does not know.

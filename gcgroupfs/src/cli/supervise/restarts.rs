@@ -9,7 +9,7 @@ use nix::libc::SIGKILL;
 use tracing::{info, warn};
 
 use super::Signals;
-use crate::cli::mount;
+use crate::cli::service;
 
 /// A daemon that served for longer and was killed from outside is replaced at once.
 const SHORT: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ impl Restarts {
         if self.nr > 1 {
             let told = format!("{end}, {} in a row; starting another in {pause:?}", self.nr);
             warn!("{told}");
-            mount::notify(&format!("STATUS={told}"));
+            service::status(&told);
         } else {
             warn!("{end}; starting another");
         }
@@ -100,7 +100,7 @@ impl Restarts {
 /// Reports that a daemon serves after others have failed.
 pub(super) fn tell_served(nr_failed: u32) {
     info!("the daemon serves again after {nr_failed} failures");
-    mount::notify("STATUS=");
+    service::status("");
 }
 
 /// Returns how many processes the kernel has killed for lack of memory, in the memory cgroup or the whole

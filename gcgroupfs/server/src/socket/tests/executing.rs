@@ -46,6 +46,7 @@ impl<'w> Executing<'w> {
             journal: Arc::new(journal),
             grace_msec: 5000,
             records,
+            activity_log: Arc::new(ActivityLog::new(&world.tree)),
         });
         Self {
             world,

@@ -243,6 +243,7 @@ fn one_user_cannot_take_all_directories() {
         journal: Arc::new(journal),
         grace_msec: 5000,
         records: saved,
+        activity_log: Arc::new(ActivityLog::new(&tree)),
     });
     let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
     // Pids that no process has: kernel.pid_max is 2^22 at most.

@@ -123,6 +123,7 @@ fn killed_process_leaves_no_directory() {
         journal,
         grace_msec: 0,
         records,
+        activity_log: Arc::new(ActivityLog::new(&world.tree)),
     });
     let peer = process::Peer {
         pid: child.id(),

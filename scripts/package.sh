@@ -1,0 +1,164 @@
+#!/bin/sh
+# Makes packages from the tree that scripts/build.sh has built, which it builds if there is none:
+#
+#   gcgroupfs_VERSION_ARCH.deb       daemon, command line, scripts, manual pages, service
+#   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
+#   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
+#   SHA256SUMS
+#
+# Needs dpkg-deb and dpkg-shlibdeps (Debian's dpkg-dev), and no network.
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/package.sh OUT
+
+  OUT   directory of the packages; made if it does not exist
+
+environment:
+  DIST                   built tree (<repository>/target/dist)
+  PACKAGE_COMPRESSION    of the packages, as dpkg-deb -Z has it (xz)
+  PACKAGE_VERSION        version of the packages (that of Cargo.toml)
+  DEBFULLNAME, DEBEMAIL  maintainer of the packages
+  SOURCE_DATE_EPOCH      timestamp of all files (that of CHANGELOG.md)
+EOF
+}
+
+case ${1-} in
+    -h | --help) usage; exit 0 ;;
+    -* | '') usage >&2; exit 2 ;;
+esac
+[ $# = 1 ] || { usage >&2; exit 2; }
+
+fail() {
+    echo "package.sh: $*" >&2
+    exit 1
+}
+
+repo=$(cd "$(dirname "$0")/.." && pwd -P)
+mkdir -p "$1"
+out=$(cd "$1" && pwd -P)
+cd "$repo"
+command -v dpkg-shlibdeps > /dev/null || fail "dpkg-shlibdeps is missing: apt-get install dpkg-dev"
+dist=${DIST:-$repo/target/dist}
+[ -x "$dist/bin/gcgroupfs" ] || DIST=$dist scripts/build.sh
+
+version=${PACKAGE_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)}
+epoch=${SOURCE_DATE_EPOCH:-$(stat -c %Y CHANGELOG.md)}
+arch=$(dpkg --print-architecture)
+maintainer="${DEBFULLNAME:-gcgroupfs maintainers} <${DEBEMAIL:-maintainers@gcgroupfs.invalid}>"
+export SOURCE_DATE_EPOCH="$epoch"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+umask 022
+
+# The same files as install.sh installs, in Debian's places.
+DESTDIR=$work/all "$dist/install.sh" --prefix /usr > /dev/null
+all=$work/all/usr
+rm "$all/share/gcgroupfs/install.sh" "$all/share/gcgroupfs/installed"
+mkdir -p "$all/share/zsh/vendor-completions" "$all/share/doc/gcgroupfs/examples"
+mv "$all/share/zsh/site-functions/_gcgroupfs" "$all/share/zsh/vendor-completions"
+rmdir "$all/share/zsh/site-functions"
+mv "$all/share/doc/gcgroupfs/gcgroupfs.toml" "$all/share/doc/gcgroupfs/examples"
+gzip -9n "$all"/share/man/man*/*
+mkdir -p "$work/all/lib/systemd"
+mv "$all/lib/systemd/system" "$work/all/lib/systemd/system"
+rmdir "$all/lib/systemd"
+strip --strip-unneeded --remove-section=.comment "$all"/lib/libgcgroup*.so "$all"/bin/gcgroup*
+chmod 644 "$all"/lib/libgcgroup*.so
+
+lib=$work/libgcgroup
+mkdir -p "$lib/usr/lib"
+mv "$all"/lib/libgcgroup*.so "$lib/usr/lib"
+rmdir "$all/lib"
+mv "$work/all" "$work/gcgroupfs"
+
+# shlibs FILE...: prints the packages that they need.
+shlibs() {
+    mkdir -p "$work/source/debian"
+    printf 'Source: gcgroupfs\n\nPackage: gcgroupfs\nArchitecture: any\n' > "$work/source/debian/control"
+    # Libraries that are not linked with libc, as libgcgroup.so, are warned about.
+    (cd "$work/source" && dpkg-shlibdeps --ignore-missing-info -O "$@" 2> "$work/warnings") |
+        sed -n 's/^shlibs:Depends=//p'
+}
+
+# document PACKAGE: adds copyright and changelog.
+document() {
+    docs=$work/$1/usr/share/doc/$1
+    mkdir -p "$docs"
+    {
+        echo "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"
+        echo "Upstream-Name: gcgroupfs"
+        printf '\nFiles: *\nCopyright: 2026 the authors of gcgroupfs, and of the Rust crates in Cargo.lock\n'
+        printf 'License: Apache-2.0 or Expat\n\nLicense: Apache-2.0\n'
+        echo " On Debian systems: /usr/share/common-licenses/Apache-2.0"
+        printf '\nLicense: Expat\n'
+        sed 's/^$/./; s/^/ /' LICENSE-MIT
+    } > "$docs/copyright"
+    {
+        printf 'gcgroupfs (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n' "$version"
+        printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$epoch")"
+    } | gzip -9n > "$docs/changelog.gz"
+}
+
+# control PACKAGE: reads the rest of the control file from stdin, and adds the maintainer's scripts.
+control() {
+    mkdir -p "$work/$1/DEBIAN" "$work/$1/usr/share/lintian/overrides"
+    {
+        printf 'Package: %s\nSource: gcgroupfs\nVersion: %s\nArchitecture: %s\n' "$1" "$version" "$arch"
+        printf 'Maintainer: %s\nPriority: optional\n' "$maintainer"
+        printf 'Installed-Size: %s\n' "$(du -sk --apparent-size "$work/$1" | cut -f1)"
+        cat
+    } > "$work/$1/DEBIAN/control"
+    for script in "scripts/debian/$1".*; do
+        case $script in
+            *.overrides) install -m 644 "$script" "$work/$1/usr/share/lintian/overrides/$1" ;;
+            *) install -m 755 "$script" "$work/$1/DEBIAN/${script##*.}" ;;
+        esac
+    done
+    (cd "$work/$1" && find . -type f ! -path './DEBIAN/*' -printf '%P\n' | sort | xargs md5sum) \
+        > "$work/$1/DEBIAN/md5sums"
+    chmod 644 "$work/$1/DEBIAN/md5sums" "$work/$1/DEBIAN/control"
+    find "$work/$1" -exec touch -h -d "@$epoch" {} +
+    dpkg-deb --root-owner-group "-Z${PACKAGE_COMPRESSION:-xz}" --build "$work/$1" "$out" > /dev/null
+}
+
+document libgcgroup
+control libgcgroup <<EOF
+Section: utils
+Depends: $(shlibs "$lib/usr/lib/libgcgroup_hook.so")
+Enhances: gcgroupfs
+Description: library that governs CUDA programs for gcgroupfs
+ A library that is preloaded into programs, and the hook that it loads when a
+ program uses CUDA. The hook obeys the limits, priorities and freezes that the
+ daemon of the package gcgroupfs sets.
+ .
+ The preloaded library needs no other library and does nothing in programs
+ that do not use CUDA.
+EOF
+
+document gcgroupfs
+control gcgroupfs <<EOF
+Section: admin
+Depends: libgcgroup (= $version), $(shlibs "$work"/gcgroupfs/usr/bin/gcgroupfs "$work"/gcgroupfs/usr/bin/gcgroup-load)
+Recommends: fuse3
+Description: control groups for processes that use a GPU
+ Each process that uses CUDA is a directory of control files: its memory
+ limit, its share of GPU time and its freeze switch. They are read and written
+ with cat and echo, and a change takes effect at the program's next CUDA call.
+ .
+ This package has the daemon, the command line and scripts. The daemon is not
+ started by the installation: systemctl enable --now gcgroupfs.
+EOF
+
+tree=gcgroupfs-$version-$arch
+mkdir "$work/$tree"
+cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
+rm -f "$work/$tree/bin/gcgroup-contention"
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
+    gzip -9n > "$out/$tree.tar.gz"
+(cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
+cat "$out/SHA256SUMS"

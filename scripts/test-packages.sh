@@ -1,0 +1,151 @@
+#!/bin/sh
+# Makes the packages of scripts/package.sh and tests them: with lintian, and by installation, upgrade, removal
+# and purge in a Debian system of their own (debootstrap). Installs what it needs. Run as root.
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/test-packages.sh
+
+environment:
+  DIST             built tree (<repository>/target/dist)
+  PACKAGE_MINUTES  limit for the whole run (15)
+  XDG_CACHE_HOME   where the Debian system is kept ($HOME/.cache)
+EOF
+}
+
+case ${1-} in
+    '') ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+esac
+
+fail() {
+    echo "test-packages.sh: $*" >&2
+    exit 1
+}
+
+[ "$(id -u)" = 0 ] || fail "run as root: a Debian system is made and entered"
+if [ -z "${IN_NAMESPACE-}" ]; then
+    # In namespaces of its own: its end takes along all processes and mounts.
+    exec env IN_NAMESPACE=1 timeout --kill-after=30 "$((${PACKAGE_MINUTES:-15} * 60))" \
+        unshare --mount --pid --fork --kill-child --mount-proc "$0"
+fi
+
+repo=$(cd "$(dirname "$0")/.." && pwd -P)
+work=$(mktemp -d)
+trap 'rm -rf --one-file-system "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+say() {
+    printf '%s %s\n' "--- $(date +%T)" "$*"
+}
+
+missing=
+for package in debootstrap dpkg-dev lintian; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    say "installing$missing"
+    apt-get update -q
+    # shellcheck disable=SC2086  # a list of names
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
+fi
+
+say "packages"
+"$repo/scripts/package.sh" "$work/one"
+version=$(dpkg-deb -f "$work"/one/gcgroupfs_*.deb Version)
+PACKAGE_VERSION=$version+next PACKAGE_COMPRESSION=none "$repo/scripts/package.sh" "$work/two" > /dev/null
+(cd "$work/one" && sha256sum --quiet -c SHA256SUMS)
+
+say "lintian"
+lintian --allow-root --fail-on error,warning "$work"/one/*.deb
+
+# The archive that this machine uses, which may be a mirror.
+suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+# shellcheck disable=SC2016  # apt-get's own notation
+mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $suite" 2>/dev/null | head -1)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/gcgroupfs
+base=$cache/$suite-$(dpkg --print-architecture).tar
+if [ ! -f "$base" ]; then
+    say "debootstrap $suite $mirror"
+    mkdir -p "$cache" "$work/base"
+    # A machine without a network or without the right to make devices is no fault of the packages.
+    if ! timeout 420 debootstrap --variant=minbase "$suite" "$work/base" ${mirror:+"$mirror"} > "$work/log" 2>&1; then
+        tail -5 "$work/log"
+        echo "test-packages.sh: left out, no Debian system can be made here: installation and purge"
+        exit 0
+    fi
+    rm -rf "$work/base/var/cache/apt" "$work/base/var/lib/apt/lists"
+    tar -C "$work/base" -cf "$base.$$" .
+    mv "$base.$$" "$base"
+    rm -rf --one-file-system "$work/base"
+fi
+
+say "installation"
+root=$work/root
+mkdir "$root"
+tar -C "$root" -xf "$base"
+mount -t proc proc "$root/proc"
+mkdir "$root/test"
+cp -a "$work/one" "$work/two" "${DIST:-$repo/target/dist}/simgpu" "$root/test"
+cat > "$root/test/run" <<'EOF'
+set -eu
+
+# state: prints all files but those of dpkg and this test.
+state() {
+    find / \( -path /proc -o -path /test -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log \
+        -o -path /var/cache \) -prune -o -print | sort
+}
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+state > /test/before
+dpkg -i /test/one/*.deb
+gcgroupfs --version
+gcgroup-load --help > /test/help
+for file in /usr/bin/gc*; do
+    [ -f "/usr/share/man/man1/${file##*/}.1.gz" ] || echo "excluded by this system's dpkg: manual of $file"
+done
+unit=/lib/systemd/system/gcgroupfs.service
+program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' $unit)
+[ -x "$program" ] || fail "$unit starts $program, which is absent"
+
+# A daemon without a mount governs a program on the simulated GPU.
+export GCGROUP_SOCKET=/tmp/socket SIMGPU_DIR=/tmp/sim LD_LIBRARY_PATH=/test/simgpu
+mkdir /tmp/sim
+gcgroupfs mount --no-fuse --state-dir /tmp/state > /test/log 2>&1 &
+daemon=$!
+tries=0
+until grep -q 'gcgroupfs: ready' /test/log; do
+    tries=$((tries + 1))
+    [ $tries -lt 600 ] && kill -0 $daemon || fail "$(cat /test/log)"
+    sleep 0.1
+done
+gcgroupfs run --memory-limit 1G -- gcgroup-load launches 10
+kill $daemon
+wait $daemon
+grep -q 'joined' /test/log || fail "the program was not governed: $(cat /test/log)"
+unset LD_LIBRARY_PATH
+
+echo /usr/lib/libgcgroup.so > /etc/ld.so.preload
+echo "--- upgrade"
+dpkg -i /test/two/*.deb
+[ "$(cat /etc/ld.so.preload)" = /usr/lib/libgcgroup.so ] || fail "the upgrade changed /etc/ld.so.preload"
+dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup | grep -c next | grep -qx 2 || fail "not upgraded"
+[ "$(/bin/true 2>&1)" = "" ] || fail "a program complains"
+
+echo "--- removal and purge"
+dpkg -r gcgroupfs libgcgroup
+[ ! -e /etc/ld.so.preload ] || fail "/etc/ld.so.preload is left"
+dpkg -P gcgroupfs libgcgroup
+state > /test/after
+diff /test/before /test/after || fail "the purge left files, or took some"
+EOF
+chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
+umount "$root/proc"
+say "passed"
