@@ -233,7 +233,12 @@ pub struct Usage {
     /// least as new as the number.
     pub host_request: AtomicU32,
     reserved_claim: AtomicU32,
-    reserved: [AtomicU64; 16],
+    /// Bytes that the last allocation refused because of a limit would have added to the charge, on whichever
+    /// device; 0: none, or a hook that does not report it.
+    ///
+    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
+    pub refused_bytes: AtomicU64,
+    reserved: [AtomicU64; 15],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -350,6 +355,7 @@ const _: () = {
     assert!(offset_of!(Usage, reserved_stocks) == 72);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
+    assert!(offset_of!(Usage, refused_bytes) == 96);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -50,9 +50,7 @@ impl Full {
     /// Counts an allocation of `bytes` on a device that was refused for the limit (`memory.events`: oom,
     /// group_max). The caller counts the failed allocation afterwards.
     pub(crate) fn count_refusal(self, usage: &Usage, index: usize, bytes: u64) {
-        if let Some(device) = usage.devices.get(index) {
-            device.refused_bytes.store(bytes, Relaxed);
-        }
+        usage.refused_bytes.store(bytes, Relaxed);
         log::line(|| match self {
             Self::Device(index) => {
                 format!("allocation of {bytes} bytes on GPU {index} refused: its memory.limit")

@@ -46,7 +46,8 @@ impl Refusal {
             Self::Unanswered => 3,
             Self::NoDescriptor => 4,
             Self::Version(_) => 5,
-            Self::Refused(errno) => errno.saturating_add(6),
+            Self::Forbidden(_) => 6,
+            Self::Refused(errno) => errno.saturating_add(7),
         }
     }
 

@@ -101,8 +101,9 @@ impl ProcessRefusals {
 
 /// Returns the counts of a slot and the bytes of the last refusal.
 fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
-    let device = process.usage().device(slot);
-    device.map_or(([0; 3], 0), |device| device.refusals())
+    let usage = process.usage();
+    let counts = usage.device(slot).map_or([0; 3], |device| device.refusals());
+    (counts, usage.refused_bytes())
 }
 
 impl State {

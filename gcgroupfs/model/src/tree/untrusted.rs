@@ -110,6 +110,11 @@ impl<'a> Untrusted<'a> {
         self.usage.host_claim.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns the bytes of the last allocation that a limit refused, at most 2^53; 0 if it is not reported.
+    pub(super) fn refused_bytes(self) -> u64 {
+        self.usage.refused_bytes.load(Relaxed).min(MOST)
+    }
+
     /// Returns the bytes charged on the device of a slot, at most `most`; 0 if there is no such slot.
     pub fn charged(self, slot: usize, most: u64) -> u64 {
         self.usage.memory_current(slot).min(most).min(MOST)

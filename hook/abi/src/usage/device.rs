@@ -259,11 +259,7 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_group_max: AtomicU64,
-    /// Bytes that the last allocation refused because of a limit would have added to the charge; 0: none, or
-    /// a hook that does not report it.
-    ///
-    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
-    pub refused_bytes: AtomicU64,
+    reserved_grants: AtomicU64,
 }
 
 impl UsageDevice {
@@ -316,5 +312,4 @@ const _: () = {
     assert!(offset_of!(UsageDevice, context_charged) == 480);
     assert!(offset_of!(UsageDevice, context_estimated) == 488);
     assert!(offset_of!(UsageDevice, nr_group_max) == 496);
-    assert!(offset_of!(UsageDevice, refused_bytes) == 504);
 };

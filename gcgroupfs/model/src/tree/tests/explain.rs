@@ -23,7 +23,7 @@ fn lines<'a>(explanation: &'a Explanation, title: &str) -> Vec<&'a str> {
 /// Lets the process count refusals as the hook does, and ring.
 fn refuse(world: &World, id: ProcessId, bytes: u64, by: [u64; 3]) {
     let usage = world.usage(id);
-    usage.devices[0].refused_bytes.store(bytes, Relaxed);
+    usage.refused_bytes.store(bytes, Relaxed);
     usage.devices[0].nr_oom.fetch_add(by[0], Relaxed);
     usage.nr_oom.fetch_add(by[1], Relaxed);
     usage.devices[0].nr_alloc_fail.fetch_add(by[2], Relaxed);
@@ -139,7 +139,7 @@ fn explanation_of_forged_counts_is_bounded() {
     let id = world.join(100);
     for word in [u64::MAX, 1, 1 << 63, 0, u64::MAX] {
         world.fill_usage(id, word);
-        world.usage(id).devices[0].refused_bytes.store(word, Relaxed);
+        world.usage(id).refused_bytes.store(word, Relaxed);
         world.usage(id).devices[1].nr_waiting.store(u32::MAX, Relaxed);
         world.tree.rung(id);
         let explanation = explain(&world, "100", &[]);

@@ -156,15 +156,11 @@ impl<'a> UntrustedDevice<'a> {
     }
 
     /// Returns the numbers of allocations that failed, that the device's limit refused and that a group's
-    /// limit refused, in the order that one is counted last to first; and the bytes of the last refused one,
-    /// at most 2^53.
-    pub(in crate::tree) fn refusals(self) -> ([u64; 3], u64) {
+    /// limit refused, in the order that one is counted last to first.
+    pub(in crate::tree) fn refusals(self) -> [u64; 3] {
         let fails = self.usage.nr_alloc_fail.load(Acquire);
         let refused = [&self.usage.nr_oom, &self.usage.nr_group_max].map(|count| count.load(Relaxed));
-        (
-            [fails, refused[0], refused[1]],
-            self.usage.refused_bytes.load(Relaxed).min(MOST),
-        )
+        [fails, refused[0], refused[1]]
     }
 
     /// Returns the words by which memory is charged and granted.
