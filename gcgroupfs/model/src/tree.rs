@@ -27,6 +27,7 @@ mod host_claims;
 mod inherited;
 mod joining;
 mod lookup;
+mod memory_holders;
 mod moves;
 mod notice;
 mod peaks;
