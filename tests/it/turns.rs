@@ -7,8 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, Governed, Mount, artifacts, repository, stop, wait_until};
 
-use crate::contended::goes_on;
+use crate::contended::{goes_on, program, share_word};
 use crate::driver::Dir;
+use crate::simgpu::Program;
 
 const MIB: u64 = 1 << 20;
 /// Memory of the simulated GPU, whose contexts take none, and the bytes of a block.
@@ -261,6 +262,38 @@ fn limits_and_reclaims_between_turns_are_obeyed() {
     goes_on(&mount, other.pid(), 0, 10_000);
     one.verify();
     other.verify();
+}
+
+#[test]
+fn processes_that_wait_for_each_other_go_on() {
+    let configuration = repository().join("tests/data/short_turns.toml");
+    let mount = configured(configuration.to_str(), &[("GCGROUP_SWAP", "max")]);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(4096).expect("the file can grow");
+    let [mut one, mut other] = [program(&mount, 8), program(&mount, 8)];
+    for program in [&mut one, &mut other] {
+        share_word(program, file.path());
+        program.run(&format!(
+            "for _ in range(12): got(c_uint64, 'cuMemAlloc_v2', {BLOCK})"
+        ));
+    }
+    let (wait, write) = ("cu.cuStreamWaitValue32_v2", "cu.cuStreamWriteValue32_v2");
+    // Each needs work of the other, whoever has the turn and wherever memory moves.
+    for round in 1..=10 {
+        let (first, second) = (2 * round - 1, 2 * round);
+        let spins = "*[launch(spin, 20000) for _ in range(10)]";
+        one.0.say(&format!(
+            "any(({wait}(0, flag, {first}, 0), {spins}, {write}(0, flag, {second}, 0), cu.cuCtxSynchronize()))"
+        ));
+        other.0.say(&format!(
+            "any(({spins}, {write}(0, flag, {first}, 0), {wait}(0, flag, {second}, 0), cu.cuCtxSynchronize()))"
+        ));
+        for program in [&mut one, &mut other] {
+            assert_eq!(program.0.line().as_deref(), Some("False"), "{round}");
+        }
+    }
+    let turns = |program: &Program| Dir::of(&mount, program.pid()).key("compute.stat", "nr_memory_turns");
+    assert!(turns(&one) + turns(&other) > 0);
 }
 
 #[test]

@@ -81,8 +81,14 @@ fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>
     assert!(submitted.iter().all(|calls| *calls <= nr * most.calls));
     // The process does not count these.
     assert_eq!(
-        [overhead, usage_nsec, sums.nr_over_limit, sums.nr_reclaim],
-        [0; 4]
+        [
+            overhead,
+            usage_nsec,
+            sums.nr_over_limit,
+            sums.nr_reclaim,
+            sums.nr_memory_turns
+        ],
+        [0; 5]
     );
 }
 
