@@ -271,6 +271,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         if let Some(capacity) = tick.capacity {
             let each = self.members.iter().zip(tick.seen).zip(tick.quotas);
             let holders: Vec<Holder<Id>> = each
+                .filter(|((_, one), _)| one.memory.all > 0)
                 .map(|(((id, member), one), quotas)| {
                     let is_over = quotas.over_until.is_some() && (one.is_busy || one.nr_waiting > 0);
                     Holder {

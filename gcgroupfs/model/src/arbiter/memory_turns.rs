@@ -5,18 +5,22 @@
 //! are decided here.
 
 mod account;
+mod moved;
+mod news;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
 
 use gcgroup_abi::NO_LIMIT;
 
 use self::account::Account;
+use self::moved::{Moved, quantum};
 use super::Settings;
 use super::policy::Time;
+
+pub use self::news::MemoryNews;
 
 /// Nanoseconds between two looks.
 const LOOK: u64 = 20_000_000;
@@ -41,7 +45,7 @@ pub struct Holding {
     pub is_moving: bool,
 }
 
-/// A process as it is observed.
+/// A process with movable memory as it is observed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holder<Id> {
     pub id: Id,
@@ -72,42 +76,6 @@ pub struct Share {
     pub resident_limit: u64,
 }
 
-/// Change to be logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryNews {
-    /// Turns begin: number of processes, bytes that they want on the device, bytes that there are.
-    Begun {
-        processes: usize,
-        wanted: u64,
-        capacity: u64,
-    },
-    /// Everything fits, or only one process is busy.
-    Ended,
-    /// Memory did not move: no turns for so many nanoseconds.
-    Rests(u64),
-}
-
-impl Display for MemoryNews {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Begun {
-                processes,
-                wanted,
-                capacity,
-            } => write!(
-                f,
-                "{processes} busy processes take memory turns: {wanted} bytes do not fit into {capacity}"
-            ),
-            Self::Ended => write!(f, "memory turns have ended"),
-            Self::Rests(nsec) => write!(
-                f,
-                "no memory turns for {} s: processes did not make room",
-                nsec / 1_000_000_000
-            ),
-        }
-    }
-}
-
 /// Input of one look.
 #[derive(Debug)]
 pub(super) struct Look<'a, Id> {
@@ -135,33 +103,6 @@ struct Moving {
     since: Time,
     /// When memory last moved.
     changed: Time,
-}
-
-/// Bytes that have moved. What moves for the next turn while another process runs takes no time that can be
-/// seen, so its cost is taken from the bytes.
-#[derive(Debug, Default)]
-struct Moved {
-    /// In this turn.
-    bytes: u64,
-    /// Nanoseconds for each MiB, as last seen at the beginning of a turn.
-    per_mib: u64,
-    /// Nanoseconds for the bytes of the last turn.
-    before: u64,
-}
-
-impl Moved {
-    /// Begins a turn.
-    fn begin(&mut self) {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.before = (bytes >> 20).saturating_mul(self.per_mib);
-    }
-
-    /// Notes that all moves so far have taken `nsec`, while no process ran.
-    fn took(&mut self, nsec: u64) {
-        if nsec >= 2 * LOOK && self.bytes >> 20 > 0 {
-            self.per_mib = nsec / (self.bytes >> 20);
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -279,7 +220,7 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
                 }
             }
             let is_busy = one.is_busy || account.is_awake() && (is_beginning || one.holding.is_moving);
-            account.observe(now, is_busy && one.holding.all > 0, longest, floor);
+            account.observe(now, is_busy, longest, floor);
         }
     }
 
@@ -485,11 +426,4 @@ fn bound(need: u64, left: &mut u64) -> u64 {
     let bytes = need.min(*left);
     *left -= bytes;
     bytes.max(1)
-}
-
-/// Returns the length of a turn of which moves take no more than the configured part.
-fn quantum(move_nsec: u64, settings: &Settings) -> u64 {
-    let least = settings.turn_least.min(settings.turn_most);
-    let quantum = move_nsec.saturating_mul(100) / settings.turn_move_percent.max(1);
-    quantum.clamp(least, settings.turn_most)
 }
