@@ -1,6 +1,6 @@
-//! Throughput of jobs whose memory does not fit together, which take memory turns, against that of a job that
-//! is alone. The device is an H200 scaled down to 1/1024 with the same bandwidth of copies, so moves and turns
-//! are that much shorter, down to the shortest turn. Contents are verified all the time.
+//! Throughput of jobs whose memory does not fit together, which take memory turns, against that of a job
+//! that is alone. The device is an H200 scaled down to 1/1024 with the same bandwidth of copies, so moves and
+//! turns are that much shorter, down to the shortest turn. Contents are verified all the time.
 
 use std::time::{Duration, Instant};
 

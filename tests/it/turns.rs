@@ -273,7 +273,7 @@ fn processes_that_wait_for_each_other_go_on() {
         ));
     }
     let (wait, write) = ("cu.cuStreamWaitValue32_v2", "cu.cuStreamWriteValue32_v2");
-    // Each needs work of the other, whoever has the turn and wherever memory moves.
+    // Each needs work of the other, also of a process that waits for its turn, and while memory moves.
     for round in 1..=10 {
         let (first, second) = (2 * round - 1, 2 * round);
         let spins = "*[launch(spin, 20000) for _ in range(10)]";

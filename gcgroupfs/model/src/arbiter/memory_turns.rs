@@ -55,14 +55,14 @@ pub(super) struct Holder<Id> {
     pub holding: Holding,
 }
 
-/// What a process has to do with turns; the number that `compute.stat` shows.
+/// Role of a process in memory turns; the number that `compute.stat` shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MemoryTurn {
     #[default]
     None = 0,
-    /// It has the turn.
+    /// The process has the turn.
     Owner = 1,
-    /// It waits for its turn.
+    /// The process waits for its turn.
     Waiting = 2,
 }
 

@@ -1,5 +1,5 @@
-//! Memory that can move, as the arbiter sees it: how much of it each process has on a device, and how much the
-//! device can have.
+//! Memory that can move, as the arbiter sees it: how much of it each process has on a device, and how much
+//! the device can have.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -68,8 +68,8 @@ impl Arbitration<'_> {
 }
 
 impl View<'_> {
-    /// Returns what the process has to do with memory turns here, on any device if this is not one; `None`
-    /// except for processes.
+    /// Returns the role of the process in memory turns here, on any device if this is not one; `None` except
+    /// for processes.
     pub fn memory_turn(&self) -> Option<u64> {
         let Scope::Process(process, device) = self.scope() else {
             return None;

@@ -53,7 +53,7 @@ pub(super) struct Kept {
     pub(super) nr_over_limit: u64,
     /// Number of requests to swap memory out.
     pub(super) nr_reclaim: u64,
-    /// Number of its memory turns, and what it has to do with turns now.
+    /// Number of its memory turns, and its role in turns now.
     pub(super) nr_memory_turns: u64,
     pub(super) memory_turn: MemoryTurn,
     /// State of the gate while it is not frozen.

@@ -1,4 +1,4 @@
-//! What is remembered of one process for memory turns: the turns that it has had, and since when it is busy.
+//! One process, as remembered for memory turns: the turns that it has had, and since when it is busy.
 
 use crate::arbiter::policy::{Time, virtual_time};
 

@@ -1,4 +1,4 @@
-//! What the daemon's log says of memory turns.
+//! Lines about memory turns in the daemon's log.
 
 use std::fmt::{self, Display};
 
