@@ -18,19 +18,20 @@ const BLOCK: u64 = 8 * MIB;
 
 /// Mounts a GPU on which turns are short.
 fn mount() -> Mount {
-    configured(repository().join("tests/data/short_turns.toml").to_str(), &[])
+    Mount::with(short(gpu()))
 }
 
-fn configured(configuration: Option<&str>, environment: &[(&str, &str)]) -> Mount {
-    let mut config = Config::default()
+fn gpu() -> Config {
+    Config::default()
         .env("SIMGPU_MEMORY", TOTAL)
         .env("SIMGPU_CONTEXT_MEMORY", 0)
+}
+
+fn short(config: Config) -> Config {
+    let path = repository().join("tests/data/short_turns.toml");
+    config
         .arg("--config")
-        .arg(configuration.expect("the path is UTF-8"));
-    for (name, value) in environment {
-        config = config.env(name, value);
-    }
-    Mount::with(config)
+        .arg(path.to_str().expect("the path is UTF-8"))
 }
 
 /// A program with blocks of memory that works, and verifies them, until it is asked for something else.
@@ -261,8 +262,7 @@ fn limits_and_reclaims_between_turns_are_obeyed() {
 
 #[test]
 fn processes_that_wait_for_each_other_go_on() {
-    let configuration = repository().join("tests/data/short_turns.toml");
-    let mount = configured(configuration.to_str(), &[("GCGROUP_SWAP", "max")]);
+    let mount = Mount::with(short(gpu().env("GCGROUP_SWAP", "max")));
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(4096).expect("the file can grow");
     let [mut one, mut other] = [program(&mount, 8), program(&mount, 8)];
@@ -300,8 +300,7 @@ fn without_host_memory_jobs_run_without_turns() {
         fs::write(meminfo.path(), text).expect("the file is writable");
     };
     tell(6 << 30);
-    let configuration = repository().join("tests/data/short_turns.toml");
-    let mount = configured(configuration.to_str(), &[("GCGROUP_MEMINFO", path)]);
+    let mount = Mount::with(short(gpu().env("GCGROUP_MEMINFO", path)));
     let mut one = Job::idle(&mount, 96 * MIB);
     let mut other = Job::idle(&mount, 96 * MIB);
     // The reserve alone is left.
@@ -324,7 +323,7 @@ fn without_host_memory_jobs_run_without_turns() {
 
 #[test]
 fn turns_can_be_turned_off() {
-    let mount = configured(repository().join("tests/data/no_turns.toml").to_str(), &[]);
+    let mount = Mount::with(gpu().without_turns());
     let (mut one, mut other) = (Job::busy(&mount, 96 * MIB), Job::busy(&mount, 96 * MIB));
     for job in [&one, &other, &one, &other] {
         goes_on(&mount, job.pid(), 0, 200_000);
