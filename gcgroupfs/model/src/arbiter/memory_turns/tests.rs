@@ -234,13 +234,13 @@ fn turns_end_when_everything_fits() {
         sim.run(10);
         assert!(sim.has_turns());
         // In any phase of a turn: also while memory moves.
-        for at in [0, 1] {
+        for (at, seconds) in [(0, 10), (1, 11)] {
             let mut sim = Sim::new(&[Job::new(CARD * 3 / 4); 2]);
-            sim.run(10 + at);
+            sim.run(seconds);
             while sim.turns.turn.as_ref().is_none_or(|turn| turn.moving.is_none()) {
                 sim.step();
             }
-            ends(&mut sim.jobs[at as usize]);
+            ends(&mut sim.jobs[at]);
             sim.run(5);
             assert!(!sim.has_turns());
             let living: Vec<_> = sim.living().map(|(_, job)| *job).collect();
