@@ -20,6 +20,7 @@ mod instructions;
 mod report;
 mod swap;
 mod thaw;
+mod turns;
 
 use std::sync::OnceLock;
 
@@ -37,7 +38,7 @@ fn main() {
     let (all, one) = cpus();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 13] = [
+    let subjects: [Subject; 14] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -47,6 +48,7 @@ fn main() {
         ("crowd", crowd::run),
         ("groups", groups::run),
         ("swap", swap::run),
+        ("turns", turns::run),
         ("hierarchy", hierarchy::run),
         ("events", events::run),
         ("greedy", greedy::run),
@@ -56,7 +58,7 @@ fn main() {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Benchmarks of waiting threads compare nothing, and so may use all CPUs.
-            stay_on(if ["events", "greedy", "connections"].contains(&name) {
+            stay_on(if ["events", "greedy", "connections", "turns"].contains(&name) {
                 all
             } else {
                 one

@@ -249,6 +249,8 @@ mod totals;
 #[cfg(test)]
 mod trouble;
 #[cfg(test)]
+mod turns;
+#[cfg(test)]
 mod unmanaged;
 #[cfg(test)]
 mod unread_log;

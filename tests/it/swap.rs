@@ -216,7 +216,8 @@ fn thaw_waits_for_room_depending_on_start_option() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
-            .env("SIMGPU_MEMORY", "64M"),
+            .env("SIMGPU_MEMORY", "64M")
+            .without_turns(),
     );
     for waits in [false, true] {
         let mut command = mount.command(artifacts().load());

@@ -14,7 +14,8 @@ fn mount(driver: &str, memory: &str) -> Mount {
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
             .env("SIMGPU_MEMORY", memory)
-            .env("SIMGPU_DRIVER", driver),
+            .env("SIMGPU_DRIVER", driver)
+            .without_turns(),
     )
 }
 

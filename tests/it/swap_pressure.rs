@@ -13,7 +13,8 @@ fn mount() -> Mount {
     Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
-            .env("SIMGPU_MEMORY", "128M"),
+            .env("SIMGPU_MEMORY", "128M")
+            .without_turns(),
     )
 }
 

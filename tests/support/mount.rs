@@ -17,7 +17,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::artifacts::artifacts;
+use crate::artifacts::{artifacts, repository};
 use crate::governed::Governed;
 use crate::hang::{abort, threads};
 use crate::truth::Truth;
@@ -49,6 +49,15 @@ impl Config {
     pub fn descriptors(mut self, most: u64) -> Self {
         self.descriptors = Some(most);
         self
+    }
+
+    /// Turns memory turns off, so that memory stays where the test expects it, however long processes are
+    /// busy.
+    #[must_use]
+    pub fn without_turns(self) -> Self {
+        let path = repository().join("tests/data/no_turns.toml");
+        self.arg("--config")
+            .arg(path.to_str().expect("the path is UTF-8"))
     }
 
     /// Adds an argument.

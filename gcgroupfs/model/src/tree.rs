@@ -30,6 +30,7 @@ mod inherited;
 mod joining;
 mod kill;
 mod lookup;
+mod memory_holders;
 mod moves;
 mod notice;
 mod origin;

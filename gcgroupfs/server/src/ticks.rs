@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::sys::prctl;
 use parking_lot::{Condvar, Mutex};
-use tracing::error;
+use tracing::{error, info};
 
 use crate::host::now;
 use gcgroupfs_model::arbiter::{Next, Settings, State, Time};
@@ -233,8 +233,16 @@ fn run(tree: &Tree, bell: &Bell) {
 fn tick(tree: &Tree, state: &mut State) -> Option<Time> {
     const MOST: u32 = 8;
     for _ in 0..MOST {
-        let (Next { at, again }, opened) = tree.arbitrate(|tree| state.tick(now(), tree));
+        let (next, opened) = tree.arbitrate(|tree| state.tick(now(), tree));
         wake(&opened);
+        let Next {
+            at,
+            again,
+            memory_news,
+        } = next;
+        for (device, news) in memory_news {
+            info!("GPU {device}: {news}");
+        }
         if !again {
             return at;
         }

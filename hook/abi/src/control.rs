@@ -101,7 +101,11 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `reclaim_generation`.
     pub reclaim_bytes: AtomicU64,
-    reserved_gate: AtomicU64,
+    /// Bytes of movable memory that may be on the device, because its busy processes take turns
+    /// ([`crate::NO_LIMIT`]: all, it is the process's turn); 0: there are no turns.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub resident_limit: AtomicU64,
     /// Bytes of host memory that the groups above have left beyond what they have granted
     /// (`memory.swap.max`); [`crate::NO_LIMIT`]: they have no limit. It is a hint only.
     ///
@@ -331,6 +335,7 @@ const _: () = {
     assert!(offset_of!(ControlDevice, reclaim_generation) == 24);
     assert!(offset_of!(ControlDevice, reclaim_is_lent) == 28);
     assert!(offset_of!(ControlDevice, reclaim_bytes) == 32);
+    assert!(offset_of!(ControlDevice, resident_limit) == 40);
     assert!(offset_of!(ControlDevice, swap_group_room) == 48);
     assert!(offset_of!(ControlDevice, memory_visible) == 56);
     assert!(offset_of!(ControlDevice, uuid) == 64);

@@ -85,6 +85,11 @@ impl StallClock {
         word.wrapping_add(running) >> TIME
     }
 
+    /// Returns whether a thread waits.
+    pub fn has_waiters(&self) -> bool {
+        self.word.load(Relaxed) & WAITERS != 0
+    }
+
     /// Returns by how many microseconds the time `now` of the clock is ahead of the time `before`. Below 0
     /// for a moment if two threads read the time in one order and changed the word in the other.
     pub const fn elapsed(now: u64, before: u64) -> i64 {

@@ -207,6 +207,8 @@ impl Blocks {
             if !(keep_frozen && is_frozen) {
                 device.gate.store(Gate::Run as u32, Relaxed);
             }
+            // Without a daemon there are no turns.
+            device.resident_limit.store(0, Relaxed);
         }
     }
 }

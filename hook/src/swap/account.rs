@@ -87,6 +87,7 @@ impl Swap {
     /// Counts a new block, charged in slot `index`.
     pub(super) fn enter_block(&self, block: &Block, index: usize) {
         self.memory.count_in(&entry(block, index));
+        self.add_movable(block, index);
         match block.place() {
             Where::Device => self.add_swappable(block, index),
             Where::Host => self.take_kind(block, index),
@@ -107,6 +108,7 @@ impl Swap {
                 self.add_kind(block, index);
             }
         }
+        self.take_movable(block, index);
         self.memory.count_out(&entry(block, index));
     }
 
@@ -140,6 +142,8 @@ impl Swap {
         if is_in_both || is_on_host {
             self.transfer_host(from, to, size, false);
         }
+        self.add_movable(block, to);
+        self.take_movable(block, from);
         if is_in_both == is_on_host {
             self.add_kind(block, to);
             self.take_kind(block, from);
@@ -193,6 +197,19 @@ impl Swap {
     pub(super) fn take_swappable(&self, block: &Block, index: usize) {
         if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
             usage.swappable.fetch_sub(block.size, Relaxed);
+        }
+    }
+
+    fn add_movable(&self, block: &Block, index: usize) {
+        if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
+            usage.movable.fetch_add(block.size, Relaxed);
+        }
+    }
+
+    /// Subtracts the block from the movable bytes. Also called when a block is pinned.
+    pub(super) fn take_movable(&self, block: &Block, index: usize) {
+        if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
+            usage.movable.fetch_sub(block.size, Relaxed);
         }
     }
 

@@ -258,9 +258,10 @@ impl Block {
     pub(super) fn pin(&self, swap: &Swap) -> bool {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(swap, &mut placed);
-        if !self.is_pinned() && placed.place == Where::Device {
+        if placed.place == Where::Device {
             swap.take_swappable(self, placed.index);
         }
+        swap.take_movable(self, placed.index);
         self.is_pinned.store(true, Relaxed);
         !matches!(placed.body, Body::Gone) && placed.place == Where::Host
     }

@@ -17,6 +17,7 @@ use super::account::limits;
 use super::block::Stays;
 use super::settings::SwapSettings;
 use super::task::{Found, Look, Task, blocks, excess};
+use super::turn;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
@@ -56,6 +57,8 @@ pub(super) struct Device {
     generation: u32,
     /// The limits at the last step.
     limits: [u64; 3],
+    /// The bound of turns at the last step.
+    resident_limit: Option<u64>,
     was_frozen: bool,
     not_before: Option<Instant>,
     pause: Duration,
@@ -84,6 +87,7 @@ impl Device {
             gone: 0,
             generation: 0,
             limits: [NO_LIMIT; 3],
+            resident_limit: None,
             was_frozen: false,
             not_before: None,
             pause: AGAIN,
@@ -187,6 +191,10 @@ impl Device {
             for block in blocks(swap, index) {
                 block.set_stays(Stays::No);
             }
+        }
+        let resident_limit = turn::resident_limit(swap, index);
+        if resident_limit != std::mem::replace(&mut self.resident_limit, resident_limit) {
+            self.forgive();
         }
         if self.was_frozen && !is_frozen {
             // A thaw cancels earlier requests.

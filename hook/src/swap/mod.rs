@@ -10,7 +10,7 @@
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
 //!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or from
 //!   memory made in advance (`prefill`). Then all submissions are held and the blocks are moved in one `run`,
-//!   or one by one (`relocate`).
+//!   or one by one (`relocate`). `turn`: the bound that the daemon sets where processes take turns.
 #![doc = include_str!("swap.md")]
 
 mod account;
@@ -30,6 +30,7 @@ mod relocate;
 mod run;
 mod settings;
 mod task;
+mod turn;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -285,11 +286,14 @@ fn alloc_out(swap: &Swap, target: Target, number: u64, bytes: u64, size: u64) ->
         return Err(CUerror::OUT_OF_MEMORY);
     }
     swap.leave_pool(index, size);
-    Block::new(target, number, bytes, memory, Where::Host).map_err(|_| {
+    let made = Block::new(target, number, bytes, memory, Where::Host).map_err(|_| {
         swap.uncharge_swap(index, size);
         swap.uncharge_host(index, size);
         CUerror::OUT_OF_MEMORY
-    })
+    });
+    // The device is full: processes may have to take turns.
+    swap.session.ring();
+    made
 }
 
 /// Handles `cuMemFree`: returns its result if `address` is the base of a block.

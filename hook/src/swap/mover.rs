@@ -14,6 +14,7 @@ use super::counts::Outcome;
 use super::device::Device;
 use super::prefill::Prefill;
 use super::settings::SwapSettings;
+use super::turn;
 use crate::compute::hold::Scope;
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
@@ -131,7 +132,10 @@ impl Mover {
             false => None,
         };
         if pool.next().is_some_and(|next| next.is_zero()) {
-            in_driver(|| swap.let_go(false));
+            match turn::keeps_pool(swap) {
+                true => pool.renew(),
+                false => _ = in_driver(|| swap.let_go(false)),
+            }
         }
         ahead.into_iter().chain(pool.next()).min()
     }

@@ -105,6 +105,12 @@ impl SwapPool {
         is_due.then(|| spares.swap_remove(at))
     }
 
+    /// Keeps all pieces for another [`LEAVE`].
+    pub(super) fn renew(&self) {
+        let now = Instant::now();
+        self.0.lock().iter_mut().for_each(|spare| spare.since = now);
+    }
+
     /// Returns how long until the next piece is to be freed.
     pub(super) fn next(&self) -> Option<Duration> {
         let spares = self.0.lock();

@@ -9,6 +9,7 @@ use super::Swap;
 use super::block::{Block, Failed, Goal, Where};
 use super::move_memory::Move;
 use super::policy::{Candidate, choose};
+use super::turn;
 use crate::compute::elsewhere;
 use crate::driver::{self, exit::in_driver};
 use crate::memory::page_counter::{device_limit, group_room, process_limit};
@@ -263,13 +264,15 @@ impl Task {
     }
 }
 
-/// Returns by how many bytes the limits are exceeded.
+/// Returns by how many bytes the limits, or the bound of turns, are exceeded.
 pub(super) fn excess(swap: &Swap, index: usize) -> u64 {
     let control = swap.control();
     let on_device = swap.usage().memory_current(index);
     let on_process = swap.memory.page_counter.sum(swap.usage());
     let over = |current: u64, limit: u64| current.saturating_sub(limit);
-    over(on_device, device_limit(control, index)).max(over(on_process, process_limit(control)))
+    over(on_device, device_limit(control, index))
+        .max(over(on_process, process_limit(control)))
+        .max(turn::excess(swap, index))
 }
 
 /// Returns how many bytes the limits leave.
@@ -281,6 +284,7 @@ fn room(swap: &Swap, index: usize) -> u64 {
     under(on_device, device_limit(control, index))
         .min(under(on_process, process_limit(control)))
         .min(group_room(swap.usage(), control, index))
+        .min(turn::room(swap, index))
 }
 
 /// Returns the free memory of the block's device, bytes; `u64::MAX` without an answer, since the driver will

@@ -14,6 +14,7 @@ const MIB: u64 = 1 << 20;
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "128M")
+        .without_turns()
         .arg("--allow-other");
     Mount::with(config)
 }

@@ -12,6 +12,7 @@ mod cpu;
 mod driver;
 mod gpu;
 mod graph;
+mod input;
 mod kernels;
 mod latency;
 mod memory;

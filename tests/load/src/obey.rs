@@ -11,6 +11,7 @@ use crate::bandwidth;
 use crate::block::{Allocator, Api};
 use crate::clock;
 use crate::gpu::{Gpu, Stream};
+use crate::input;
 use crate::say;
 use crate::size::Size;
 use crate::touch::Touched;
@@ -51,6 +52,7 @@ pub(crate) const COMMANDS: &str = "Reads one command a line, answers each with o
   free ID|all         freed COUNT
   verify              verified COUNT
   launch N [USEC]     launched N             (submitted, not waited for)
+  work USEC           worked N               (launches and waits until there is more input, and verifies between)
   stamp               stamped NS             (after one launch; CLOCK_MONOTONIC, nanoseconds)
   copy N              copied N               (N copies of four bytes, in and out by turns, waited for)
   set N               set N
@@ -61,6 +63,9 @@ pub(crate) const COMMANDS: &str = "Reads one command a line, answers each with o
   device-total        device-total BYTES
   quit                (ends, as does the end of the input)
 Anything that fails otherwise: error WHAT";
+
+/// Kernels of `work` between two verifications.
+const VERIFY: u64 = 64;
 
 struct Obedient<'g> {
     gpu: &'g Gpu,
@@ -108,11 +113,18 @@ impl Obedient<'_> {
                 self.free(number(id)?)?;
                 "freed 1".to_owned()
             }
-            ["verify"] => {
-                for (api, touched) in self.blocks.values_mut() {
-                    touched.verify(self.allocators.get(api).context("no allocator")?)?;
+            ["verify"] => self.verify()?,
+            ["work", usec] => {
+                let mut count: u64 = 0;
+                while !input::is_there()? {
+                    self.launch(1, number(usec)?)?;
+                    self.stream.synchronize()?;
+                    count += 1;
+                    if count.is_multiple_of(VERIFY) {
+                        self.verify()?;
+                    }
                 }
-                format!("verified {}", self.blocks.len())
+                format!("worked {count}")
             }
             ["launch", count] => self.launch(number(count)?, 0)?,
             ["launch", count, usec] => self.launch(number(count)?, number(usec)?)?,
@@ -163,6 +175,13 @@ impl Obedient<'_> {
             ["device-total"] => format!("device-total {}", self.gpu.total_memory()?),
             _ => bail!("unknown command {:?}", words.join(" ")),
         })
+    }
+
+    fn verify(&mut self) -> Result<String> {
+        for (api, touched) in self.blocks.values_mut() {
+            touched.verify(self.allocators.get(api).context("no allocator")?)?;
+        }
+        Ok(format!("verified {}", self.blocks.len()))
     }
 
     fn alloc(&mut self, name: &str, bytes: &str) -> Result<String> {

@@ -68,7 +68,7 @@ pub(crate) fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word
                 swap_current swap_out_bytes swap_in_bytes nr_swap_out nr_swap_in nr_swap_fail swappable
                 reclaim_generation memory_granted grant_wanted grant_request pressure_request pressure_wanted
                 memory_overhead_before swap_charged swap_granted swap_wanted swap_request submitted_nsec queued_until pressure_size
-                context_request context_kind context_charged context_estimated nr_group_max)
+                context_request context_kind context_charged context_estimated nr_group_max movable)
         }),
         Some(("process", name)) => named!(name, block,
             nr_threads memory_elsewhere memory_peak peak_generation progress_generation nr_max nr_oom

@@ -9,6 +9,7 @@ use gcgroup_abi::Gate;
 use super::Settings;
 use super::division::{Claim, divide};
 use super::member::{Member, Seen};
+use super::memory_turns::{Holder, Look, MemoryNews, MemoryTurn, MemoryTurns, Share};
 use super::policy::{Decision, Policy, Time, Turns, View};
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
@@ -26,6 +27,7 @@ pub(super) struct Order {
     pub wants_bell: bool,
     /// Whether the process must ring when its work ends.
     pub wants_end: bool,
+    pub memory: Share,
 }
 
 #[cfg(test)]
@@ -37,6 +39,11 @@ impl Order {
         patience: 0,
         wants_bell: false,
         wants_end: false,
+        memory: Share {
+            turn: MemoryTurn::None,
+            is_parked: false,
+            resident_limit: 0,
+        },
     };
 }
 
@@ -58,6 +65,9 @@ pub(super) struct Plan {
     /// One for each observed process, in the same order.
     pub orders: Vec<Order>,
     pub next: Option<Time>,
+    /// Place among `orders` of the process whose memory turn begins.
+    pub memory_turn: Option<usize>,
+    pub memory_news: Option<MemoryNews>,
 }
 
 /// State on which a decision is based.
@@ -69,6 +79,8 @@ pub(super) struct Tick<'a, Id> {
     /// State after charging the result of [`Gpu::measure`], one for each of `seen`.
     pub quotas: &'a [Quotas],
     pub policy: &'a Policy,
+    /// Bytes of the device that movable memory can have, if [`Gpu::wants_capacity`].
+    pub capacity: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -81,6 +93,7 @@ pub(super) struct Gpu<Id> {
     /// Highest minimum of the virtual times of processes with demand so far: a process that starts is placed
     /// at least here.
     floor: u128,
+    memory: MemoryTurns<Id>,
 }
 
 impl<Id: Copy + Ord> Gpu<Id> {
@@ -90,6 +103,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             turns: Turns::default(),
             last: 0,
             floor: 0,
+            memory: MemoryTurns::new(),
         }
     }
 
@@ -161,7 +175,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         if !self.members().any(Member::waits) {
             return;
         }
-        let has_turn = |member: &Member| member.priority == turn.priority && member.has_demand;
+        let has_turn =
+            |member: &Member| member.priority == turn.priority && member.has_demand && !member.is_parked;
         let sharers = self.members().filter(|member| has_turn(member)).count();
         for (_, member) in self.members.iter_mut().filter(|(_, member)| has_turn(member)) {
             member.owe(nsec / sharers.max(1) as u64);
@@ -175,8 +190,10 @@ impl<Id: Copy + Ord> Gpu<Id> {
             seen,
             quotas,
             policy,
+            ..
         } = *tick;
         self.judge(now, seen, quotas, settings);
+        let memory_turn = self.take_memory_turns(tick, settings);
         let runnable = || seen.iter().filter(|one| !one.is_frozen).map(|one| one.priority);
         let (most, least) = (runnable().min(), runnable().max());
         let decision = if most == least {
@@ -194,12 +211,21 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
         for ((((_, member), one), quotas), by_policy) in each {
             let over = quotas.over_until.is_some();
-            let holds = (*by_policy && !one.is_frozen) || over;
+            let memory = self.memory.share(one.id);
+            let holds = ((*by_policy || memory.is_parked) && !one.is_frozen) || over;
+            let has_memory_turn = memory.turn != MemoryTurn::None;
             let gate = if holds {
                 Gate::Throttled
-            } else if quotas.has_any || decision.takes_turns || most.is_some_and(|most| most < one.priority) {
+            } else if quotas.has_any
+                || has_memory_turn
+                || decision.takes_turns
+                || most.is_some_and(|most| most < one.priority)
+            {
                 Gate::Arbitrate
-            } else if is_measured || least.is_some_and(|least| least > one.priority) {
+            } else if is_measured
+                || memory.resident_limit != 0
+                || least.is_some_and(|least| least > one.priority)
+            {
                 Gate::Track
             } else {
                 Gate::Run
@@ -209,7 +235,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 .extra
                 .is_some_and(|turn| turn.priority == one.priority);
             member.hold(now, one, holds);
-            member.take_turn(*by_policy || is_extra);
+            member.take_turn(*by_policy || is_extra || memory.is_parked);
             member.is_tracked = gate != Gate::Run;
             let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
@@ -218,6 +244,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 patience: settings.patience + member.debt_length(quotas.over_until, settings),
                 wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
+                memory,
             });
         }
         let waits = self.members().any(Member::waits);
@@ -227,7 +254,47 @@ impl<Id: Copy + Ord> Gpu<Id> {
         Plan {
             next: self.next(now, &decision, is_measured, settings),
             orders,
+            memory_turn,
+            memory_news: self.memory.take_news(),
         }
+    }
+
+    /// Returns whether the next decision about memory turns is due.
+    pub(super) fn wants_capacity(&self, now: Time, seen: &[Seen<Id>]) -> bool {
+        let is_out = |one: &Seen<Id>| one.memory.resident < one.memory.all;
+        self.memory.is_due(now, seen.iter().any(is_out))
+    }
+
+    /// Decides on memory turns, if that is due. Returns the place of the process whose turn begins.
+    fn take_memory_turns(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Option<usize> {
+        let mut began = None;
+        if let Some(capacity) = tick.capacity {
+            let each = self.members.iter().zip(tick.seen).zip(tick.quotas);
+            let holders: Vec<Holder<Id>> = each
+                .filter(|((_, one), _)| one.memory.all > 0)
+                .map(|(((id, member), one), quotas)| {
+                    let is_over = quotas.over_until.is_some() && (one.is_busy || one.nr_waiting > 0);
+                    Holder {
+                        id: *id,
+                        priority: one.priority,
+                        is_busy: !one.is_frozen && (member.has_demand || is_over),
+                        holding: one.memory,
+                    }
+                })
+                .collect();
+            began = self.memory.look(&Look {
+                now: tick.now,
+                holders: &holders,
+                capacity,
+                orders_by_priority: tick.policy.orders_memory_by_priority,
+                settings,
+            });
+        }
+        for (id, member) in &mut self.members {
+            member.is_parked = self.memory.share(*id).is_parked;
+        }
+        let began = began?;
+        self.members.iter().position(|(id, _)| *id == began)
     }
 
     /// Returns whether the process had work at the last decision, or counted as busy.
@@ -246,7 +313,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let least = self
             .members()
             .filter(|member| member.has_demand)
-            .filter(|member| !member.has_woken)
+            .filter(|member| !member.has_woken && !member.is_parked)
             .map(|member| member.virtual_time)
             .min();
         self.floor = self.floor.max(least.unwrap_or(0));
@@ -281,6 +348,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             .filter(|when| *when > now)
             .chain(tick)
             .chain(division)
+            .chain(self.memory.next().filter(|when| *when > now))
             .min()
     }
 }
@@ -288,7 +356,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
 fn view(member: &Member) -> View {
     View {
         priority: member.priority,
-        has_demand: member.has_demand,
+        has_demand: member.has_demand && !member.is_parked,
         has_woken: member.has_woken,
         virtual_time: member.virtual_time,
         held_since: member.held_since,

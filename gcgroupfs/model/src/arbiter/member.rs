@@ -4,6 +4,7 @@
 use super::Settings;
 use super::debt::Debt;
 use super::division::Claim;
+use super::memory_turns::Holding;
 use super::policy::{Time, virtual_time};
 use super::settings::LONGEST_DEBT;
 
@@ -26,6 +27,7 @@ pub struct Seen<Id> {
     pub is_frozen: bool,
     /// Whether its `compute.stat` was read within the last [`Settings::watch`].
     pub is_watched: bool,
+    pub memory: Holding,
 }
 
 /// Nanoseconds within which a process whose gate was opened must show work: its threads have to be scheduled
@@ -75,6 +77,9 @@ pub(super) struct Member {
     /// Whether it was told at the last decision to publish its work.
     pub is_tracked: bool,
     pub is_held: bool,
+    /// Whether it is held because another process has the memory turn: it takes no part in the policy's
+    /// turns.
+    pub is_parked: bool,
     /// Whether the policy has given the turn to others: what it uses meanwhile is a debt.
     pub is_out_of_turn: bool,
     /// GPU time that all processes of its priority have used out of turn.
@@ -113,6 +118,7 @@ impl Member {
             virtual_time: 0,
             is_tracked: false,
             is_held: false,
+            is_parked: false,
             is_out_of_turn: false,
             debt: Debt::default(),
             over_since: None,
@@ -237,16 +243,16 @@ impl Member {
             self.opened = self.opened.or(Some(now));
         }
         self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
-        let had = self.has_demand;
+        let had = self.has_demand && !self.is_parked;
         self.has_demand = !seen.is_frozen
             && !is_over
             && (seen.is_busy || waits || self.lease(settings).is_some_and(|end| now < end));
         self.has_woken = self.has_demand && !had;
     }
 
-    /// Returns whether it is held although it has work.
+    /// Returns whether it is held although it has work, other than for a memory turn.
     pub(super) fn waits(&self) -> bool {
-        self.is_held && self.has_demand
+        self.is_held && self.has_demand && !self.is_parked
     }
 
     /// Returns until when it counts as busy without having work: for the linger time, a quarter of it if its

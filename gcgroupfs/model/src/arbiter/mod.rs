@@ -5,6 +5,7 @@
 //! * `division`: divides time in which several processes had work.
 //! * `debt`: GPU time used out of turn.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
+//! * `memory_turns`: who has memory on a GPU on which the memory of busy processes does not fit together.
 //! * `state`: one tick over the whole tree.
 //!
 //! The daemon's `ticks` decides when to tick.
@@ -14,6 +15,7 @@ mod debt;
 mod division;
 mod gpu;
 mod member;
+mod memory_turns;
 mod policy;
 mod quota;
 mod settings;
@@ -26,6 +28,7 @@ mod tests;
 pub use policy::{STRICT, WEIGHTED};
 
 pub use member::Seen;
+pub use memory_turns::{Holding, MemoryNews, MemoryTurn, Share};
 pub use policy::{POLICIES, Policy, Time, described, names};
 pub use settings::{Options, Settings, sample};
 pub use state::{Next, State};

@@ -23,6 +23,9 @@ pub struct Policy {
     /// Meaning of the priorities, for the manual.
     pub doc: &'static str,
     pub tick: Tick,
+    /// Whether the busy process of the highest priority always has the memory turn; otherwise turns are in
+    /// proportion to weights.
+    pub orders_memory_by_priority: bool,
 }
 
 /// Decides once a tick from the time, a view of each process with a context on the GPU, and the turns so far.
@@ -35,12 +38,14 @@ pub const WEIGHTED: &Policy = &Policy {
     name: "weighted",
     doc: "busy processes get GPU time in proportion to 2^(8-priority)",
     tick: weighted,
+    orders_memory_by_priority: false,
 };
 
 pub const STRICT: &Policy = &Policy {
     name: "strict",
     doc: "the busy process of the highest priority runs, others use the gaps",
     tick: strict,
+    orders_memory_by_priority: true,
 };
 
 impl Policy {

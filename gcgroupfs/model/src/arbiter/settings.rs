@@ -82,6 +82,12 @@ options! {
         "after this time a waiting process submits one batch, whatever the daemon says";
     watch_usec => watch * USEC: 0..=3_600_000_000 = 10_000_000,
         "GPU time is measured for this long after compute.stat was read";
+    memory_turn_move_percent => turn_move_percent * PERCENT: 0..=50 = 5,
+        "memory turns last so long that moving memory takes this part of them; 0: no memory turns";
+    memory_turn_least_usec => turn_least * USEC: 100_000..=60_000_000 = 1_000_000,
+        "shortest memory turn";
+    memory_turn_most_usec => turn_most * USEC: 100_000..=600_000_000 = 60_000_000,
+        "longest memory turn";
 }
 
 /// A number from `LEAST` to `MOST`.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Settings;
 use super::gpu::{Gpu, Order, Quotas, Tick};
 use super::member::Seen;
+use super::memory_turns::MemoryNews;
 use super::policy::Time;
 use super::quota::{Meter, Passed};
 use super::settings::usec;
@@ -31,12 +32,14 @@ pub struct State {
 }
 
 /// Work that remains when the tree's lock is released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Next {
     /// When to tick again; `None`: only when notified.
     pub at: Option<Time>,
     /// Work began before its process saw that it must ring: tick again at once.
     pub again: bool,
+    /// Changes of memory turns to be logged, with the devices.
+    pub memory_news: Vec<(usize, MemoryNews)>,
 }
 
 impl State {
@@ -90,21 +93,27 @@ impl State {
         }
 
         let mut next: Vec<Time> = Vec::new();
-        let mut again = false;
+        let (mut again, mut memory_news) = (false, Vec::new());
         for (device, seen) in all.iter().enumerate() {
             let each = seen.iter().map(|one| self.quotas(tree, one.id, device));
             let quotas: Vec<Quotas> = each.collect();
             let Some(gpu) = self.gpus.get_mut(device) else {
                 continue;
             };
+            let capacity = gpu.wants_capacity(now, seen).then(|| tree.capacity(device));
             let decided = Tick {
                 now,
+                capacity,
                 seen,
                 quotas: &quotas,
                 policy,
             };
             let plan = gpu.decide(&decided, &self.settings);
             next.extend(plan.next);
+            memory_news.extend(plan.memory_news.map(|news| (device, news)));
+            if let Some(one) = plan.memory_turn.and_then(|place| seen.get(place)) {
+                tree.count_memory_turn(one.id, device);
+            }
             tree.open_absent(device, seen);
             for (one, order) in seen.iter().zip(&plan.orders) {
                 tree.order(one.id, device, &self.gate(order));
@@ -118,6 +127,7 @@ impl State {
         Next {
             at: next.into_iter().min(),
             again,
+            memory_news,
         }
     }
 
@@ -128,6 +138,7 @@ impl State {
             patience_usec: usec(order.patience),
             wants_bell: order.wants_bell,
             wants_end: order.wants_end,
+            memory: order.memory,
         }
     }
 

@@ -3,6 +3,7 @@
 mod conformance;
 mod debts;
 mod groups;
+mod memory;
 mod played;
 mod player;
 mod policies;

@@ -33,7 +33,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: usage_usec (GPU time charged, measured under a quota, where priorities differ, and for 10 s \
-              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), @COUNTERS@.",
+              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), memory_turn (of a process: 1, it has the memory turn of a GPU; 2, it \
+              waits for one; 0, neither), @COUNTERS@.",
     },
     ControlFile {
         name: "compute.pressure",
@@ -57,7 +58,8 @@ fn stat(view: &View<'_>) -> Result<String> {
         ("nr_copies", sums.submitted(Submission::Copy)),
     ];
     let counters = view.counters(all_counters(), "compute.stat");
-    Ok(flat_keyed(numbers.into_iter().chain(counters)))
+    let memory_turn = view.memory_turn().map(|turn| ("memory_turn", turn));
+    Ok(flat_keyed(numbers.into_iter().chain(memory_turn).chain(counters)))
 }
 
 #[cfg(test)]

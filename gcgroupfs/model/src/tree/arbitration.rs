@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{ControlDevice, Gate};
 
+use super::memory_holders::holding;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
-use crate::arbiter::{Policy, Seen};
+use crate::arbiter::{MemoryTurn, Policy, Seen, Share};
 
 /// The state that a gate shall have while it is not frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,7 @@ pub struct GateOrder {
     pub patience_usec: u32,
     pub wants_bell: bool,
     pub wants_end: bool,
+    pub memory: Share,
 }
 
 impl GateOrder {
@@ -25,6 +27,11 @@ impl GateOrder {
         patience_usec: 0,
         wants_bell: false,
         wants_end: false,
+        memory: Share {
+            turn: MemoryTurn::None,
+            is_parked: false,
+            resident_limit: 0,
+        },
     };
 }
 
@@ -35,7 +42,7 @@ pub type Opened = Vec<(Arc<dyn Blocks>, usize)>;
 /// The tree during one tick.
 #[derive(Debug)]
 pub struct Arbitration<'a> {
-    state: &'a mut State,
+    pub(super) state: &'a mut State,
     notices: Vec<Notice>,
     opened: Opened,
 }
@@ -109,6 +116,8 @@ impl Arbitration<'_> {
         is_watched: impl Fn(ProcessId) -> bool,
     ) -> Vec<Seen<ProcessId>> {
         let notices = &mut self.notices;
+        let host_memory = self.state.devices.host.memory;
+        let total = self.state.devices.get(device).map_or(0, |device| device.total);
         let mut look = |process: &mut Process| {
             let (usage, control) = (
                 process.usage().device(device)?,
@@ -128,6 +137,7 @@ impl Arbitration<'_> {
                 nr_waiting: usage.nr_waiting(),
                 is_frozen: enforce::is_closed(control),
                 is_watched: is_watched(process.id),
+                memory: holding(process, device, total.min(host_memory)),
             };
             let evidence = &mut process.kept_mut(Some(device))?.evidence;
             if *evidence == Evidence::Unknown {
@@ -165,7 +175,7 @@ impl Arbitration<'_> {
     /// process.
     pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
         let is_absent = |process: &Process| {
-            process.gate(device) != Gate::Run
+            (process.gate(device) != Gate::Run || enforce::has_memory_bound(process, device))
                 && present.binary_search_by_key(&process.id, |one| one.id).is_err()
         };
         let absent: Vec<ProcessId> = self

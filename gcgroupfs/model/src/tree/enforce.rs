@@ -15,7 +15,7 @@ use super::{Device, ProcessId};
 pub(super) struct Moved {
     /// The gate has opened.
     pub(super) has_opened: bool,
-    /// The process must begin or may stop metering its own work.
+    /// The process must begin or may stop metering its own work, or move memory.
     pub(super) is_news: bool,
 }
 
@@ -252,12 +252,13 @@ fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
 /// Sets a gate by the arbiter's order. A frozen gate stays frozen and is set when it thaws.
 pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder) -> Moved {
     let before = process.gate(device);
-    let moved = Moved {
+    let mut moved = Moved {
         has_opened: before == Gate::Throttled && order.gate != Gate::Throttled,
         is_news: (before == Gate::Run) != (order.gate == Gate::Run),
     };
     if let Some(kept) = process.kept_mut(Some(device)) {
         kept.gate = order.gate;
+        kept.memory_turn = order.memory.turn;
     }
     let Some(control) = process.control().devices.get(device) else {
         return moved;
@@ -265,10 +266,20 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     control.window_usec.store(order.window_usec, Relaxed);
     control.patience_usec.store(order.patience_usec, Relaxed);
     control.set_wants_bell(order.wants_bell, order.wants_end);
+    if control.resident_limit.load(Relaxed) != order.memory.resident_limit {
+        control.resident_limit.store(order.memory.resident_limit, Relaxed);
+        moved.is_news = true;
+    }
     if before != order.gate && !is_closed(control) {
         control.gate.store(order.gate as u32, Release);
     }
     moved
+}
+
+/// Returns whether the process's movable memory on a device is bounded.
+pub(super) fn has_memory_bound(process: &Process, device: usize) -> bool {
+    let control = process.control().devices.get(device);
+    control.is_some_and(|control| control.resident_limit.load(Relaxed) != 0)
 }
 
 /// Adds `nsec` nanoseconds to the GPU time that the process was charged on a device.

@@ -256,7 +256,12 @@ impl World {
                 &device.nr_ended,
             ]);
             fill(&[&device.nr_frozen, &device.frozen_usec]);
-            fill(&[&device.swappable, &device.swap_current, &device.pressure_wanted]);
+            fill(&[
+                &device.swappable,
+                &device.movable,
+                &device.swap_current,
+                &device.pressure_wanted,
+            ]);
             device
                 .kinds
                 .iter()

@@ -13,6 +13,7 @@ use super::refusals::ProcessRefusals;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
 use super::stall::ProcessStalls;
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
+use crate::arbiter::MemoryTurn;
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
@@ -54,6 +55,9 @@ pub(super) struct Kept {
     pub(super) nr_over_limit: u64,
     /// Number of requests to swap memory out.
     pub(super) nr_reclaim: u64,
+    /// Number of its memory turns, and its role in turns now.
+    pub(super) nr_memory_turns: u64,
+    pub(super) memory_turn: MemoryTurn,
     /// State of the gate while it is not frozen.
     pub(super) gate: Gate,
     pub(super) evidence: Evidence,
@@ -79,6 +83,8 @@ impl Default for Kept {
             peak: 0,
             nr_over_limit: 0,
             nr_reclaim: 0,
+            nr_memory_turns: 0,
+            memory_turn: MemoryTurn::None,
             gate: Gate::Run,
             evidence: Evidence::default(),
         }

@@ -112,6 +112,7 @@ impl Saved {
             let mut counted = Counted::default();
             counted.before.nr_over_limit = kept.nr_over_limit;
             counted.before.nr_reclaim = kept.nr_reclaim;
+            counted.before.nr_memory_turns = kept.nr_memory_turns;
             counted.peak = kept.peak;
             (device, counted)
         });
@@ -134,6 +135,7 @@ impl Saved {
             if let Some(kept) = process.kept_mut(device) {
                 kept.nr_over_limit = counted.before.nr_over_limit;
                 kept.nr_reclaim = counted.before.nr_reclaim;
+                kept.nr_memory_turns = counted.before.nr_memory_turns;
                 kept.peak = counted.peak;
             }
         }

@@ -49,6 +49,9 @@ counters! {
         /// Number of requests to swap memory out.
         nr_reclaim as "memory.events" "reclaim" "requests to move memory out, by writes of memory.reclaim and, on a \
             GPU, for processes of higher priority";
+        /// Number of memory turns.
+        nr_memory_turns as "compute.stat" "nr_memory_turns" "memory turns that it has had, where the memory of the busy \
+            processes of a GPU does not fit together";
         /// Kernels in launched graphs.
         graph_kernels = device.graph_kernels, most kernels;
         /// Kernels known to have completed.
@@ -112,6 +115,7 @@ impl Sums {
         let mut add = |kept: &Kept| {
             self.nr_over_limit += kept.nr_over_limit;
             self.nr_reclaim += kept.nr_reclaim;
+            self.nr_memory_turns += kept.nr_memory_turns;
         };
         match device {
             Some(device) => process.devices.get(device).into_iter().for_each(add),

@@ -46,6 +46,10 @@ impl<'a> View<'a> {
         (self.notices.into_inner(), self.shown.into_inner())
     }
 
+    pub(super) fn scope(&self) -> Scope<'a> {
+        self.scope
+    }
+
     pub fn devices(&self) -> &[Device] {
         &self.state.devices
     }

@@ -259,7 +259,10 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_group_max: AtomicU64,
-    reserved_grants: AtomicU64,
+    /// Bytes of the allocations that can be moved, on the device or on the host; 0 in earlier hooks.
+    ///
+    /// Ordering: as `swappable`.
+    pub movable: AtomicU64,
 }
 
 impl UsageDevice {
@@ -312,4 +315,5 @@ const _: () = {
     assert!(offset_of!(UsageDevice, context_charged) == 480);
     assert!(offset_of!(UsageDevice, context_estimated) == 488);
     assert!(offset_of!(UsageDevice, nr_group_max) == 496);
+    assert!(offset_of!(UsageDevice, movable) == 504);
 };

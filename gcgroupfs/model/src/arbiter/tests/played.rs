@@ -125,8 +125,9 @@ fn tick(
         seen: &seen,
         quotas: &quotas,
         policy,
+        capacity: None,
     };
-    let Plan { orders, next } = gpu.decide(&tick, settings);
+    let Plan { orders, next, .. } = gpu.decide(&tick, settings);
     for (player, order) in players.iter_mut().zip(orders) {
         player.order = order;
     }

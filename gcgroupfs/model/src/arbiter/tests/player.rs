@@ -7,6 +7,7 @@ use gcgroup_abi::Gate;
 use super::played::{MSEC, USEC};
 use crate::arbiter::gpu::{Order, Quotas};
 use crate::arbiter::member::Seen;
+use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::quota::Meter;
 use crate::tree::Quota;
 
@@ -184,6 +185,7 @@ impl Player {
             },
             is_frozen: now < self.frozen_until,
             is_watched: false,
+            memory: Holding::default(),
         }
     }
 

@@ -144,7 +144,8 @@ fn higher_priority_neighbour_sets_gate_arbitrate() {
         play.tick(),
         Next {
             at: None,
-            again: false
+            again: false,
+            memory_news: Vec::new(),
         }
     );
     assert_eq!((play.gate(high), play.gate(low)), (Gate::Track, Gate::Arbitrate));

@@ -133,6 +133,11 @@ impl<'a> UntrustedDevice<'a> {
         self.usage.swappable.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns the bytes that can be moved, on the device or on the host, at most `most`.
+    pub(in crate::tree) fn movable(self, most: u64) -> u64 {
+        self.usage.movable.load(Relaxed).min(most).min(MOST)
+    }
+
     /// Returns the number of the last request to swap out that was handled.
     pub(in crate::tree) fn reclaim_generation(self) -> u32 {
         self.usage.reclaim_generation.load(Acquire)

@@ -75,6 +75,12 @@ impl Ledger {
         self.charged - self.contexts == self.allocated
     }
 
+    /// Returns the bytes charged for allocations that exist and for contexts. Memory that is prepared for a
+    /// move is not among them.
+    pub(in crate::tree) fn existing(&self) -> u64 {
+        self.allocated.saturating_add(self.contexts).min(self.charged)
+    }
+
     /// Returns the bytes charged for contexts.
     pub fn contexts(&self) -> u64 {
         self.contexts

@@ -31,6 +31,12 @@ impl Untrusted<'_> {
         advanced
     }
 
+    /// Returns whether a thread of the process waits for memory.
+    pub(in crate::tree) fn waits_for_memory(self) -> bool {
+        let stall = self.usage.stalls.get(Pressure::Memory as usize);
+        stall.is_some_and(|stall| stall.some.has_waiters())
+    }
+
     /// Returns a number that changes with each submission to the devices of `slots` that the driver has
     /// accepted.
     pub(in crate::tree) fn nr_submitted(self, slots: impl Iterator<Item = usize>) -> u64 {

@@ -81,8 +81,14 @@ fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>
     assert!(submitted.iter().all(|calls| *calls <= nr * most.calls));
     // The process does not count these.
     assert_eq!(
-        [overhead, usage_nsec, sums.nr_over_limit, sums.nr_reclaim],
-        [0; 4]
+        [
+            overhead,
+            usage_nsec,
+            sums.nr_over_limit,
+            sums.nr_reclaim,
+            sums.nr_memory_turns
+        ],
+        [0; 5]
     );
 }
 
@@ -117,6 +123,7 @@ fn values_of_forged_block_are_bounded() {
             };
             assert!(device.charged() <= MOST);
             assert!(device.memory_peak(TOTAL) <= TOTAL && device.memory_peak(NO_LIMIT) <= MOST);
+            assert!(device.movable(TOTAL) <= TOTAL && device.movable(NO_LIMIT) <= MOST);
             assert!(device.swappable(TOTAL) <= TOTAL && device.swappable(NO_LIMIT) <= MOST);
             assert!(device.memory_overhead_before(0) == 0 && device.memory_overhead_before(NO_LIMIT) <= MOST);
             assert!(device.swapped(HOST.memory) <= HOST.memory);
