@@ -213,7 +213,7 @@ fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream)
             Ok(held)
         }
         Err(full) => {
-            full.count_refusal(hook.session.usage(), pool.index(), foretold);
+            full.count_refusal(hook.session.usage(), foretold);
             hook.memory.count_failure(pool.index());
             Err(CUerror::OUT_OF_MEMORY)
         }
@@ -233,7 +233,7 @@ fn give_back(
     let on = Stream::of(hook.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
     pool.trim(hook.memory, keep);
-    Full::Device(pool.index()).count_refusal(hook.session.usage(), pool.index(), bytes);
+    Full::Device(pool.index()).count_refusal(hook.session.usage(), bytes);
     hook.memory.count_failure(pool.index());
     Err(CUerror::OUT_OF_MEMORY)
 }

@@ -189,7 +189,7 @@ impl Memory {
     }
 
     pub(crate) fn refused_by(&self, index: usize, bytes: u64, full: Full) -> CUerror {
-        full.count_refusal(self.usage(), index, bytes);
+        full.count_refusal(self.usage(), bytes);
         self.count_failure(index);
         CUerror::OUT_OF_MEMORY
     }

@@ -112,7 +112,7 @@ fn hold(memory: &Memory, reserve: &Reserve, foretold: impl Fn() -> u64) -> Resul
     memory.reserves.trim(memory);
     let bytes = foretold();
     reserve.hold(memory, bytes).map(|()| bytes).map_err(|full| {
-        full.count_refusal(memory.usage(), reserve.index(), bytes);
+        full.count_refusal(memory.usage(), bytes);
         memory.count_failure(reserve.index());
         CUerror::OUT_OF_MEMORY
     })

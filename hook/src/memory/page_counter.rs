@@ -47,9 +47,9 @@ impl Full {
         }
     }
 
-    /// Counts an allocation of `bytes` on a device that was refused for the limit (`memory.events`: oom,
+    /// Counts an allocation of `bytes` that was refused for the limit (`memory.events`: oom,
     /// group_max). The caller counts the failed allocation afterwards.
-    pub(crate) fn count_refusal(self, usage: &Usage, index: usize, bytes: u64) {
+    pub(crate) fn count_refusal(self, usage: &Usage, bytes: u64) {
         usage.refused_bytes.store(bytes, Relaxed);
         log::line(|| match self {
             Self::Device(index) => {
