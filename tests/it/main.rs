@@ -90,6 +90,8 @@ mod install;
 #[cfg(test)]
 mod interception;
 #[cfg(test)]
+mod jobs;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod liars;

@@ -12,7 +12,7 @@ use crate::tree::{Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
-    make_transient_group, resolve_if,
+    make_job_group, make_transient_group, resolve_if,
 };
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]

@@ -18,6 +18,12 @@
 //! | remove | a group's path | | |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
+//! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the program |
+//! path of the group that was made for the job |
+//!
+//! `begin` makes a transient group for the command that the client is about to execute, and for its
+//! descendants. The group is held until the client's process has ended and its connection is closed, which
+//! the command inherits; the connection takes no further requests. A job without a name is named `job-PID`.
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
 //!
@@ -45,6 +51,7 @@ pub enum Operation {
     Make = 4,
     Remove = 5,
     MayBegin = 6,
+    Begin = 7,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +95,7 @@ impl<'a> Request<'a> {
             4 => Operation::Make,
             5 => Operation::Remove,
             6 => Operation::MayBegin,
+            7 => Operation::Begin,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -14,6 +14,7 @@ mod connection;
 mod connections;
 mod ends;
 mod initial_group;
+mod jobs;
 mod journal_listener;
 mod listener;
 mod live_processes;
@@ -50,7 +51,7 @@ use self::mismatched::Mismatched;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
-use self::rule_queries::RuleQueries;
+use self::rule_queries::{RuleAnswer, RuleQueries};
 use self::stored::show_condition;
 use self::token::Token;
 use crate::journal::{Journal, Key};
@@ -378,8 +379,11 @@ impl Server {
     fn drain_wake(&mut self) {
         // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
-        while let Some((registrant, verdict)) = self.rule_queries.answer() {
-            self.admit_or_refuse(registrant, verdict);
+        while let Some(answer) = self.rule_queries.answer() {
+            match answer {
+                RuleAnswer::Registrant(registrant, verdict) => self.admit_or_refuse(*registrant, verdict),
+                RuleAnswer::Job(request, judged) => self.begin_job(*request, judged),
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Client of the daemon's socket, for the command line.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -118,6 +119,36 @@ impl Client {
     /// No daemon answers, or its answer is invalid.
     pub(super) fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
+    }
+
+    /// Makes a transient group for the program that this process is about to execute, and for its descendants.
+    /// Returns its path and the connection, which holds the group while any process has it open; or the errno
+    /// of the refusal. Without a name the group is named `job-PID`.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(super) fn begin(
+        mut self,
+        group: Option<&str>,
+        name: Option<&str>,
+        program: &Path,
+    ) -> anyhow::Result<Result<(String, OwnedFd), Errno>> {
+        let mut value = name.unwrap_or_default().as_bytes().to_vec();
+        value.push(0);
+        value.extend(program.as_os_str().as_bytes());
+        let request = Request {
+            operation: Operation::Begin,
+            offset: 0,
+            name: group.unwrap_or_default(),
+            value: &value,
+        };
+        let mut buffer = vec![0; MAX_ANSWER];
+        let answer = self.ask(&request, &mut buffer)?;
+        if answer.status != 0 {
+            return Ok(Err(errno(answer.status)));
+        }
+        let path = String::from_utf8(answer.part.to_vec())?;
+        Ok(Ok((path, self.socket)))
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.

@@ -140,7 +140,11 @@ impl Tree {
             });
             let mut group = Group::new(id, parent, &made, access);
             saved.restore_group(&mut group, &state.devices);
+            let is_held = group.job.is_some();
             state.add_group(group);
+            if is_held {
+                state.count_holds(id, |nr_holds| nr_holds + 1, &mut Vec::new());
+            }
         }
     }
 }
@@ -191,10 +195,15 @@ impl State {
             name: name.to_owned(),
             by: caller.uid,
             is_transient: transient.is_some(),
+            job: transient.as_ref().and_then(|transient| transient.job.clone()),
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
+        let is_held = group.job.is_some();
         self.add_group(group);
+        if is_held {
+            self.count_holds(id, |nr_holds| nr_holds + 1, notices);
+        }
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Made {
             id,

@@ -2,6 +2,8 @@
 //! a rule names; and, within that, the group that the process asks for. Missing groups are created, and
 //! removed with their last member.
 
+mod job;
+
 use nix::unistd::{getegid, geteuid};
 
 use gcgroupfs_model::error::{Error, Result};
@@ -10,6 +12,8 @@ use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
     Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Owner, Settings, Transient, Tree,
 };
+
+pub(super) use self::job::{NewJob, make_job_group};
 
 /// Credentials of a client, as the kernel reports them.
 #[derive(Debug, Clone, Default)]
@@ -86,7 +90,7 @@ impl Credentials {
 #[derive(Debug)]
 pub(super) struct GroupFacts<'a> {
     pub who: &'a Credentials,
-    /// Group of the nearest governed ancestor.
+    /// Group of the nearest governed ancestor, or of its job.
     pub above: Option<GroupId>,
     /// Verdict of the rules.
     pub verdict: &'a Verdict,
@@ -156,6 +160,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
             root
         };
         let transient = Transient {
+            job: None,
             owner: Owner {
                 uid: owner.uid,
                 gid: owner.gid,
@@ -204,6 +209,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
             return Err(Error::WrongAccess);
         }
         let transient = Transient {
+            job: None,
             owner: Owner {
                 uid: who.uid,
                 gid: who.gid,

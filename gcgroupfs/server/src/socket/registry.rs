@@ -4,6 +4,7 @@
 //! A process is identified by pid and start time. It keeps its settings while it lives: over an exec, a lost
 //! connection and a restart of the daemon.
 
+mod begin;
 mod first;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use self::first::FirstRegistration;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
 use super::initial_group::Credentials;
+use super::jobs::Jobs;
 use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
@@ -30,7 +32,7 @@ use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::{RuleSettings, Verdict};
 use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
-use gcgroupfs_sys::process::Peer;
+use gcgroupfs_sys::process::{self, Peer};
 
 #[derive(Debug)]
 pub(super) struct Registry {
@@ -43,6 +45,7 @@ pub(super) struct Registry {
     /// Processes that are not registered now.
     unregistered: Unregistered,
     awaited: AwaitedMembers,
+    jobs: Jobs,
     log_limit: LogLimit,
 }
 
@@ -77,6 +80,7 @@ impl Registry {
             live: LiveProcesses::new(options.epoll),
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
             unregistered: Unregistered::new(options.tree.clone(), options.records),
+            jobs: Jobs::new(options.tree.clone()),
             log_limit: LogLimit::default(),
             tree: options.tree,
             bells: options.bells,
@@ -133,6 +137,7 @@ impl Registry {
             peer,
             hello,
             usage,
+            ..
         } = registrant;
         let key = key(&peer);
         let Peer {
@@ -275,7 +280,13 @@ impl Registry {
         self.end_registration(process);
         if let Some(key) = self.live.remove(process) {
             self.unregistered.ended(key);
+            self.jobs.ended(key);
         }
+    }
+
+    /// Handles the end of a job's connection.
+    pub(super) fn job_closed(&mut self, connection: u64) {
+        self.jobs.closed(connection);
     }
 
     /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
@@ -295,13 +306,17 @@ impl Registry {
             .or(later)
     }
 
-    /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
-    /// held for a process is not removed.
+    /// Watches the remembered processes that are in groups and those of jobs, so that their end is noticed at
+    /// once: a group held for a process is not removed.
     pub(super) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
-        for key in self.unregistered.in_groups() {
+        let jobs = self.jobs.keys();
+        for key in self.unregistered.in_groups().into_iter().chain(jobs) {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
-                Err(Errno::ESRCH) => self.unregistered.ended(key),
+                Err(Errno::ESRCH) => {
+                    self.unregistered.ended(key);
+                    self.jobs.ended(key);
+                }
                 // They are also checked periodically.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
@@ -311,6 +326,11 @@ impl Registry {
     /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
     /// whether any are left that have not registered again.
     pub(super) fn tend_unregistered(&mut self) -> bool {
+        for key in self.jobs.keys() {
+            if !process::is_alive(key.pid, key.start_time) {
+                self.jobs.ended(key);
+            }
+        }
         let is_any_left = self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left

@@ -109,7 +109,8 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
         name: "memory-limit",
         variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
-        help: "Limit of device memory in bytes, as 8G, or max",
+        help: "Limit of device memory of the whole job and of each of its processes, as 8G, or max; on one GPU as \
+               GPU-UUID=8G or 1=8G",
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
     }),
     written: Some(|edit, limit| edit.count_over_limit(limit.number())),
