@@ -110,7 +110,7 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
 fn memory_limit_bounds_command_and_children_together() {
     let mount = Mount::new();
     let mut child = Background::new();
-    let script = "\"$1\" < \"$2\" > \"$3\" & exec \"$1\"";
+    let script = "\"$1\" < \"$2\" > \"$3\" 2>/dev/null & exec \"$1\"";
     let mut main = DriverShell::spawn(run_script(&mount, &["--memory-limit", "64M"], script, &child));
     let other = child.banner();
     let group = format!("job-{}", main.pid());
@@ -132,7 +132,7 @@ fn memory_limit_bounds_command_and_children_together() {
 fn children_outlive_their_command_in_its_group() {
     let mount = Mount::new();
     let mut child = Background::new();
-    let script = "(read line; exec \"$1\") < \"$2\" > \"$3\" & echo $GCGROUP_GROUP";
+    let script = "(read line; exec \"$1\") < \"$2\" > \"$3\" 2>/dev/null & echo $GCGROUP_GROUP";
     let options = ["--name", "short", "--memory-limit", "1M"];
     let output = run_script(&mount, &options, script, &child)
         .output()
@@ -229,7 +229,7 @@ fn settings_apply_to_single_gpus() {
     let devices = mount.read("", "devices");
     let uuid = devices.split(' ').nth(1).expect("a UUID");
     let limits = format!("1G,{uuid}=8M,1=4M");
-    let options = ["--memory-limit", &limits, "--compute-max", "50%", "--swap=16M"];
+    let options = ["--memory-limit", &limits, "--compute-max", "50%"];
     let mut command = mount.gcgroupfs(&["run", "--name", "job"]);
     command.args(options).arg("--").arg(driver_shell());
     let mut shell = DriverShell::spawn(command);
@@ -237,7 +237,6 @@ fn settings_apply_to_single_gpus() {
         ("memory.limit", 1024 * MIB),
         ("0/memory.limit", 8 * MIB),
         ("1/memory.limit", 4 * MIB),
-        ("memory.swap.max", 16 * MIB),
     ] {
         assert_eq!(mount.read("job", file), value.to_string(), "{file}");
     }
@@ -247,6 +246,11 @@ fn settings_apply_to_single_gpus() {
     shell.ask("gpu 1");
     assert_eq!(shell.ask(&format!("alloc linear {}", 4 * MIB + 1)), "error 2");
     assert_eq!(shell.ask(&format!("alloc linear {}", 3 * MIB)), "ok 0");
+    let mut command = mount.gcgroupfs(&["run", "--name", "other", "--swap=16M"]);
+    command.arg("--").arg(driver_shell());
+    let other = DriverShell::spawn(command);
+    assert_eq!(mount.read("other", "memory.swap.max"), (16 * MIB).to_string());
+    assert_eq!(mount.read(other.pid(), "memory.swap.max"), (16 * MIB).to_string());
     let (status, stderr) = ended(mount.gcgroupfs(&["run", "--memory-limit", "2=4M", "--", "true"]));
     assert_eq!(status, Some(125), "{stderr}");
     assert!(stderr.contains("there is no GPU 2"), "{stderr}");
