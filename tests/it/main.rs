@@ -19,6 +19,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod commands;
+#[cfg(test)]
 mod connections;
 #[cfg(test)]
 mod containers;

@@ -17,6 +17,7 @@ mod errno {
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EMFILE: i32 = 24;
+    pub(super) const EMLINK: i32 = 31;
     pub(super) const ERANGE: i32 = 34;
     pub(super) const ENAMETOOLONG: i32 = 36;
     pub(super) const EOPNOTSUPP: i32 = 95;
@@ -45,8 +46,10 @@ pub enum Error {
     Exists,
     #[error("it has processes or groups in it")]
     NotEmpty,
-    #[error("too many groups, or too deep")]
+    #[error("too many groups")]
     TooMany,
+    #[error("groups nest eight deep at most")]
+    TooDeep,
     #[error("too many open files")]
     TooManyOpen,
     #[error("invalid group name: {0}")]
@@ -103,8 +106,10 @@ impl Error {
             Self::NoProcess => errno::ESRCH,
             Self::Exists => errno::EEXIST,
             Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
-            // As with cgroup.max.depth and cgroup.max.descendants.
+            // As with cgroup.max.descendants.
             Self::TooMany => errno::EAGAIN,
+            // Not EAGAIN, as with cgroup.max.depth: shells would say that it is temporary.
+            Self::TooDeep => errno::EMLINK,
             Self::TooManyOpen => errno::EMFILE,
             Self::BadName(_) => errno::EINVAL,
             Self::LongName => errno::ENAMETOOLONG,
@@ -152,6 +157,7 @@ mod tests {
         assert_eq!(errno::EISDIR, libc::EISDIR);
         assert_eq!(errno::EINVAL, libc::EINVAL);
         assert_eq!(errno::EMFILE, libc::EMFILE);
+        assert_eq!(errno::EMLINK, libc::EMLINK);
         assert_eq!(errno::ERANGE, libc::ERANGE);
         assert_eq!(errno::ENAMETOOLONG, libc::ENAMETOOLONG);
         assert_eq!(errno::EOPNOTSUPP, libc::EOPNOTSUPP);

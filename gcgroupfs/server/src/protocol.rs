@@ -18,8 +18,8 @@
 //! | remove | a group's path | | |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
-//! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the program |
-//! path of the group that was made for the job |
+//! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
+//! program | path of the group that was made for the job |
 //!
 //! `begin` makes a transient group for the command that the client is about to execute, and for its
 //! descendants. The group is held until the client's process has ended and its connection is closed, which

@@ -121,9 +121,9 @@ impl Client {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
 
-    /// Makes a transient group for the program that this process is about to execute, and for its descendants.
-    /// Returns its path and the connection, which holds the group while any process has it open; or the errno
-    /// of the refusal. Without a name the group is named `job-PID`.
+    /// Makes a transient group for the program that this process is about to execute, and for its
+    /// descendants. Returns its path and the connection, which holds the group while any process has it open;
+    /// or the errno of the refusal. Without a name the group is named `job-PID`.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.

@@ -50,19 +50,19 @@ missing or refused.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     options: RunOptions,
-    /// Start in this group, as team/batch; it is made if it does not exist and you may make it. With --name or
-    /// a limit, the job's group is made in it
+    /// Start in this group, as team/batch; it is made if it does not exist and you may make it. With --name
+    /// or a limit, the job's group is made in it
     #[arg(long, value_name = "PATH", value_parser = group)]
     group: Option<String>,
     /// Name of the job's group, in place of job-PID
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     name: Option<String>,
-    /// Do not let the program use a GPU unless a daemon governs it in its group; implied by --group, --name and
-    /// every setting
+    /// Do not let the program use a GPU unless a daemon governs it in its group; implied by --group, --name
+    /// and every setting
     #[arg(long, conflicts_with = "best_effort")]
     required: bool,
-    /// Run the program even if no daemon governs it, or not in the group: then settings hold for each process,
-    /// and without a daemon only --memory-limit and --swap
+    /// Run the program even if no daemon governs it, or not in the group: then settings hold for each
+    /// process, and without a daemon only --memory-limit and --swap
     #[arg(long)]
     best_effort: bool,
     /// The program and its arguments
@@ -123,9 +123,9 @@ fn execute(mut command: Command) -> ExitCode {
     })
 }
 
-/// Makes the group in which the program begins, with its settings; or only checks that the program may begin in
-/// an existing one. Returns `None` if the program has no group of its own; that is reported, unless it is as
-/// requested.
+/// Makes the group in which the program begins, with its settings; or only checks that the program may begin
+/// in an existing one. Returns `None` if the program has no group of its own; that is reported, unless it is
+/// as requested.
 ///
 /// # Errors
 /// There is no such group, and the program may not start without.

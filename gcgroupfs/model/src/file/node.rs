@@ -62,12 +62,12 @@ pub fn is_taken(name: &str) -> bool {
 /// Checks that a group of that path from the root could exist.
 ///
 /// # Errors
-/// * `EAGAIN`: nested too deeply.
+/// * `EMLINK`: nested too deeply.
 /// * As [`make_group`].
 pub fn check_group_path(path: &str) -> Result<()> {
     for (depth, name) in path.split('/').enumerate() {
         if depth >= MAX_DEPTH {
-            return Err(Error::TooMany);
+            return Err(Error::TooDeep);
         }
         check_name(name)?;
         if is_taken(name) {

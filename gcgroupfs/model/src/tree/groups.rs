@@ -20,7 +20,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EPERM` in a process's or a device's directory; `EINVAL` or `ENAMETOOLONG` for the name; `EEXIST`;
-    /// `EAGAIN` beyond [`MAX_DEPTH`], or if there are too many groups in all or of the caller.
+    /// `EMLINK` beyond [`MAX_DEPTH`]; `EAGAIN` if there are too many groups in all or of the caller.
     pub fn make_group(&self, new: &NewGroup<'_>) -> Result<(GroupId, Change)> {
         self.make(new, None)
     }
@@ -172,8 +172,10 @@ impl State {
             return Err(Error::Exists);
         }
         let nr_made = self.nr_made.of(caller.uid);
-        if self.chain(above).len() >= MAX_DEPTH
-            || self.groups.len() >= MAX_GROUPS
+        if self.chain(above).len() >= MAX_DEPTH {
+            return Err(Error::TooDeep);
+        }
+        if self.groups.len() >= MAX_GROUPS
             || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
             || self.next_group >= GroupId::END
         {

@@ -13,7 +13,7 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::message::Hello;
 use serde::{Deserialize, Serialize};
 
-use self::values::Values;
+use self::values::{Bounded, Values};
 use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -233,6 +233,27 @@ impl Settings {
                 bounded.root = Some(value);
             }
         });
+        Ok(())
+    }
+
+    /// Unsets a setting that inherits, for the whole also on all devices.
+    ///
+    /// # Errors
+    /// `EPERM` if a user other than root unsets what root has set.
+    pub fn unset(&mut self, setting: &'static Setting, device: Option<&str>, by_root: bool) -> Result<()> {
+        let bounds = match device {
+            Some(_) => vec![self.root(setting, device)],
+            None => self.all().map(|(_, values)| values.get(setting).root).collect(),
+        };
+        if !by_root && bounds.into_iter().flatten().next().is_some() {
+            return Err(Error::BeyondRoot("only root can unset what root has set"));
+        }
+        let unset = |values: &mut Values| values.change(setting, |bounded| *bounded = Bounded::default());
+        if device.is_none() {
+            self.devices.values_mut().for_each(unset);
+        }
+        unset(self.at_mut(device));
+        self.devices.retain(|_, values| !values.is_empty());
         Ok(())
     }
 

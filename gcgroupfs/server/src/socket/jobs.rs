@@ -1,5 +1,5 @@
-//! Jobs: commands that were started with a transient group of their own (`gcgroupfs run`), which holds them and
-//! their descendants.
+//! Jobs: commands that were started with a transient group of their own (`gcgroupfs run`), which holds them
+//! and their descendants.
 //!
 //! The group is held while the command's process lives, or its connection is open: descendants inherit the
 //! connection, so the group outlives a command that leaves children behind. After a restart of the daemon

@@ -137,7 +137,7 @@ fn jobs_of_a_process_nest_until_too_deep() {
         jobs.push(job);
     }
     let (_, status, _) = begin(&world, "", b"\0/bin/sh");
-    assert_ne!(status, 0);
+    assert_eq!(status.cast_signed(), libc::EMLINK);
     assert_eq!(
         world.show(&format!("{path}/gcgroup.events")),
         "populated 1\nfrozen 0\n"
