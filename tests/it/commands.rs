@@ -1,10 +1,11 @@
-//! Tests commands and scripts with missing files and wrong arguments.
+//! Tests commands, scripts and the daemon with missing files and wrong arguments.
 
 use std::fs;
 use std::process::Command;
 
-use support::{Config, Mount, repository};
+use support::{Config, Mount, artifacts, repository, wait_until};
 
+use crate::driver::DriverShell;
 use crate::rules::ALICE;
 
 #[test]
@@ -76,4 +77,24 @@ fn cdi_makes_its_directory_and_names_the_socket() {
         .cloned();
     assert_eq!(last.expect("a mount")["hostPath"], "/somewhere");
     assert_eq!(write("/somewhere/gcgroup.sock")["env"], serde_json::Value::Null);
+}
+
+#[test]
+fn driver_that_appears_after_the_daemon_is_used() {
+    let libraries = tempfile::tempdir().expect("a temporary directory");
+    let path = libraries.path().to_str().expect("text");
+    let mount = Mount::with(Config::default().env("LD_LIBRARY_PATH", path));
+    assert_eq!(mount.read("", "devices"), "");
+    for entry in fs::read_dir(artifacts().simgpu()).expect("the simulated driver is built") {
+        let entry = entry.expect("the directory is readable");
+        let link = libraries.path().join(entry.file_name());
+        std::os::unix::fs::symlink(entry.path(), link).expect("the directory is ours");
+    }
+    wait_until("the daemon has found the GPU", || {
+        mount.read("", "devices").starts_with("0 GPU-")
+    });
+    let mut shell = DriverShell::start(&mount);
+    mount.write(format!("{}/0", shell.pid()), "memory.limit", "1M");
+    assert_eq!(shell.ask("alloc linear 1048577"), "error 2");
+    assert_eq!(shell.ask("alloc linear 1048576"), "ok 0");
 }

@@ -57,7 +57,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A file to be mounted does not exist.
-fn specification(socket: &Path) -> anyhow::Result<String> {
+pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
     let program = env::current_exe().context("cannot tell where this program is")?;
     let directory = program.parent().unwrap_or(Path::new("/"));
     let mut mounts = Vec::new();
