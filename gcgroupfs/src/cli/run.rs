@@ -1,6 +1,7 @@
 //! `gcgroupfs run`: executes a program with the library preloaded and settings in its environment.
 
 mod job;
+mod program;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -96,6 +97,12 @@ fn job_name(text: &str) -> Result<String, String> {
 /// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
 /// 126 if it cannot be run (as in env(1)), 125 if the failure is ours.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
+    if let Some(name) = arguments.command.first() {
+        let program = program::find(name);
+        if let Some(why) = program::obstacle(&program) {
+            eprintln!("gcgroupfs: warning: {} is not governed: {why}", program.display());
+        }
+    }
     match prepare(socket, arguments).and_then(|command| Ok((command, place(socket, arguments)?))) {
         Ok((mut command, job)) => {
             if let Some(job) = job {

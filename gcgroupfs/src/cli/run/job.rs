@@ -1,18 +1,16 @@
 //! The group of a command that `gcgroupfs run` starts, made by the daemon.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
+use super::program;
 use crate::cli::client::{Client, strerror};
 use crate::cli::run_options::Write;
 
@@ -47,7 +45,7 @@ impl Job {
         patience: Duration,
     ) -> anyhow::Result<Result<Self, String>> {
         let client = Client::connect_with(socket, patience)?;
-        let program = find_program(request.program);
+        let program = program::find(request.program);
         let begun = client.begin(request.group, request.name, &program)?;
         Ok(match begun {
             Ok((path, connection)) => Ok(Self { path, connection }),
@@ -119,26 +117,6 @@ fn index_of<'a>(device: &'a str, devices: &'a BTreeMap<String, String>) -> anyho
     }
 }
 
-/// Returns the file that the program's name stands for, as execvp(3) finds it; the name if there is none.
-fn find_program(name: &OsStr) -> PathBuf {
-    let path = Path::new(name);
-    let found = if name.as_bytes().contains(&b'/') {
-        Some(path.to_owned())
-    } else {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path)
-            .map(|directory| directory.join(name))
-            .find(|file| is_executable(file))
-    };
-    let found = found.unwrap_or_else(|| path.to_owned());
-    found.canonicalize().unwrap_or(found)
-}
-
-fn is_executable(file: &Path) -> bool {
-    file.metadata()
-        .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,20 +134,5 @@ mod tests {
         ] {
             assert_eq!(index_of(device, &devices).ok(), index, "{device}");
         }
-    }
-
-    #[test]
-    fn program_is_found_in_path_as_by_exec() {
-        let found = find_program(OsStr::new("sh"));
-        assert!(
-            found.is_absolute() && is_executable(&found),
-            "{}",
-            found.display()
-        );
-        assert_eq!(find_program(OsStr::new("/no/such")), Path::new("/no/such"));
-        assert_eq!(
-            find_program(OsStr::new("no-such-program")),
-            Path::new("no-such-program")
-        );
     }
 }
