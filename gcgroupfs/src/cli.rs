@@ -114,7 +114,7 @@ commands! {
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
     Doctor(doctor::Arguments) => |socket, arguments| doctor::run(socket.of_daemon(), &arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
-    Cdi(Nothing) => |socket, _| print(cdi::specification(&socket.of_daemon())?.as_bytes());
+    Cdi(cdi::Arguments) => |socket, arguments| cdi::run(&socket.of_daemon(), &arguments);
     /// Prints the table of control files, in Markdown.
     Files(Nothing) => |_, _| print(manual::table().as_bytes());
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -

@@ -69,7 +69,11 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<(Config, String)> {
     Ok((parse(&text, path)?, text))
 }
 
-fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
+/// Returns the configuration in a file, and its text; if there is no such file, the default one.
+///
+/// # Errors
+/// As [`Source::read`].
+pub(crate) fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
     match fs::read_to_string(path) {
         Ok(text) => Ok((parse(&text, path)?, text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok((Config::default(), String::new())),

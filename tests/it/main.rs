@@ -19,6 +19,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod commands;
+#[cfg(test)]
 mod connections;
 #[cfg(test)]
 mod containers;
@@ -94,6 +96,8 @@ mod inotify;
 mod install;
 #[cfg(test)]
 mod interception;
+#[cfg(test)]
+mod jobs;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]

@@ -127,14 +127,14 @@ fn gc_preempt_thaws_when_it_is_ended() {
     let process = mount.obedient();
     let pid = process.pid().to_string();
     let signals = [
-        Signal::SIGINT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-        Signal::SIGUSR1,
-        Signal::SIGKILL,
+        (Signal::SIGINT, Some(130)),
+        (Signal::SIGTERM, Some(143)),
+        (Signal::SIGHUP, Some(129)),
+        (Signal::SIGQUIT, Some(131)),
+        (Signal::SIGUSR1, None),
+        (Signal::SIGKILL, None),
     ];
-    for signal in signals {
+    for (signal, status) in signals {
         let mut preempt = command(&mount, "gc-preempt");
         preempt.args([&pid, "--", "sh", "-c", "echo started $$; exec sleep 1000"]);
         let mut preempt = Governed::spawn(preempt);
@@ -142,7 +142,7 @@ fn gc_preempt_thaws_when_it_is_ended() {
         let child = started.trim_start_matches("started ").parse().expect("a pid");
         assert_eq!(mount.read(&pid, "compute.freeze"), "1");
         preempt.signal(signal);
-        assert!(!preempt.wait().success());
+        assert_eq!(preempt.wait().code(), status, "{signal}");
         wait_until("the process is thawed", || {
             mount.read(&pid, "compute.freeze") == "0"
         });

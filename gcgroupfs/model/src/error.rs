@@ -17,6 +17,7 @@ mod errno {
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EMFILE: i32 = 24;
+    pub(super) const EMLINK: i32 = 31;
     pub(super) const ERANGE: i32 = 34;
     pub(super) const ENAMETOOLONG: i32 = 36;
     pub(super) const EOPNOTSUPP: i32 = 95;
@@ -79,6 +80,8 @@ pub enum Error {
     NotAdmitted,
     #[error("root has set {bound}: {rule}, except by root")]
     BeyondRoot { rule: &'static str, bound: String },
+    #[error("root has set it; only root can unset it")]
+    SetByRoot,
     #[error("root froze the group that the process is in; only root can move it out")]
     FrozenByRoot,
     #[error("expected {expected}, got {got:?}")]
@@ -125,8 +128,10 @@ impl Error {
             Self::NoProcess => errno::ESRCH,
             Self::Exists => errno::EEXIST,
             Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
-            // As with cgroup.max.depth and cgroup.max.descendants.
-            Self::TooDeep(_) | Self::TooMany { .. } => errno::EAGAIN,
+            // As with cgroup.max.descendants.
+            Self::TooMany { .. } => errno::EAGAIN,
+            // Not EAGAIN, as with cgroup.max.depth: shells would say that it is temporary.
+            Self::TooDeep(_) => errno::EMLINK,
             Self::TooManyOpen => errno::EMFILE,
             Self::BadName(_) => errno::EINVAL,
             Self::LongName(_) => errno::ENAMETOOLONG,
@@ -139,7 +144,7 @@ impl Error {
             Self::NoCreate => errno::EACCES,
             Self::ReadOnly | Self::WriteOnly | Self::NotOwner { .. } => errno::EACCES,
             Self::Closed | Self::NotWritable | Self::Contained | Self::NotAdmitted => errno::EACCES,
-            Self::BeyondRoot { .. } | Self::FrozenByRoot => errno::EPERM,
+            Self::BeyondRoot { .. } | Self::SetByRoot | Self::FrozenByRoot => errno::EPERM,
             Self::BadValue { .. } => errno::EINVAL,
             Self::OutOfRange { .. } => errno::ERANGE,
             Self::NoMemorySize | Self::NotSupported(_) => errno::EOPNOTSUPP,
@@ -175,6 +180,7 @@ mod tests {
         assert_eq!(errno::EISDIR, libc::EISDIR);
         assert_eq!(errno::EINVAL, libc::EINVAL);
         assert_eq!(errno::EMFILE, libc::EMFILE);
+        assert_eq!(errno::EMLINK, libc::EMLINK);
         assert_eq!(errno::ERANGE, libc::ERANGE);
         assert_eq!(errno::ENAMETOOLONG, libc::ENAMETOOLONG);
         assert_eq!(errno::EOPNOTSUPP, libc::EOPNOTSUPP);

@@ -12,7 +12,7 @@ use crate::tree::{Action, Caller, Change, Directory, Edit, Level, Setting, Tree,
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
-    make_transient_group, remove_group, resolve_if, set_access,
+    make_job_group, make_transient_group, remove_group, resolve_if, set_access,
 };
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]

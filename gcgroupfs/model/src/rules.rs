@@ -102,6 +102,19 @@ pub struct Judgement<'a> {
     pub verdict: Result<Verdict, String>,
 }
 
+impl Group {
+    /// Returns the group in which jobs of the process's user begin where no rule names one: `users/NAME`,
+    /// owned by the user.
+    pub fn of_user(facts: &Facts) -> Self {
+        Self {
+            path: format!("users/{}", template::user_name(facts)),
+            nr_ruled: 1,
+            delegate: true,
+            settings: RuleSettings::default(),
+        }
+    }
+}
+
 impl Rules {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

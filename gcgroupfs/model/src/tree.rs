@@ -97,7 +97,7 @@ pub use settings::*;
 pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
-pub use transient::Transient;
+pub use transient::{Job, Transient};
 pub use unmanaged::{Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
 pub use user_change::{Action, UserChange};

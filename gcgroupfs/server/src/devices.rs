@@ -3,7 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
@@ -15,8 +18,11 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as Handle, Nvml};
 use tracing::{debug, info, warn};
 
-use crate::overhead::Source;
-use gcgroupfs_model::tree::{Device, DeviceSample};
+use crate::overhead::{self, Source};
+use gcgroupfs_model::tree::{Device, DeviceSample, Tree};
+
+/// Time between attempts to reach a driver that was not there at the daemon's start.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Lists the devices in NVML's order (that of PCI addresses). A GPU in MIG mode is replaced by its instances,
 /// in their order, since it cannot be used as a whole; the daemon never changes that mode.
@@ -33,6 +39,32 @@ pub fn find() -> (Option<Holders>, Vec<Device>) {
     let found = list(&nvml);
     found.iter().for_each(log);
     (Some(Holders::new(nvml, &found)), found)
+}
+
+/// Starts to measure the devices. Without `holders`, tries to reach the driver again every 5 s, and then adds
+/// its devices.
+///
+/// # Errors
+/// A thread cannot be started.
+pub fn measure(tree: Arc<Tree>, holders: Option<Holders>) -> io::Result<()> {
+    if let Some(holders) = holders {
+        return overhead::watch(tree, holders);
+    }
+    let wait = move || {
+        let nvml = loop {
+            thread::sleep(RETRY);
+            if let Ok(nvml) = Nvml::init() {
+                break nvml;
+            }
+        };
+        info!("the driver is there now");
+        match overhead::watch(tree.clone(), Holders::new(nvml, &[])) {
+            Ok(()) => tree.ask_devices(),
+            Err(error) => warn!("cannot begin to measure: {error}"),
+        }
+    };
+    thread::Builder::new().name("driver".to_owned()).spawn(wait)?;
+    Ok(())
 }
 
 /// The driver and its GPUs, for people.

@@ -10,7 +10,7 @@ pub mod facts;
 pub mod host;
 pub mod journal;
 mod log_limit;
-pub mod overhead;
+mod overhead;
 pub mod protocol;
 pub mod receive;
 pub mod socket;

@@ -39,7 +39,7 @@ const CONTEXT_PAUSE: Duration = Duration::from_millis(5);
 type Held = HashMap<u32, Option<u64>>;
 
 /// An observer of the devices: NVML.
-pub trait Source: Send {
+pub(crate) trait Source: Send {
     /// Returns what each process holds on a device; `None` if the device cannot be asked, or its answer
     /// cannot be trusted.
     fn held(&self, device: usize) -> Option<Held>;
@@ -75,7 +75,7 @@ pub trait Source: Send {
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<()> {
+pub(crate) fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<()> {
     let (sender, receiver) = sync_channel(1);
     let (asker, asked) = sync_channel(1);
     tree.listen(Arc::new(Ear {

@@ -20,6 +20,12 @@
 //! later |
 //! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
 //! JSON |
+//! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
+//! program | path of the group that was made for the job |
+//!
+//! `begin` makes a transient group for the command that the client is about to execute, and for its
+//! descendants. The group is held until the client's process has ended and its connection is closed, which
+//! the command inherits; the connection takes no further requests. A job without a name is named `job-PID`.
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
 //!
@@ -48,6 +54,7 @@ pub enum Operation {
     Remove = 5,
     MayBegin = 6,
     Explain = 7,
+    Begin = 8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +99,7 @@ impl<'a> Request<'a> {
             5 => Operation::Remove,
             6 => Operation::MayBegin,
             7 => Operation::Explain,
+            8 => Operation::Begin,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -16,6 +16,7 @@ mod connections;
 mod ends;
 mod faulty;
 mod initial_group;
+mod jobs;
 mod journal_listener;
 mod kill;
 mod listener;
@@ -54,7 +55,7 @@ use self::kill::{KillWaker, Kills};
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
-use self::rule_queries::RuleQueries;
+use self::rule_queries::{RuleAnswer, RuleQueries};
 use self::stored::show_condition;
 use self::token::Token;
 use crate::journal::{Journal, Key};
@@ -392,8 +393,11 @@ impl Server {
         for (directory, time) in self.kills.take() {
             self.registry.kill(&self.tree.doomed(directory), time);
         }
-        while let Some((registrant, verdict)) = self.rule_queries.answer() {
-            self.admit_or_refuse(registrant, verdict);
+        while let Some(answer) = self.rule_queries.answer() {
+            match answer {
+                RuleAnswer::Registrant(registrant, verdict) => self.admit_or_refuse(*registrant, verdict),
+                RuleAnswer::Job(request, judged) => self.begin_job(*request, judged),
+            }
         }
     }
 

@@ -1,13 +1,16 @@
 //! `gcgroupfs cdi`: prints what a container needs to be governed, in the format of container tools:
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 //!
-//! Only mounts are used: an environment variable would not reach a program that is started in a running
-//! container.
+//! Only mounts are used where that is possible: an environment variable does not reach every program that is
+//! started in a running container.
 
 use std::env;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use clap::Args;
+use gcgroup_abi::environment::GCGROUP_SOCKET;
 use serde_json::{Value, json};
 
 /// The oldest version of the format that has all keys used here.
@@ -27,11 +30,33 @@ const MOUNTS: [(&str, &str); 3] = [
     ("../share/gcgroupfs/ld.so.preload", "/etc/ld.so.preload"),
 ];
 
-/// Returns the specification as JSON.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Write the specification to this file, in place of standard output; its directory is made if missing
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Prints or writes the specification.
 ///
 /// # Errors
-/// A file to be mounted does not exist, or the socket's file name differs from the one that a process in a
-/// container looks for.
+/// As [`specification`]; the file cannot be written.
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
+    let text = specification(socket)?;
+    let Some(file) = &arguments.output else {
+        return super::print(text.as_bytes());
+    };
+    if let Some(directory) = file.parent() {
+        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    }
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Returns the specification as JSON. A socket with another file name than the one that a process in a
+/// container looks for is named in the environment.
+///
+/// # Errors
+/// A file to be mounted does not exist.
 pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
     let program = env::current_exe().context("cannot tell where this program is")?;
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -45,20 +70,25 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
     }
     let socket = std::path::absolute(socket)?;
     let default = Path::new(gcgroup_abi::DEFAULT_SOCKET);
-    ensure!(
-        socket.file_name() == default.file_name(),
-        "{}: a container expects the socket as {}, so it must have that file name",
-        socket.display(),
-        default.display()
-    );
     // The directory, since a restarted daemon makes a new socket.
     if let (Some(here), Some(there)) = (socket.parent(), default.parent()) {
         mounts.push(mount(here, there)?);
     }
+    let mut edits = json!({ "mounts": mounts });
+    if let Some(name) = socket
+        .file_name()
+        .filter(|name| Some(*name) != default.file_name())
+    {
+        let path = default.with_file_name(name);
+        let path = path
+            .to_str()
+            .with_context(|| format!("{}: not text", socket.display()))?;
+        edits["env"] = json!([format!("{}={path}", GCGROUP_SOCKET.name)]);
+    }
     let specification = json!({
         "cdiVersion": VERSION,
         "kind": KIND,
-        "devices": [{ "name": "all", "containerEdits": { "mounts": mounts } }],
+        "devices": [{ "name": "all", "containerEdits": edits }],
     });
     Ok(format!("{specification:#}\n"))
 }

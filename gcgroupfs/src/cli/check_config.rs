@@ -14,7 +14,7 @@ use gcgroupfs_server::facts;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The configuration [default: that of a daemon started by you]
+    /// The configuration [default: that of a daemon started by you, which need not exist]
     file: Option<PathBuf>,
     /// Show which rule matches this process, governed or not, and why the others do not
     #[arg(long)]
@@ -28,8 +28,11 @@ pub(super) struct Arguments {
 /// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
 /// * There is no such process.
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let file = arguments.file.clone().unwrap_or_else(super::paths::configuration);
-    let (config, text) = config::read(&file)?;
+    let (config, text) = match &arguments.file {
+        Some(file) => config::read(file)?,
+        // A daemon starts without the default file, too.
+        None => config::read_if_there(&super::paths::configuration())?,
+    };
     let Some(pid) = arguments.pid else { return Ok(()) };
     let facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -134,6 +135,36 @@ impl Client {
             Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
             Err(refusal) => bail!("{path}: {refusal}"),
         }
+    }
+
+    /// Makes a transient group for the program that this process is about to execute, and for its
+    /// descendants. Returns its path and the connection, which holds the group while any process has it open;
+    /// or the refusal. Without a name the group is named `job-PID`.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(super) fn begin(
+        mut self,
+        group: Option<&str>,
+        name: Option<&str>,
+        program: &Path,
+    ) -> anyhow::Result<Result<(String, OwnedFd), Refusal>> {
+        let mut value = name.unwrap_or_default().as_bytes().to_vec();
+        value.push(0);
+        value.extend(program.as_os_str().as_bytes());
+        let request = Request {
+            operation: Operation::Begin,
+            offset: 0,
+            name: group.unwrap_or_default(),
+            value: &value,
+        };
+        let mut buffer = vec![0; MAX_ANSWER];
+        let answer = self.ask(&request, &mut buffer)?;
+        if let Some(refusal) = Refusal::of(&answer) {
+            return Ok(Err(refusal));
+        }
+        let path = String::from_utf8(answer.part.to_vec())?;
+        Ok(Ok((path, self.socket)))
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.

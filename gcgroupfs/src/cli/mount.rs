@@ -30,7 +30,6 @@ use gcgroupfs_model::tree::{Owner, Tree};
 use gcgroupfs_server::devices;
 use gcgroupfs_server::host;
 use gcgroupfs_server::journal::Journal;
-use gcgroupfs_server::overhead;
 use gcgroupfs_server::socket::{self, Listener, Server};
 use gcgroupfs_server::ticks;
 use gcgroupfs_sys as sys;
@@ -184,9 +183,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         grace_msec: grace,
         receiver: Box::new(receiver),
     })?;
-    if let Some(holders) = holders {
-        overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
-    }
+    devices::measure(tree.clone(), holders).context("cannot begin to measure")?;
     let stop = Stop::on_signals(server.waker()?)?;
     server.rules().set(config.rules);
     let parts = Parts {

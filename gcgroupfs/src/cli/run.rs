@@ -1,5 +1,8 @@
 //! `gcgroupfs run`: executes a program with the library preloaded and settings in its environment.
 
+mod job;
+mod program;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,9 +18,11 @@ use clap::Args;
 use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
 
+use self::job::Job;
 use super::client::Client;
 use super::paths::Named;
 use super::run_options::RunOptions;
+use gcgroupfs_model::file::check_group_path;
 
 /// The preload library, relative to the directory of this program.
 const PRELOAD: &str = "../lib/libgcgroup.so";
@@ -33,6 +38,11 @@ const RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+The program and its children are a job, with a group of their own: job-PID, or --name. Root's is made at the top, that of \
+other users in users/NAME; in the group of the process that runs this command, if that is governed; or in the group that a \
+rule names. It is removed when the program has ended and the last process has left. --memory-limit, --swap and \
+--compute-max bound all processes of the job together. GCGROUP_GROUP in the program's environment is the group's path.
+
 If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \
 5 seconds, or the group is refused, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
 with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
@@ -42,11 +52,19 @@ missing or refused.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     options: RunOptions,
-    /// Start in this group, as team/batch; it is made if it does not exist and you may make it
-    #[arg(long, value_name = "NAME", value_parser = group)]
+    /// Start in this group, as team/batch; it is made if it does not exist and you may make it. With --name
+    /// or a limit, the job's group is made in it
+    #[arg(long, value_name = "PATH", value_parser = group)]
     group: Option<String>,
-    /// Run the program even if no daemon governs it, or not in the group: then only --memory-limit and --swap
-    /// hold
+    /// Name of the job's group, in place of job-PID
+    #[arg(long, value_name = "NAME", value_parser = job_name)]
+    name: Option<String>,
+    /// Do not let the program use a GPU unless a daemon governs it in its group; implied by --group, --name
+    /// and every setting
+    #[arg(long, conflicts_with = "best_effort")]
+    required: bool,
+    /// Run the program even if no daemon governs it, or not in the group: then settings hold for each
+    /// process, and without a daemon only --memory-limit and --swap
     #[arg(long)]
     best_effort: bool,
     /// The program and its arguments
@@ -68,41 +86,42 @@ fn group(text: &str) -> Result<String, String> {
     }
 }
 
+/// Checks the name of a job.
+fn job_name(text: &str) -> Result<String, String> {
+    if text.contains('/') {
+        return Err("a name without a slash is expected; --group says where".to_owned());
+    }
+    check_group_path(text).map_err(|error| error.to_string())?;
+    group(text)
+}
+
 /// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
 /// 126 if it cannot be run (as in env(1)), 125 if the failure is ours.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
-    let mut command = match prepare(socket, arguments) {
-        Ok(command) => command,
-        Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
-            return ExitCode::from(125);
-        }
-    };
-    let group = arguments.group.as_deref();
-    if arguments.is_required() {
-        if let Err(error) = wait_for_daemon(socket, group) {
-            eprintln!(
-                "gcgroupfs: {error:#}; the program is not started (use --best-effort to start it anyway)"
-            );
-            return ExitCode::from(125);
-        }
-    } else {
-        let asked = match group {
-            Some(_) => ask(socket, group, PATIENCE),
-            None => Client::connect(socket).map(|_| Ok(())),
-        };
-        match asked {
-            Ok(Ok(())) => {}
-            Ok(Err(refusal)) => {
-                eprintln!("gcgroupfs: warning: {refusal}; the program starts without --group");
-            }
-            Err(error) => {
-                eprintln!(
-                    "gcgroupfs: warning: {error:#}; until a daemon answers, only --memory-limit and --swap hold"
-                );
-            }
+    if let Some(name) = arguments.command.first() {
+        let program = program::find(name);
+        if let Some(why) = program::obstacle(&program) {
+            eprintln!("gcgroupfs: warning: {} is not governed: {why}", program.display());
         }
     }
+    match prepare(socket, arguments).and_then(|command| Ok((command, place(socket, arguments)?))) {
+        Ok((mut command, job)) => {
+            if let Some(job) = job {
+                if GroupName::new(&job.path).is_some() {
+                    command.env(GCGROUP_GROUP.name, &job.path);
+                }
+                job.hand_down();
+            }
+            execute(command)
+        }
+        Err(error) => {
+            eprintln!("gcgroupfs: {error:#}");
+            ExitCode::from(125)
+        }
+    }
+}
+
+fn execute(mut command: Command) -> ExitCode {
     let error = command.exec();
     eprintln!("gcgroupfs: {}: {error}", command.get_program().to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
@@ -112,34 +131,54 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     })
 }
 
-impl Arguments {
-    /// Returns whether the program may use a GPU only under a daemon that applies these settings.
-    fn is_required(&self) -> bool {
-        let is_any_given = !self.options.is_empty() || self.group.is_some();
-        is_any_given && !self.best_effort
-    }
-
-    /// Returns `GCGROUP_REQUIRED` for the program; `None` leaves the variable unchanged.
-    fn requirement(&self) -> Option<String> {
-        let word = if self.best_effort { "0" } else { "1" };
-        (self.best_effort || self.is_required()).then(|| word.to_owned())
-    }
-}
-
-/// Waits until the daemon allows our program to begin in the group, for [`PATIENCE`], since the daemon may be
-/// restarting. Whether the program then does begin there is checked by its hook.
+/// Makes the group in which the program begins, with its settings; or only checks that the program may begin
+/// in an existing one. Returns `None` if the program has no group of its own; that is reported, unless it is
+/// as requested.
 ///
 /// # Errors
-/// The daemon does not answer, or refuses.
-fn wait_for_daemon(socket: &Path, group: Option<&str>) -> anyhow::Result<()> {
+/// There is no such group, and the program may not start without.
+fn place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Option<Job>> {
+    let placed = find_place(socket, arguments);
+    if arguments.is_required() {
+        return placed
+            .and_then(|placed| placed.map_err(|refusal| anyhow!(refusal)))
+            .context("the program is not started (use --best-effort to start it anyway)");
+    }
+    Ok(match placed {
+        Ok(Ok(job)) => job,
+        Ok(Err(refusal)) if arguments.group.is_some() => {
+            eprintln!("gcgroupfs: warning: {refusal}; the program starts without --group");
+            None
+        }
+        Ok(Err(refusal)) => {
+            eprintln!(
+                "gcgroupfs: warning: {refusal}; settings hold for each process, and only those that it can ask for"
+            );
+            None
+        }
+        Err(error) => {
+            eprintln!(
+                "gcgroupfs: warning: {error:#}; until a daemon answers, only --memory-limit and --swap hold"
+            );
+            None
+        }
+    })
+}
+
+/// Asks the daemon for the group, for [`PATIENCE`] if it is required, since the daemon may be restarting.
+/// Whether the program then does begin there is checked by its hook.
+///
+/// # Errors
+/// The daemon does not answer.
+fn find_place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Result<Option<Job>, String>> {
     let deadline = Instant::now() + PATIENCE;
     let mut left = PATIENCE;
     loop {
-        match ask(socket, group, left) {
-            Ok(answer) => return answer.map_err(|refusal| anyhow!(refusal)),
+        match ask(socket, arguments, left) {
+            Ok(answer) => return Ok(answer),
             Err(error) => {
                 left = deadline.saturating_duration_since(Instant::now());
-                if left < RETRY {
+                if left < RETRY || !arguments.is_required() {
                     return Err(error);
                 }
                 thread::sleep(RETRY);
@@ -148,18 +187,58 @@ fn wait_for_daemon(socket: &Path, group: Option<&str>) -> anyhow::Result<()> {
     }
 }
 
-/// Returns whether our program may begin in the group, or the reason for the refusal.
+/// Asks the daemon once; returns the reason if it refuses.
 ///
 /// # Errors
 /// The daemon does not answer.
-fn ask(socket: &Path, group: Option<&str>, patience: Duration) -> anyhow::Result<Result<(), String>> {
-    let mut client = Client::connect_with(socket, patience)?;
-    let Some(group) = group else {
-        // Any answer will do.
-        return Ok(Ok(client.try_get("devices").map(drop)?));
+fn ask(
+    socket: &Path,
+    arguments: &Arguments,
+    patience: Duration,
+) -> anyhow::Result<Result<Option<Job>, String>> {
+    let (group, name) = (arguments.group.as_deref(), arguments.name.as_deref());
+    let writes = arguments.options.writes();
+    if let (Some(group), None, []) = (group, name, writes) {
+        let mut client = Client::connect_with(socket, patience)?;
+        let answer = client.may_begin(group)?;
+        return Ok(answer
+            .map(|()| None)
+            .map_err(|refusal| format!("group {group}: {refusal}")));
+    }
+    let request = job::Request {
+        group,
+        name,
+        program: arguments
+            .command
+            .first()
+            .map_or(OsStr::new(""), OsString::as_os_str),
     };
-    let answer = client.may_begin(group)?;
-    Ok(answer.map_err(|refusal| format!("group {group}: {refusal}")))
+    let job = match Job::begin(socket, &request, patience)? {
+        Ok(job) => job,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    Ok(match job.write(socket, writes, patience) {
+        Ok(()) => Ok(Some(job)),
+        Err(error) if arguments.best_effort => {
+            eprintln!("gcgroupfs: warning: {error:#}");
+            Ok(Some(job))
+        }
+        Err(error) => Err(format!("{error:#}")),
+    })
+}
+
+impl Arguments {
+    /// Returns whether the program may use a GPU only under a daemon that applies these settings.
+    fn is_required(&self) -> bool {
+        let is_any_given = !self.options.is_empty() || self.group.is_some() || self.name.is_some();
+        self.required || is_any_given && !self.best_effort
+    }
+
+    /// Returns `GCGROUP_REQUIRED` for the program; `None` leaves the variable unchanged.
+    fn requirement(&self) -> Option<String> {
+        let word = if self.best_effort { "0" } else { "1" };
+        (self.best_effort || self.is_required()).then(|| word.to_owned())
+    }
 }
 
 fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {

@@ -42,10 +42,10 @@ variables! {
     /// Path of the daemon's socket. Also used by the commands of gcgroupfs, where --socket is not given.
     GCGROUP_SOCKET = "PATH", "hook, gcgroupfs";
     /// Group in which the process asks to begin, as run --group: below the group that a rule of the daemon
-    /// gives.
+    /// gives. run sets it to the path of the job's group.
     GCGROUP_GROUP = "NAME", "hook, gcgroupfs";
-    /// With 1, cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY unless a daemon governs the process in its
-    /// group. If the hook cannot be loaded, every CUDA function does.
+    /// As run --required. With 1, cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY unless a daemon governs the
+    /// process in its group. If the hook cannot be loaded, every CUDA function does.
     GCGROUP_REQUIRED = "1", "hook";
     /// First value of memory.limit. Holds without a daemon too.
     GCGROUP_MEMORY_LIMIT = "SIZE", "hook";

@@ -76,6 +76,15 @@ pub fn make_transient_group(tree: &Tree, new: &NewGroup<'_>, transient: Transien
     tree.make_transient_group(new, transient)
 }
 
+/// Makes a transient group for a job, which is held until [`Tree::end_job`].
+///
+/// # Errors
+/// As [`make_group`].
+pub fn make_job_group(tree: &Tree, new: &NewGroup<'_>, transient: Transient) -> Result<GroupId> {
+    check_free(tree, new.parent, new.name)?;
+    tree.make_job_group(new, transient)
+}
+
 /// Returns whether any directory has a control file of that name, which no group can have then.
 pub fn is_taken(name: &str) -> bool {
     files::all().any(|file| file.name == name)
@@ -84,7 +93,7 @@ pub fn is_taken(name: &str) -> bool {
 /// Checks that a group of that path from the root could exist.
 ///
 /// # Errors
-/// * `EAGAIN`: nested too deeply.
+/// * `EMLINK`: nested too deeply.
 /// * As [`make_group`].
 pub fn check_group_path(path: &str) -> Result<()> {
     for (depth, name) in path.split('/').enumerate() {

@@ -105,7 +105,7 @@ impl Part {
         match self {
             Self::Text(text) => Ok(text.clone()),
             Self::Uid => Ok(facts.uid.to_string()),
-            Self::User => Ok(facts.user.clone().unwrap_or_else(|| format!("uid-{}", facts.uid))),
+            Self::User => Ok(user(facts)),
             Self::Gid => Ok(facts.gid.to_string()),
             Self::Comm => Ok(str::to_owned(&facts.comm)),
             Self::Exe => {
@@ -197,6 +197,20 @@ fn parse_field(field: &str) -> Result<Part, String> {
             None => return Err(format!("unknown {{{field}}}, expected {FIELDS}")),
         },
     })
+}
+
+fn user(facts: &Facts) -> String {
+    facts.user.clone().unwrap_or_else(|| format!("uid-{}", facts.uid))
+}
+
+/// Returns the name of a process's user as the name of a directory: `uid-N` if the user has none, or one that
+/// is too long.
+pub(super) fn user_name(facts: &Facts) -> String {
+    let name = as_name(&user(facts));
+    if name.len() <= LONGEST {
+        return name;
+    }
+    format!("uid-{}", facts.uid)
 }
 
 /// Returns text that other programs chose as a valid name of a directory.

@@ -184,6 +184,7 @@ mod tests {
             reported.collect::<Vec<_>>()
         };
         let transient = Transient {
+            job: None,
             owner: crate::tree::Owner { uid: 0, gid: 0 },
             settings: Settings::default(),
             origins: Origins::default(),

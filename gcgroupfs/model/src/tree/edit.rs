@@ -55,7 +55,7 @@ impl<'a> Edit<'a> {
         self.notices
     }
 
-    /// Sets a value in the format of its control file.
+    /// Sets a value in the format of its control file. `default` unsets one that inherits.
     ///
     /// # Errors
     /// * `EINVAL`, `ERANGE`: not a value of this setting.
@@ -63,6 +63,9 @@ impl<'a> Edit<'a> {
     /// * As [`Setting::check`].
     pub fn set(&mut self, setting: &'static Setting, text: &str) -> Result<()> {
         let uuid = self.uuid();
+        if setting.inherits && text == "default" {
+            return self.change(|settings, by_root| settings.unset(setting, uuid.as_deref(), by_root));
+        }
         let before = self.settings()?.get(setting, uuid.as_deref());
         let value = setting.parse(text, before, self.memory())?;
         if let Some(check) = setting.check {

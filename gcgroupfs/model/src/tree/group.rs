@@ -11,7 +11,7 @@ use super::origin::Origins;
 use super::refusals::Refusals;
 use super::saved::Made;
 use super::stall::Stalls;
-use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
+use super::{Access, Caller, Directory, GroupId, Job, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
 /// Maximum nesting depth; a group in the root has depth 1.
@@ -39,6 +39,8 @@ pub struct Group {
     pub(super) maker: u32,
     /// True if the group is removed with its last process and last child group.
     pub(super) is_transient: bool,
+    /// The command for which the group is held.
+    pub(super) job: Option<Job>,
     pub(super) access: Access,
     pub(super) settings: Settings,
     pub(super) children: BTreeMap<String, GroupId>,
@@ -110,6 +112,7 @@ impl Group {
             parent,
             maker: made.by,
             is_transient: made.is_transient,
+            job: made.job.clone(),
             access,
             settings: Settings::default(),
             children: BTreeMap::new(),

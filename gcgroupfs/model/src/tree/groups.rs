@@ -20,7 +20,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EPERM` in a process's or a device's directory; `EINVAL` or `ENAMETOOLONG` for the name; `EEXIST`;
-    /// `EAGAIN` beyond [`MAX_DEPTH`], or if there are too many groups in all or of the caller.
+    /// `EMLINK` beyond [`MAX_DEPTH`]; `EAGAIN` if there are too many groups in all or of the caller.
     pub fn make_group(&self, new: &NewGroup<'_>) -> Result<(GroupId, Change)> {
         self.make(new, None)
     }
@@ -140,7 +140,11 @@ impl Tree {
             });
             let mut group = Group::new(id, parent, &made, access);
             saved.restore_group(&mut group, &state.devices);
+            let is_held = group.job.is_some();
             state.add_group(group);
+            if is_held {
+                state.count_holds(id, |nr_holds| nr_holds + 1, &mut Vec::new());
+            }
         }
     }
 }
@@ -197,11 +201,16 @@ impl State {
             name: name.to_owned(),
             by: caller.uid,
             is_transient: transient.is_some(),
+            job: transient.as_ref().and_then(|transient| transient.job.clone()),
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         group.origins = origins.unwrap_or_default();
+        let is_held = group.job.is_some();
         self.add_group(group);
+        if is_held {
+            self.count_holds(id, |nr_holds| nr_holds + 1, notices);
+        }
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Made {
             id,

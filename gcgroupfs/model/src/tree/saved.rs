@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::contexts::Sizes;
 use super::group::Counted;
 use super::process::Process;
-use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums, counter_records};
+use super::{Access, Device, Devices, Group, GroupId, Job, Origins, Settings, Sums, counter_records};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
@@ -67,6 +67,9 @@ pub struct Made {
     /// True if the group is removed with its last process and last child group.
     #[serde(skip_serializing_if = "is_default")]
     pub is_transient: bool,
+    /// The command for which the group is held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -150,6 +153,7 @@ impl Saved {
                 name: group.name.clone(),
                 by: group.maker,
                 is_transient: group.is_transient,
+                job: group.job.clone(),
             }),
             access: Some(group.access),
             counted: by_uuid(counted, devices),

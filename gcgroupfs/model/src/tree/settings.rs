@@ -13,10 +13,10 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::message::Hello;
 use serde::{Deserialize, Serialize};
 
-use self::values::Values;
+use self::values::{Bounded, Values};
 use super::Quota;
 use crate::arbiter::Policy;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
@@ -234,6 +234,27 @@ impl Settings {
                 bounded.root = Some(value);
             }
         });
+        Ok(())
+    }
+
+    /// Unsets a setting that inherits, for the whole also on all devices.
+    ///
+    /// # Errors
+    /// `EPERM` if a user other than root unsets what root has set.
+    pub fn unset(&mut self, setting: &'static Setting, device: Option<&str>, by_root: bool) -> Result<()> {
+        let bounds = match device {
+            Some(_) => vec![self.root(setting, device)],
+            None => self.all().map(|(_, values)| values.get(setting).root).collect(),
+        };
+        if !by_root && bounds.into_iter().flatten().next().is_some() {
+            return Err(Error::SetByRoot);
+        }
+        let unset = |values: &mut Values| values.change(setting, |bounded| *bounded = Bounded::default());
+        if device.is_none() {
+            self.devices.values_mut().for_each(unset);
+        }
+        unset(self.at_mut(device));
+        self.devices.retain(|_, values| !values.is_empty());
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Entity, Group, GroupId, NewGroup, Notice, Origins, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
@@ -10,9 +12,57 @@ pub struct Transient {
     pub settings: Settings,
     /// Where the settings come from.
     pub origins: Origins,
+    /// The command for which the group is held until [`Tree::end_job`].
+    pub job: Option<Job>,
+}
+
+/// The command that was started with a group of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    pub pid: u32,
+    /// Clock ticks since boot.
+    pub start_time: u64,
+    /// The group that was asked for, which rules examine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wish: Option<String>,
+    /// True if the command was started by a governed process, whose group then counts instead of a rule's.
+    #[serde(default)]
+    pub is_inherited: bool,
 }
 
 impl Tree {
+    /// Makes a transient group for a job and holds it until [`end_job`](Self::end_job).
+    ///
+    /// # Errors
+    /// As [`make_group`](Self::make_group).
+    pub fn make_job_group(&self, new: &NewGroup<'_>, transient: Transient) -> Result<GroupId> {
+        let (id, change) = self.make(new, Some(transient))?;
+        self.finish(change);
+        Ok(id)
+    }
+
+    /// Returns the groups that are held for jobs, by their numbers.
+    pub fn job_groups(&self) -> Vec<(GroupId, Job)> {
+        let state = self.state.lock();
+        let jobs = state.groups.values();
+        let mut jobs: Vec<_> = jobs
+            .filter_map(|group| Some((group.id, group.job.clone()?)))
+            .collect();
+        jobs.sort_unstable_by_key(|(id, _)| *id);
+        jobs
+    }
+
+    /// Releases the group that is held for a job. Does nothing if it is held for none.
+    pub fn end_job(&self, id: GroupId) {
+        self.update(|state, notices| {
+            let group = state.groups.get_mut(&id);
+            if group.and_then(|group| group.job.take()).is_some() {
+                notices.push(Notice::GroupChanged(id));
+                state.release_group(id, notices);
+            }
+        });
+    }
+
     /// Makes a transient group, charged to the caller's number of groups whatever its owner. An existing
     /// group of that name is returned as it is.
     ///
@@ -69,7 +119,12 @@ impl State {
     }
 
     /// Changes the number of holds of a group and of those above. A held group counts as populated.
-    fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
+    pub(super) fn count_holds(
+        &mut self,
+        id: GroupId,
+        count: impl Fn(usize) -> usize,
+        notices: &mut Vec<Notice>,
+    ) {
         self.change_standing(id, |group| group.nr_holds = count(group.nr_holds), notices);
     }
 

@@ -47,6 +47,8 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
+        // The server handles it.
+        (Operation::Begin, _) => Err(Error::NotSupported("jobs")),
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {

@@ -1,5 +1,6 @@
 //! One connection: of a hook, of the command line, or of a client that has not sent anything yet.
 
+mod job;
 mod request;
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,6 +62,10 @@ pub(super) enum Kind {
     Sender(Hello),
     /// A process that registers, while the rules are evaluated for it.
     Registrant,
+    /// A process that begins a job, while the rules are evaluated for it.
+    Beginner,
+    /// A command with a group of its own, and its descendants.
+    Job,
     /// The command line, with the text that it is reading.
     Client(Vec<u8>),
     /// A registered process.
@@ -105,14 +110,18 @@ impl Connection {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
-    /// Returns when the connection must be examined next; `None` for a hook that is not muted.
+    fn expires(&self) -> bool {
+        self.is_unregistered() && !matches!(self.kind, Kind::Job)
+    }
+
+    /// Returns when the connection must be examined next; `None` for a hook or job that is not muted.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.muted_until
-            .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
+            .or_else(|| self.expires().then(|| self.last + PATIENCE))
     }
 
     pub(super) fn is_expired(&self, now: Instant) -> bool {
-        self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+        self.expires() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Returns the size of the text that the client is reading, in bytes.
@@ -319,7 +328,9 @@ impl Server {
             return Err(Errno::EPERM);
         }
         let is_known = self.registry.is_known(&peer);
+        let wish = self.registry.original_wish(hello.group);
         let registrant = Registrant {
+            wish,
             number,
             peer,
             hello: *hello,
@@ -443,6 +454,7 @@ impl Server {
             }
             // This may be a hook that gave up waiting: its packets have not been read.
             Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
+            Some(Connection { kind: Kind::Job, .. }) => self.registry.job_closed(number),
             _ => {}
         }
         self.close(number);

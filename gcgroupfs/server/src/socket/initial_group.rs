@@ -2,6 +2,8 @@
 //! a rule names; and, within that, the group that the process asks for. Missing groups are created, and
 //! removed with their last member.
 
+mod job;
+
 use nix::unistd::{getegid, geteuid};
 
 use gcgroupfs_model::error::{Error, Result};
@@ -10,6 +12,8 @@ use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
     Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Origins, Owner, Settings, Transient, Tree,
 };
+
+pub(super) use self::job::{NewJob, make_job_group};
 
 /// Credentials of a client, as the kernel reports them.
 #[derive(Debug, Clone, Default)]
@@ -88,7 +92,7 @@ impl Credentials {
 #[derive(Debug)]
 pub(super) struct GroupFacts<'a> {
     pub who: &'a Credentials,
-    /// Group of the nearest governed ancestor.
+    /// Group of the nearest governed ancestor, or of its job.
     pub above: Option<GroupId>,
     /// Verdict of the rules.
     pub verdict: &'a Verdict,
@@ -164,6 +168,7 @@ fn by_rule(
             root
         };
         let transient = Transient {
+            job: None,
             owner: Owner {
                 uid: owner.uid,
                 gid: owner.gid,
@@ -213,6 +218,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
             return Err(Error::NotWritable);
         }
         let transient = Transient {
+            job: None,
             owner: Owner {
                 uid: who.uid,
                 gid: who.gid,

@@ -4,6 +4,7 @@
 //! A process is identified by pid and start time. It keeps its settings while it lives: over an exec, a lost
 //! connection and a restart of the daemon.
 
+mod begin;
 mod first;
 mod killed;
 
@@ -24,6 +25,7 @@ use super::activity_log::ActivityLog;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
 use super::initial_group::Credentials;
+use super::jobs::Jobs;
 use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
@@ -33,7 +35,7 @@ use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::{RuleSettings, Verdict};
 use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
-use gcgroupfs_sys::process::Peer;
+use gcgroupfs_sys::process::{self, Peer};
 
 #[derive(Debug)]
 pub(super) struct Registry {
@@ -47,6 +49,7 @@ pub(super) struct Registry {
     unregistered: Unregistered,
     awaited: AwaitedMembers,
     killed: Killed,
+    jobs: Jobs,
     log_limit: LogLimit,
     activity_log: Arc<ActivityLog>,
 }
@@ -84,6 +87,7 @@ impl Registry {
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
             unregistered: Unregistered::new(options.tree.clone(), options.records),
             killed: Killed::default(),
+            jobs: Jobs::new(options.tree.clone()),
             log_limit: LogLimit::default(),
             activity_log: options.activity_log,
             tree: options.tree,
@@ -141,6 +145,7 @@ impl Registry {
             peer,
             hello,
             usage,
+            ..
         } = registrant;
         let key = key(&peer);
         let Peer {
@@ -292,7 +297,13 @@ impl Registry {
         self.end_registration(process);
         if let Some(key) = self.live.remove(process) {
             self.unregistered.ended(key);
+            self.jobs.ended(key);
         }
+    }
+
+    /// Handles the end of a job's connection.
+    pub(super) fn job_closed(&mut self, connection: u64) {
+        self.jobs.closed(connection);
     }
 
     /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
@@ -313,13 +324,17 @@ impl Registry {
             .or(later)
     }
 
-    /// Watches the remembered processes that are in groups, so that their end is noticed at once: a group
-    /// held for a process is not removed.
+    /// Watches the remembered processes that are in groups and those of jobs, so that their end is noticed at
+    /// once: a group held for a process is not removed.
     pub(super) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
-        for key in self.unregistered.in_groups() {
+        let jobs = self.jobs.keys();
+        for key in self.unregistered.in_groups().into_iter().chain(jobs) {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
-                Err(Errno::ESRCH) => self.unregistered.ended(key),
+                Err(Errno::ESRCH) => {
+                    self.unregistered.ended(key);
+                    self.jobs.ended(key);
+                }
                 // They are also checked periodically.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
@@ -329,6 +344,11 @@ impl Registry {
     /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
     /// whether any are left that have not registered again.
     pub(super) fn tend_unregistered(&mut self) -> bool {
+        for key in self.jobs.keys() {
+            if !process::is_alive(key.pid, key.start_time) {
+                self.jobs.ended(key);
+            }
+        }
         let is_any_left = self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -13,7 +14,8 @@ use nix::errno::Errno;
 use parking_lot::RwLock;
 
 use crate::facts::{self, user_name};
-use gcgroupfs_model::rules::{Rules, Verdict};
+use gcgroupfs_model::rules::{Group, Rules, Verdict};
+use gcgroupfs_model::text::Comm;
 use gcgroupfs_model::user_counts::UserCounts;
 use gcgroupfs_sys::UsageMap;
 use gcgroupfs_sys::process::Peer;
@@ -48,14 +50,68 @@ pub(super) struct Registrant {
     pub peer: Peer,
     pub hello: Hello,
     pub usage: UsageMap,
+    /// The group that it asks for, as rules examine it.
+    pub wish: Option<String>,
+}
+
+/// A process that is about to execute a command with a group of its own.
+#[derive(Debug)]
+pub(super) struct JobRequest {
+    /// Number of its connection.
+    pub number: u64,
+    pub peer: Peer,
+    /// The group that it asks for.
+    pub group: Option<String>,
+    /// Name of the job.
+    pub name: Option<String>,
+    /// The program, by its own word: only where the group is made depends on it. The program itself is
+    /// examined when it registers.
+    pub program: PathBuf,
+}
+
+/// A process for which the rules are evaluated.
+#[derive(Debug)]
+enum Question {
+    Registrant(Box<Registrant>),
+    Job(Box<JobRequest>),
+}
+
+/// Verdict of the rules on a process.
+#[derive(Debug)]
+pub(super) enum RuleAnswer {
+    Registrant(Box<Registrant>, nix::Result<Verdict>),
+    /// With the group of its user's jobs.
+    Job(Box<JobRequest>, nix::Result<(Verdict, Group)>),
+}
+
+impl Question {
+    fn uid(&self) -> u32 {
+        match self {
+            Self::Registrant(registrant) => registrant.peer.uid,
+            Self::Job(request) => request.peer.uid,
+        }
+    }
+
+    fn judge(self, rules: &Arc<Rules>, names: &mut Names) -> RuleAnswer {
+        match self {
+            Self::Registrant(registrant) => {
+                let verdict = judge(rules, &registrant, names);
+                RuleAnswer::Registrant(registrant, verdict)
+            }
+            Self::Job(request) => {
+                let judged = judge_job(rules, &request, names);
+                RuleAnswer::Job(request, judged)
+            }
+        }
+    }
 }
 
 /// The thread that evaluates the rules, and the channels to and from it.
 #[derive(Debug)]
 pub(super) struct RuleQueries {
     rules: CurrentRules,
-    questions: Sender<Registrant>,
-    answers: Receiver<(Registrant, nix::Result<Verdict>)>,
+    questions: Sender<Question>,
+    answers: Receiver<RuleAnswer>,
     /// Processes that wait for their verdict.
     waiting: UserCounts,
 }
@@ -81,9 +137,9 @@ impl RuleQueries {
         let current = rules.clone();
         thread::Builder::new().name("rules".to_owned()).spawn(move || {
             let mut names = Names::default();
-            for registrant in asked {
-                let verdict = judge(&current.get(), &registrant, &mut names);
-                if answer.send((registrant, verdict)).is_err() {
+            for question in asked {
+                let question: Question = question;
+                if answer.send(question.judge(&current.get(), &mut names)).is_err() {
                     return;
                 }
                 // If it is full, the loop has been woken already.
@@ -113,17 +169,32 @@ impl RuleQueries {
     /// `EAGAIN` if the thread has ended, or if too many wait, including those whose connection has ended
     /// meanwhile.
     pub(super) fn ask(&mut self, registrant: Registrant) -> nix::Result<()> {
-        if !add_waiting(&mut self.waiting, registrant.peer.uid) {
+        self.put(Question::Registrant(Box::new(registrant)))
+    }
+
+    /// Queues the start of a job for its verdict, also if there are no rules: the user's name is needed.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(super) fn ask_for_job(&mut self, request: JobRequest) -> nix::Result<()> {
+        self.put(Question::Job(Box::new(request)))
+    }
+
+    fn put(&mut self, question: Question) -> nix::Result<()> {
+        if !add_waiting(&mut self.waiting, question.uid()) {
             return Err(Errno::EAGAIN);
         }
-        self.questions.send(registrant).map_err(|_| Errno::EAGAIN)
+        self.questions.send(question).map_err(|_| Errno::EAGAIN)
     }
 
     /// Returns the next answer, if there is one.
-    pub(super) fn answer(&mut self) -> Option<(Registrant, nix::Result<Verdict>)> {
-        let (registrant, verdict) = self.answers.try_recv().ok()?;
-        self.waiting.remove(registrant.peer.uid);
-        Some((registrant, verdict))
+    pub(super) fn answer(&mut self) -> Option<RuleAnswer> {
+        let answer = self.answers.try_recv().ok()?;
+        self.waiting.remove(match &answer {
+            RuleAnswer::Registrant(registrant, _) => registrant.peer.uid,
+            RuleAnswer::Job(request, _) => request.peer.uid,
+        });
+        Some(answer)
     }
 }
 
@@ -132,11 +203,33 @@ impl RuleQueries {
 /// # Errors
 /// The process has ended, or reading its /proc files blocks.
 fn judge(rules: &Arc<Rules>, registrant: &Registrant, names: &mut Names) -> nix::Result<Verdict> {
-    let mut facts = facts::of_peer(&registrant.peer, registrant.hello.group.as_str())?;
+    let mut facts = facts::of_peer(&registrant.peer, registrant.wish.as_deref())?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }
     Ok(rules.verdict(&facts))
+}
+
+/// Evaluates the rules for a job's program, and names the group of its user's jobs.
+///
+/// # Errors
+/// As [`judge`].
+fn judge_job(rules: &Arc<Rules>, request: &JobRequest, names: &mut Names) -> nix::Result<(Verdict, Group)> {
+    let mut facts = facts::of_peer(&request.peer, request.group.as_deref())?;
+    facts.user = names.get(rules, facts.uid);
+    let name = request.program.file_name();
+    facts.comm = name.map_or_else(Comm::default, |name| comm_of(&name.to_string_lossy()));
+    facts.exe = Some(request.program.clone());
+    Ok((rules.verdict(&facts), Group::of_user(&facts)))
+}
+
+/// Returns the short name that the kernel gives to a program.
+fn comm_of(name: &str) -> Comm {
+    const LONGEST: usize = 15;
+    let end = (0..=LONGEST.min(name.len()))
+        .rev()
+        .find(|end| name.is_char_boundary(*end));
+    name.get(..end.unwrap_or(0)).unwrap_or_default().into()
 }
 
 /// User names, as they were when first looked up.

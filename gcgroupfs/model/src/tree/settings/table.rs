@@ -109,7 +109,8 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
         name: "memory-limit",
         variable: GCGROUP_MEMORY_LIMIT.name,
         bare: None,
-        help: "Limit of device memory in bytes, as 8G or 1.5GiB, or max",
+        help: "Limit of device memory of the whole job and of each of its processes, as 8G or 1.5GiB, or max; on \
+                one GPU as GPU-UUID=8G or 1=8G",
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
     }),
     written: Some(|edit, limit| edit.count_over_limit(limit.number())),
@@ -160,7 +161,7 @@ pub const MEMORY_VISIBLE: &Setting = &Setting {
           unaffected. limit: the smallest limit that applies, or the device's memory. swap: in addition as much \
           host memory as memory.swap.max and the host allow, of a process started with --swap; a program that \
           sizes itself by what is free then uses it. Or bytes, as 8G. What is shown as free is never more than \
-          would be granted. A group's value holds for those of its processes that have none.",
+          would be granted. A group's value holds for those of its processes that have none. default unsets it.",
     ..Setting::PLAIN
 };
 
@@ -188,7 +189,7 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     shown: Some(|view| view.priority()),
     check: Some(|edit, priority| edit.check_priority(priority.priority())),
     publish: Some(enforce::priority),
-    doc: "A number from 0 (highest priority) to 15; 8 unless set. Set on the process, it holds on all its devices; \
+    doc: "A number from 0 (highest priority) to 15; 8 unless set. default unsets it. Set on the process, it holds on all its devices; \
           a group's holds for those of its processes that have none. compute.policy says what it means where \
           processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
           other than root cannot set a number below the nearest one that root has set on the process, its group or \

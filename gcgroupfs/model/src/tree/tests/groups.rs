@@ -77,7 +77,7 @@ fn groups_nest_to_eight_levels() {
     let deepest = "a/b/c/d/e/f/g/h";
     let id = world.group(deepest);
     assert_eq!(world.tree.path(Some(id)), deepest);
-    assert_eq!(errno(make(&world, &format!("{deepest}/i"), ROOT)), libc::EAGAIN);
+    assert_eq!(errno(make(&world, &format!("{deepest}/i"), ROOT)), libc::EMLINK);
     world.join(100);
     world
         .store(&format!("{deepest}/gcgroup.procs"), ROOT, "100")

@@ -99,6 +99,7 @@ fn transient_group_is_removed_with_last_process() {
         .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
         .unwrap();
     let transient = |settings| Transient {
+        job: None,
         owner: Owner { uid: 7, gid: 8 },
         settings,
         origins: Origins::default(),
@@ -150,6 +151,7 @@ fn transient_group_is_removed_with_last_process() {
 fn held_group_stays_until_released() {
     let world = World::new(1);
     let transient = Transient {
+        job: None,
         owner: Owner { uid: 0, gid: 0 },
         settings: Settings::default(),
         origins: Origins::default(),

@@ -143,3 +143,43 @@ fn damaged_or_unknown_values_of_the_journal_are_told_apart() {
         assert!(read(damaged).is_err(), "{damaged}");
     }
 }
+
+#[test]
+fn setting_that_inherits_is_unset_by_default() {
+    use crate::tree::fixture::{OWNER, ROOT};
+
+    let (world, _) = world();
+    world.group("team");
+    world.store("team/gcgroup.procs", ROOT, "100").unwrap();
+    for (name, value, other) in [
+        ("compute.priority", "12", "8"),
+        ("memory.visible", "4096", "limit"),
+    ] {
+        let [group, device, process] = ["team", "team/1", "100"].map(|place| format!("{place}/{name}"));
+        world.store(&group, ROOT, value).unwrap();
+        assert_eq!(world.show(&process), format!("{value}\n"));
+        world.store(&group, ROOT, "default").unwrap();
+        assert_eq!(world.show(&process), format!("{other}\n"), "{name}");
+        world.store(&device, ROOT, value).unwrap();
+        world.store(&group, ROOT, "default").unwrap();
+        assert_eq!(
+            world.show(&device),
+            format!("{other}\n"),
+            "{name}: left on a device"
+        );
+
+        // The owner may unset what no root has set.
+        world.store(&process, OWNER, value).unwrap();
+        world.store(&process, OWNER, "default").unwrap();
+        assert_eq!(world.show(&process), format!("{other}\n"));
+        world.store(&process, ROOT, value).unwrap();
+        let refused = world.store(&process, OWNER, "default").unwrap_err();
+        assert_eq!(refused.errno(), libc::EPERM);
+        assert_eq!(world.show(&process), format!("{value}\n"));
+        world.store(&process, ROOT, "default").unwrap();
+    }
+    for name in ["memory.limit", "compute.freeze", "compute.max"] {
+        let refused = world.store(&format!("team/{name}"), ROOT, "default").unwrap_err();
+        assert_eq!(refused.errno(), libc::EINVAL, "{name}");
+    }
+}

@@ -32,6 +32,11 @@ impl Server {
             is_contained: user.1,
         };
         self.connections.note_text(asker.uid, held, 0);
+        if let Ok(request) = Request::from_bytes(packet)
+            && request.operation == Operation::Begin
+        {
+            return self.ask_for_job(number, &request);
+        }
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
             // A rule may admit a process to a group that its user may not enter: only a registration can

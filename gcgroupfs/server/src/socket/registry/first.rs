@@ -7,8 +7,8 @@ use tracing::{debug, warn};
 use super::super::initial_group::{Credentials, GroupFacts, InitialGroup, find_initial_group};
 use super::Registry;
 use crate::journal::Key;
-use gcgroupfs_model::rules::Verdict;
-use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
+use gcgroupfs_model::rules::{Group, Verdict};
+use gcgroupfs_model::tree::{GroupId, Job, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
 use gcgroupfs_sys::process::{self, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
@@ -49,9 +49,14 @@ impl Registry {
     fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
         let (pid, hello, who) = (first.pid, first.hello, first.who);
         for _ in 0..MAX_GROUP_CHOICES {
-            let (above, wish_above) = self.group_above(first.stat)?.unzip();
+            let key = Key {
+                pid,
+                start_time: first.stat.start_time,
+            };
+            let origin = self.origin(key, first.stat)?;
+            let wish_above = origin.as_ref().map(|origin| origin.wish);
             let facts = GroupFacts {
-                above: above.flatten(),
+                above: self.binding(origin.as_ref(), first.verdict),
                 verdict: first.verdict,
                 wish: hello.group.as_str(),
                 who,
@@ -109,20 +114,21 @@ impl Registry {
     /// (`before`) and was moved since.
     pub(super) fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
         let Some(wanted) = wish.as_str() else { return true };
-        let path = self.tree.path(group);
-        let below = path.strip_prefix(wanted.trim_matches('/'));
-        before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+        before == Some(wish) || is_below(&self.tree.path(group), wanted)
     }
 
-    /// Returns the group of the nearest governed ancestor (`None` for the root) and the group it had asked
-    /// for. Where a parent has ended, its children were reparented and their origin is unknown.
+    /// Returns where a new process comes from: its own job, or the nearest ancestor that is governed or has a
+    /// job. Where a parent has ended, its children were reparented and their origin is unknown.
     ///
     /// # Errors
     /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
-    fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
+    pub(super) fn origin(&self, key: Key, stat: &Stat) -> nix::Result<Option<Ancestry>> {
+        if let Some((group, job)) = self.jobs.find(key) {
+            return Ok(Some(Ancestry::of_job(group, job)));
+        }
         let (mut parent, mut start_time) = (stat.parent, stat.start_time);
         for _ in 0..MAX_ANCESTORS {
-            let (stat, known, saved) = match process::stat(parent) {
+            let (stat, known, saved, job) = match process::stat(parent) {
                 // Younger than its child: another process has the parent's pid now.
                 Ok(stat) if stat.start_time > start_time => return Ok(None),
                 Ok(stat) => {
@@ -130,26 +136,70 @@ impl Registry {
                         pid: parent,
                         start_time: stat.start_time,
                     };
-                    (Some(stat), self.live.find(key), self.unregistered.get(key))
+                    let (known, saved) = (self.live.find(key), self.unregistered.get(key));
+                    (Some(stat), known, saved, self.jobs.find(key))
                 }
                 Err(Errno::ETIMEDOUT) => (
                     None,
                     self.live.find_pid(parent),
                     self.unregistered.find_pid(parent),
+                    self.jobs.find_pid(parent),
                 ),
                 Err(_) => return Ok(None),
             };
             let registered = known.and_then(|known| known.registration.as_ref());
             let wish = known.map_or(GroupName::NONE, |known| known.wish);
-            if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
-                return Ok(Some((group, wish)));
+            let registered = registered.and_then(|registration| self.tree.group_of(registration.id));
+            if let Some(group) = registered.or(saved.map(|saved| saved.group)) {
+                return Ok(Some(Ancestry {
+                    group,
+                    wish,
+                    is_inherited: true,
+                }));
             }
-            if let Some(saved) = saved {
-                return Ok(Some((saved.group, wish)));
+            if let Some((group, job)) = job {
+                return Ok(Some(Ancestry::of_job(group, job)));
             }
             let stat = stat.ok_or(Errno::EAGAIN)?;
             (parent, start_time) = (stat.parent, stat.start_time);
         }
         Ok(None)
     }
+
+    /// Returns the group in which a process begins by its origin. A rule's group counts instead of a job's
+    /// that is outside of it.
+    pub(super) fn binding(&self, origin: Option<&Ancestry>, verdict: &Verdict) -> Option<GroupId> {
+        let origin = origin?;
+        let group = origin.group?;
+        let is_inside = |rule: &Group| is_below(&self.tree.path(Some(group)), &rule.path);
+        let binds = origin.is_inherited || verdict.group.as_ref().is_none_or(is_inside);
+        binds.then_some(group)
+    }
+}
+
+/// Where a new process comes from.
+pub(super) struct Ancestry {
+    /// `None` for the root.
+    group: Option<GroupId>,
+    /// The group that was asked for there.
+    wish: GroupName,
+    /// Whether rules are not asked for a group: the ancestor is governed, or its job was started by a
+    /// governed process.
+    pub(super) is_inherited: bool,
+}
+
+impl Ancestry {
+    fn of_job(group: GroupId, job: &Job) -> Self {
+        Self {
+            group: Some(group),
+            wish: GroupName::NONE,
+            is_inherited: job.is_inherited,
+        }
+    }
+}
+
+/// Returns whether a path is that of a group or of one below it.
+fn is_below(path: &str, group: &str) -> bool {
+    let below = path.strip_prefix(group.trim_matches('/'));
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }

@@ -59,6 +59,7 @@ impl<'w> Executing<'w> {
     /// process's number.
     fn register(&mut self, connection: u64) -> u64 {
         let registrant = Registrant {
+            wish: None,
             number: connection,
             peer: Peer {
                 pid: PID,

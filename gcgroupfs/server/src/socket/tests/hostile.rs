@@ -251,6 +251,7 @@ fn one_user_cannot_take_all_directories() {
     let mut register = |registry: &mut Registry, uid| {
         next += 1;
         let registrant = Registrant {
+            wish: None,
             number: u64::from(next),
             peer: Peer {
                 pid: next,

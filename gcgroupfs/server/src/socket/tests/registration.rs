@@ -137,6 +137,7 @@ fn killed_process_leaves_no_directory() {
     let usage = crate::block::map_usage(&good_usage_file()).unwrap();
     let socket = Arc::new(new_socket(SockFlag::empty()).unwrap());
     let registrant = rule_queries::Registrant {
+        wish: None,
         number: 9,
         peer,
         hello: Hello::PLAIN,

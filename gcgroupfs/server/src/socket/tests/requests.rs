@@ -114,3 +114,83 @@ fn endless_requests_are_throttled_and_texts_released() {
     let (_, kept) = super::super::answer::answer(tree, &who, long, &packet(1000)).unwrap();
     assert!(kept.is_empty(), "that was the end");
 }
+
+/// Starts a job of this process in a group, and returns the connection that holds it and the answer.
+fn begin(world: &World, group: &str, value: &[u8]) -> (OwnedFd, u32, String) {
+    let client = world.connect();
+    let (status, path) = ask(&client, Operation::Begin, group, value);
+    (client, status, String::from_utf8(path).unwrap())
+}
+
+#[test]
+fn jobs_of_a_process_nest_until_too_deep() {
+    let world = World::new();
+    let mut jobs = Vec::new();
+    let mut path = String::new();
+    for depth in 0..8 {
+        let (job, status, made) = begin(&world, "", b"\0/bin/sh");
+        assert_eq!(status, 0, "{depth}");
+        path = format!("{path}/job-{}", me()).trim_matches('/').to_owned();
+        assert_eq!(made, path);
+        jobs.push(job);
+    }
+    let (_, status, _) = begin(&world, "", b"\0/bin/sh");
+    assert_eq!(status.cast_signed(), libc::EMLINK);
+    assert_eq!(
+        world.show(&format!("{path}/gcgroup.events")),
+        "populated 1\nfrozen 0\n"
+    );
+    // The process lives, so its groups stay without the connections, and with another daemon.
+    drop(jobs);
+    world.assert_well();
+    let world = world.restart();
+    assert_eq!(
+        world.show(&format!("{path}/gcgroup.events")),
+        "populated 1\nfrozen 0\n"
+    );
+}
+
+#[test]
+fn jobs_connection_takes_no_further_requests() {
+    let world = World::new();
+    let (job, status, path) = begin(&world, "", b"mine\0/bin/sh");
+    assert_eq!((status, path.as_str()), (0, "mine"));
+    let request = Request {
+        operation: Operation::Set,
+        offset: 0,
+        name: "mine/memory.limit",
+        value: b"1",
+    };
+    transmit(&job, &request.to_bytes(), &[]).unwrap();
+    let answered = recv(job.as_raw_fd(), &mut [0; 64], MsgFlags::empty());
+    assert!(matches!(answered, Ok(0) | Err(Errno::ECONNRESET)), "{answered:?}");
+    assert_eq!(world.show("mine/memory.limit"), "max\n");
+}
+
+#[test]
+fn invalid_jobs_are_refused_and_leave_no_group() {
+    let world = World::new();
+    for (group, value, errno) in [
+        ("", &b""[..], libc::EINVAL),
+        ("", b"name", libc::EINVAL),
+        ("", b"\xff\0", libc::EINVAL),
+        ("", b"a/b\0", libc::EINVAL),
+        ("", b"7\0", libc::EINVAL),
+        ("", b"devices\0", libc::EEXIST),
+        ("new/group", b"7\0", libc::EINVAL),
+        ("1", b"a\0", libc::EINVAL),
+    ] {
+        let (_, status, _) = begin(&world, group, value);
+        assert_eq!(status.cast_signed(), errno, "{group} {value:?}");
+    }
+    assert_eq!(world.tree.groups(), []);
+    let (_job, status, _) = begin(&world, "", b"taken\0");
+    assert_eq!(status, 0);
+    let (_, status, path) = begin(&world, "", b"taken\0");
+    assert_eq!((status, path.as_str()), (0, "taken/taken"), "inside the first");
+    // A governed process stays where it is.
+    let _hook = world.register();
+    let (_, status, _) = begin(&world, "", b"other\0");
+    assert_eq!(status.cast_signed(), libc::EBUSY);
+    assert_eq!(world.show("taken/taken/gcgroup.procs"), format!("{}\n", me()));
+}

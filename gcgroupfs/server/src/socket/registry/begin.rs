@@ -1,0 +1,98 @@
+//! The start of a job.
+
+use gcgroup_abi::message::GroupName;
+use nix::errno::Errno;
+use tracing::{info, warn};
+
+use super::super::initial_group::{Credentials, GroupFacts, NewJob, make_job_group};
+use super::super::rule_queries::JobRequest;
+use super::{Registry, key};
+use gcgroupfs_model::rules::{Group, Verdict};
+use gcgroupfs_model::tree::Job;
+
+impl Registry {
+    /// Makes the group of a job and returns its path. `connection` holds it, beside the process.
+    ///
+    /// # Errors
+    /// `EBUSY` if the process is governed already, `EDQUOT` if its user has too many processes, `EAGAIN` if
+    /// an ancestor cannot be examined; as making a group.
+    pub(in crate::socket) fn begin(
+        &mut self,
+        request: JobRequest,
+        verdict: &Verdict,
+        users: &Group,
+        number: u64,
+    ) -> nix::Result<String> {
+        let JobRequest {
+            number: connection,
+            peer,
+            group,
+            name,
+            ..
+        } = request;
+        let key = key(&peer);
+        if self.is_known(&peer) {
+            return Err(Errno::EBUSY);
+        }
+        if !self.live.has_room_for(key, peer.uid) {
+            return Err(Errno::EDQUOT);
+        }
+        let origin = self.origin(key, &peer.stat)?;
+        let above = self.binding(origin.as_ref(), verdict);
+        let job = Job {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+            wish: group,
+            is_inherited: above.is_some() && origin.is_some_and(|origin| origin.is_inherited),
+        };
+        let who = Credentials {
+            pid: peer.pid,
+            uid: peer.uid,
+            gid: peer.gid,
+            groups: peer.groups,
+            is_contained: peer.is_contained,
+        };
+        let facts = GroupFacts {
+            who: &who,
+            above,
+            verdict,
+            wish: job.wish.as_deref(),
+        };
+        let new = NewJob {
+            name: name.as_deref(),
+            job: &job,
+            users,
+        };
+        // Watched before the group is made, so that the end of the process is always noticed.
+        self.live.add(number, key, peer.uid, peer.pidfd)?;
+        match make_job_group(&self.tree, &facts, &new) {
+            Ok(made) => {
+                let path = self.tree.path(Some(made));
+                if self.may_log_of(who.uid) {
+                    info!("{} of user {} starts job {path:?}", job.pid, who.uid);
+                }
+                self.jobs.add(made, job, connection);
+                Ok(path)
+            }
+            Err(error) => {
+                if self.may_log_of(who.uid) {
+                    warn!(
+                        "{} of user {} gets no group for its job: {error}",
+                        job.pid, who.uid
+                    );
+                }
+                Err(Errno::from_raw(error.errno()))
+            }
+        }
+    }
+
+    /// Returns the group that a process asked for, for rules: a job's group stands for the one that was asked
+    /// for when the job was started.
+    pub(in crate::socket) fn original_wish(&self, wish: GroupName) -> Option<String> {
+        let wish = wish.as_str()?;
+        match self.jobs.find_path(wish.trim_matches('/')) {
+            Some(job) => job.wish.clone(),
+            None => Some(wish.to_owned()),
+        }
+    }
+}
