@@ -14,6 +14,7 @@ mod run;
 mod run_options;
 mod set;
 mod supervise;
+mod view;
 mod wait;
 
 use std::io::{self, Write};
@@ -79,8 +80,8 @@ commands! {
     Rmdir(Group) => |socket, group| socket.client()?.remove(&group.path);
     /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
-    /// Lists the governed processes.
-    Ls(ls::Arguments) => |socket, arguments| print(&ls::list(&mut socket.client()?, &arguments)?);
+    /// Lists the groups and governed processes.
+    Ls(ls::Arguments) => |socket, arguments| ls::run(&socket.of_daemon(), &arguments);
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.

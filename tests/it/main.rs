@@ -98,6 +98,8 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod ls;
+#[cfg(test)]
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;

@@ -16,14 +16,17 @@
 //! |
 //! | make | a group's path | | |
 //! | remove | a group's path | | |
+//! | list groups | names of control files, one per line | | JSON, one line for each group that the client could
+//! find on the mount, and for each of its devices |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
 //!
-//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
+//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of `list groups`
+//! `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
 //! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
-//! errno of the mount.
+//! errno of the mount, and the reason in words in place of the text.
 
 use gcgroup_abi::message::{self, Malformed, Tag};
 
@@ -36,6 +39,9 @@ pub const MAX_REQUEST: usize = 16 << 10;
 /// Longest packet of an answer, bytes; the socket's send buffer has room for several.
 pub const MAX_ANSWER: usize = 32 << 10;
 
+/// Longest reason of a refusal, bytes.
+const MAX_REASON: usize = 1024;
+
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
@@ -45,6 +51,7 @@ pub enum Operation {
     Make = 4,
     Remove = 5,
     MayBegin = 6,
+    ListGroups = 7,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +68,7 @@ pub struct Answer<'a> {
     pub status: u32,
     /// Length of the whole text, bytes.
     pub total: u32,
+    /// Part of the text; of a refusal, its reason in words.
     pub part: &'a [u8],
 }
 
@@ -88,6 +96,7 @@ impl<'a> Request<'a> {
             4 => Operation::Make,
             5 => Operation::Remove,
             6 => Operation::MayBegin,
+            7 => Operation::ListGroups,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;
@@ -117,11 +126,14 @@ impl<'a> Answer<'a> {
         }
     }
 
-    pub fn refusal(errno: i32) -> Self {
+    /// Returns a refusal with its reason, which is cut after [`MAX_REASON`] bytes.
+    pub fn refusal(errno: i32, reason: &'a str) -> Self {
+        let reason = reason.as_bytes();
+        let part = reason.get(..MAX_REASON).unwrap_or(reason);
         Self {
             status: errno.unsigned_abs(),
-            total: 0,
-            part: &[],
+            total: length(part),
+            part,
         }
     }
 
@@ -182,6 +194,14 @@ mod tests {
             part: b"",
         };
         assert_eq!(Answer::from_bytes(&answer.to_bytes()), Ok(answer));
+    }
+
+    #[test]
+    fn long_reason_is_cut() {
+        let reason = "x".repeat(MAX_REASON + 1);
+        let bytes = Answer::refusal(-1, &reason).to_bytes();
+        let answer = Answer::from_bytes(&bytes).unwrap();
+        assert_eq!((answer.status, answer.part.len()), (1, MAX_REASON));
     }
 
     #[test]

@@ -13,6 +13,9 @@ use nix::sys::time::TimeVal;
 use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use gcgroupfs_server::socket::new_socket;
 
+/// Reason that says no more than its errno.
+const NOT_FOUND: &str = "no such file or directory";
+
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -106,9 +109,10 @@ impl Client {
             value: value.as_bytes(),
         };
         let mut buffer = vec![0; MAX_ANSWER];
-        match self.ask(&request, &mut buffer)?.status {
+        let answer = self.ask(&request, &mut buffer)?;
+        match answer.status {
             0 => Ok(()),
-            status => bail!("{path}: {}", strerror(errno(status))),
+            status => bail!("{path}: {}{}", strerror(errno(status)), reason(answer.part)),
         }
     }
 
@@ -125,7 +129,19 @@ impl Client {
     /// # Errors
     /// No daemon answers, or its answer is invalid.
     pub(super) fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
-        self.read(Operation::List, &names.join("\n"))?
+        self.lines(Operation::List, names)
+    }
+
+    /// Returns a JSON line for each group and device, with the contents of these files.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(super) fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+        self.lines(Operation::ListGroups, names)
+    }
+
+    fn lines(&mut self, operation: Operation, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+        self.read(operation, &names.join("\n"))?
             .map_err(|errno| anyhow!("{}", strerror(errno)))
     }
 
@@ -170,6 +186,14 @@ impl Client {
 
 fn errno(status: u32) -> Errno {
     Errno::from_raw(i32::try_from(status).unwrap_or(libc::EIO))
+}
+
+/// Returns the daemon's reason of a refusal behind a colon; empty if it gave none, or only the errno's words.
+fn reason(part: &[u8]) -> String {
+    match String::from_utf8_lossy(part).into_owned() {
+        reason if reason.is_empty() || reason == NOT_FOUND => String::new(),
+        reason => format!(": {reason}"),
+    }
 }
 
 /// Returns the errno's text in the C library's words, as a shell shows it.

@@ -46,7 +46,8 @@ impl Server {
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);
         if !self.connections.has_room_for_text(asker.uid, text.len()) {
-            (answered, text) = (Answer::refusal(libc::EMFILE).to_bytes(), Vec::new());
+            let too_much = Answer::refusal(libc::EMFILE, "the user reads too much at once");
+            (answered, text) = (too_much.to_bytes(), Vec::new());
         }
         self.connections.note_text(asker.uid, 0, text.len());
         let Some(connection) = self.connections.get_mut(&number) else {
