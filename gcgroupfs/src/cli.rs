@@ -14,6 +14,7 @@ mod run;
 mod run_options;
 mod set;
 mod supervise;
+mod top;
 mod view;
 mod wait;
 
@@ -82,6 +83,8 @@ commands! {
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Lists the groups and governed processes.
     Ls(ls::Arguments) => |socket, arguments| ls::run(&socket.of_daemon(), &arguments);
+    /// Shows GPUs, groups and processes while they run, and freezes, limits, moves and ends them.
+    Top(top::Arguments) => |socket, arguments| top::run(&socket.of_daemon(), &arguments);
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.

@@ -16,13 +16,13 @@
 //! |
 //! | make | a group's path | | |
 //! | remove | a group's path | | |
-//! | list groups | names of control files, one per line | | JSON, one line for each group that the client could
-//! find on the mount, and for each of its devices |
+//! | list groups | names of control files, one per line | | JSON, one line for each group that the client may
+//! find, and for each of its devices |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
 //!
-//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of `list groups`
-//! `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
+//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of
+//! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
 //! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the

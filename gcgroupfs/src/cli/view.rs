@@ -1,5 +1,7 @@
 //! One picture of the node for the commands that show it: GPUs, groups and processes, read from the socket.
 
+#[cfg(test)]
+pub(super) mod fixture;
 mod format;
 mod parse;
 mod read;
