@@ -234,6 +234,8 @@ mod swap_pressure;
 #[cfg(test)]
 mod tenants;
 #[cfg(test)]
+mod top;
+#[cfg(test)]
 mod totals;
 #[cfg(test)]
 mod trouble;

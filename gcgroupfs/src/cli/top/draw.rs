@@ -257,7 +257,7 @@ fn detail(row: &Row) -> String {
         .quota_usec
         .map_or_else(|| "max".to_owned(), |usec| format!("{usec}us"));
     format!(
-        "{place} {}: own limit {}, peak {}, quota {quota}, refused {}, waits {:.1}% to submit, {:.1}% for memory",
+        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%",
         row.user,
         limit(usage.memory.limit),
         size(usage.memory.peak),
