@@ -214,6 +214,11 @@ fn completions(shell: Shell) -> Vec<u8> {
     out
 }
 
+/// Returns names and help of the keys of `gcgroupfs top`.
+pub(crate) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    top::keys()
+}
+
 /// Returns the definition of the command line.
 #[cfg(test)]
 pub(crate) fn definition() -> clap::Command {

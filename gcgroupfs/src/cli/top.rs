@@ -26,6 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::columns::Sorting;
 use self::draw::Style;
+use self::keys::BINDINGS;
 use self::rows::Selection;
 use self::state::{App, Effect, Message};
 use super::view::{Reader, Snapshot, duration};
@@ -64,6 +65,12 @@ pub(super) struct Arguments {
 
 /// Longest time for which a key or a signal waits.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Returns names and help of the keys.
+pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());
+    shown.map(|binding| (binding.names, binding.help))
+}
 
 /// Shows the screen until it is ended, or prints text.
 ///

@@ -170,13 +170,13 @@ pub(super) struct Events {
     pub(super) populated: bool,
     /// Whether a freeze is complete.
     pub(super) frozen: bool,
-    /// Of a process: `ok` or `lost`.
+    /// `ok` or `lost`; only of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hook: Option<String>,
-    /// Of a group that is being frozen: the pid of a process that has not acknowledged it.
+    /// Pid of a process that has not acknowledged a freeze; only of a group that is being frozen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) draining: Option<u64>,
-    /// Of a process: the driver's error that keeps a freeze from being known to be complete.
+    /// Driver's error that keeps a freeze from being known to be complete; only of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) drain_error: Option<u64>,
 }

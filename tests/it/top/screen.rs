@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use support::{DEADLINE, Mount, wait_until};
 
-/// What the program's shell does: it prints the program's exit status and the terminal's settings.
+/// Script that runs the program, and prints its exit status and the terminal's settings.
 const SCRIPT: &str = "\
 echo before
 sh -c 'echo $$ > \"$0.pid\"; exec \"$@\"' \"$0\" \"$@\"

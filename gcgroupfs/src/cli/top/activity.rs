@@ -1,4 +1,4 @@
-//! What processes and groups did between two snapshots: rates, states and their history.
+//! Rates, states and history of processes and groups, from one snapshot to the next.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const MOVING: Duration = Duration::from_secs(2);
 /// Least part of the time for which threads wait, percent, that shows in the state.
 const WAITS: f64 = 5.0;
 
-/// What a process or a group does, in the order of `sort: state`.
+/// State of a process or a group, in the reverse order of `--sort state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum State {
     #[default]

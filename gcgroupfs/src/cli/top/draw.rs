@@ -16,7 +16,7 @@ use super::state::{App, Mode};
 use crate::cli::view::{Device, size};
 use gcgroupfs_model::text::word;
 
-/// What the terminal can show.
+/// Abilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Style {
     pub(super) has_color: bool,
@@ -310,8 +310,7 @@ fn printable(text: &str) -> String {
 
 fn help() -> Vec<Line<'static>> {
     let title = Line::from("gcgroupfs top: keys (any key returns)").bold();
-    let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());
-    let keys = shown.map(|binding| Line::from(format!("{:<27} {}", binding.names, binding.help)));
+    let keys = super::keys().map(|(names, help)| Line::from(format!("{names:<27} {help}")));
     [title].into_iter().chain(keys).collect()
 }
 

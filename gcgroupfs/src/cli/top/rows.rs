@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-/// What of a snapshot is shown, and how.
+/// Choice of the rows, and their order.
 #[derive(Debug)]
 pub(super) struct Selection {
     pub(super) sorting: Sorting,
@@ -99,8 +99,8 @@ struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    /// Adds the processes in a group and the groups in it with what is below. A group stays if it or a process
-    /// or group below matches the filter.
+    /// Adds the processes in a group and the groups in it with what is below. A group stays if it, or one of
+    /// those below, matches the filter.
     fn push(&self, path: &str, depth: usize, rows: &mut Vec<Row>) {
         let processes = self.below.processes(path);
         let processes = processes.map(|process| of_process(process, self.activities));

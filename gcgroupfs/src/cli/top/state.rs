@@ -68,7 +68,7 @@ impl Question {
     }
 }
 
-/// What is to be done outside of this module.
+/// Consequence of a key outside of this module.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     None,
