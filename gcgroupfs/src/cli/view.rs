@@ -8,6 +8,7 @@ mod read;
 mod tree;
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -25,6 +26,9 @@ pub(super) struct Snapshot {
     pub(super) version: u32,
     /// Seconds since 1970.
     pub(super) time: f64,
+    /// Time of the reading, for rates.
+    #[serde(skip)]
+    pub(super) at: Instant,
     /// The scheduling policy.
     pub(super) policy: String,
     pub(super) devices: Vec<Device>,

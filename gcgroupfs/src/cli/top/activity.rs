@@ -100,8 +100,9 @@ pub(super) struct Activities {
 }
 
 impl Activities {
-    /// Compares a snapshot, read at `now`, with the one before.
-    pub(super) fn update(&mut self, snapshot: &Snapshot, now: Instant) {
+    /// Compares a snapshot with the one before.
+    pub(super) fn update(&mut self, snapshot: &Snapshot) {
+        let now = snapshot.at;
         let elapsed = self.last.map(|last| now.duration_since(last));
         let mut old = std::mem::take(&mut self.of);
         let mut next = |key: Key, usage: &Usage, devices: &[OnDevice], is_asked: bool| {
@@ -229,7 +230,8 @@ mod tests {
         let mut snapshot = fixture::snapshot();
         let found = snapshot.processes.iter_mut().find(|process| process.pid == 7);
         change(&mut found.unwrap().usage);
-        activities.update(&snapshot, start + Duration::from_secs(seconds));
+        snapshot.at = start + Duration::from_secs(seconds);
+        activities.update(&snapshot);
         activities.of(&KEY).state
     }
 

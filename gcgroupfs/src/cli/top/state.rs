@@ -1,6 +1,6 @@
 //! State of the screen, and how keys and snapshots change it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -91,7 +91,7 @@ impl App {
             message: None,
             outage: None,
         };
-        app.activities.update(&app.snapshot, Instant::now());
+        app.activities.update(&app.snapshot);
         app.arrange();
         app
     }
@@ -100,7 +100,7 @@ impl App {
     pub(super) fn update(&mut self, read: anyhow::Result<Snapshot>) {
         match read {
             Ok(snapshot) => {
-                self.activities.update(&snapshot, Instant::now());
+                self.activities.update(&snapshot);
                 (self.snapshot, self.outage) = (snapshot, None);
                 self.arrange();
             }

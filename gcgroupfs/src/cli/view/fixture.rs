@@ -1,5 +1,7 @@
 //! A snapshot for tests.
 
+use std::time::Instant;
+
 use super::{Device, Group, OnDevice, Process, Snapshot, Usage};
 
 fn usage(current: u64, limit: Option<u64>) -> Usage {
@@ -48,6 +50,7 @@ pub(in crate::cli) fn snapshot() -> Snapshot {
     Snapshot {
         version: 1,
         time: 0.0,
+        at: Instant::now(),
         policy: "weighted".into(),
         devices: vec![device(0), device(1)],
         groups: vec![group("a", 1), group("a/b", 4_000_000), group("c", 4_000_000)],

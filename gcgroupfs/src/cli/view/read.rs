@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -84,12 +84,14 @@ impl Reader {
         let policy = text("compute.policy")?.trim().to_owned();
         // Processes first: the groups of all of them are then found, unless they are removed meanwhile.
         let processes = lines(&client.list(FILES)?)?;
+        let at = Instant::now();
         let groups = lines(&client.list_groups(FILES)?)?;
         let mut snapshot = Snapshot {
             version: VERSION,
             time: SystemTime::UNIX_EPOCH
                 .elapsed()
                 .map_or(0.0, |time| time.as_secs_f64()),
+            at,
             policy,
             devices,
             groups: self.groups(groups),
@@ -209,6 +211,7 @@ mod tests {
         let mut snapshot = Snapshot {
             version: VERSION,
             time: 0.0,
+            at: Instant::now(),
             policy: String::new(),
             devices: Vec::new(),
             groups: reader.groups(groups),
