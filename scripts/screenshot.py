@@ -123,8 +123,11 @@ def spans(line, look):
     column = 0
     for part in re.split(r"(\x1b\[[0-9;]*m)", line):
         if part.startswith("\x1b["):
-            for number in (int(number or 0) for number in part[2:-1].split(";")):
-                if number == 0:
+            numbers = iter(int(number or 0) for number in part[2:-1].split(";"))
+            for number in numbers:
+                if number == 38 and next(numbers) == 5:
+                    look["color"] = COLORS[next(numbers) % 8]
+                elif number == 0:
                     look.clear()
                 elif number in (1, 2, 7):
                     look[number] = True
@@ -143,7 +146,7 @@ def svg(lines):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
         'aria-label="gcgroupfs top">',
         f'<rect width="100%" height="100%" rx="6" fill="{BACKGROUND}"/>',
-        '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14" xml:space="preserve">',
+        '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14">',
     ]
     look = {}
     for number, line in enumerate(lines):
@@ -154,11 +157,13 @@ def svg(lines):
             if 7 in style:
                 out.append(f'<rect x="{x:g}" y="{top}" width="{wide:g}" height="{CELL_HEIGHT}" fill="{color}"/>')
                 color = BACKGROUND
-            if text.strip():
+            # Word by word: some browsers join blanks.
+            for words in re.finditer(r"\S+(?: \S+)*", text):
+                x, wide = (column + words.start()) * CELL_WIDTH + 8, len(words.group()) * CELL_WIDTH
                 bold = ' font-weight="bold"' if 1 in style else ""
                 out.append(
                     f'<text x="{x:g}" y="{top + 13.5:g}" fill="{color}"{bold}{opacity} textLength="{wide:g}" '
-                    f'lengthAdjust="spacingAndGlyphs">{html.escape(text)}</text>'
+                    f'lengthAdjust="spacingAndGlyphs">{html.escape(words.group())}</text>'
                 )
     return "\n".join([*out, "</g>", "</svg>", ""])
 

@@ -1,9 +1,13 @@
 //! A terminal of 80 columns and 24 lines in which a program runs: a tmux server of its own.
 
+use std::cell::RefCell;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use support::{DEADLINE, Mount, wait_until};
 
 /// Script that runs the program, and prints its exit status and the terminal's settings.
@@ -18,8 +22,10 @@ exec cat
 #[derive(Debug)]
 pub(crate) struct Screen {
     directory: PathBuf,
+    /// A child, not a daemon, so that it ends with the test in every case.
+    server: RefCell<Child>,
     /// Last content, for messages.
-    shown: std::cell::RefCell<String>,
+    shown: RefCell<String>,
 }
 
 impl Screen {
@@ -31,13 +37,27 @@ impl Screen {
         fs::write(directory.join("script"), SCRIPT).expect("a new file");
         let settings = "set -g status off\nset -g default-terminal screen\nset -g escape-time 0\n";
         fs::write(directory.join("tmux.conf"), settings).expect("a new file");
+        let mut server = tmux(&directory, &["-D", "-u", "-f"]);
+        server.arg(directory.join("tmux.conf"));
+        // SAFETY: prctl may be called between fork and exec.
+        unsafe {
+            server.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?));
+        }
+        let server = server
+            .spawn()
+            .expect("tmux starts: scripts/setup-debian.sh installs it");
         let screen = Self {
             directory,
-            shown: std::cell::RefCell::default(),
+            server: RefCell::new(server),
+            shown: RefCell::default(),
         };
-        let mut tmux = screen.tmux(&["-u", "-f"]);
-        tmux.arg(screen.directory.join("tmux.conf"));
-        tmux.args(["new-session", "-d", "-x", "80", "-y", "24", "env"]);
+        wait_until("tmux answers", || {
+            screen.run(&["show-options", "-g"]).status.success()
+        });
+        let mut tmux = tmux(
+            &screen.directory,
+            &["new-session", "-d", "-x", "80", "-y", "24", "env"],
+        );
         for (name, value) in command.get_envs() {
             if let (Some(name), Some(value)) = (name.to_str(), value.and_then(|value| value.to_str())) {
                 tmux.arg(format!("{name}={value}"));
@@ -45,28 +65,13 @@ impl Screen {
         }
         tmux.arg("sh").arg(screen.directory.join("script"));
         tmux.arg(command.get_program()).args(command.get_args());
-        let output = tmux
-            .output()
-            .expect("tmux starts: scripts/setup-debian.sh installs it");
+        let output = output(tmux);
         assert!(output.status.success(), "{output:?}");
         screen
     }
 
-    fn tmux(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("tmux");
-        command
-            .arg("-S")
-            .arg(self.directory.join("tmux"))
-            .args(arguments)
-            .env("TERM", "screen")
-            .env("LC_ALL", "C.UTF-8")
-            .env_remove("TMUX")
-            .stdin(Stdio::null());
-        command
-    }
-
     fn run(&self, arguments: &[&str]) -> Output {
-        self.tmux(arguments).output().expect("tmux starts")
+        output(tmux(&self.directory, arguments))
     }
 
     /// Presses keys by their names, as `Enter` or `F9`.
@@ -89,7 +94,10 @@ impl Screen {
         let output = self.run(&["capture-pane", "-p"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let lines = text.lines().map(|line| line.trim_end().to_owned()).collect();
-        *self.shown.borrow_mut() = text;
+        *self.shown.borrow_mut() = match output.status.success() {
+            true => text,
+            false => format!("{output:?}, server: {:?}", self.server.borrow_mut().try_wait()),
+        };
         lines
     }
 
@@ -145,6 +153,32 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
+        // Ends the programs in the terminal too.
         let _ = self.run(&["kill-server"]);
+        let mut server = self.server.borrow_mut();
+        let _ = server.kill();
+        let _ = server.wait();
     }
+}
+
+/// Returns a tmux command for the server of a directory.
+fn tmux(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("tmux");
+    command
+        .arg("-S")
+        .arg(directory.join("tmux"))
+        .args(arguments)
+        .env("TERM", "screen")
+        .env("LC_ALL", "C.UTF-8")
+        .env_remove("TMUX")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn output(mut tmux: Command) -> Output {
+    tmux.stdout(Stdio::piped()).stderr(Stdio::piped());
+    tmux.output().expect("tmux starts")
 }
