@@ -110,12 +110,14 @@ def capture(stage):
         result = subprocess.run(tmux + list(words), env=stage.environment, capture_output=True, text=True, check=True)
         return result.stdout
 
-    run("new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES + 1), "gcgroupfs", "top", "-d", "0.5")
-    try:
-        time.sleep(12)
-        return run("capture-pane", "-p", "-e").splitlines()[:LINES]
-    finally:
-        run("kill-server")
+    stage.start([*tmux, "-D"])
+    shows = {"args": [*tmux, "show", "-g"], "env": stage.environment, "capture_output": True}
+    wait("tmux answers", lambda: subprocess.run(**shows).returncode == 0)
+    run("set", "-g", "status", "off")
+    run("new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), "gcgroupfs", "top", "-d", "0.5")
+    # A full sparkline.
+    time.sleep(8)
+    return run("capture-pane", "-p", "-e", "-N").splitlines()
 
 
 def spans(line, look):
