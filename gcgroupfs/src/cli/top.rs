@@ -136,7 +136,10 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = self.0.show_cursor();
-        ratatui::restore();
+        // The panic hook has restored it: a second time would move the cursor onto the message.
+        if !thread::panicking() {
+            ratatui::restore();
+        }
     }
 }
 
