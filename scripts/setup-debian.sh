@@ -22,7 +22,7 @@ sudo=
 
 # First line: required packages. Second line: packages that some tests use if available.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
-tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman runc shellcheck strace valgrind"
+tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman runc shellcheck strace tmux valgrind"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"

@@ -16,6 +16,8 @@ mod run_options;
 mod service;
 mod set;
 mod supervise;
+mod top;
+mod view;
 mod wait;
 
 use std::io::{self, Write};
@@ -99,10 +101,12 @@ commands! {
     };
     /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
-    /// Lists the governed processes.
-    Ls(ls::Arguments) => |socket, arguments| print(&ls::list(&mut socket.client()?, &arguments)?);
     /// Explains what bounds a process or a group, what was refused and why; or why a process is not governed.
     Explain(explain::Arguments) => |socket, arguments| print(explain::explain(&socket, &arguments)?.as_bytes());
+    /// Lists the groups and governed processes.
+    Ls(ls::Arguments) => |socket, arguments| ls::run(&socket.of_daemon(), &arguments);
+    /// Shows GPUs, groups and processes while they run, and freezes, limits, moves and ends them.
+    Top(top::Arguments) => |socket, arguments| top::run(&socket.of_daemon(), &arguments);
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.
@@ -205,10 +209,6 @@ impl Socket {
         let (socket, path) = self.of_path(text);
         Ok((Client::connect(&socket)?, path))
     }
-
-    fn client(self) -> anyhow::Result<Client> {
-        Client::connect(&self.of_daemon())
-    }
 }
 
 /// Result of a handler.
@@ -261,6 +261,11 @@ fn completions(shell: Shell) -> Vec<u8> {
     let mut out = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
     out
+}
+
+/// Returns names and help of the keys of `gcgroupfs top`.
+pub(crate) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    top::keys()
 }
 
 /// Returns the definition of the command line.

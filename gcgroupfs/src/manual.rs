@@ -20,6 +20,7 @@ const DATE_PLACE: &str = "@DATE@";
 const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 const RULE_FILES: &str = "@RULE_FILES@";
 const COMMANDS: &str = "@COMMANDS@\n";
+const KEYS: &str = "@KEYS@\n";
 const VARIABLES_PLACE: &str = "@VARIABLES@\n";
 
 /// Placeholder in the entries of files that show counters.
@@ -64,6 +65,7 @@ pub(crate) fn page(command: Command) -> String {
         .replace(RULE_FILES, &rule_files())
         .replace(VARIABLES_PLACE, &variables())
         .replace(COMMANDS, &commands(command))
+        .replace(KEYS, &keys())
 }
 
 /// The commands, as entries: usage and description.
@@ -78,6 +80,14 @@ fn commands(command: Command) -> String {
         let usage = command.render_usage().to_string();
         let usage = usage.trim_start_matches("Usage: ");
         let _ = writeln!(out, ".TP\n.B {}\n{}", roff(usage), roff(&about));
+        out
+    })
+}
+
+/// The keys of `gcgroupfs top`, as entries.
+fn keys() -> String {
+    crate::cli::keys().fold(String::new(), |mut out, (names, help)| {
+        let _ = writeln!(out, ".TP\n.B {}\n{}", roff(names), roff(help));
         out
     })
 }
@@ -176,6 +186,7 @@ mod tests {
             COUNTERS,
             VARIABLES_PLACE,
             COMMANDS,
+            KEYS,
         ] {
             assert!(!page.contains(placeholder.trim()));
         }

@@ -374,8 +374,10 @@ fn command_line_accepts_groups() {
     run(&["thaw", "team"]);
     run(&["set", "--wait", "team/compute.freeze", "1"]);
     let table = run(&["ls"]);
-    let row = table.lines().nth(1).expect("one process");
-    assert!(row.contains(" /team ") && row.contains(" yes "), "{table}");
+    for row in table.lines().skip(1) {
+        assert!(row.contains(" /team ") && row.contains(" yes "), "{table}");
+    }
+    assert_eq!(table.lines().count(), 3, "the group and its process: {table}");
     let refused = mount
         .gcgroupfs(&["freeze", "nowhere"])
         .output()

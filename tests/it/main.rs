@@ -109,6 +109,8 @@ mod logging;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod ls;
+#[cfg(test)]
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
@@ -248,6 +250,8 @@ mod swap_pinned;
 mod swap_pressure;
 #[cfg(test)]
 mod tenants;
+#[cfg(test)]
+mod top;
 #[cfg(test)]
 mod totals;
 #[cfg(test)]

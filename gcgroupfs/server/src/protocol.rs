@@ -16,6 +16,8 @@
 //! |
 //! | make | a group's path | | |
 //! | remove | a group's path | | |
+//! | list groups | names of control files, one per line | | JSON, one line for each group that the client may
+//! find, and for each of its devices |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
 //! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
@@ -27,7 +29,8 @@
 //! descendants. The group is held until the client's process has ended and its connection is closed, which
 //! the command inherits; the connection takes no further requests. A job without a name is named `job-PID`.
 //!
-//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
+//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of
+//! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
 //! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
@@ -55,6 +58,7 @@ pub enum Operation {
     MayBegin = 6,
     Explain = 7,
     Begin = 8,
+    ListGroups = 9,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +75,7 @@ pub struct Answer<'a> {
     pub status: u32,
     /// Length of the whole text, bytes.
     pub total: u32,
+    /// Part of the text; of a refusal, its reason in words.
     pub part: &'a [u8],
 }
 
@@ -100,6 +105,7 @@ impl<'a> Request<'a> {
             6 => Operation::MayBegin,
             7 => Operation::Explain,
             8 => Operation::Begin,
+            9 => Operation::ListGroups,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

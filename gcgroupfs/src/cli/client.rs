@@ -172,7 +172,19 @@ impl Client {
     /// # Errors
     /// No daemon answers, or its answer is invalid.
     pub(super) fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
-        self.read(Operation::List, &names.join("\n"))?
+        self.lines(Operation::List, names)
+    }
+
+    /// Returns a JSON line for each group and device, with the contents of these files.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(super) fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+        self.lines(Operation::ListGroups, names)
+    }
+
+    fn lines(&mut self, operation: Operation, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+        self.read(operation, &names.join("\n"))?
             .map_err(|refusal| anyhow!("{refusal}"))
     }
 

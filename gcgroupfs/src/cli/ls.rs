@@ -1,131 +1,131 @@
-//! `gcgroupfs ls`: a table of governed processes, made from control files.
+//! `gcgroupfs ls`: a table of groups and governed processes, or all that is known of them as JSON.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
+mod columns;
+mod rows;
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::bail;
 use clap::Args;
-use gcgroup_abi::NO_LIMIT;
-use serde::{Deserialize, Serialize};
 
-use super::client::Client;
-use gcgroupfs_model::text::word;
+use self::columns::{Column, TABLE, TREE};
+use self::rows::Order;
+use super::view::{Reader, Snapshot, ancestors, duration};
 
 #[derive(Debug, Args)]
+#[command(after_help = columns::help())]
 pub(super) struct Arguments {
-    /// Print everything, as JSON
-    #[arg(long)]
+    /// Print everything, as JSON (gcgroupfs/doc/ls.schema.json)
+    #[arg(long, conflicts_with_all = ["tree", "sort", "format"])]
     json: bool,
+    /// Show each group with its processes and groups below it
+    #[arg(long)]
+    tree: bool,
+    /// Sort by a column; -COLUMN: highest first
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true, value_parser = columns::order)]
+    sort: Option<Order>,
+    /// Show this user's processes and groups only, by name or number
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Show this GPU only, by index or UUID
+    #[arg(long, value_name = "GPU")]
+    gpu: Option<String>,
+    /// Show these columns, as pid,memory,limit
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', value_parser = columns::column)]
+    format: Option<Vec<&'static Column>>,
+    /// Repeat every so many seconds, 2 by default
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = duration)]
+    watch: Option<Duration>,
 }
 
-/// Line of the daemon's answer: a process, or a process on one device.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Line {
-    pid: String,
-    device: Option<String>,
-    uid: u32,
-    comm: String,
-    /// `None` if the client may not see it.
-    #[serde(default)]
-    group: Option<String>,
-    files: BTreeMap<String, String>,
-}
+/// Moves the cursor of a terminal to the first cell and erases the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Row of the table: a process on a device, with the process as a whole.
-#[derive(Debug, Clone, Copy)]
-struct Row<'a> {
-    process: &'a Line,
-    /// `None` for a process that has used no device.
-    device: Option<&'a Line>,
-}
-
-struct Column {
-    title: &'static str,
-    is_number: bool,
-    cell: fn(&Row<'_>) -> String,
-}
-
-/// Columns of the table; a new column is a row here.
-const COLUMNS: &[Column] = &[
-    Column {
-        title: "PID",
-        is_number: true,
-        cell: |row| row.process.pid.clone(),
-    },
-    Column {
-        title: "USER",
-        is_number: false,
-        cell: |row| user(row.process.uid),
-    },
-    Column {
-        title: "COMM",
-        is_number: false,
-        cell: |row| word(&row.process.comm).to_string(),
-    },
-    Column {
-        title: "GROUP",
-        is_number: false,
-        cell: |row| {
-            let group = row.process.group.as_ref();
-            group.map_or_else(|| "-".to_owned(), |group| format!("/{}", word(group)))
-        },
-    },
-    Column {
-        title: "GPU",
-        is_number: true,
-        cell: |row| row.gpu(),
-    },
-    Column {
-        title: "MEMORY",
-        is_number: true,
-        cell: |row| size(row.place().number("memory.current")),
-    },
-    Column {
-        title: "LIMIT",
-        is_number: true,
-        cell: |row| row.limit(),
-    },
-    Column {
-        title: "PRIORITY",
-        is_number: true,
-        cell: |row| row.place().text("compute.priority"),
-    },
-    Column {
-        title: "FROZEN",
-        is_number: false,
-        cell: |row| row.frozen().to_owned(),
-    },
-    Column {
-        title: "KERNELS",
-        is_number: true,
-        cell: |row| row.place().key("compute.stat", "nr_launches"),
-    },
-];
-
-/// Control files that the columns need.
-const FILES: &[&str] = &[
-    "memory.current",
-    "memory.limit",
-    "compute.priority",
-    "compute.freeze",
-    "compute.stat",
-    "gcgroup.events",
-];
-
-/// Returns the governed processes, as a table or as JSON.
+/// Prints the groups and processes, once or until the output is closed.
 ///
 /// # Errors
-/// The daemon does not answer.
-pub(super) fn list(client: &mut Client, &Arguments { json }: &Arguments) -> anyhow::Result<Vec<u8>> {
-    let text = client.list(FILES)?;
-    let lines = text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(serde_json::from_slice)
-        .collect::<Result<Vec<Line>, _>>()?;
-    if json {
-        return Ok(ascii(&(serde_json::to_string_pretty(&lines)? + "\n")).into_bytes());
+/// The daemon does not answer, there is no such GPU, or the output cannot be written.
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
+    let mut reader = Reader::new(socket);
+    let mut out = io::stdout().lock();
+    let is_terminal = out.is_terminal();
+    loop {
+        let mut snapshot = reader.read()?;
+        arguments.filter(&mut snapshot)?;
+        let mut text = arguments.show(&snapshot)?;
+        if arguments.watch.is_some() && !arguments.json {
+            text = if is_terminal {
+                CLEAR.to_owned() + &text
+            } else {
+                text + "\n"
+            };
+        }
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
+        }
+        let Some(pause) = arguments.watch else {
+            return Ok(());
+        };
+        std::thread::sleep(pause);
     }
-    Ok(table(&rows(&lines)).into_bytes())
+}
+
+impl Arguments {
+    /// Leaves out what is not asked for. Groups stay in which a process stays.
+    fn filter(&self, snapshot: &mut Snapshot) -> anyhow::Result<()> {
+        if let Some(gpu) = &self.gpu {
+            let mut devices = snapshot.devices.iter();
+            let found = devices.find(|device| device.index.to_string() == *gpu || device.uuid == *gpu);
+            let Some(index) = found.map(|device| device.index) else {
+                bail!("there is no GPU {gpu:?}");
+            };
+            snapshot.devices.retain(|device| device.index == index);
+            for group in &mut snapshot.groups {
+                group.devices.retain(|on| on.index == index);
+            }
+            for process in &mut snapshot.processes {
+                process.devices.retain(|on| on.index == index);
+            }
+            snapshot.groups.retain(|group| !group.devices.is_empty());
+            snapshot.processes.retain(|process| !process.devices.is_empty());
+        }
+        if let Some(wanted) = &self.user {
+            let is = |uid: u32, user: &str| user == wanted || uid.to_string() == *wanted;
+            snapshot
+                .processes
+                .retain(|process| is(process.uid, &process.user));
+            let groups = snapshot
+                .processes
+                .iter()
+                .filter_map(|process| process.group.as_deref());
+            let inhabited: BTreeSet<&str> = groups.flat_map(ancestors).collect();
+            snapshot
+                .groups
+                .retain(|group| is(group.uid, &group.user) || inhabited.contains(group.path.as_str()));
+        }
+        Ok(())
+    }
+
+    fn show(&self, snapshot: &Snapshot) -> anyhow::Result<String> {
+        if self.json {
+            let json = match self.watch {
+                None => serde_json::to_string_pretty(snapshot)?,
+                Some(_) => serde_json::to_string(snapshot)?,
+            };
+            return Ok(ascii(&json) + "\n");
+        }
+        let rows = rows::rows(snapshot, self.sort, self.tree);
+        let columns = match &self.format {
+            Some(columns) => columns.clone(),
+            None => columns::named(if self.tree { TREE } else { TABLE }),
+        };
+        Ok(table(&rows, &columns))
+    }
 }
 
 /// Returns JSON with all other than printable ASCII characters escaped. Such characters occur only in
@@ -133,7 +133,7 @@ pub(super) fn list(client: &mut Client, &Arguments { json }: &Arguments) -> anyh
 fn ascii(json: &str) -> String {
     json.chars()
         .fold(String::with_capacity(json.len()), |mut out, c| {
-            if c.is_ascii() && c != '\u{7f}' {
+            if c == '\n' || (c.is_ascii() && !c.is_ascii_control()) {
                 out.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {
@@ -145,45 +145,19 @@ fn ascii(json: &str) -> String {
         })
 }
 
-/// Returns a row for each device that a process has used, or one row if it has used none.
-fn rows(lines: &[Line]) -> Vec<Row<'_>> {
-    let mut rows = Vec::new();
-    for process in lines.iter().filter(|line| line.device.is_none()) {
-        let before = rows.len();
-        let devices = lines
-            .iter()
-            .filter(|line| line.pid == process.pid && line.device.is_some());
-        rows.extend(devices.filter(|d| d.is_used()).map(|device| Row {
-            process,
-            device: Some(device),
-        }));
-        if rows.len() == before {
-            rows.push(Row {
-                process,
-                device: None,
-            });
-        }
-    }
-    rows
-}
-
-fn table(rows: &[Row<'_>]) -> String {
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| COLUMNS.iter().map(|column| (column.cell)(row)).collect())
-        .collect();
-    let titles = COLUMNS.iter().map(|column| column.title.to_owned()).collect();
+fn table(rows: &[rows::Row<'_>], columns: &[&Column]) -> String {
+    let titles = columns.iter().map(|column| column.title()).collect();
+    let cells = rows.iter().map(|row| {
+        let cells = columns.iter().map(|column| (column.value)(row).to_string());
+        cells.collect()
+    });
     let lines: Vec<Vec<String>> = [titles].into_iter().chain(cells).collect();
     let mut out = String::new();
     for line in &lines {
         let mut text = String::new();
-        for (at, (cell, column)) in line.iter().zip(COLUMNS).enumerate() {
-            let width = lines
-                .iter()
-                .filter_map(|line| line.get(at))
-                .map(|c| c.chars().count())
-                .max()
-                .unwrap_or(0);
+        for (at, (cell, column)) in line.iter().zip(columns).enumerate() {
+            let cells = lines.iter().filter_map(|line| line.get(at));
+            let width = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
             // Writing to a String cannot fail.
             let _ = match column.is_number {
                 true => write!(text, "{cell:>width$}  "),
@@ -196,178 +170,133 @@ fn table(rows: &[Row<'_>]) -> String {
     out
 }
 
-impl Line {
-    fn text(&self, file: &str) -> String {
-        self.files
-            .get(file)
-            .map_or_else(|| "-".to_owned(), |text| text.trim().to_owned())
-    }
-
-    fn number(&self, file: &str) -> u64 {
-        self.text(file).parse().unwrap_or(NO_LIMIT)
-    }
-
-    /// Returns the value of a key in a flat keyed file; "-" without it.
-    fn key(&self, file: &str, key: &str) -> String {
-        let text = self.files.get(file).map_or("", String::as_str);
-        let found = text
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-        found.unwrap_or("-").to_owned()
-    }
-
-    fn is_used(&self) -> bool {
-        self.number("memory.current") > 0 || self.key("compute.stat", "nr_launches") != "0"
-    }
-}
-
-impl Row<'_> {
-    fn place(&self) -> &Line {
-        self.device.unwrap_or(self.process)
-    }
-
-    fn gpu(&self) -> String {
-        self.device
-            .and_then(|line| line.device.clone())
-            .unwrap_or_else(|| "-".to_owned())
-    }
-
-    /// Returns the smaller of the process's limit and the device's.
-    fn limit(&self) -> String {
-        size(
-            self.process
-                .number("memory.limit")
-                .min(self.place().number("memory.limit")),
-        )
-    }
-
-    fn frozen(&self) -> &'static str {
-        let asked = |line: &Line| line.text("compute.freeze") == "1";
-        match (
-            asked(self.process) || asked(self.place()),
-            self.place().key("gcgroup.events", "frozen") == "1",
-        ) {
-            // Asked for the process itself, or for a group that it is in.
-            (_, true) => "yes",
-            (true, false) => "soon",
-            (false, false) => "no",
-        }
-    }
-}
-
-/// Formats bytes in the largest unit in which the number is at least one.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
-    if bytes == NO_LIMIT {
-        return "max".to_owned();
-    }
-    let unit = (bytes.max(1).ilog2() / 10).min(5) as usize;
-    let shift = 10 * unit;
-    match (unit, bytes & ((1_u64 << shift) - 1)) {
-        (_, 0) => format!("{}{}", bytes >> shift, UNITS[unit]),
-        // Tenths, truncated: never more than there is.
-        (_, rest) => format!(
-            "{}.{}{}",
-            bytes >> shift,
-            ((rest >> (shift - 10)) * 10) >> 10,
-            UNITS[unit]
-        ),
-    }
-}
-
-fn user(uid: u32) -> String {
-    match nix::unistd::User::from_uid(uid.into()) {
-        Ok(Some(user)) => user.name,
-        _ => uid.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::view::fixture::snapshot;
 
-    fn line(device: Option<&str>, files: &[(&str, &str)]) -> Line {
-        Line {
-            pid: "100".into(),
-            device: device.map(str::to_owned),
-            uid: 4_000_000,
-            comm: "train".into(),
-            group: Some("team/a".into()),
-            files: files
-                .iter()
-                .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
-                .collect(),
+    fn arguments(words: &[&str]) -> Arguments {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            arguments: Arguments,
         }
+        let words = [&["ls"], words].concat();
+        <Line as clap::Parser>::parse_from(words).arguments
+    }
+
+    fn shown(words: &[&str]) -> String {
+        let (arguments, mut snapshot) = (arguments(words), snapshot());
+        arguments.filter(&mut snapshot).unwrap();
+        arguments.show(&snapshot).unwrap()
     }
 
     #[test]
-    fn size_is_short_and_truncated() {
-        for (bytes, expected) in [
-            (0, "0"),
-            (1023, "1023"),
-            (1024, "1K"),
-            (1536, "1.5K"),
-            (2047, "1.9K"),
-            ((8 << 30) - 1, "7.9G"),
-            (8 << 30, "8G"),
-            (NO_LIMIT - 1, "16383.9P"),
-            (NO_LIMIT, "max"),
-        ] {
-            assert_eq!(size(bytes), expected);
-        }
-    }
-
-    #[test]
-    fn rows_has_one_per_used_device_or_one_per_process() {
-        let idle = [("memory.current", "0\n"), ("compute.stat", "nr_launches 0\n")];
-        let busy = [
-            ("memory.current", "1024\n"),
-            ("compute.stat", "nr_launches 7\n"),
-            ("memory.limit", "max\n"),
-        ];
-        let whole = [
-            ("memory.limit", "2048\n"),
-            ("compute.freeze", "1\n"),
-            ("compute.priority", "8\n"),
-        ];
-        let lines = [line(None, &whole), line(Some("0"), &idle), line(Some("1"), &busy)];
+    fn table_has_row_per_used_device_and_per_group() {
         assert_eq!(
-            table(&rows(&lines)),
-            "PID  USER     COMM   GROUP    GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
-             100  4000000  train  /team/a    1      1K     2K         -  soon          7\n"
+            shown(&[]),
+            "PID  USER     COMM   GROUP  GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
+             101  4000001  train  /        -       0    max         8  no            7\n  \
+               -  1        -      /a       -       0     4K         8  no            7\n  \
+               -  4000000  -      /a/b     -       0     4K         8  no            7\n  \
+               7  4000000  train  /a/b     0      1K     2K         8  no            7\n  \
+               7  4000000  train  /a/b     1      3K     2K         8  no            7\n\
+             100  4000001  train  /a/b     1      2K     2K         8  no            7\n  \
+               -  4000000  -      /c       -       0     4K         8  no            7\n"
         );
-        let rows = rows(&lines[..2]);
-        assert_eq!(rows.len(), 1);
-        assert!(rows[0].device.is_none());
+    }
+
+    #[test]
+    fn tree_sorts_siblings() {
+        assert_eq!(
+            shown(&["--tree", "--sort", "-memory", "--format=name,gpu,memory"]),
+            "NAME           GPU  MEMORY\n\
+             101 train        -       0\n\
+             a/               -       0\n  \
+               b/             -       0\n    \
+                 7 train      1      3K\n    \
+                 100 train    1      2K\n    \
+                 7 train      0      1K\n\
+             c/               -       0\n"
+        );
+    }
+
+    #[test]
+    fn filters_keep_groups_of_what_is_shown() {
+        let pids = |words: &[&str]| {
+            let text = shown(&[words, &["--format=pid,group,gpu"]].concat());
+            let lines = text
+                .lines()
+                .skip(1)
+                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            lines.collect::<Vec<_>>()
+        };
+        assert_eq!(pids(&["--gpu", "0"]), ["7 /a/b 0"]);
+        assert_eq!(pids(&["--gpu", "GPU-1"]), ["7 /a/b 1", "100 /a/b 1"]);
+        assert_eq!(
+            pids(&["--user", "4000001"]),
+            ["101 / -", "- /a -", "- /a/b -", "100 /a/b 1"]
+        );
+        assert_eq!(pids(&["--user", "4000000", "--gpu", "0"]), ["7 /a/b 0"]);
+        assert!(arguments(&["--gpu", "2"]).filter(&mut snapshot()).is_err());
+    }
+
+    #[test]
+    fn sort_compares_numbers_and_puts_max_last() {
+        let column = |key: &str, words: &[&str]| {
+            let format = format!("--format={key}");
+            let text = shown(&[words, &[&format]].concat());
+            text.lines()
+                .skip(1)
+                .map(|line| line.trim().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            column("pid", &["--sort", "pid"]),
+            ["-", "-", "-", "7", "7", "100", "101"]
+        );
+        let limits = column("limit", &["--sort=limit"]);
+        assert_eq!((limits[0].as_str(), limits[6].as_str()), ("2K", "max"));
+    }
+
+    #[test]
+    fn requested_freeze_shows_as_soon_until_complete() {
+        let mut snapshot = snapshot();
+        let arguments = arguments(&["--format=pid,frozen"]);
+        snapshot.groups[0].usage.compute.freeze = true;
+        snapshot.processes[1].usage.events.frozen = true;
+        snapshot.processes[1].devices[0].usage.events.frozen = true;
+        let text = arguments.show(&snapshot).unwrap();
+        assert!(
+            text.contains("  7  soon\n") && text.contains("100  yes\n"),
+            "{text}"
+        );
+        assert!(text.contains("101  no\n"), "{text}");
     }
 
     #[test]
     fn foreign_names_are_escaped_in_table_and_json() {
-        let lines = [Line {
-            comm: "\u{202e}0=1 \u{2028}\u{5d0}".into(),
-            group: Some("a\u{1b}[2J\u{9b}1m\tb".into()),
-            ..line(None, &[])
-        }];
-        let shown = table(&rows(&lines));
-        assert!(
-            shown.contains("  \\342\\200\\2560\\0751\\040\\342\\200\\250\\327\\220  "),
-            "{shown}"
-        );
-        assert!(shown.contains("  /a\\033[2J\\302\\2331m\\011b  "), "{shown}");
-        let json = ascii(&serde_json::to_string(&lines).unwrap());
-        assert!(json.bytes().all(|byte| matches!(byte, b' '..=b'~')), "{json}");
-        let read: Vec<Line> = serde_json::from_str(&json).unwrap();
-        assert_eq!(read[0].comm, lines[0].comm);
-        assert_eq!(ascii("\u{1f600}"), "\\ud83d\\ude00");
-    }
-
-    #[test]
-    fn files_of_columns_exist() {
-        for file in FILES {
+        let mut snapshot = snapshot();
+        let process = &mut snapshot.processes[0];
+        process.comm = "\u{202e}0=1 \u{2028}\u{5d0}".into();
+        process.group = Some("a\u{1b}[2J\u{9b}1m\tb".into());
+        for words in [&[][..], &["--tree"]] {
+            let text = arguments(words).show(&snapshot).unwrap();
             assert!(
-                gcgroupfs_model::files::all().any(|row| row.name == *file),
-                "{file}"
+                text.contains("\\342\\200\\2560\\0751\\040\\342\\200\\250\\327\\220  "),
+                "{text}"
             );
+            assert!(text.is_ascii() && !text.contains('\u{1b}'), "{text}");
         }
+        let text = arguments(&[]).show(&snapshot).unwrap();
+        assert!(text.contains("  /a\\033[2J\\302\\2331m\\011b  "), "{text}");
+        let json = arguments(&["--json"]).show(&snapshot).unwrap();
+        assert!(
+            json.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')),
+            "{json}"
+        );
+        let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(read["processes"][0]["comm"], snapshot.processes[0].comm);
+        assert_eq!(ascii("\u{1f600}"), "\\ud83d\\ude00");
     }
 }

@@ -17,7 +17,7 @@ pub use super::initial_group::Credentials;
 /// Maximum number of files that a list request may name per directory.
 const MAX_FILES: usize = 64;
 
-/// One line of the answer to a list request.
+/// One line of the answer to a request for processes.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     pid: &'a str,
@@ -28,9 +28,23 @@ struct Line<'a> {
     /// Path of its group; empty for the root. Absent if the client could not find it out on the mount.
     #[serde(skip_serializing_if = "Option::is_none")]
     group: Option<&'a str>,
-    /// Contents of each requested file, by name, without files that do not exist.
-    files: serde_json::Map<String, serde_json::Value>,
+    files: Files,
 }
+
+/// One line of the answer to a request for groups.
+#[derive(Debug, Serialize)]
+struct GroupLine<'a> {
+    /// Path of the group.
+    group: &'a str,
+    /// `None` for the group's own directory.
+    device: Option<&'a str>,
+    /// Owner of the group's files.
+    uid: u32,
+    files: Files,
+}
+
+/// Contents of each requested file, by name, without files that do not exist.
+type Files = serde_json::Map<String, serde_json::Value>;
 
 /// Answers one packet. `text` is what the connection has been reading; the second value returned is what it
 /// reads from then on. Returns `None` if the packet is not a request.
@@ -43,7 +57,8 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         (Operation::Get, 0) => get(tree, asker, request.name),
         (Operation::List, 0) => list(tree, asker, request.name),
         (Operation::Explain, 0) => explain(tree, asker, request.name),
-        (Operation::Get | Operation::List | Operation::Explain, _) => Ok(text),
+        (Operation::ListGroups, 0) => list_groups(tree, asker, request.name),
+        (Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
@@ -150,7 +165,7 @@ fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
         return Err(Error::Closed);
     }
     let mut groups = BTreeMap::new();
-    let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
+    let names = Names::of(names);
     let mut out = Vec::new();
     for (id, identity) in tree.processes() {
         let (pid, whole) = (identity.pid.to_string(), Directory::process(id));
@@ -160,26 +175,53 @@ fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
             .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
             .as_deref();
         let mut push = |directory, device: Option<&str>| {
-            let files = names
-                .iter()
-                .filter_map(|name| show(tree, directory, name))
-                .collect();
             let line = Line {
                 pid: &pid,
                 device,
                 uid: identity.uid,
                 comm: &identity.comm,
                 group,
-                files,
+                files: names.show(tree, directory),
             };
-            if let Ok(line) = serde_json::to_vec(&line) {
-                out.extend(line);
-                out.push(b'\n');
-            }
+            push_line(&mut out, &line);
         };
         push(whole, None);
         for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
             push(directory, Some(&device));
+        }
+    }
+    Ok(out)
+}
+
+/// Lists the named files of the groups that the client could find on the mount, each after the one above it.
+fn list_groups(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
+    if !asker.may_search(tree, Directory::ROOT)? {
+        return Err(Error::Closed);
+    }
+    let names = Names::of(names);
+    let mut out = Vec::new();
+    let groups = tree.groups();
+    let mut groups: Vec<(String, GroupId)> = groups.into_iter().map(|id| (tree.path(Some(id)), id)).collect();
+    groups.sort_unstable();
+    for (path, id) in groups {
+        let whole = Directory::group(id);
+        let Ok(owner) = tree.owner(whole) else { continue };
+        if !is_open(tree, asker, Some(id)) {
+            continue;
+        }
+        let mut push = |directory, device: Option<&str>| {
+            let line = GroupLine {
+                group: &path,
+                device,
+                uid: owner.uid,
+                files: names.show(tree, directory),
+            };
+            push_line(&mut out, &line);
+        };
+        push(whole, None);
+        let below = tree.subdirectories(whole).unwrap_or_default();
+        for (device, directory) in below.iter().filter(|(_, below)| below.device.is_some()) {
+            push(*directory, Some(device));
         }
     }
     Ok(out)
@@ -196,10 +238,30 @@ fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
     open
 }
 
-fn show(tree: &Tree, directory: Directory, name: &str) -> Option<(String, serde_json::Value)> {
-    match file::lookup(tree, directory, name) {
-        Ok(Node::File(directory, file)) => Some((name.to_owned(), file.show(tree, directory).ok()?.into())),
-        _ => None,
+/// Names of files that a list request asks for.
+struct Names<'a>(BTreeSet<&'a str>);
+
+impl<'a> Names<'a> {
+    fn of(names: &'a str) -> Self {
+        Self(names.lines().take(MAX_FILES).collect())
+    }
+
+    /// Returns the contents of those files that the directory has.
+    fn show(&self, tree: &Tree, directory: Directory) -> Files {
+        let shown = |name: &&str| match file::lookup(tree, directory, name) {
+            Ok(Node::File(directory, file)) => {
+                Some(((*name).to_owned(), file.show(tree, directory).ok()?.into()))
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(shown).collect()
+    }
+}
+
+fn push_line(out: &mut Vec<u8>, line: &impl Serialize) {
+    if let Ok(line) = serde_json::to_vec(line) {
+        out.extend(line);
+        out.push(b'\n');
     }
 }
 
@@ -286,5 +348,40 @@ mod tests {
             go(&world, &root, Operation::Remove, "devices", b""),
             libc::ENOTDIR
         );
+        let groups = |asker: &Credentials| {
+            let request = Request {
+                operation: Operation::ListGroups,
+                offset: 0,
+                name: "memory.limit",
+                value: b"",
+            };
+            let (answer, _) = answer(&world.tree, asker, Vec::new(), &request.to_bytes()).unwrap();
+            let text = Answer::from_bytes(&answer).unwrap().part.to_vec();
+            String::from_utf8(text).unwrap()
+        };
+        assert_eq!(
+            groups(&root).lines().last().unwrap(),
+            r#"{"group":"above/hers","device":"0","uid":1000,"files":{"memory.limit":"max\n"}}"#
+        );
+        assert_eq!(groups(&root).lines().count(), 4);
+        let seen = groups(&contained);
+        assert!(seen.contains("\"above\"") && !seen.contains("hers"), "{seen}");
+    }
+
+    #[test]
+    fn refusal_has_its_reason() {
+        let world = World::new(1);
+        world.join(100);
+        let request = Request {
+            operation: Operation::Set,
+            offset: 0,
+            name: "100/memory.limit",
+            value: b"junk",
+        };
+        let root = Credentials::default();
+        let (answer, _) = answer(&world.tree, &root, Vec::new(), &request.to_bytes()).unwrap();
+        let refusal = Answer::from_bytes(&answer).unwrap();
+        assert_eq!(refusal.status.cast_signed(), libc::EINVAL);
+        assert!(refusal.part.starts_with(b"expected bytes"), "{refusal:?}");
     }
 }

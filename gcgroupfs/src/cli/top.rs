@@ -1,0 +1,213 @@
+//! `gcgroupfs top`: GPUs, groups and processes on a screen that is drawn again and again.
+
+mod actions;
+mod activity;
+mod columns;
+mod draw;
+mod keys;
+mod rows;
+mod state;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use self::columns::Sorting;
+use self::draw::Style;
+use self::keys::BINDINGS;
+use self::rows::Selection;
+use self::state::{App, Effect, Message};
+use super::view::{Reader, Snapshot, duration};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+F1 or h shows the keys. Without a UTF-8 locale the screen is ASCII; with NO_COLOR set it has no colours.
+
+STATE is what a process or group does: idle, running, throttled (waits to submit), swapping (memory moved within \
+the last 2 s), refused (a limit refused an allocation within the last 10 s), freezing, frozen, or lost (the hook \
+does not answer). LIMIT is the smallest limit that applies. PRES% is the part of the last 10 s in which a thread \
+waited, to submit or for memory.")]
+pub(super) struct Arguments {
+    /// Print text again and again instead of drawing a screen
+    #[arg(long, short)]
+    batch: bool,
+    /// Print text once
+    #[arg(long, conflicts_with_all = ["batch", "count"])]
+    once: bool,
+    /// End after so many prints of --batch
+    #[arg(long, short = 'n', value_name = "NUMBER", requires = "batch")]
+    count: Option<u64>,
+    /// Seconds between two looks
+    #[arg(long, short, value_name = "SECONDS", default_value = "1.5", value_parser = duration)]
+    delay: Duration,
+    /// Sort by a column, as memory or usage
+    #[arg(long, short, value_name = "COLUMN", default_value = "pid", value_parser = Sorting::by)]
+    sort: Sorting,
+    /// Show only rows with this text in name, pid, user or group
+    #[arg(long, short, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Show processes alone, without groups
+    #[arg(long)]
+    flat: bool,
+}
+
+/// Longest time for which a key or a signal waits.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Returns names and help of the keys.
+pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());
+    shown.map(|binding| (binding.names, binding.help))
+}
+
+/// Shows the screen until it is ended, or prints text.
+///
+/// # Errors
+/// The daemon does not answer, or there is no terminal.
+pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut reader = Reader::new(socket);
+    let snapshot = reader.read()?;
+    let selection = Selection {
+        sorting: arguments.sort,
+        is_tree: !arguments.flat,
+        filter: arguments.filter.to_lowercase(),
+        folded: BTreeSet::new(),
+    };
+    let app = App::new(snapshot, selection, arguments.delay);
+    if arguments.batch || arguments.once {
+        let count = if arguments.once { Some(1) } else { arguments.count };
+        return batch(reader, app, count).map(|()| ExitCode::SUCCESS);
+    }
+    ensure!(
+        io::stdout().is_terminal(),
+        "the output is not a terminal: use --batch or --once"
+    );
+    let signal = signals()?;
+    let terminal = Terminal::new().context("cannot set up the terminal")?;
+    let ended = show(terminal, app, (reader, socket.to_owned()), &signal)?;
+    Ok(match ended {
+        0 => ExitCode::SUCCESS,
+        // As a shell reports a program that the signal ended.
+        signal => ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
+    })
+}
+
+/// Prints text after each look but the first, which has no rates.
+fn batch(mut reader: Reader, mut app: App, count: Option<u64>) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let mut nr_printed = 0;
+    while count.is_none_or(|count| nr_printed < count) {
+        thread::sleep(app.delay);
+        app.update(Ok(reader.read()?));
+        match out
+            .write_all(draw::text(&app).as_bytes())
+            .and_then(|()| out.flush())
+        {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
+        }
+        nr_printed += 1;
+    }
+    Ok(())
+}
+
+/// The terminal while it shows the screen: restored when dropped, and at a panic.
+#[derive(Debug)]
+struct Terminal(ratatui::DefaultTerminal);
+
+impl Terminal {
+    fn new() -> io::Result<Self> {
+        ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.show_cursor();
+        // The panic hook has restored it: a second time would move the cursor onto the message.
+        if !thread::panicking() {
+            ratatui::restore();
+        }
+    }
+}
+
+/// Returns a number that a signal to end sets to the signal's.
+fn signals() -> io::Result<Arc<AtomicUsize>> {
+    let received = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        let number = usize::try_from(signal).unwrap_or_default();
+        signal_hook::flag::register_usize(signal, Arc::clone(&received), number)?;
+    }
+    Ok(received)
+}
+
+/// Draws and obeys keys until the end. Returns the number of the signal that ended it, or 0.
+fn show(
+    mut terminal: Terminal,
+    mut app: App,
+    (reader, socket): (Reader, PathBuf),
+    signal: &AtomicUsize,
+) -> anyhow::Result<usize> {
+    let style = Style::of(|name| env::var(name).ok());
+    let (snapshots, look) = read_on(reader, app.delay);
+    loop {
+        match signal.load(Ordering::Relaxed) {
+            0 => {}
+            signal => return Ok(signal),
+        }
+        if let Some(read) = snapshots.try_iter().last() {
+            app.update(read);
+        }
+        terminal.0.draw(|frame| draw::draw(frame, &mut app, style))?;
+        if !event::poll(TICK)? {
+            continue;
+        }
+        let Event::Key(key) = event::read()? else {
+            continue;
+        };
+        if key.kind == KeyEventKind::Release {
+            continue;
+        }
+        match app.key(key) {
+            Effect::None => {}
+            Effect::Quit => return Ok(0),
+            Effect::Interrupt => return Ok(usize::try_from(SIGINT)?),
+            Effect::Act(action) => {
+                let done = action.perform(&socket);
+                app.message = Some(Message {
+                    is_error: done.is_err(),
+                    text: done.unwrap_or_else(|error| format!("{error:#}")),
+                });
+                // Ends with the program; an error would only mean that it has.
+                let _ = look.send(());
+            }
+        }
+    }
+}
+
+/// Reads snapshots in a thread of its own, since the daemon may need seconds to answer. A message makes it
+/// read at once.
+fn read_on(mut reader: Reader, delay: Duration) -> (Receiver<anyhow::Result<Snapshot>>, Sender<()>) {
+    let (send, snapshots) = mpsc::sync_channel(1);
+    let (look, asked) = mpsc::channel();
+    thread::spawn(move || {
+        while !matches!(asked.recv_timeout(delay), Err(RecvTimeoutError::Disconnected)) {
+            if send.send(reader.read()).is_err() {
+                break;
+            }
+        }
+    });
+    (snapshots, look)
+}

@@ -1,0 +1,380 @@
+//! Draws the screen, and prints it as text.
+
+use std::fmt::Write as _;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Position, Rect};
+use ratatui::style::{Color, Modifier, Style as Look, Stylize as _};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+
+use super::activity::{Activities, State};
+use super::columns::{columns, limit};
+use super::keys::BINDINGS;
+use super::rows::Row;
+use super::state::{App, Mode};
+use crate::cli::view::{Device, size};
+use gcgroupfs_model::text::word;
+
+/// Abilities of the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Style {
+    pub(super) has_color: bool,
+    pub(super) is_ascii: bool,
+}
+
+impl Style {
+    /// Derives it from environment variables: `NO_COLOR` (no-color.org), and the locale's.
+    pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let set = |name: &&str| variable(name).filter(|value| !value.is_empty());
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set);
+        let locale = locale.unwrap_or_default().to_lowercase();
+        Self {
+            has_color: set(&"NO_COLOR").is_none(),
+            is_ascii: !(locale.contains("utf-8") || locale.contains("utf8")),
+        }
+    }
+
+    fn color(self, color: Color) -> Look {
+        if self.has_color {
+            Look::new().fg(color)
+        } else {
+            Look::new()
+        }
+    }
+}
+
+/// Width of a GPU's meter, and of its history.
+const METER: usize = 24;
+const HISTORY: usize = 14;
+
+/// Longest message, lines.
+const MAX_MESSAGE: u16 = 3;
+
+/// Draws the whole screen.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
+    let area = frame.area();
+    if app.mode == Mode::Help {
+        frame.render_widget(Paragraph::new(help()), area);
+        return;
+    }
+    let nr_devices = u16::try_from(app.snapshot.devices.len()).unwrap_or(u16::MAX);
+    let bottom = bottom(app, area.width.into(), style);
+    let height = u16::try_from(bottom.len())
+        .unwrap_or(MAX_MESSAGE)
+        .min(MAX_MESSAGE);
+    let areas = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(nr_devices.min(area.height / 3)),
+        Constraint::Length(1),
+        Constraint::Fill(1),
+        Constraint::Length(1),
+        Constraint::Length(height),
+    ]);
+    let [
+        title_area,
+        devices_area,
+        heading_area,
+        rows_area,
+        detail_area,
+        bottom_area,
+    ] = areas.areas(area);
+    frame.render_widget(Line::from(title(app)).bold(), title_area);
+    let devices: Vec<Line<'_>> = app
+        .snapshot
+        .devices
+        .iter()
+        .map(|device| device_line(device, &app.activities, style))
+        .collect();
+    frame.render_widget(Paragraph::new(devices), devices_area);
+    frame.render_widget(heading(app, heading_area.width.into()), heading_area);
+    rows(frame, app, rows_area, style);
+    let detail = app.selected().map(detail).unwrap_or_default();
+    frame.render_widget(Line::from(detail).dim(), detail_area);
+    frame.render_widget(Paragraph::new(bottom), bottom_area);
+    if let Mode::Prompt(question, text) = &app.mode {
+        let typed = question.text(app.selected()).chars().count() + text.chars().count();
+        let column = u16::try_from(typed)
+            .unwrap_or(u16::MAX)
+            .min(area.width.saturating_sub(1));
+        frame.set_cursor_position(Position::new(column, bottom_area.y));
+    }
+}
+
+/// Draws the rows around the selected one.
+fn rows(frame: &mut Frame<'_>, app: &mut App, area: Rect, style: Style) {
+    app.page = usize::from(area.height).max(1);
+    let first = (app.cursor / app.page) * app.page;
+    let lines = app.rows.iter().enumerate().skip(first).take(app.page);
+    let lines = lines.map(|(index, row)| {
+        let mut cells = Vec::new();
+        for column in columns(area.width.into()) {
+            let look = match column.name {
+                "state" => state(row.activity.state, style),
+                "name" if row.is_group() => Look::new().add_modifier(Modifier::BOLD),
+                _ => Look::new(),
+            };
+            cells.push(Span::styled(column.cell(row, style.is_ascii), look));
+            cells.push(Span::raw(" "));
+        }
+        let line = Line::from(cells);
+        if index != app.cursor {
+            return line;
+        }
+        let rest = usize::from(area.width).saturating_sub(line.width());
+        let mut line = line;
+        line.push_span(" ".repeat(rest));
+        line.reversed()
+    });
+    let lines: Vec<Line<'_>> = lines.collect();
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn state(state: State, style: Style) -> Look {
+    match state {
+        State::Idle => Look::new(),
+        State::Running => style.color(Color::Green),
+        State::Throttled => style.color(Color::Yellow),
+        State::Swapping => style.color(Color::Magenta),
+        State::Freezing | State::Frozen => style.color(Color::Cyan),
+        State::Refused | State::Lost => style.color(Color::Red).add_modifier(Modifier::BOLD),
+    }
+}
+
+fn title(app: &App) -> String {
+    let snapshot = &app.snapshot;
+    let count =
+        |number: usize, one: &str, many: &str| format!("{number} {}", if number == 1 { one } else { many });
+    let mut title = format!(
+        "gcgroupfs top: {}, {}, {}, policy {}, sort {}",
+        count(snapshot.devices.len(), "GPU", "GPUs"),
+        count(snapshot.groups.len(), "group", "groups"),
+        count(snapshot.processes.len(), "process", "processes"),
+        word(&snapshot.policy),
+        app.selection.sorting.column.name,
+    );
+    if !app.selection.filter.is_empty() {
+        // Writing to a String cannot fail.
+        let _ = write!(title, ", filter {}", word(&app.selection.filter));
+    }
+    title
+}
+
+/// Returns a line such as `GPU0 [||||      1.5G/8G] util  45% .:-=+ 60C 70.5W NAME`.
+fn device_line(device: &Device, activities: &Activities, style: Style) -> Line<'static> {
+    let memory = &device.memory;
+    let used = memory.used.or(memory.charged).unwrap_or(0);
+    let total = memory.total.unwrap_or(0);
+    let known = |value: Option<u64>, unit: &str| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{value}{unit}"))
+    };
+    let history: Vec<u64> = activities.device(device.index).collect();
+    let power = device
+        .power_mw
+        .map_or_else(|| "-".to_owned(), |mw| format!("{}W", mw / 1000));
+    Line::from(vec![
+        Span::styled(format!("GPU{:<2}", device.index), style.color(Color::Cyan)),
+        Span::raw(meter(used, total)),
+        Span::raw(format!(" util {:>4} ", known(device.utilization, "%"))),
+        Span::styled(
+            sparkline(&history, HISTORY, style.is_ascii),
+            style.color(Color::Green),
+        ),
+        Span::raw(format!(
+            " {:>4} {power:>5} {}",
+            known(device.temperature, "C"),
+            word_or_blank(&device.name)
+        )),
+    ])
+}
+
+/// Returns a name that may have blanks, with other characters than printable ASCII escaped.
+fn word_or_blank(name: &str) -> String {
+    let words: Vec<String> = name.split(' ').map(|part| word(part).to_string()).collect();
+    words.join(" ")
+}
+
+/// Returns a bar with the numbers at its right end.
+fn meter(used: u64, total: u64) -> String {
+    let numbers = format!("{}/{}", size(used), size(total));
+    let inner = METER - 2;
+    let filled = (u128::from(used) * inner as u128)
+        .checked_div(total.into())
+        .unwrap_or(0);
+    let filled = usize::try_from(filled).unwrap_or(inner).min(inner);
+    let left = inner.saturating_sub(numbers.len());
+    let bar: String = (0..left).map(|at| if at < filled { '|' } else { ' ' }).collect();
+    format!("[{bar}{numbers}]")
+}
+
+/// Returns the latest percentages as bars, the last at the right end; 100 and more are the highest.
+pub(super) fn sparkline(history: &[u64], width: usize, is_ascii: bool) -> String {
+    let bars: Vec<char> = if is_ascii {
+        " .:-=+*#@"
+    } else {
+        " ▁▂▃▄▅▆▇█"
+    }
+    .chars()
+    .collect();
+    let skipped = history.len().saturating_sub(width);
+    let shown = history.iter().skip(skipped).map(|percent| {
+        // Anything above 0 has a bar.
+        let bar = usize::try_from(percent.div_ceil(13)).unwrap_or(usize::MAX);
+        bars.get(bar.min(8)).copied().unwrap_or(' ')
+    });
+    let shown: String = shown.collect();
+    format!("{shown:>width$}")
+}
+
+/// Returns the titles of the columns; that of the sorted one is not reversed.
+fn heading(app: &App, width: usize) -> Line<'static> {
+    let mut spans = Vec::new();
+    for column in columns(width) {
+        let text = format!("{} ", column.heading());
+        let is_sorted = column.name == app.selection.sorting.column.name;
+        spans.push(if is_sorted {
+            Span::raw(text).bold()
+        } else {
+            Span::raw(text).reversed()
+        });
+    }
+    let line = Line::from(spans);
+    let rest = width.saturating_sub(line.width());
+    let mut line = line;
+    line.push_span(Span::raw(" ".repeat(rest)).reversed());
+    line
+}
+
+/// Returns what has no column, of the selected row.
+fn detail(row: &Row) -> String {
+    let usage = &row.usage;
+    let pressure =
+        |pressure: &Option<crate::cli::view::Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
+    let place = if row.group.is_empty() { "-" } else { &row.group };
+    let quota = usage
+        .compute
+        .max
+        .quota_usec
+        .map_or_else(|| "max".to_owned(), |usec| format!("{usec}us"));
+    format!(
+        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%",
+        row.user,
+        limit(usage.memory.limit),
+        size(usage.memory.peak),
+        usage.refusals(),
+        pressure(&usage.compute.pressure),
+        pressure(&usage.memory.pressure),
+    )
+}
+
+/// Returns the question, the outage, the message or the keys.
+fn bottom(app: &App, width: usize, style: Style) -> Vec<Line<'static>> {
+    let error = style.color(Color::Red).add_modifier(Modifier::BOLD);
+    match (&app.mode, &app.outage, &app.message) {
+        (Mode::Prompt(question, text), ..) => {
+            let question = question.text(app.selected());
+            vec![Line::from(vec![
+                Span::raw(question).bold(),
+                Span::raw(printable(text)),
+            ])]
+        }
+        (_, Some(outage), _) => broken(outage, width, error),
+        (_, _, Some(message)) if message.is_error => broken(&message.text, width, error),
+        (_, _, Some(message)) => broken(&message.text, width, Look::new()),
+        _ => {
+            let labels = BINDINGS
+                .iter()
+                .map(|binding| binding.label)
+                .filter(|label| !label.0.is_empty());
+            let spans = labels.flat_map(|(key, name)| [Span::raw(key).bold(), Span::raw(name).reversed()]);
+            vec![Line::from(spans.collect::<Vec<_>>())]
+        }
+    }
+}
+
+/// Breaks a text into lines of at most `width` characters.
+fn broken(text: &str, width: usize, look: Look) -> Vec<Line<'static>> {
+    let characters: Vec<char> = printable(text).chars().collect();
+    let lines = characters.chunks(width.max(1));
+    lines
+        .map(|line| Line::styled(line.iter().collect::<String>(), look))
+        .collect()
+}
+
+/// Returns text in which control characters are `?`.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+fn help() -> Vec<Line<'static>> {
+    let title = Line::from("gcgroupfs top: keys (any key returns)").bold();
+    let keys = super::keys().map(|(names, help)| Line::from(format!("{names:<27} {help}")));
+    [title].into_iter().chain(keys).collect()
+}
+
+/// Returns the whole table as text, with an empty line at its end.
+pub(super) fn text(app: &App) -> String {
+    // Without the terminal's bounds: all columns, in ASCII.
+    const WIDTH: usize = usize::MAX;
+    let style = Style {
+        has_color: false,
+        is_ascii: true,
+    };
+    let mut lines = vec![title(app)];
+    let devices = app.snapshot.devices.iter();
+    lines.extend(devices.map(|device| device_line(device, &app.activities, style).to_string()));
+    let headings: Vec<String> = columns(WIDTH).map(|column| column.heading()).collect();
+    lines.push(headings.join(" "));
+    for row in &app.rows {
+        let cells: Vec<String> = columns(WIDTH).map(|column| column.cell(row, true)).collect();
+        lines.push(cells.join(" ").trim_end().to_owned());
+    }
+    lines
+        .iter()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .chain(["\n".to_owned()])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sparkline_shows_the_latest_values() {
+        assert_eq!(sparkline(&[100, 0, 1, 50, 300], 4, true), " .=@");
+        assert_eq!(sparkline(&[100], 3, false), "  █");
+        assert_eq!(sparkline(&[], 2, false), "  ");
+    }
+
+    #[test]
+    fn meter_is_bounded_for_any_numbers() {
+        assert_eq!(meter(4 << 30, 8 << 30), "[|||||||||||      4G/8G]");
+        for (used, total) in [(0, 0), (5, 0), (u64::MAX, 1), (u64::MAX, u64::MAX), (1, u64::MAX)] {
+            assert_eq!(meter(used, total).len(), METER, "{used} {total}");
+        }
+    }
+
+    #[test]
+    fn locale_and_no_color_decide_on_the_style() {
+        let style = |set: &[(&str, &str)]| {
+            let set: Vec<(String, String)> = set.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+            let style = Style::of(|name| {
+                set.iter()
+                    .find(|(n, _)| n == name)
+                    .map(|(_, value)| value.clone())
+            });
+            (style.has_color, style.is_ascii)
+        };
+        assert_eq!(style(&[]), (true, true));
+        assert_eq!(style(&[("LANG", "de_DE.UTF-8")]), (true, false));
+        assert_eq!(style(&[("LC_ALL", "C"), ("LANG", "de_DE.UTF-8")]), (true, true));
+        assert_eq!(
+            style(&[("LC_ALL", ""), ("LANG", "C.utf8"), ("NO_COLOR", "")]),
+            (true, false)
+        );
+        assert_eq!(style(&[("NO_COLOR", "1")]), (false, true));
+    }
+}

@@ -1,0 +1,300 @@
+//! Keys, as in htop where it has the same function; a new key is a row here.
+
+use ratatui::crossterm::event::KeyCode::{
+    self, Char, Down, End, Enter, F, Home, Left, PageDown, PageUp, Right, Up,
+};
+
+use super::actions::What;
+use super::columns::Sorting;
+use super::state::{App, Effect, Mode, Question};
+use crate::cli::view::Group;
+
+/// Row of the table of keys.
+pub(super) struct Binding {
+    pub(super) keys: &'static [KeyCode],
+    /// Names of the keys in the help; empty: another row's has them.
+    pub(super) names: &'static str,
+    pub(super) help: &'static str,
+    /// Key and name in the last line of the screen; empty: not there.
+    pub(super) label: (&'static str, &'static str),
+    pub(super) press: fn(&mut App) -> Effect,
+}
+
+/// Lowest priority.
+const LOWEST: u64 = 15;
+
+pub(super) const BINDINGS: &[Binding] = &[
+    Binding {
+        keys: &[F(1), Char('h'), Char('?')],
+        names: "F1 h ?",
+        help: "show the keys",
+        label: ("F1", "Help"),
+        press: |app| {
+            app.mode = Mode::Help;
+            Effect::None
+        },
+    },
+    Binding {
+        keys: &[Up, Char('p')],
+        names: "Up Down PgUp PgDn Home End",
+        help: "select a row",
+        label: ("", ""),
+        press: |app| go(app, app.cursor.saturating_sub(1)),
+    },
+    Binding {
+        keys: &[Down, Char('n')],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| go(app, app.cursor + 1),
+    },
+    Binding {
+        keys: &[PageUp],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| go(app, app.cursor.saturating_sub(app.page)),
+    },
+    Binding {
+        keys: &[PageDown],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| go(app, app.cursor.saturating_add(app.page)),
+    },
+    Binding {
+        keys: &[Home],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| go(app, 0),
+    },
+    Binding {
+        keys: &[End],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| go(app, usize::MAX),
+    },
+    Binding {
+        keys: &[F(3), Char('/')],
+        names: "F3 /",
+        help: "search: select the next row with a text",
+        label: ("F3", "Search"),
+        press: |app| app.ask(Question::Search),
+    },
+    Binding {
+        keys: &[F(4), Char('\\')],
+        names: "F4 \\",
+        help: "filter: show only rows with a text; Esc ends it",
+        label: ("F4", "Filter"),
+        press: |app| app.ask(Question::Filter),
+    },
+    Binding {
+        keys: &[F(5), Char('t')],
+        names: "F5 t",
+        help: "show groups and processes, or processes alone",
+        label: ("F5", "Tree"),
+        press: |app| {
+            app.selection.is_tree = !app.selection.is_tree;
+            arranged(app)
+        },
+    },
+    Binding {
+        keys: &[Char('-'), Left],
+        names: "- Left",
+        help: "fold the group",
+        label: ("", ""),
+        press: |app| {
+            app.fold(true);
+            Effect::None
+        },
+    },
+    Binding {
+        keys: &[Char('+'), Right],
+        names: "+ Right",
+        help: "unfold the group",
+        label: ("", ""),
+        press: |app| {
+            app.fold(false);
+            Effect::None
+        },
+    },
+    Binding {
+        keys: &[Char('*'), Enter],
+        names: "* Enter",
+        help: "fold all groups, or unfold all",
+        label: ("", ""),
+        press: |app| {
+            let groups = app.snapshot.groups.iter();
+            app.selection.folded = match app.selection.folded.is_empty() {
+                true => groups.map(|Group { path, .. }| path.clone()).collect(),
+                false => Default::default(),
+            };
+            arranged(app)
+        },
+    },
+    Binding {
+        keys: &[F(6), Char('>'), Char('.')],
+        names: "F6 > .",
+        help: "sort by the next column",
+        label: ("F6", "Sort"),
+        press: |app| {
+            app.selection.sorting = app.selection.sorting.next();
+            arranged(app)
+        },
+    },
+    Binding {
+        keys: &[Char('I')],
+        names: "I",
+        help: "sort in the reverse order",
+        label: ("", ""),
+        press: |app| {
+            app.selection.sorting.is_reverse = !app.selection.sorting.is_reverse;
+            arranged(app)
+        },
+    },
+    Binding {
+        keys: &[Char('M')],
+        names: "M",
+        help: "sort by memory",
+        label: ("", ""),
+        press: |app| sorted(app, "memory"),
+    },
+    Binding {
+        keys: &[Char('P')],
+        names: "P",
+        help: "sort by GPU%",
+        label: ("", ""),
+        press: |app| sorted(app, "usage"),
+    },
+    Binding {
+        keys: &[Char('N')],
+        names: "N",
+        help: "sort by pid and path",
+        label: ("", ""),
+        press: |app| sorted(app, "pid"),
+    },
+    Binding {
+        keys: &[Char('f'), Char('z')],
+        names: "f z",
+        help: "freeze, or thaw what is frozen",
+        label: ("f", "Freeze"),
+        press: |app| {
+            app.act(|row| {
+                let value = if row.usage.compute.freeze { "0" } else { "1" };
+                What::Write("compute.freeze", value.to_owned())
+            })
+        },
+    },
+    Binding {
+        keys: &[F(7), Char(']')],
+        names: "F7 ]",
+        help: "raise the priority by one (a lower number)",
+        label: ("F7", "Pri-"),
+        press: |app| app.act(|row| priority(row.usage.compute.priority.saturating_sub(1))),
+    },
+    Binding {
+        keys: &[F(8), Char('[')],
+        names: "F8 [",
+        help: "lower the priority by one (a higher number)",
+        label: ("F8", "Pri+"),
+        press: |app| app.act(|row| priority(LOWEST.min(row.usage.compute.priority + 1))),
+    },
+    Binding {
+        keys: &[Char('r')],
+        names: "r",
+        help: "set the priority",
+        label: ("", ""),
+        press: |app| app.ask(Question::Priority),
+    },
+    Binding {
+        keys: &[Char('l')],
+        names: "l",
+        help: "set the memory limit",
+        label: ("l", "Limit"),
+        press: |app| app.ask(Question::Limit),
+    },
+    Binding {
+        keys: &[Char('m')],
+        names: "m",
+        help: "move the process into a group",
+        label: ("m", "Move"),
+        press: |app| app.ask(Question::Move),
+    },
+    Binding {
+        keys: &[F(9), Char('k')],
+        names: "F9 k",
+        help: "send a signal to the process",
+        label: ("F9", "Kill"),
+        press: |app| app.ask(Question::Kill),
+    },
+    Binding {
+        keys: &[F(10), Char('q')],
+        names: "F10 q",
+        help: "quit",
+        label: ("q", "Quit"),
+        press: |_| Effect::Quit,
+    },
+];
+
+fn go(app: &mut App, index: usize) -> Effect {
+    app.go(index);
+    Effect::None
+}
+
+fn arranged(app: &mut App) -> Effect {
+    app.arrange();
+    Effect::None
+}
+
+fn sorted(app: &mut App, column: &str) -> Effect {
+    if let Ok(sorting) = Sorting::by(column) {
+        app.selection.sorting = sorting;
+    }
+    arranged(app)
+}
+
+fn priority(priority: u64) -> What {
+    What::Write("compute.priority", priority.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_has_one_function() {
+        let all: Vec<KeyCode> = BINDINGS
+            .iter()
+            .flat_map(|binding| binding.keys)
+            .copied()
+            .collect();
+        for key in &all {
+            assert_eq!(all.iter().filter(|other| *other == key).count(), 1, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn columns_of_keys_exist() {
+        for name in ["memory", "usage", "pid"] {
+            assert!(Sorting::by(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn help_and_labels_fit_on_80_by_24() {
+        let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());
+        assert!(shown.count() <= 22);
+        let width: usize = BINDINGS
+            .iter()
+            .map(|binding| binding.label.0.len() + binding.label.1.len())
+            .sum();
+        assert!(width < 80, "{width}");
+        assert!(
+            BINDINGS
+                .iter()
+                .all(|binding| binding.names.len() <= 26 && binding.help.len() <= 50)
+        );
+    }
+}

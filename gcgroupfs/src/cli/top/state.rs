@@ -1,0 +1,383 @@
+//! State of the screen, and how keys and snapshots change it.
+
+use std::time::Duration;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::actions::{Action, What};
+use super::activity::Activities;
+use super::keys::BINDINGS;
+use super::rows::{Key, Row, Selection};
+use crate::cli::view::Snapshot;
+
+#[derive(Debug)]
+pub(super) struct App {
+    pub(super) snapshot: Snapshot,
+    pub(super) activities: Activities,
+    pub(super) selection: Selection,
+    pub(super) delay: Duration,
+    pub(super) rows: Vec<Row>,
+    /// Index of the selected row.
+    pub(super) cursor: usize,
+    /// Number of rows that the screen shows; set when it is drawn.
+    pub(super) page: usize,
+    pub(super) mode: Mode,
+    /// Result of the last action.
+    pub(super) message: Option<Message>,
+    /// Why the snapshot is not new.
+    pub(super) outage: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Message {
+    pub(super) text: String,
+    pub(super) is_error: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Table,
+    Help,
+    /// A line is typed.
+    Prompt(Question, String),
+}
+
+/// Question that a typed line answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Question {
+    Filter,
+    Search,
+    Limit,
+    Priority,
+    Move,
+    Kill,
+}
+
+impl Question {
+    /// Returns the question about a row.
+    pub(super) fn text(self, row: Option<&Row>) -> String {
+        let path = row.map_or_else(String::new, |row| row.key.path());
+        match self {
+            Self::Filter => "Filter (name, pid, user or group): ".to_owned(),
+            Self::Search => "Search (name, pid, user or group): ".to_owned(),
+            Self::Limit => format!("Memory limit of {path} (as 8G, or max): "),
+            Self::Priority => format!("Priority of {path} (0 is highest, 15 lowest): "),
+            Self::Move => format!("Move {path} to the group (/ is the root): "),
+            Self::Kill => format!("Signal for {path} (TERM, KILL, ...): "),
+        }
+    }
+}
+
+/// Consequence of a key outside of this module.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    None,
+    Quit,
+    Interrupt,
+    Act(Action),
+}
+
+impl App {
+    pub(super) fn new(snapshot: Snapshot, selection: Selection, delay: Duration) -> Self {
+        let mut app = Self {
+            snapshot,
+            activities: Activities::default(),
+            selection,
+            delay,
+            rows: Vec::new(),
+            cursor: 0,
+            page: 10,
+            mode: Mode::Table,
+            message: None,
+            outage: None,
+        };
+        app.activities.update(&app.snapshot);
+        app.arrange();
+        app
+    }
+
+    /// Takes a snapshot that was read just now, or why none was.
+    pub(super) fn update(&mut self, read: anyhow::Result<Snapshot>) {
+        match read {
+            Ok(snapshot) => {
+                self.activities.update(&snapshot);
+                (self.snapshot, self.outage) = (snapshot, None);
+                self.arrange();
+            }
+            Err(error) => self.outage = Some(format!("{error:#}")),
+        }
+    }
+
+    /// Makes the rows again. The selected process or group stays selected if it is there.
+    pub(super) fn arrange(&mut self) {
+        let selected = self.selected().map(|row| row.key.clone());
+        self.rows = self.selection.rows(&self.snapshot, &self.activities);
+        let found = selected.and_then(|key| self.rows.iter().position(|row| row.key == key));
+        self.go(found.unwrap_or(self.cursor));
+    }
+
+    pub(super) fn selected(&self) -> Option<&Row> {
+        self.rows.get(self.cursor)
+    }
+
+    /// Selects the row of this index, or the last.
+    pub(super) fn go(&mut self, index: usize) {
+        self.cursor = index.min(self.rows.len().saturating_sub(1));
+    }
+
+    pub(super) fn key(&mut self, event: KeyEvent) -> Effect {
+        let is_control = event.modifiers.contains(KeyModifiers::CONTROL);
+        if is_control && event.code == KeyCode::Char('c') {
+            return Effect::Interrupt;
+        }
+        match &mut self.mode {
+            Mode::Help => {
+                self.mode = Mode::Table;
+                Effect::None
+            }
+            Mode::Prompt(question, text) => {
+                let question = *question;
+                match event.code {
+                    KeyCode::Char('u') if is_control => text.clear(),
+                    KeyCode::Char(typed) if !is_control => text.push(typed),
+                    KeyCode::Backspace => drop(text.pop()),
+                    KeyCode::Enter => return self.answer(),
+                    KeyCode::Esc => {
+                        self.mode = Mode::Table;
+                        if question == Question::Filter {
+                            self.selection.filter.clear();
+                            self.arrange();
+                        }
+                        return Effect::None;
+                    }
+                    _ => {}
+                }
+                self.typed();
+                Effect::None
+            }
+            Mode::Table => {
+                self.message = None;
+                let code = match event.code {
+                    KeyCode::Char('l') if is_control => return Effect::None,
+                    code => code,
+                };
+                let binding = BINDINGS.iter().find(|binding| binding.keys.contains(&code));
+                binding.map_or(Effect::None, |binding| (binding.press)(self))
+            }
+        }
+    }
+
+    pub(super) fn ask(&mut self, question: Question) -> Effect {
+        let needs_row = !matches!(question, Question::Filter | Question::Search);
+        if needs_row && self.selected().is_none() {
+            return Effect::None;
+        }
+        let text = match question {
+            Question::Filter => self.selection.filter.clone(),
+            Question::Kill => "TERM".to_owned(),
+            _ => String::new(),
+        };
+        self.mode = Mode::Prompt(question, text);
+        Effect::None
+    }
+
+    /// Follows a line while it is typed.
+    fn typed(&mut self) {
+        let Mode::Prompt(question, text) = &self.mode else {
+            return;
+        };
+        let text = text.to_lowercase();
+        match question {
+            Question::Filter => {
+                self.selection.filter = text;
+                self.arrange();
+            }
+            Question::Search if !text.is_empty() => {
+                let after = self
+                    .rows
+                    .iter()
+                    .enumerate()
+                    .cycle()
+                    .skip(self.cursor)
+                    .take(self.rows.len());
+                let found = after
+                    .into_iter()
+                    .find(|(_, row)| row.matches(&text))
+                    .map(|(index, _)| index);
+                self.go(found.unwrap_or(self.cursor));
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self) -> Effect {
+        let Mode::Prompt(question, text) = std::mem::replace(&mut self.mode, Mode::Table) else {
+            return Effect::None;
+        };
+        let text = text.trim().to_owned();
+        let what = match question {
+            Question::Filter | Question::Search => return Effect::None,
+            _ if text.is_empty() => return Effect::None,
+            Question::Limit => What::Write("memory.limit", text),
+            Question::Priority => What::Write("compute.priority", text),
+            Question::Move => What::Move(text),
+            Question::Kill => What::Kill(text),
+        };
+        self.act(|_| what)
+    }
+
+    /// Requests an action on the selected row.
+    pub(super) fn act(&self, what: impl FnOnce(&Row) -> What) -> Effect {
+        let row = self.selected();
+        row.map_or(Effect::None, |row| Effect::Act(Action::of(row, what(row))))
+    }
+
+    /// Shows or hides what is in the selected group, or in the group of the selected process.
+    pub(super) fn fold(&mut self, is_folded: bool) {
+        let Some(row) = self.selected() else { return };
+        let path = match &row.key {
+            Key::Group(path) => Some(path.clone()),
+            Key::Process(_) if self.selection.is_tree => {
+                let above = self.rows.get(..self.cursor).unwrap_or_default().iter().rev();
+                let mut groups = above.filter(|above| above.is_group() && above.depth < row.depth);
+                groups.next().map(|group| group.key.path())
+            }
+            Key::Process(_) => None,
+        };
+        let Some(path) = path else { return };
+        if is_folded {
+            self.selection.folded.insert(path.clone());
+        } else {
+            self.selection.folded.remove(&path);
+        }
+        self.arrange();
+        let group = Key::Group(path);
+        let found = self.rows.iter().position(|row| row.key == group);
+        self.go(found.unwrap_or(self.cursor));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::cli::top::columns::Sorting;
+    use crate::cli::view::fixture;
+
+    fn app() -> App {
+        let selection = Selection {
+            sorting: Sorting::default(),
+            is_tree: true,
+            filter: String::new(),
+            folded: BTreeSet::new(),
+        };
+        App::new(fixture::snapshot(), selection, Duration::from_secs(1))
+    }
+
+    fn press(app: &mut App, code: KeyCode) -> Effect {
+        app.key(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    fn enter(app: &mut App, text: &str) -> Effect {
+        for typed in text.chars() {
+            assert_eq!(press(app, KeyCode::Char(typed)), Effect::None);
+        }
+        press(app, KeyCode::Enter)
+    }
+
+    fn selected(app: &App) -> String {
+        app.selected().map_or_else(String::new, |row| row.key.path())
+    }
+
+    fn what(effect: Effect) -> (String, What) {
+        match effect {
+            Effect::Act(action) => (action.key.path(), action.what),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn keys_move_fold_and_quit() {
+        let mut app = app();
+        assert_eq!(selected(&app), "101");
+        press(&mut app, KeyCode::End);
+        assert_eq!(selected(&app), "c");
+        press(&mut app, KeyCode::Up);
+        assert_eq!(selected(&app), "100");
+        press(&mut app, KeyCode::Char('-'));
+        assert_eq!((selected(&app), app.rows.len()), ("a/b".to_owned(), 4));
+        press(&mut app, KeyCode::Char('+'));
+        assert_eq!(app.rows.len(), 6);
+        press(&mut app, KeyCode::F(5));
+        assert_eq!(app.rows.len(), 3, "processes alone");
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(app.key(interrupt), Effect::Interrupt);
+        assert_eq!(press(&mut app, KeyCode::F(10)), Effect::Quit);
+    }
+
+    #[test]
+    fn selection_follows_its_process() {
+        let mut app = app();
+        press(&mut app, KeyCode::Char('/'));
+        enter(&mut app, "100");
+        assert_eq!(selected(&app), "100");
+        let mut snapshot = fixture::snapshot();
+        snapshot.processes.retain(|process| process.pid != 7);
+        app.update(Ok(snapshot));
+        assert_eq!(selected(&app), "100");
+        app.update(Err(anyhow::anyhow!("no daemon")));
+        assert_eq!(
+            (selected(&app), app.outage.as_deref()),
+            ("100".to_owned(), Some("no daemon"))
+        );
+        app.update(Ok(fixture::snapshot()));
+        assert_eq!((selected(&app), app.outage.as_deref()), ("100".to_owned(), None));
+    }
+
+    #[test]
+    fn filter_applies_while_typed_and_ends_with_escape() {
+        let mut app = app();
+        press(&mut app, KeyCode::F(4));
+        press(&mut app, KeyCode::Char('7'));
+        assert_eq!(app.rows.len(), 3);
+        press(&mut app, KeyCode::Enter);
+        assert_eq!((app.rows.len(), &app.mode), (3, &Mode::Table));
+        press(&mut app, KeyCode::F(4));
+        press(&mut app, KeyCode::Esc);
+        assert_eq!(app.rows.len(), 6);
+    }
+
+    #[test]
+    fn actions_name_the_selected_row() {
+        let mut app = app();
+        let write = |file, value: &str| ("101".to_owned(), What::Write(file, value.to_owned()));
+        assert_eq!(
+            what(press(&mut app, KeyCode::Char('f'))),
+            write("compute.freeze", "1")
+        );
+        assert_eq!(
+            what(press(&mut app, KeyCode::F(7))),
+            write("compute.priority", "7")
+        );
+        assert_eq!(
+            what(press(&mut app, KeyCode::F(8))),
+            write("compute.priority", "9")
+        );
+        press(&mut app, KeyCode::Char('l'));
+        assert_eq!(what(enter(&mut app, "8G")), write("memory.limit", "8G"));
+        press(&mut app, KeyCode::Char('m'));
+        assert_eq!(what(enter(&mut app, "/c")).1, What::Move("/c".to_owned()));
+        press(&mut app, KeyCode::F(9));
+        assert_eq!(
+            what(press(&mut app, KeyCode::Enter)).1,
+            What::Kill("TERM".to_owned())
+        );
+        press(&mut app, KeyCode::Char('l'));
+        assert_eq!(
+            press(&mut app, KeyCode::Enter),
+            Effect::None,
+            "an empty line does nothing"
+        );
+    }
+}

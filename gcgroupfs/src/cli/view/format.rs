@@ -1,0 +1,68 @@
+//! Formats of numbers and names in tables.
+
+use std::time::Duration;
+
+/// Formats bytes in the largest unit in which the number is at least one.
+pub(in crate::cli) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
+    let unit = (bytes.max(1).ilog2() / 10).min(5) as usize;
+    let shift = 10 * unit;
+    match (unit, bytes & ((1_u64 << shift) - 1)) {
+        (_, 0) => format!("{}{}", bytes >> shift, UNITS[unit]),
+        // Tenths, truncated: never more than there is.
+        (_, rest) => format!(
+            "{}.{}{}",
+            bytes >> shift,
+            ((rest >> (shift - 10)) * 10) >> 10,
+            UNITS[unit]
+        ),
+    }
+}
+
+/// Returns a user's name, or the number if there is none.
+pub(in crate::cli) fn user(uid: u32) -> String {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}
+
+/// Parses a pause between two pictures: seconds, as `0.5`, from 0.1 to 3600.
+///
+/// # Errors
+/// The text says what is expected.
+pub(in crate::cli) fn duration(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
+    let seconds = seconds.ok_or("seconds from 0.1 to 3600 are expected")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_short_and_truncated() {
+        for (bytes, expected) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1K"),
+            (1536, "1.5K"),
+            (2047, "1.9K"),
+            ((8 << 30) - 1, "7.9G"),
+            (8 << 30, "8G"),
+            (u64::MAX, "16383.9P"),
+        ] {
+            assert_eq!(size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn pause_is_bounded() {
+        assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["", "0", "-1", "nan", "inf", "3601", "1s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Reading a snapshot from the daemon's socket.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::parse::{self, FILES, Files};
+use super::{Group, OnDevice, Process, Snapshot, Usage, VERSION, ancestors, user};
+use crate::cli::client::Client;
+
+/// Reads snapshots. Connects again after a failure, since daemons are restarted.
+#[derive(Debug)]
+pub(in crate::cli) struct Reader {
+    socket: PathBuf,
+    client: Option<Client>,
+    /// Names of users, which do not change while a program runs.
+    users: BTreeMap<u32, String>,
+}
+
+/// Line of the daemon's list of processes.
+#[derive(Debug, Deserialize)]
+struct ProcessLine {
+    pid: String,
+    device: Option<String>,
+    uid: u32,
+    comm: String,
+    #[serde(default)]
+    group: Option<String>,
+    files: Files,
+}
+
+/// Line of the daemon's list of groups.
+#[derive(Debug, Deserialize)]
+struct GroupLine {
+    group: String,
+    device: Option<String>,
+    uid: u32,
+    files: Files,
+}
+
+impl Reader {
+    pub(in crate::cli) fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+            client: None,
+            users: BTreeMap::new(),
+        }
+    }
+
+    /// Returns a connection to the daemon, for writes.
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub(in crate::cli) fn client(&mut self) -> anyhow::Result<&mut Client> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => Client::connect(&self.socket)?,
+        };
+        Ok(self.client.insert(client))
+    }
+
+    /// Reads a snapshot.
+    ///
+    /// # Errors
+    /// No daemon answers, or the client may not search the root directory.
+    pub(in crate::cli) fn read(&mut self) -> anyhow::Result<Snapshot> {
+        let read = self.try_read();
+        if read.is_err() {
+            self.client = None;
+        }
+        read
+    }
+
+    fn try_read(&mut self) -> anyhow::Result<Snapshot> {
+        let client = self.client()?;
+        let mut text = |path: &str| -> anyhow::Result<String> {
+            let read = client.try_get(path)?.unwrap_or_default();
+            Ok(String::from_utf8_lossy(&read).into_owned())
+        };
+        let devices = parse::devices(&text("devices")?, &text("devices.stat")?);
+        let policy = text("compute.policy")?.trim().to_owned();
+        // Processes first: the groups of all of them are then found, unless they are removed meanwhile.
+        let processes = lines(&client.list(FILES)?)?;
+        let at = Instant::now();
+        let groups = lines(&client.list_groups(FILES)?)?;
+        let mut snapshot = Snapshot {
+            version: VERSION,
+            time: SystemTime::UNIX_EPOCH
+                .elapsed()
+                .map_or(0.0, |time| time.as_secs_f64()),
+            at,
+            policy,
+            devices,
+            groups: self.groups(groups),
+            processes: self.processes(processes),
+        };
+        snapshot.bound();
+        Ok(snapshot)
+    }
+
+    fn user(&mut self, uid: u32) -> String {
+        self.users.entry(uid).or_insert_with(|| user(uid)).clone()
+    }
+
+    fn groups(&mut self, lines: Vec<GroupLine>) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for line in lines {
+            let usage = parse::usage(&line.files);
+            let index = line.device.and_then(|device| device.parse().ok());
+            match (groups.last_mut().filter(|group| group.path == line.group), index) {
+                (Some(group), Some(index)) => group.devices.push(OnDevice { index, usage }),
+                _ => groups.push(Group {
+                    uid: line.uid,
+                    user: self.user(line.uid),
+                    path: line.group,
+                    usage,
+                    devices: Vec::new(),
+                }),
+            }
+        }
+        groups.sort_by(|one, other| one.path.cmp(&other.path));
+        groups
+    }
+
+    fn processes(&mut self, lines: Vec<ProcessLine>) -> Vec<Process> {
+        let mut processes: Vec<Process> = Vec::new();
+        for line in lines {
+            let usage = parse::usage(&line.files);
+            let index = line.device.and_then(|device| device.parse().ok());
+            let Ok(pid) = line.pid.parse() else { continue };
+            match (processes.last_mut().filter(|process| process.pid == pid), index) {
+                (Some(process), Some(index)) => process.devices.push(OnDevice { index, usage }),
+                _ => processes.push(Process {
+                    pid,
+                    uid: line.uid,
+                    user: self.user(line.uid),
+                    comm: line.comm,
+                    group: line.group,
+                    usage,
+                    devices: Vec::new(),
+                }),
+            }
+        }
+        processes.sort_by_key(|process| process.pid);
+        processes
+    }
+}
+
+fn lines<T: DeserializeOwned>(text: &[u8]) -> Result<Vec<T>, serde_json::Error> {
+    let lines = text.split(|byte| *byte == b'\n');
+    let lines = lines.filter(|line| !line.is_empty());
+    lines.map(serde_json::from_slice).collect()
+}
+
+/// Limits of a group: as a whole, and on each device by its index.
+type Limits = (Option<u64>, BTreeMap<usize, u64>);
+
+impl Snapshot {
+    /// Computes the effective limits, and leaves out the devices that are not used.
+    fn bound(&mut self) {
+        let limits: BTreeMap<String, Limits> = self
+            .groups
+            .iter()
+            .map(|group| {
+                let devices = group.devices.iter();
+                let on = devices.filter_map(|on| Some((on.index, on.usage.memory.limit?)));
+                (group.path.clone(), (group.usage.memory.limit, on.collect()))
+            })
+            .collect();
+        let above =
+            |group: &str| -> Vec<&Limits> { ancestors(group).filter_map(|path| limits.get(path)).collect() };
+        for group in &mut self.groups {
+            bound(&mut group.usage, &mut group.devices, &above(&group.path));
+        }
+        for process in &mut self.processes {
+            let above = above(process.group.as_deref().unwrap_or_default());
+            bound(&mut process.usage, &mut process.devices, &above);
+        }
+    }
+}
+
+fn bound(whole: &mut Usage, devices: &mut Vec<OnDevice>, above: &[&Limits]) {
+    let own = whole.memory.limit;
+    let all = above.iter().filter_map(|limits| limits.0).chain(own).min();
+    whole.memory.effective_limit = all;
+    devices.retain_mut(|on| {
+        let own = on.usage.memory.limit;
+        let above = above.iter().filter_map(|limits| limits.1.get(&on.index).copied());
+        on.usage.memory.effective_limit = above.chain(own).chain(all).min();
+        on.usage.is_used()
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(limit: &str, current: &str) -> serde_json::Value {
+        serde_json::json!({"memory.limit": limit, "memory.current": current})
+    }
+
+    fn read(processes: &[serde_json::Value], groups: &[serde_json::Value]) -> Snapshot {
+        let text =
+            |lines: &[serde_json::Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+        let mut reader = Reader::new(Path::new("/nowhere"));
+        let groups = lines(text(groups).as_bytes()).unwrap();
+        let processes = lines(text(processes).as_bytes()).unwrap();
+        let mut snapshot = Snapshot {
+            version: VERSION,
+            time: 0.0,
+            at: Instant::now(),
+            policy: String::new(),
+            devices: Vec::new(),
+            groups: reader.groups(groups),
+            processes: reader.processes(processes),
+        };
+        snapshot.bound();
+        snapshot
+    }
+
+    #[test]
+    fn effective_limit_is_the_smallest_above() {
+        let process = |pid: &str, device: Option<&str>, group: Option<&str>, limit: &str| {
+            serde_json::json!({
+                "pid": pid, "device": device, "uid": 0, "comm": "x", "group": group,
+                "files": files(limit, "1"),
+            })
+        };
+        let group = |path: &str, device: Option<&str>, limit: &str| serde_json::json!({"group": path, "device": device, "uid": 0, "files": files(limit, "0")});
+        let snapshot = read(
+            &[
+                process("20", None, Some("a/b"), "50"),
+                process("20", Some("0"), Some("a/b"), "max"),
+                process("20", Some("1"), Some("a/b"), "40"),
+                process("3", None, None, "max"),
+                process("4", None, Some("ab"), "max"),
+            ],
+            &[
+                group("a", None, "max"),
+                group("a", Some("0"), "30"),
+                group("a/b", None, "45"),
+                group("ab", None, "max"),
+            ],
+        );
+        let pids: Vec<u32> = snapshot.processes.iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [3, 4, 20]);
+        let limits = |process: &Process| -> Vec<Option<u64>> {
+            let devices = process.devices.iter().map(|on| on.usage.memory.effective_limit);
+            [process.usage.memory.effective_limit]
+                .into_iter()
+                .chain(devices)
+                .collect()
+        };
+        assert_eq!(limits(&snapshot.processes[2]), [Some(45), Some(30), Some(40)]);
+        assert_eq!(limits(&snapshot.processes[0]), [None]);
+        assert_eq!(limits(&snapshot.processes[1]), [None]);
+        let groups: Vec<_> = snapshot
+            .groups
+            .iter()
+            .map(|group| group.usage.memory.effective_limit)
+            .collect();
+        assert_eq!(groups, [None, Some(45), None]);
+        assert!(snapshot.groups[0].devices.is_empty(), "it holds nothing there");
+    }
+}

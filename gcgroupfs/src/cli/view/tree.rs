@@ -1,0 +1,79 @@
+//! Groups above and below each other, by their paths.
+
+use std::collections::HashMap;
+
+use super::{Group, Process, Snapshot};
+
+/// Processes and groups by the nearest group above them that is in the snapshot.
+#[derive(Debug)]
+pub(in crate::cli) struct Below<'a> {
+    processes: HashMap<&'a str, Vec<&'a Process>>,
+    groups: HashMap<&'a str, Vec<&'a Group>>,
+}
+
+impl<'a> Below<'a> {
+    pub(in crate::cli) fn of(snapshot: &'a Snapshot) -> Self {
+        let parent = |path: &'a str| {
+            let mut known = ancestors(path).filter(|path| snapshot.group(path).is_some());
+            known.next().unwrap_or_default()
+        };
+        let mut below = Self {
+            processes: HashMap::new(),
+            groups: HashMap::new(),
+        };
+        for process in &snapshot.processes {
+            let group = process.group.as_deref().map(parent).unwrap_or_default();
+            below.processes.entry(group).or_default().push(process);
+        }
+        for group in &snapshot.groups {
+            let above = ancestors(&group.path).nth(1).map(parent).unwrap_or_default();
+            below.groups.entry(above).or_default().push(group);
+        }
+        below
+    }
+
+    /// Returns the processes directly in a group; the empty path is the root.
+    pub(in crate::cli) fn processes(&self, group: &str) -> impl Iterator<Item = &'a Process> {
+        self.processes.get(group).into_iter().flatten().copied()
+    }
+
+    /// Returns the groups directly in a group; the empty path is the root.
+    pub(in crate::cli) fn groups(&self, group: &str) -> impl Iterator<Item = &'a Group> {
+        self.groups.get(group).into_iter().flatten().copied()
+    }
+}
+
+/// Returns the paths of a group and of those above it, without the root.
+pub(in crate::cli) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+    let first = Some(path).filter(|path| !path.is_empty());
+    std::iter::successors(first, |path| Some(path.rsplit_once('/')?.0))
+}
+
+impl Snapshot {
+    /// Returns the group of a path; `None` if the client may not see it.
+    pub(in crate::cli) fn group(&self, path: &str) -> Option<&Group> {
+        let at = self
+            .groups
+            .binary_search_by(|group| group.path.as_str().cmp(path));
+        self.groups.get(at.ok()?)
+    }
+
+    /// Returns whether a freeze is requested for a group or for one above it that the client may see.
+    pub(in crate::cli) fn is_freezing(&self, path: &str) -> bool {
+        let mut groups = ancestors(path).filter_map(|path| self.group(path));
+        groups.any(|group| group.usage.compute.freeze)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ancestors_begin_with_the_group_itself() {
+        let of = |path| ancestors(path).collect::<Vec<_>>();
+        assert_eq!(of("a/b/c"), ["a/b/c", "a/b", "a"]);
+        assert_eq!(of("a"), ["a"]);
+        assert_eq!(of(""), Vec::<&str>::new());
+    }
+}

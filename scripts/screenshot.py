@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Draws gcgroupfs/doc/top.svg: a real run of gcgroupfs top with programs on simulated GPUs, in tmux.
+
+usage: scripts/screenshot.py [BUILT-TREE]
+
+BUILT-TREE is target/dist unless given (scripts/build.sh makes it). Run as root.
+"""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+COLUMNS, LINES = 112, 17
+CELL_WIDTH, CELL_HEIGHT = 8.4, 18
+BACKGROUND, FOREGROUND = "#16181d", "#d6d9e0"
+COLORS = ["#454a54", "#ef6b73", "#7ec16e", "#e0b050", "#6aa5e8", "#c586c0", "#5bc0c8", "#d6d9e0"]
+
+
+def environment(dist, root):
+    return os.environ | {
+        "PATH": f"{dist}/bin:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": f"{dist}/simgpu",
+        "SIMGPU_DIR": f"{root}/sim",
+        "SIMGPU_DEVICES": "2",
+        "SIMGPU_MEMORY": "40G",
+        "GCGROUP_SOCKET": f"{root}/socket",
+        "TERM": "screen",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def wait(what, condition):
+    end = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > end:
+            sys.exit(f"screenshot.py: timed out, waiting until {what}")
+        time.sleep(0.1)
+
+
+class Stage:
+    """A daemon and its programs; all end with it."""
+
+    def __init__(self, dist, root):
+        self.dist, self.root, self.children = dist, root, []
+        self.environment = environment(dist, root)
+        (root / "sim").mkdir()
+        self.start(["gcgroupfs", "mount", str(root), "--no-fuse", "--state-dir", str(root / "run")])
+        wait("the daemon answers", lambda: self.gcgroupfs("ls").returncode == 0)
+
+    def start(self, words, **options):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        child = subprocess.Popen(words, env=self.environment, **quiet | options)
+        self.children.append(child)
+        return child
+
+    def gcgroupfs(self, *words):
+        return subprocess.run(["gcgroupfs", *words], env=self.environment, capture_output=True, text=True)
+
+    def program(self, name, group, *words, swap=False):
+        """Starts a copy of the workload under another name, so that the screen shows that name."""
+        path = self.root / name
+        shutil.copy(self.dist / "bin/gcgroup-load", path)
+        options = ["--group", group] + (["--swap"] if swap else [])
+        command = ["gcgroupfs", "run", *options, "--", str(path), *words]
+        child = self.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        while not child.stdout.readline().startswith("ready"):
+            pass
+        return child
+
+    def close(self):
+        for child in reversed(self.children):
+            child.terminate()
+            child.wait()
+
+
+def play(stage):
+    for group in ["team", "team/night", "interactive"]:
+        stage.gcgroupfs("mkdir", group)
+    busy = ["throughput", "--duration", "3600"]
+    stage.program("notebook", "interactive", *busy, "--kernel-usec", "300")
+    train = stage.program("train", "team", *busy, "--device", "1")
+    frozen = stage.program("sweep", "team/night", "obey")
+    moved = stage.program("embed", "team/night", "obey", swap=True)
+    for program, mib in [(frozen, 11 << 10), (moved, 768)]:
+        program.stdin.write(f"alloc linear {mib << 20}\n")
+        program.stdin.flush()
+        program.stdout.readline()
+    for path, value in [
+        ("team/memory.limit", "30G"),
+        ("team/night/compute.priority", "12"),
+        ("interactive/compute.priority", "4"),
+        (f"{train.pid}/compute.max", "30000 100000"),
+        (f"{frozen.pid}/compute.freeze", "1"),
+        (f"{moved.pid}/memory.reclaim", "max"),
+    ]:
+        stage.gcgroupfs("set", path, value)
+
+
+def capture(stage):
+    tmux = ["tmux", "-S", str(stage.root / "tmux"), "-u", "-f", "/dev/null"]
+
+    def run(*words):
+        result = subprocess.run(tmux + list(words), env=stage.environment, capture_output=True, text=True, check=True)
+        return result.stdout
+
+    stage.start([*tmux, "-D"])
+    shows = {"args": [*tmux, "show", "-g"], "env": stage.environment, "capture_output": True}
+    wait("tmux answers", lambda: subprocess.run(**shows).returncode == 0)
+    run("set", "-g", "status", "off")
+    run("new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), "gcgroupfs", "top", "-d", "0.5")
+    # A full sparkline.
+    time.sleep(8)
+    return run("capture-pane", "-p", "-e", "-N").splitlines()
+
+
+def spans(line, look):
+    """Yields (column, text, look) and keeps the look for the next line."""
+    column = 0
+    for part in re.split(r"(\x1b\[[0-9;]*m)", line):
+        if part.startswith("\x1b["):
+            numbers = iter(int(number or 0) for number in part[2:-1].split(";"))
+            for number in numbers:
+                if number == 38 and next(numbers) == 5:
+                    look["color"] = COLORS[next(numbers) % 8]
+                elif number == 0:
+                    look.clear()
+                elif number in (1, 2, 7):
+                    look[number] = True
+                elif 30 <= number <= 37:
+                    look["color"] = COLORS[number - 30]
+                elif number == 39:
+                    look.pop("color", None)
+        elif part:
+            yield column, part, dict(look)
+            column += len(part)
+
+
+def svg(lines):
+    width, height = COLUMNS * CELL_WIDTH + 16, len(lines) * CELL_HEIGHT + 16
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
+        'aria-label="gcgroupfs top">',
+        f'<rect width="100%" height="100%" rx="6" fill="{BACKGROUND}"/>',
+        '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14">',
+    ]
+    look = {}
+    for number, line in enumerate(lines):
+        top = number * CELL_HEIGHT + 8
+        for column, text, style in spans(line, look):
+            x, wide = column * CELL_WIDTH + 8, len(text) * CELL_WIDTH
+            color, opacity = style.get("color", FOREGROUND), ' opacity="0.6"' if 2 in style else ""
+            if 7 in style:
+                out.append(f'<rect x="{x:g}" y="{top}" width="{wide:g}" height="{CELL_HEIGHT}" fill="{color}"/>')
+                color = BACKGROUND
+            # Word by word: some browsers join blanks.
+            for words in re.finditer(r"\S+(?: \S+)*", text):
+                x, wide = (column + words.start()) * CELL_WIDTH + 8, len(words.group()) * CELL_WIDTH
+                bold = ' font-weight="bold"' if 1 in style else ""
+                out.append(
+                    f'<text x="{x:g}" y="{top + 13.5:g}" fill="{color}"{bold}{opacity} textLength="{wide:g}" '
+                    f'lengthAdjust="spacingAndGlyphs">{html.escape(words.group())}</text>'
+                )
+    return "\n".join([*out, "</g>", "</svg>", ""])
+
+
+def main():
+    if sys.argv[1:2] and sys.argv[1].startswith("-"):
+        print(__doc__.strip())
+        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
+    dist = Path(sys.argv[1] if sys.argv[1:] else REPOSITORY / "target/dist").resolve()
+    with tempfile.TemporaryDirectory() as root:
+        stage = Stage(dist, Path(root))
+        try:
+            play(stage)
+            (REPOSITORY / "gcgroupfs/doc/top.svg").write_text(svg(capture(stage)))
+        finally:
+            stage.close()
+
+
+main()
