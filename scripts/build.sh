@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds all programs into a relocatable tree:
 #
-#   bin/{gcgroupfs,gcgroup-load,gcgroup-contention,gc-*}
+#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
 #   share/                                      manual, completions, service, example configuration
 #   install.sh                                  installs these
@@ -41,7 +41,7 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
+    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
 # Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload -p gcgroup-preload
 
@@ -62,6 +62,7 @@ place() {
 }
 
 place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
+place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
 place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"

@@ -63,6 +63,7 @@ files() {
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
 lib/libgcgroup.so lib/libgcgroup.so 755
 bin/gcgroupfs bin/gcgroupfs 755
+bin/gcgroup-exporter bin/gcgroup-exporter 755
 bin/gcgroup-load bin/gcgroup-load 755
 bin/gc-autopreempt bin/gc-autopreempt 755
 bin/gc-freeze bin/gc-freeze 755
