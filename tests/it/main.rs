@@ -51,6 +51,8 @@ mod events;
 #[cfg(test)]
 mod everywhere;
 #[cfg(test)]
+mod exporter;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod forked;
