@@ -138,6 +138,8 @@ mod pressure;
 #[cfg(test)]
 mod privileged;
 #[cfg(test)]
+mod prometheus;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod rapid_exec;

@@ -1,6 +1,6 @@
 //! Encodes a snapshot as OpenMetrics text.
 //!
-//! Labels are those of NVIDIA's DCGM exporter where it has them: `gpu`, `UUID`, `modelName`, `pod`,
+//! Labels are those of NVIDIA's DCGM exporter where it has them and they suit Prometheus: `gpu`, `UUID`, `pod`,
 //! `container`.
 
 mod families;
@@ -82,7 +82,7 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
         let labels = vec![
             ("gpu", gpu.index.clone()),
             ("UUID", gpu.uuid.clone()),
-            ("modelName", gpu.model.clone()),
+            ("model", gpu.model.clone()),
         ];
         rows.push((On::Gpu, labels, gpu.files.clone()));
     }
