@@ -77,7 +77,7 @@ function row(cells) {
   return element("tr", {}, ...cells.map((cell) => {
     if (cell instanceof Node) return element("td", {}, cell);
     const isNumber = typeof cell === "object";
-    return element("td", { className: isNumber ? "number" : "" }, isNumber ? cell.number : cell);
+    return isNumber ? element("td", { className: "number" }, cell.number) : element("td", {}, cell);
   }));
 }
 

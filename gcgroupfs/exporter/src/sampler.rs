@@ -15,7 +15,7 @@ use crate::owner::Users;
 use crate::snapshot::{Caps, DEVICE_STAT, Snapshot, now};
 
 /// Age up to which a snapshot serves further requests.
-const FRESH: Duration = Duration::from_secs(1);
+pub(crate) const FRESH: Duration = Duration::from_secs(1);
 
 /// Interval of the history.
 const STEP: Duration = Duration::from_secs(5);

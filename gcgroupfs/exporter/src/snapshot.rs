@@ -124,6 +124,8 @@ impl Snapshot {
     pub(crate) fn read(socket: &Path, caps: Caps, users: &mut Users) -> anyhow::Result<Self> {
         let begun = Instant::now();
         let mut client = Client::connect(socket)?;
+        // The daemon samples the GPUs when it is asked, and shows the sample to the next reader.
+        read(&mut client, DEVICE_STAT)?;
         let text = client.list(&PROCESS_FILES)?;
         let text = text.map_err(|errno| anyhow!("cannot list processes: {}", errno.desc()))?;
         let mut processes = processes(&text, users)?;
@@ -156,6 +158,13 @@ impl Snapshot {
             nr_processes,
             groups_dropped,
         })
+    }
+
+    /// Returns whether the daemon shows what NVML tells of each GPU.
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.gpus
+            .iter()
+            .all(|gpu| gpu.files.key(DEVICE_STAT, "memory_used").is_some())
     }
 }
 
