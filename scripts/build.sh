@@ -51,7 +51,7 @@ place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
     case $profile,$1 in
-        dev,* | *,scripts/*) cp "$1" "$fresh" ;;
+        dev,* | *,scripts/* | *,*.yml | *,*.json) cp "$1" "$fresh" ;;
         *) strip --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
@@ -78,6 +78,9 @@ done
 place scripts/install.sh "$dist/install.sh"
 for file in gcgroupfs.service gcgroupfs.toml; do
     place "scripts/$file" "$dist/share/$file"
+done
+for file in alerts.yml grafana.json; do
+    place "gcgroupfs/exporter/$file" "$dist/share/$file"
 done
 # The copy that containers preload.
 place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"

@@ -77,6 +77,8 @@ share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
 share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
 share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
+share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
+share/grafana.json share/doc/gcgroupfs/grafana.json 644
 share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
 TABLE
 }

@@ -33,7 +33,7 @@ missing=
 for package in $needs $tests; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
-# Prometheus is needed as a program: where no policy is set, this one keeps its package from starting a service.
+# Only the program of prometheus is needed: this policy keeps its package from starting a service.
 policy=/usr/sbin/policy-rc.d
 forget_policy() {
     [ -z "$made" ] || $sudo rm -f "$policy"

@@ -1,4 +1,4 @@
-//! What has happened between two snapshots: events, and which processes wait and why.
+//! Changes between two snapshots: events, and which processes wait and why.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Encodes a snapshot as OpenMetrics text.
 //!
-//! Labels are those of NVIDIA's DCGM exporter where it has them and they suit Prometheus: `gpu`, `UUID`, `pod`,
-//! `container`.
+//! Labels are those of NVIDIA's DCGM exporter where it has them and they suit Prometheus: `gpu`, `UUID`,
+//! `pod`, `container`.
 
 mod families;
 

@@ -42,7 +42,7 @@ pub(crate) struct GpuPoint {
     pub(crate) utilization: Option<u64>,
 }
 
-/// What the daemon shows now and has shown before.
+/// State of the daemon, now and before.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     users: Users,

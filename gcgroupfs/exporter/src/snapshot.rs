@@ -1,4 +1,4 @@
-//! What the daemon shows at one moment, read over its socket.
+//! The daemon's state at one moment, read over its socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

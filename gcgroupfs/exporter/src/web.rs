@@ -44,7 +44,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What the requests are answered from.
+/// Everything that requests are answered from.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) sampler: Arc<Sampler>,

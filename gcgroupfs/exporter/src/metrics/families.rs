@@ -2,7 +2,7 @@
 
 use crate::files::Files;
 
-/// What a family has samples of.
+/// Kind of thing that a family has samples of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
     Node,
