@@ -9,6 +9,7 @@ mod freeze;
 mod ls;
 mod mount;
 mod paths;
+mod record;
 mod reload;
 mod run;
 mod run_options;
@@ -91,6 +92,8 @@ commands! {
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
     Doctor(doctor::Arguments) => |socket, arguments| doctor::run(socket.of_daemon(), &arguments);
+    /// Records what GPUs and processes use, each second, in a file of constant size, and prints the records.
+    Record(record::Arguments) => |socket, arguments| record::run(&socket.of_daemon(), &arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
     Cdi(Nothing) => |socket, _| print(cdi::specification(&socket.of_daemon())?.as_bytes());
     /// Prints the table of control files, in Markdown.

@@ -144,6 +144,8 @@ mod property;
 #[cfg(test)]
 mod rapid_exec;
 #[cfg(test)]
+mod record;
+#[cfg(test)]
 mod required;
 #[cfg(test)]
 mod rules;
