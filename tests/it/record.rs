@@ -56,7 +56,15 @@ fn records_survive_kill_and_are_continued() {
     recorder.signal(Signal::SIGKILL);
     recorder.wait();
     drop(recorder);
+    let nr_lines = || {
+        shown(&mount, &file)
+            .iter()
+            .filter(|line| line.contains(&pid))
+            .count()
+    };
+    let before = nr_lines();
     let _recorder = record(&mount, &file);
+    wait_until("the next recorder has seen the process", || nr_lines() > before);
     shell.quit();
     wait_until("the end of the process is recorded", || {
         let lines = shown(&mount, &file);
