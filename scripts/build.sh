@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds all programs into a relocatable tree:
 #
-#   bin/{gcgroupfs,gcgroup-load,gcgroup-contention,gc-*}
+#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
 #   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
@@ -41,7 +41,7 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
+    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
 # Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload -p gcgroup-preload
 
@@ -51,7 +51,7 @@ place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
     case $profile,$1 in
-        dev,* | *,scripts/*) cp "$1" "$fresh" ;;
+        dev,* | *,scripts/* | *,*.yml | *,*.json) cp "$1" "$fresh" ;;
         *) strip --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
@@ -62,6 +62,7 @@ place() {
 }
 
 place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
+place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
 place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
@@ -77,6 +78,9 @@ done
 place scripts/install.sh "$dist/install.sh"
 for file in gcgroupfs.service gcgroupfs.toml; do
     place "scripts/$file" "$dist/share/$file"
+done
+for file in alerts.yml grafana.json; do
+    place "gcgroupfs/exporter/$file" "$dist/share/$file"
 done
 # The copy that containers preload.
 place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"

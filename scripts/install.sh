@@ -70,6 +70,7 @@ install.sh share/gcgroupfs/install.sh 644
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
 lib/libgcgroup.so lib/libgcgroup.so 755
 bin/gcgroupfs bin/gcgroupfs 755
+bin/gcgroup-exporter bin/gcgroup-exporter 755
 bin/gcgroup-load bin/gcgroup-load 755
 bin/gc-autopreempt bin/gc-autopreempt 755
 bin/gc-freeze bin/gc-freeze 755
@@ -82,6 +83,8 @@ share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
 share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
 share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
+share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
+share/grafana.json share/doc/gcgroupfs/grafana.json 644
 share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
 TABLE
 }

@@ -22,20 +22,38 @@ sudo=
 
 # First line: required packages. Second line: packages that some tests use if available.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
-tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman runc shellcheck strace tmux valgrind"
+tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
+tests="$tests tmux valgrind"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"
+# Ubuntu has it only as a snap.
+command -v chromium > /dev/null || ! grep -qx ID=debian /etc/os-release || tests="$tests chromium"
 
 missing=
 for package in $needs $tests; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
+# Only the program of prometheus is needed: this policy keeps its package from starting a service.
+policy=/usr/sbin/policy-rc.d
+forget_policy() {
+    [ -z "$made" ] || $sudo rm -f "$policy"
+}
+made=
 if [ -n "$missing" ]; then
+    if [ ! -e "$policy" ]; then
+        made=yes
+        trap forget_policy EXIT
+        trap 'exit 1' HUP INT TERM
+        printf '#!/bin/sh\nexit 101\n' | $sudo tee "$policy" > /dev/null
+        $sudo chmod 755 "$policy"
+    fi
     $sudo apt-get update -q
     # shellcheck disable=SC2086  # a list of names
     DEBIAN_FRONTEND=noninteractive $sudo apt-get install -q -y --no-install-recommends $missing
 fi
+forget_policy
+made=
 
 [ "$python" = yes ] || exit 0
 venv=${GCGROUP_TEST_VENV:-$repo/.venv}

@@ -87,6 +87,9 @@ fi
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
+    if have chromium "the page of the exporter in a browser"; then
+        step timeout --kill-after=10 300 scripts/test-web.sh
+    fi
     if have c++ "what fuzzers find"; then
         if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
             step scripts/fuzz.sh 20

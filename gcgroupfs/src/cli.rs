@@ -10,6 +10,7 @@ mod freeze;
 mod ls;
 mod mount;
 mod paths;
+mod record;
 mod reload;
 mod run;
 mod run_options;
@@ -117,6 +118,8 @@ commands! {
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
     Doctor(doctor::Arguments) => |socket, arguments| doctor::run(socket.of_daemon(), &arguments);
+    /// Records what GPUs and processes use, each second, in a file of constant size, and prints the records.
+    Record(record::Arguments) => |socket, arguments| record::run(&socket.of_daemon(), &arguments);
     /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
     Cdi(cdi::Arguments) => |socket, arguments| cdi::run(&socket.of_daemon(), &arguments);
     /// Prints the table of control files, in Markdown.

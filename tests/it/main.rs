@@ -55,6 +55,8 @@ mod everywhere;
 #[cfg(test)]
 mod explain;
 #[cfg(test)]
+mod exporter;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod forked;
@@ -149,9 +151,13 @@ mod pressure;
 #[cfg(test)]
 mod privileged;
 #[cfg(test)]
+mod prometheus;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod rapid_exec;
+#[cfg(test)]
+mod record;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]

@@ -1,0 +1,159 @@
+//! Client of the daemon's socket: reads control files and the list of processes.
+//!
+//! The packets are described in `gcgroupfs/server/src/protocol.rs`.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use gcgroup_abi::message::{self, Tag};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+/// Longest wait for one answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest time that a client may be used, so that a slow daemon cannot hold up a request for long.
+const LIFE: Duration = Duration::from_secs(15);
+
+/// Longest packet of an answer, bytes.
+const MAX_ANSWER: usize = 32 << 10;
+
+/// Longest text that is read, bytes.
+const MAX_TEXT: usize = 64 << 20;
+
+/// Length of a packet's header, bytes.
+const HEADER: usize = 8;
+
+const GET: u32 = 1;
+const SET: u32 = 2;
+const LIST: u32 = 3;
+
+/// Connection to the daemon.
+#[derive(Debug)]
+pub(crate) struct Client {
+    socket: OwnedFd,
+    end: Instant,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub(crate) fn connect(path: &Path) -> anyhow::Result<Self> {
+        let connected = || {
+            let socket = socket(
+                AddressFamily::Unix,
+                SockType::SeqPacket,
+                SockFlag::SOCK_CLOEXEC,
+                None,
+            )?;
+            let patience = TimeVal::new(i64::try_from(PATIENCE.as_secs()).unwrap_or(5), 0);
+            setsockopt(&socket, sockopt::ReceiveTimeout, &patience)?;
+            setsockopt(&socket, sockopt::SendTimeout, &patience)?;
+            connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+            Ok::<_, Errno>(socket)
+        };
+        let socket =
+            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), errno.desc()))?;
+        Ok(Self {
+            socket,
+            end: Instant::now() + LIFE,
+        })
+    }
+
+    /// Returns the text of a control file, or the errno that reading it at the mount gives.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(crate) fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Errno>> {
+        self.read(GET, path)
+    }
+
+    /// Writes a control file. The inner error is the errno that writing it at the mount gives.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(crate) fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
+        let mut text = Vec::new();
+        let packet = request(SET, 0, path, value)?;
+        Ok(self.ask(&packet, &mut text)?.map(drop))
+    }
+
+    /// Returns a JSON line for each process and device, with the contents of these files.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub(crate) fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
+        self.read(LIST, &names.join("\n"))
+    }
+
+    fn read(&mut self, operation: u32, name: &str) -> anyhow::Result<Result<String, Errno>> {
+        let mut text = Vec::new();
+        loop {
+            let before = text.len();
+            ensure!(
+                before < MAX_TEXT,
+                "the daemon's answer is longer than {MAX_TEXT} bytes"
+            );
+            let packet = request(operation, u32::try_from(before)?, name, "")?;
+            let total = match self.ask(&packet, &mut text)? {
+                Ok(total) => total,
+                Err(errno) => return Ok(Err(errno)),
+            };
+            if text.len() == before || text.len() >= total {
+                return Ok(Ok(String::from_utf8_lossy(&text).into_owned()));
+            }
+        }
+    }
+
+    /// Sends a request, appends the answer's part to `text`, and returns the length of the whole.
+    fn ask(&mut self, packet: &[u8], text: &mut Vec<u8>) -> anyhow::Result<Result<usize, Errno>> {
+        ensure!(
+            Instant::now() < self.end,
+            "the daemon takes longer than {} s",
+            LIFE.as_secs()
+        );
+        let descriptor = self.socket.as_raw_fd();
+        send(descriptor, packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
+        let mut buffer = vec![0; MAX_ANSWER];
+        let length =
+            recv(descriptor, &mut buffer, MsgFlags::empty()).context("the daemon does not answer")?;
+        let answer = buffer.get(..length).unwrap_or_default();
+        if message::tag(answer).ok() != Some(Tag::Request) {
+            bail!("the daemon's answer is invalid");
+        }
+        let word = |at: usize| {
+            let bytes = answer.get(at..at + 4)?.try_into().ok()?;
+            Some(u32::from_le_bytes(bytes))
+        };
+        let (Some(status), Some(total), Some(part)) =
+            (word(HEADER), word(HEADER + 4), answer.get(HEADER + 8..))
+        else {
+            bail!("the daemon's answer is too short");
+        };
+        if status != 0 {
+            return Ok(Err(Errno::from_raw(i32::try_from(status).unwrap_or_default())));
+        }
+        text.extend(part);
+        Ok(Ok(usize::try_from(total)?))
+    }
+}
+
+/// Returns the packet of a request.
+///
+/// # Errors
+/// The name has 4 GiB or more.
+fn request(operation: u32, offset: u32, name: &str, value: &str) -> anyhow::Result<Vec<u8>> {
+    let mut packet = message::bare(Tag::Request).to_vec();
+    for word in [operation, offset, u32::try_from(name.len())?] {
+        packet.extend(word.to_le_bytes());
+    }
+    packet.extend(name.bytes().chain(value.bytes()));
+    Ok(packet)
+}
