@@ -3,6 +3,7 @@
 #
 #   gcgroupfs_VERSION_ARCH.deb       daemon, command line, scripts, manual pages, service
 #   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
+#   gcgroup-exporter_VERSION_ARCH.deb  metrics and web page
 #   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
 #   SHA256SUMS
 #
@@ -74,6 +75,12 @@ lib=$work/libgcgroup
 mkdir -p "$lib/usr/lib"
 mv "$all"/lib/libgcgroup*.so "$lib/usr/lib"
 rmdir "$all/lib"
+exporter=$work/gcgroup-exporter/usr
+mkdir -p "$exporter/bin" "$exporter/share/man/man1" "$exporter/share/doc/gcgroup-exporter/examples"
+mv "$all/bin/gcgroup-exporter" "$exporter/bin"
+mv "$all/share/man/man1/gcgroup-exporter.1.gz" "$exporter/share/man/man1"
+mv "$all/share/doc/gcgroupfs/alerts.yml" "$all/share/doc/gcgroupfs/grafana.json" \
+    "$exporter/share/doc/gcgroup-exporter/examples"
 mv "$work/all" "$work/gcgroupfs"
 
 # shlibs FILE...: prints the packages that they need.
@@ -115,6 +122,7 @@ control() {
     } > "$work/$1/DEBIAN/control"
     for script in "scripts/debian/$1".*; do
         case $script in
+            *'.*') ;; # none
             *.overrides) install -m 644 "$script" "$work/$1/usr/share/lintian/overrides/$1" ;;
             *) install -m 755 "$script" "$work/$1/DEBIAN/${script##*.}" ;;
         esac
@@ -154,11 +162,26 @@ Description: control groups for processes that use a GPU
  started by the installation: systemctl enable --now gcgroupfs.
 EOF
 
+document gcgroup-exporter
+control gcgroup-exporter <<EOF
+Section: admin
+Depends: $(shlibs "$exporter/bin/gcgroup-exporter")
+Enhances: gcgroupfs
+Description: metrics and web page of processes that use a GPU
+ A process without privileges that reads the socket of the gcgroupfs daemon. It
+ serves metrics for Prometheus and a live web page of GPUs, groups and
+ processes.
+ .
+ It is not started by the installation. Alert rules and a dashboard are among
+ the examples.
+EOF
+
 tree=gcgroupfs-$version-$arch
 mkdir "$work/$tree"
 cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
 rm -f "$work/$tree/bin/gcgroup-contention"
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
     gzip -9n > "$out/$tree.tar.gz"
-(cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
+(cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" \
+    "gcgroup-exporter_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
 cat "$out/SHA256SUMS"
