@@ -256,7 +256,7 @@ fn hook_logs_to_the_named_file() {
         "{text}"
     );
     assert!(
-        text.contains(" allocation refused: memory.limit of the process\n"),
+        text.contains(" allocation of 2097152 bytes refused: memory.limit of the process\n"),
         "{text}"
     );
 }

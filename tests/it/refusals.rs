@@ -85,11 +85,7 @@ fn refused_write_says_what_is_allowed() {
             "No such file or directory",
             "gcgroupfs ls",
         ),
-        (
-            &["mkdir", &deep],
-            "Resource temporarily unavailable",
-            "at most 8 deep",
-        ),
+        (&["mkdir", &deep], "Too many links", "at most 8 deep"),
         (&["mkdir", "d0"], "File exists", "choose another name"),
         (&["mkdir", "7"], "Invalid argument", "only digits"),
         (&["rmdir", "d0"], "Device or resource busy", "move or end them"),

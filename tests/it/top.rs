@@ -125,6 +125,17 @@ fn screen_shows_gpus_and_tree_in_80_by_24() {
 }
 
 #[test]
+fn lost_terminal_ends_the_program() {
+    let (mount, shell) = team(Config::default());
+    let screen = shown(&mount, shell.pid());
+    let stat = format!("/proc/{}/stat", screen.pid());
+    let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    assert!(runs());
+    screen.kill_terminal();
+    wait_until("the program has ended", || !runs());
+}
+
+#[test]
 fn keys_fold_filter_and_sort() {
     let (mount, first) = team(Config::default());
     let mut second = DriverShell::start(&mount);

@@ -11,8 +11,9 @@ mod state;
 use std::collections::BTreeSet;
 use std::env;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -66,6 +68,9 @@ pub(super) struct Arguments {
 /// Longest time for which a key or a signal waits.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Interval between two looks whether the terminal is still there.
+const HANGUP_TICK: Duration = Duration::from_millis(500);
+
 /// Returns names and help of the keys.
 pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());
@@ -95,6 +100,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
         "the output is not a terminal: use --batch or --once"
     );
     let signal = signals()?;
+    thread::spawn(end_with_terminal);
     let terminal = Terminal::new().context("cannot set up the terminal")?;
     let ended = show(terminal, app, (reader, socket.to_owned()), &signal)?;
     Ok(match ended {
@@ -140,6 +146,23 @@ impl Drop for Terminal {
         if !thread::panicking() {
             ratatui::restore();
         }
+    }
+}
+
+/// Ends the program when the terminal is gone, as SIGHUP would: reading keys from such a terminal never returns
+/// and takes a CPU, also where no SIGHUP is sent.
+fn end_with_terminal() {
+    let stdout = io::stdout();
+    loop {
+        let mut terminal = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut terminal, PollTimeout::ZERO);
+        if terminal[0]
+            .revents()
+            .is_some_and(|events| events.contains(PollFlags::POLLHUP))
+        {
+            process::exit(128 + SIGHUP);
+        }
+        thread::sleep(HANGUP_TICK);
     }
 }
 

@@ -70,6 +70,12 @@ impl Screen {
         screen
     }
 
+    /// Takes the terminal away without a warning: kills the server.
+    #[track_caller]
+    pub(crate) fn kill_terminal(&self) {
+        self.server.borrow_mut().kill().expect("the server runs");
+    }
+
     fn run(&self, arguments: &[&str]) -> Output {
         output(tmux(&self.directory, arguments))
     }
