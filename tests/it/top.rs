@@ -240,7 +240,7 @@ fn other_users_are_shown_why_they_may_not() {
     screen.wait_line(&[
         &format!("{pid}/compute.freeze: "),
         "denied",
-        "the file does not permit this access",
+        "owner",
     ]);
     screen.press(&["F9"]);
     screen.wait_line(&[&format!("Signal for {pid}")]);
