@@ -27,6 +27,10 @@ fail() {
 
 [ "$(id -u)" = 0 ] || fail "run as root: a Debian system is made and entered"
 if [ -z "${IN_NAMESPACE-}" ]; then
+    unshare --mount --pid --fork --mount-proc true 2> /dev/null || {
+        echo "test-packages.sh: left out, no namespaces can be made here"
+        exit 0
+    }
     # In namespaces of its own: its end takes along all processes and mounts.
     exec env IN_NAMESPACE=1 timeout --kill-after=30 "$((${PACKAGE_MINUTES:-15} * 60))" \
         unshare --mount --pid --fork --kill-child --mount-proc "$0"
@@ -48,9 +52,12 @@ for package in debootstrap dpkg-dev lintian; do
 done
 if [ -n "$missing" ]; then
     say "installing$missing"
-    apt-get update -q
     # shellcheck disable=SC2086  # a list of names
-    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
+    if ! { apt-get update -q &&
+        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; }; then
+        echo "test-packages.sh: left out, cannot install$missing"
+        exit 0
+    fi
 fi
 
 say "packages"
@@ -78,7 +85,7 @@ if [ ! -f "$base" ]; then
         exit 0
     fi
     rm -rf "$work/base/var/cache/apt" "$work/base/var/lib/apt/lists"
-    tar -C "$work/base" -cf "$base.$$" .
+    tar -C "$work/base" -cf "$base.$$" . || { rm -f "$base.$$"; exit 1; }
     mv "$base.$$" "$base"
     rm -rf --one-file-system "$work/base"
 fi
@@ -149,5 +156,5 @@ state > /test/after
 diff /test/before /test/after || fail "the purge left files, or took some"
 EOF
 chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
-umount "$root/proc"
+umount -l "$root/proc"
 say "passed"

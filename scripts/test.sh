@@ -88,7 +88,7 @@ fi
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
     if have chromium "the page of the exporter in a browser"; then
-        step timeout --kill-after=10 300 scripts/test-web.sh
+        step timeout --kill-after=10 600 scripts/test-web.sh
     fi
     if have c++ "what fuzzers find"; then
         if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then

@@ -142,11 +142,12 @@ fn exporter_outlives_the_daemon() {
         exporter.metrics().value("gcgroup_up", &[]) == Some(0.0)
     });
     assert_eq!(exporter.metrics().value("gcgroup_processes", &[]), None);
-    assert!(
-        exporter.state()["error"]
+    wait_until("the page says that there is no daemon", || {
+        let state = exporter.state();
+        state["error"]
             .as_str()
             .is_some_and(|error| error.starts_with("no daemon at "))
-    );
+    });
     mount.restart();
     wait_until("the metrics show the new daemon", || {
         exporter.metrics().value("gcgroup_up", &[]) == Some(1.0)

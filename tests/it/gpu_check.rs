@@ -34,7 +34,10 @@ fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check");
-        let output = script(&["--sim"]).arg(&out).output().unwrap();
+        let output = script(&["--sim", "--seconds", "1500"])
+            .arg(&out)
+            .output()
+            .unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
         assert!(output.status.success(), "{said}\n{results}");

@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::chown;
 use std::process::Command;
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use support::{Config, Governed, Mount, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
@@ -87,10 +89,14 @@ fn started_and_now(pid: i32) -> (u64, u64) {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
     let fields = stat.rsplit_once(") ").expect("a name in parentheses").1;
     let started = fields.split(' ').nth(19).and_then(|field| field.parse().ok());
-    let uptime = fs::read_to_string("/proc/uptime").expect("the file is readable");
-    let now = uptime.split(' ').next().map(|seconds| seconds.replace('.', ""));
-    let now = now.and_then(|now| now.parse().ok());
-    (started.expect("a number"), now.expect("a number"))
+    // Not /proc/uptime, which is the container's where lxcfs provides it.
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(Duration::from)
+        .expect("a clock");
+    (
+        started.expect("a number"),
+        u64::try_from(now.as_millis() / 10).expect("a number"),
+    )
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::{Command, Output};
 
-use support::{Config, Governed, Mount, artifacts, repository};
+use support::{Config, Governed, Mount, artifacts, repository, wait_until};
 
 use crate::driver::DriverShell;
 
@@ -317,9 +317,11 @@ fn processes_of_the_daemon_are_named_gcgroupfs() {
             .map(str::to_owned)
             .chain([first.to_string()]);
         for pid in pids {
-            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            // A helper may have ended meanwhile.
-            assert!(matches!(comm.trim_end(), "gcgroupfs" | ""), "{pid}: {comm}");
+            // A helper sets its name after its start, and may have ended meanwhile.
+            wait_until("the process has its name", || {
+                let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                matches!(comm.trim_end(), "gcgroupfs" | "")
+            });
         }
     }
 }

@@ -175,6 +175,10 @@ fn outcome(mount: &Mount, call: &Call) -> Outcome {
         assert!(shell.allocates(), "{name}: the hook breaks the driver");
         return Outcome::Reported(shell.report().unwrap_or_default());
     }
+    if name.starts_with("clone") {
+        // Standard error is read by another thread.
+        wait_until("the hook reports what is missing", || shell.report().is_some());
+    }
     let Some(report) = shell.report() else {
         is_frozen_and_thawed(mount, &mut shell, name);
         if name.starts_with("madvise") {

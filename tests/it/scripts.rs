@@ -366,8 +366,12 @@ fn contention_benchmark_runs_and_reports_each_arm() {
         "thaw to first launch, p99",
     ] {
         let row = rows.iter().find(|row| row["name"] == name);
-        let median = row.and_then(|row| row["median"].as_f64());
-        assert!(median > Some(0.0), "{name}: {table}");
+        let median = &row.unwrap_or_else(|| panic!("{name}: {table}"))["median"];
+        // Null: infinite, because one side got no time in so short a run on a busy machine.
+        assert!(
+            median.as_f64().is_none_or(|median| median >= 0.0),
+            "{name}: {table}"
+        );
         assert!(table.contains(name), "{name}: {table}");
     }
 }

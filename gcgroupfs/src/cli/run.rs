@@ -40,7 +40,8 @@ const RETRY: Duration = Duration::from_millis(50);
 #[command(after_help = "\
 The program and its children are a job, with a group of their own: job-PID, or --name. Root's is made at the top, that of \
 other users in users/NAME; in the group of the process that runs this command, if that is governed; or in the group that a \
-rule names. It is removed when the program has ended and the last process has left. --memory-limit, --swap and \
+rule names. It is removed when the program has ended and the last process has left. Children that stay behind, as daemons \
+do, keep it: they inherit a descriptor with a number of 300 or more. --memory-limit, --swap and \
 --compute-max bound all processes of the job together. GCGROUP_GROUP in the program's environment is the group's path.
 
 If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \

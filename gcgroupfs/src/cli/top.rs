@@ -149,7 +149,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Ends the program when the terminal is gone, as SIGHUP would: reading keys from such a terminal never returns
+/// Ends the program when the terminal is gone, as SIGHUP would: reading keys from it would never return,
 /// and takes a CPU, also where no SIGHUP is sent.
 fn end_with_terminal() {
     let stdout = io::stdout();

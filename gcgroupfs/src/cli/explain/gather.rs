@@ -1,9 +1,10 @@
 //! Examines a process that is not governed, with the rights of the user who asks.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use gcgroup_abi::DEFAULT_SOCKET;
@@ -21,6 +22,9 @@ const MAX_DESCRIPTORS: usize = 4096;
 
 /// Longest table of program headers that is read, bytes.
 const MAX_HEADERS: usize = 64 << 10;
+
+/// Longest ld.so.preload that is read, bytes.
+const MAX_PRELOADS: u64 = 64 << 10;
 
 /// Key of auxv by which the kernel tells the loader to ignore the environment.
 const AT_SECURE: u64 = 23;
@@ -88,7 +92,19 @@ fn preloads(environment: Option<&[OsString]>) -> Vec<String> {
 
 /// Returns the entries of the process's /etc/ld.so.preload that name our library.
 fn system_preloads(root: &Path) -> Vec<String> {
-    ours(&fs::read_to_string(root.join("etc/ld.so.preload")).unwrap_or_default())
+    ours(&short_text(&root.join("etc/ld.so.preload")).unwrap_or_default())
+}
+
+/// Reads the beginning of a file that another user may have replaced by a FIFO, a device or a link.
+fn short_text(path: &Path) -> io::Result<String> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = String::new();
+    file.take(MAX_PRELOADS).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn ours(list: &str) -> Vec<String> {

@@ -38,7 +38,7 @@ impl Job {
     /// Makes the group; or returns the reason for the daemon's refusal.
     ///
     /// # Errors
-    /// No daemon answers within `patience`.
+    /// No daemon answers within `patience`, or it refuses for now (EAGAIN).
     pub(super) fn begin(
         socket: &Path,
         request: &Request<'_>,
@@ -49,6 +49,8 @@ impl Job {
         let begun = client.begin(request.group, request.name, &program)?;
         Ok(match begun {
             Ok((path, connection)) => Ok(Self { path, connection }),
+            // The daemon could not examine an ancestor in time, or has too much to do.
+            Err(refusal) if refusal.errno == Errno::EAGAIN => bail!(describe(request, &refusal)),
             Err(refusal) => Err(describe(request, &refusal)),
         })
     }

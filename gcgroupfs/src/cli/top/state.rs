@@ -22,6 +22,8 @@ pub(super) struct App {
     /// Number of rows that the screen shows; set when it is drawn.
     pub(super) page: usize,
     pub(super) mode: Mode,
+    /// The row that the question of the prompt is about.
+    asked: Option<Key>,
     /// Result of the last action.
     pub(super) message: Option<Message>,
     /// Why the snapshot is not new.
@@ -88,6 +90,7 @@ impl App {
             cursor: 0,
             page: 10,
             mode: Mode::Table,
+            asked: None,
             message: None,
             outage: None,
         };
@@ -177,6 +180,7 @@ impl App {
             Question::Kill => "TERM".to_owned(),
             _ => String::new(),
         };
+        self.asked = self.selected().map(|row| row.key.clone());
         self.mode = Mode::Prompt(question, text);
         Effect::None
     }
@@ -223,6 +227,13 @@ impl App {
             Question::Move => What::Move(text),
             Question::Kill => What::Kill(text),
         };
+        if self.selected().map(|row| &row.key) != self.asked.as_ref() {
+            self.message = Some(Message {
+                text: "it is gone; nothing was done".to_owned(),
+                is_error: true,
+            });
+            return Effect::None;
+        }
         self.act(|_| what)
     }
 
@@ -314,6 +325,19 @@ mod tests {
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(app.key(interrupt), Effect::Interrupt);
         assert_eq!(press(&mut app, KeyCode::F(10)), Effect::Quit);
+    }
+
+    #[test]
+    fn answer_about_a_row_that_is_gone_has_no_effect() {
+        let mut app = app();
+        press(&mut app, KeyCode::Char('/'));
+        enter(&mut app, "100");
+        press(&mut app, KeyCode::Char('k'));
+        let mut snapshot = fixture::snapshot();
+        snapshot.processes.retain(|process| process.pid != 100);
+        app.update(Ok(snapshot));
+        assert_eq!(press(&mut app, KeyCode::Enter), Effect::None);
+        assert!(app.message.as_ref().is_some_and(|message| message.is_error));
     }
 
     #[test]
