@@ -193,7 +193,7 @@ fn outcome(mount: &Mount, call: &Call) -> Outcome {
 fn is_limited(mount: &Mount, shell: &mut Shell, name: &str) -> bool {
     let dir = Dir::of(mount, shell.pid);
     if mount
-        .try_write(&shell.pid.to_string(), "memory.limit", &(2 * MIB).to_string())
+        .try_write(shell.pid.to_string(), "memory.limit", &(2 * MIB).to_string())
         .is_err()
         || shell.program.ask(&format!("alloc linear {}", 4 * MIB)) != "error 2"
     {
