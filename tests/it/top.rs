@@ -237,11 +237,7 @@ fn other_users_are_shown_why_they_may_not() {
     screen.wait_line(&[&pid.to_string(), "driver_shell"]);
     select(&screen, pid);
     screen.press(&["f"]);
-    screen.wait_line(&[
-        &format!("{pid}/compute.freeze: "),
-        "denied",
-        "owner",
-    ]);
+    screen.wait_line(&[&format!("{pid}/compute.freeze: "), "denied", "owner"]);
     screen.press(&["F9"]);
     screen.wait_line(&[&format!("Signal for {pid}")]);
     screen.press(&["Enter"]);
