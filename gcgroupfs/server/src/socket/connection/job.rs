@@ -100,10 +100,14 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&number) {
             let now = Instant::now();
             connection.last = now;
+            let is_job = matches!(kind, Kind::Job);
             connection.kind = kind;
             watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
             let user = connection.user();
             self.shares.take(user, now.duration_since(begun_at), now);
+            if is_job {
+                self.connections.is_job_now(number);
+            }
         }
         if !is_answered {
             self.hang_up(number);
