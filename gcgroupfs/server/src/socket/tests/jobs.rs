@@ -1,6 +1,9 @@
 //! Jobs that clients start.
 
+use super::executing::registry_of;
 use super::*;
+use gcgroupfs_model::tree::fixture::new_group;
+use gcgroupfs_model::tree::{Directory, Job, Origins, Settings, Transient};
 
 impl World {
     /// Asks for a job in `group` with a name; returns the status and the group's path or the reason.
@@ -50,4 +53,32 @@ fn all_of_many_requests_at_once_are_answered() {
         assert!(recv(client.as_raw_fd(), &mut [0; MAX_ANSWER], MsgFlags::empty()).unwrap() > 0);
     }
     world.assert_well();
+}
+
+#[test]
+fn unwatched_job_is_checked_until_it_ends() {
+    let world = World::new();
+    let mut process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let transient = Transient {
+        owner: Owner { uid: 0, gid: 0 },
+        settings: Settings::default(),
+        origins: Origins::default(),
+        job: Some(Job {
+            pid: process.id(),
+            start_time: process::stat(process.id()).unwrap().start_time,
+            wish: None,
+            is_inherited: false,
+        }),
+    };
+    let group = new_group(Directory::ROOT, "job");
+    world.tree.make_job_group(&group, transient).unwrap();
+    // A daemon that starts and has no descriptor to watch the process.
+    let (mut registry, _state) = registry_of(&world);
+    let was_left = [registry.tend_unregistered(), registry.tend_unregistered()];
+    let nr_groups = world.tree.groups().len();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!((was_left, nr_groups), ([true; 2], 1));
+    assert!(!registry.tend_unregistered());
+    assert_eq!(world.tree.groups(), []);
 }
