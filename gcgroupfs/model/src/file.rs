@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::tree::{Action, Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
 
 pub use node::{
-    Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
-    make_job_group, make_transient_group, remove_group, resolve_if, set_access,
+    Attributes, Node, attributes, check, check_group_name, check_group_path, files_in, is_taken, lookup,
+    make_group, make_job_group, make_transient_group, remove_group, resolve_if, set_access,
 };
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]

@@ -24,7 +24,8 @@ pub fn this() -> Host {
     }
 }
 
-fn ticks_per_second() -> u64 {
+/// Returns the unit of the start times in `/proc/PID/stat`: ticks per second.
+pub(crate) fn ticks_per_second() -> u64 {
     let number = sysconf(SysconfVar::CLK_TCK).ok().flatten();
     number
         .and_then(|number| u64::try_from(number).ok())

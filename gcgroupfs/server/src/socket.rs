@@ -33,7 +33,7 @@ mod token;
 mod unregistered;
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -80,6 +80,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
 /// once.
 const MAX_DUE: usize = 64;
+
+/// Maximum number of the rules' answers that are handled in one turn of the loop.
+const MAX_RULE_ANSWERS: usize = 16;
 
 /// Interval between checks of processes whose connection was lost but that have not died.
 const TEND: Duration = Duration::from_secs(1);
@@ -393,12 +396,17 @@ impl Server {
         for (directory, time) in self.kills.take() {
             self.registry.kill(&self.tree.doomed(directory), time);
         }
-        while let Some(answer) = self.rule_queries.answer() {
-            match answer {
-                RuleAnswer::Registrant(registrant, verdict) => self.admit_or_refuse(*registrant, verdict),
-                RuleAnswer::Job(request, judged) => self.begin_job(*request, judged),
+        for _ in 0..MAX_RULE_ANSWERS {
+            match self.rule_queries.answer() {
+                Some(RuleAnswer::Registrant(registrant, verdict)) => {
+                    self.admit_or_refuse(*registrant, verdict);
+                }
+                Some(RuleAnswer::Job(request, judged)) => self.begin_job(*request, judged),
+                None => return,
             }
         }
+        // More may be there. If the socket is full, the next turn comes here anyway.
+        let _ = (&self.waker).write(&[0]);
     }
 
     /// Closes all connections before the daemon ends, so that exit(2) does not have to close descriptors that

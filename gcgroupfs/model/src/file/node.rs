@@ -100,10 +100,19 @@ pub fn check_group_path(path: &str) -> Result<()> {
         if depth >= MAX_DEPTH {
             return Err(Error::TooDeep(MAX_DEPTH));
         }
-        check_name(name)?;
-        if is_taken(name) {
-            return Err(Error::BadName("a control file has this name"));
-        }
+        check_group_name(name)?;
+    }
+    Ok(())
+}
+
+/// Checks that a group of that name could exist in any directory.
+///
+/// # Errors
+/// `EINVAL`: the name is malformed, or a control file has it; `ENAMETOOLONG`: it is too long.
+pub fn check_group_name(name: &str) -> Result<()> {
+    check_name(name)?;
+    if is_taken(name) {
+        return Err(Error::BadName("a control file has this name"));
     }
     Ok(())
 }

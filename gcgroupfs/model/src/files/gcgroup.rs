@@ -92,8 +92,9 @@ pub(super) const FILES: &[ControlFile] = &[
         io: WriteOnly(|edit, text| edit.kill(text)),
         doc: "Write 1 to send SIGKILL to the process, or to all governed processes in the group and below, as cgroup.kill \
               does: also to frozen and stopped ones and to those that execute another program. A process that started \
-              before the write and registers in the group later is killed then. Children that do not use CUDA are not \
-              governed and not killed. populated in gcgroup.events tells when all have ended.",
+              before the write and registers in the group within 60 seconds after it is killed then. Children that do not \
+              use CUDA are not governed and not killed. As with cgroup.kill, a group's owner so kills all processes in it, \
+              also those of other users and of root. populated in gcgroup.events tells when all have ended.",
     },
     ControlFile {
         name: "gcgroup.stat",

@@ -341,15 +341,20 @@ impl Registry {
         }
     }
 
-    /// Removes remembered processes that have ended, and transient groups that only they were in. Returns
-    /// whether any are left that have not registered again.
+    /// Removes remembered processes that have ended, transient groups that only they were in, and jobs whose
+    /// process could not be watched and has ended. Returns whether any of these processes are left.
     pub(super) fn tend_unregistered(&mut self) -> bool {
+        let mut is_any_left = false;
         for key in self.jobs.keys() {
-            if !process::is_alive(key.pid, key.start_time) {
-                self.jobs.ended(key);
+            if self.live.find(key).is_some() {
+                continue;
+            }
+            match process::is_alive(key.pid, key.start_time) {
+                true => is_any_left = true,
+                false => self.jobs.ended(key),
             }
         }
-        let is_any_left = self.unregistered.tend();
+        is_any_left |= self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left
     }

@@ -64,8 +64,9 @@ pub(super) struct JobRequest {
     pub group: Option<String>,
     /// Name of the job.
     pub name: Option<String>,
-    /// The program, by its own word: only where the group is made depends on it. The program itself is
-    /// examined when it registers.
+    /// The program, by its own word: where the group is made depends on it. What the job executes is
+    /// examined when it registers, and begins in the job's group unless a rule gives it another. So rules
+    /// by program do not keep users out (gcgroupfs(5)): launchers start programs that are in no rule.
     pub program: PathBuf,
 }
 

@@ -2,6 +2,7 @@
 
 mod executing;
 mod hostile;
+mod jobs;
 mod registration;
 mod requests;
 mod rules;

@@ -14,6 +14,8 @@ use super::Kind;
 use crate::protocol::{Answer, Request};
 use crate::socket::rule_queries::JobRequest;
 use crate::socket::{Server, watch};
+use gcgroupfs_model::error::Result;
+use gcgroupfs_model::file::{check_group_name, check_group_path};
 use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_sys::process;
 
@@ -22,7 +24,13 @@ impl Server {
     /// connection stays open.
     pub(super) fn ask_for_job(&mut self, number: u64, request: &Request<'_>) -> bool {
         let begun = Instant::now();
-        let asked = self.queue_job(number, request);
+        let checked = check_names(request);
+        let asked = match &checked {
+            Ok(()) => self
+                .queue_job(number, request)
+                .map_err(|errno| (errno as i32, "")),
+            Err((errno, why)) => Err((*errno, why.as_str())),
+        };
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
@@ -32,7 +40,7 @@ impl Server {
         self.shares.take(user, now.duration_since(begun), now);
         match asked {
             Ok(()) => true,
-            Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
+            Err((errno, why)) => self.send_answer(number, &Answer::refusal(errno, why)),
         }
     }
 
@@ -59,7 +67,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes the job's group after the verdict of the rules, and answers.
+    /// Makes the job's group after the verdict of the rules, and answers. The time is charged to the user.
     pub(in crate::socket) fn begin_job(
         &mut self,
         request: JobRequest,
@@ -70,6 +78,7 @@ impl Server {
         if !self.connections.get(&number).is_some_and(is_waiting) {
             return;
         }
+        let begun_at = Instant::now();
         let process = self.new_number();
         let begun =
             judged.and_then(|(verdict, users)| (self.registry).begin(request, &verdict, &users, process));
@@ -89,9 +98,16 @@ impl Server {
             }
         };
         if let Some(connection) = self.connections.get_mut(&number) {
-            connection.last = Instant::now();
+            let now = Instant::now();
+            connection.last = now;
+            let is_job = matches!(kind, Kind::Job);
             connection.kind = kind;
             watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
+            let user = connection.user();
+            self.shares.take(user, now.duration_since(begun_at), now);
+            if is_job {
+                self.connections.is_job_now(number);
+            }
         }
         if !is_answered {
             self.hang_up(number);
@@ -105,6 +121,20 @@ impl Server {
         connection
             .is_some_and(|connection| send(connection.socket.as_raw_fd(), &answer.to_bytes(), flags).is_ok())
     }
+}
+
+/// Checks the names in a request before any group is made for it. Returns the errno and the reason of a
+/// refusal.
+fn check_names(request: &Request<'_>) -> std::result::Result<(), (i32, String)> {
+    let group = request.name.trim_matches('/');
+    let name = split(request.value).map_or("", |(name, _)| name);
+    let check = |text: &str, check: fn(&str) -> Result<()>| match text {
+        "" => Ok(()),
+        text => check(text),
+    };
+    check(group, check_group_path)
+        .and_then(|()| check(name, check_group_name))
+        .map_err(|error| (error.errno(), error.to_string()))
 }
 
 /// Splits the value of a request at its NUL, into the job's name and the program's path.

@@ -27,7 +27,24 @@ fn frozen() -> World {
     world
 }
 
-/// A second registry over the world's tree.
+/// Returns a second registry over the world's tree, and the directory of its state.
+pub(super) fn registry_of(world: &World) -> (Registry, tempfile::TempDir) {
+    let state = tempfile::tempdir().unwrap();
+    let (journal, records) = Journal::open(state.path(), sift).unwrap();
+    let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+    let registry = Registry::new(registry::Options {
+        tree: world.tree.clone(),
+        bells: Arc::default(),
+        epoll,
+        journal: Arc::new(journal),
+        grace_msec: 5000,
+        records,
+        activity_log: Arc::new(ActivityLog::new(&world.tree)),
+    });
+    (registry, state)
+}
+
+/// A process that executes, with a registry over the world's tree.
 struct Executing<'w> {
     world: &'w World,
     registry: Registry,
@@ -36,18 +53,7 @@ struct Executing<'w> {
 
 impl<'w> Executing<'w> {
     fn new(world: &'w World) -> Self {
-        let state = tempfile::tempdir().unwrap();
-        let (journal, records) = Journal::open(state.path(), sift).unwrap();
-        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
-        let registry = Registry::new(registry::Options {
-            tree: world.tree.clone(),
-            bells: Arc::default(),
-            epoll,
-            journal: Arc::new(journal),
-            grace_msec: 5000,
-            records,
-            activity_log: Arc::new(ActivityLog::new(&world.tree)),
-        });
+        let (registry, state) = registry_of(world);
         Self {
             world,
             registry,

@@ -176,7 +176,7 @@ fn invalid_jobs_are_refused_and_leave_no_group() {
         ("", b"\xff\0", libc::EINVAL),
         ("", b"a/b\0", libc::EINVAL),
         ("", b"7\0", libc::EINVAL),
-        ("", b"devices\0", libc::EEXIST),
+        ("", b"devices\0", libc::EINVAL),
         ("new/group", b"7\0", libc::EINVAL),
         ("1", b"a\0", libc::EINVAL),
     ] {
