@@ -23,7 +23,7 @@ def attempt(what, body):
     except OSError:
         return
     if result is not False:
-        print("worked:", what)
+        print("worked:", what, flush=True)
 
 def mappings(pid, name):
     for line in open(f"/proc/{pid}/maps"):
@@ -87,7 +87,7 @@ for pid in (other, daemon):
 for name in os.listdir(state) if os.access(state, os.R_OK) else []:
     attempt(f"the daemon's {name}", lambda: open(os.path.join(state, name), "rb").close())
     attempt(f"removing {name}", lambda: os.remove(os.path.join(state, name)))
-print("tried")
+print("tried", flush=True)
 sys.stdin.read()
 "#;
 
