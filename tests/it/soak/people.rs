@@ -34,6 +34,8 @@ fn values(file: &str) -> &'static [&'static str] {
         "compute.priority" => &["0", "2", "8", "15", "16", "eight"],
         "compute.max" => &["max", "max", "50000 100000", "1000 1000", "1", "max 5000", "0 0"],
         "compute.policy" => &["weighted", "strict", "none"],
+        // A valid value would kill the programs that the test watches.
+        "gcgroup.kill" => &["", "0", "2"],
         _ => &["", "1"],
     }
 }
