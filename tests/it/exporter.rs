@@ -1,4 +1,4 @@
-//! Tests `gcgroup-exporter`: the metrics, their bounds, and who may ask for what.
+//! Tests `gcgroup-exporter`: the metrics, their bounds, and the checks of requests.
 
 mod scrape;
 

@@ -14,7 +14,7 @@ use crate::driver::{Dir, DriverShell};
 
 const MIB: u64 = 1 << 20;
 
-/// A user who is not root.
+/// The uid of an unprivileged user.
 const ALICE: u32 = 1000;
 
 /// Returns `gcgroupfs top` in a UTF-8 locale, looking often.

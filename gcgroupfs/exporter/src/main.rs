@@ -43,7 +43,7 @@ struct Cli {
     /// Write the metrics to FILE once and exit, for node_exporter's textfile collector
     #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "token_file", "host"])]
     textfile: Option<PathBuf>,
-    /// Let those who know the token in FILE freeze and thaw, with the permissions of this process
+    /// Permit freezing and thawing with the token in FILE, with the permissions of this process
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Accept requests to this name, beside localhost and addresses (repeatable)

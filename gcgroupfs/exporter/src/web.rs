@@ -48,7 +48,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) sampler: Arc<Sampler>,
-    /// Secret of those who may freeze and thaw; `None`: nobody may.
+    /// Secret that permits freezing and thawing; `None`: both are refused.
     pub(crate) token: Option<String>,
     /// Names of this server beside `localhost` and addresses.
     pub(crate) hosts: Vec<String>,
@@ -206,7 +206,7 @@ fn state(site: &Site) -> Answer {
     )
 }
 
-/// Freezes or thaws, for those who know the token.
+/// Freezes or thaws, if the request has the token.
 async fn freeze(request: Request<Incoming>, site: Arc<Site>) -> Answer {
     let Some(token) = &site.token else {
         return text(StatusCode::FORBIDDEN, "read-only: started without --token-file\n");

@@ -57,7 +57,7 @@ const OF_JOBS: &[(&Setting, Option<&str>)] = &[
 /// Parses `VALUE` or `DEVICE=VALUE`, or several separated by commas.
 ///
 /// # Errors
-/// What is wrong, for people to read.
+/// A sentence that names the invalid part.
 fn parse_values(setting: &Setting, text: &str) -> Result<Values, String> {
     let mut values = Values::default();
     for part in text.split(',') {

@@ -271,8 +271,8 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
         }
     }
 
-    /// Ends the turn that is over and gives the next, and sorts `active` by who is next. Returns the owner of
-    /// a new turn.
+    /// Ends an expired turn, starts the next one, and sorts `active` in the order of turns. Returns the owner
+    /// of a new turn.
     fn choose(&mut self, look: &Look<'_, Id>, active: &mut [Holder<Id>]) -> Option<Id> {
         let Look { now, settings, .. } = *look;
         let owner = self.turn.as_ref().map(|turn| turn.owner);

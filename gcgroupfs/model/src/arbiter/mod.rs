@@ -5,7 +5,7 @@
 //! * `division`: divides time in which several processes had work.
 //! * `debt`: GPU time used out of turn.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
-//! * `memory_turns`: who has memory on a GPU on which the memory of busy processes does not fit together.
+//! * `memory_turns`: which process has its memory on a GPU that is too small for all busy processes.
 //! * `state`: one tick over the whole tree.
 //!
 //! The daemon's `ticks` decides when to tick.
@@ -24,11 +24,8 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-#[cfg(any(test, feature = "fixture"))]
-pub use policy::{STRICT, WEIGHTED};
-
 pub use member::Seen;
 pub use memory_turns::{Holding, MemoryNews, MemoryTurn, Share};
-pub use policy::{POLICIES, Policy, Time, described, names};
+pub use policy::{POLICIES, Policy, STRICT, Time, WEIGHTED, described, names};
 pub use settings::{Options, Settings, sample};
 pub use state::{Next, State};

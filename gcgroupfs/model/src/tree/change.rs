@@ -29,7 +29,7 @@ impl Change {
         }
     }
 
-    /// Adds who requested the change, for the log.
+    /// Adds the requesting user and process, for the log.
     pub(crate) fn by_user(mut self, change: Option<UserChange>) -> Self {
         self.by_user = change.map(Box::new);
         self

@@ -70,7 +70,7 @@ impl Origins {
 }
 
 impl State {
-    /// Notes who wrote a setting of a process or group.
+    /// Stores the writer of a setting of a process or group.
     pub(super) fn note_writer(&mut self, directory: Directory, setting: &'static Setting, origin: Origin) {
         let at = (self.devices.host.now)();
         let origins = match directory.whose() {

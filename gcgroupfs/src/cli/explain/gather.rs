@@ -1,4 +1,4 @@
-//! Examines a process that is not governed, with the rights of the user who asks.
+//! Examines an ungoverned process, with the rights of the asking user.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};

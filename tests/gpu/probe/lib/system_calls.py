@@ -108,7 +108,7 @@ def fuse():
     checked(LIBC.mount(b"preflight", b"/tmp", b"fuse", MS_NOSUID | MS_NODEV, options))
 
 
-# Name, who needs it (hook or daemon; "optional": another way exists), and the try.
+# Name; program that needs it (hook or daemon; "optional": there is a fallback); function that tries it.
 CALLS = [
     ("membarrier", "hook", lambda: call(MEMBARRIER, MEMBARRIER_REGISTER_PRIVATE_EXPEDITED, 0, 0)),
     ("futex", "hook and daemon", lambda: call(FUTEX, ctypes.addressof(WORD), FUTEX_WAKE, 1, 0, 0, 0)),
@@ -155,7 +155,7 @@ def outcome(body):
 
 
 def outcomes():
-    """Returns the outcome of each system call by name, with who needs it."""
+    """Returns the outcome of each system call by name, with the program that needs it."""
     return {name: {"needed_by": needed, "outcome": outcome(body)} for name, needed, body in CALLS}
 
 

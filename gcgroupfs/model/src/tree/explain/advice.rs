@@ -17,7 +17,9 @@ impl<'a> Case<'a> {
             is_refused = true;
             let place = match refused.cause {
                 Cause::Memory => {
-                    texts.push("free memory of the GPU: gcgroupfs ls shows who holds it".to_owned());
+                    texts.push(
+                        "free memory of the GPU: gcgroupfs ls shows the processes that hold it".to_owned(),
+                    );
                     continue;
                 }
                 Cause::Group(group, device) => self.state.groups.get(&group).map(|group| Place {
@@ -62,7 +64,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Returns the command that changes a setting, and who may execute it; `None` if the asker may not see
+    /// Returns the command that changes a setting, and the user it needs; `None` if the asker may not see
     /// the group.
     fn change(&self, setting: &Setting, place: Place<'_>, value: &str) -> Option<String> {
         let owner = match place.entity {
@@ -79,7 +81,7 @@ impl<'a> Case<'a> {
         });
         let by = match (owner, is_bound) {
             (0, _) => "as root".to_owned(),
-            (_, true) => "as root, who has set it".to_owned(),
+            (_, true) => "as root, because root has set it".to_owned(),
             (owner, false) => format!("as uid {owner} or root"),
         };
         Some(format!("gcgroupfs set {file} {value}   ({by})"))
