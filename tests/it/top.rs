@@ -1,6 +1,6 @@
 //! Tests `gcgroupfs top` in a real terminal, by the contents of its screens, and its text for scripts.
 
-mod screen;
+pub(crate) mod screen;
 
 use std::fs;
 use std::process::Command;

@@ -1,44 +1,33 @@
-//! `gcgroupfs record`: keeps what GPUs and processes used in the last days, in a file of constant size.
+//! `gcgroupfs record`: keeps what GPUs, groups and processes used in the last days, in a file of constant
+//! size.
 
-mod entry;
+mod frame;
 mod ring;
 
-use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use gcgroupfs_model::text::parse_bytes;
-use serde::Deserialize;
+use gcgroupfs_model::text::{parse_bytes, word};
 
-use self::entry::{Entry, Gpu, Process};
 use self::ring::Ring;
-use super::client::Client;
+use super::view::{Device, Process, Reader};
+
+pub(super) use self::frame::Frame;
+pub(super) use self::ring::Recording;
 
 /// Pause between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Seconds after which a process that has not changed is recorded again.
-const REPEAT: u64 = 60;
-
-/// Maximum number of processes that are recorded in one sample.
-const MAX_PROCESSES: usize = 4096;
-
-/// Control files of processes that are recorded.
-const FILES: [&str; 4] = [
-    "memory.current",
-    "memory.stat",
-    "compute.priority",
-    "gcgroup.events",
-];
-
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each second the GPUs are recorded, and the processes that have changed; the others once a minute. When the file is full, \
-the oldest records are overwritten: 256 MiB hold three days of 8 GPUs and a process on each. The file survives kill -9 \
-of the recorder and is continued by the next one. Lines of --show begin with the time, in seconds since 1970.")]
+Each second everything that gcgroupfs top shows is recorded; gcgroupfs top --replay FILE shows it. When the file is \
+full, the oldest records are overwritten: 256 MiB hold four days of 8 busy GPUs with a process on each. The file \
+survives kill -9 of the recorder and is continued by the next one. --show prints the GPUs of each second, and the \
+processes that have changed. Its lines begin with the time, in seconds since 1970.")]
 pub(super) struct Arguments {
     /// File with the records
     file: PathBuf,
@@ -56,7 +45,7 @@ pub(super) struct Arguments {
 fn size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
     let fits = (ring::SMALLEST..=ring::LARGEST).contains(&bytes);
-    fits.then_some(bytes).ok_or_else(|| "4K to 64G".to_owned())
+    fits.then_some(bytes).ok_or_else(|| "64K to 64G".to_owned())
 }
 
 /// Records until the process is ended, or prints the records.
@@ -70,12 +59,20 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut ring = Ring::open(&arguments.file, arguments.size)?;
     eprintln!("gcgroupfs: recording in {}", arguments.file.display());
-    let mut recorder = Recorder::default();
+    let mut reader = Reader::new(socket);
+    let mut has_complained = false;
     loop {
-        // Without a daemon there is nothing to record; it may come back.
-        match recorder.sample(socket) {
-            Ok(entries) => entries.iter().try_for_each(|entry| ring.append(entry))?,
-            Err(error) => recorder.complain(&error),
+        match reader.read() {
+            Ok(snapshot) => {
+                ring.append(Frame::new(&snapshot)?)?;
+                has_complained = false;
+            }
+            // Without a daemon there is nothing to record; it may come back.
+            Err(error) if !has_complained => {
+                eprintln!("gcgroupfs: {error:#}; waiting");
+                has_complained = true;
+            }
+            Err(_) => {}
         }
         thread::sleep(PERIOD);
     }
@@ -83,9 +80,18 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
 
 fn show(file: &Path, since: u64) -> anyhow::Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut print = || {
-        for entry in ring::entries(file)?.iter().filter(|entry| entry.time() >= since) {
-            writeln!(out, "{entry}")?;
+    let mut print = || -> io::Result<()> {
+        let recording = Recording::open(file)?;
+        let first = recording.block_of(since);
+        for block in recording.blocks().filter(|block| Some(*block) >= first) {
+            let mut lines = Lines::default();
+            let mut written = Ok(());
+            recording.for_each(block, |frame| {
+                if written.is_ok() {
+                    written = lines.print(frame, since, &mut out);
+                }
+            })?;
+            written?;
         }
         out.flush()
     };
@@ -96,134 +102,90 @@ fn show(file: &Path, since: u64) -> anyhow::Result<()> {
 }
 
 /// Returns the seconds since 1970.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs()
 }
 
-/// Line of the daemon's list.
-#[derive(Debug, Deserialize)]
-struct Line {
-    pid: String,
-    device: Option<String>,
-    uid: u32,
-    comm: String,
-    files: BTreeMap<String, String>,
-}
-
+/// Printer of the frames of a block.
 #[derive(Debug, Default)]
-struct Recorder {
-    client: Option<Client>,
-    /// Last record of each process, by pid.
-    last: BTreeMap<u32, Process>,
-    has_complained: bool,
-}
+struct Lines(Option<Frame>);
 
-impl Recorder {
-    /// Reads the daemon's state and returns what is to be recorded.
-    fn sample(&mut self, socket: &Path) -> anyhow::Result<Vec<Entry>> {
-        let mut client = match self.client.take() {
-            Some(client) => client,
-            None => Client::connect(socket)?,
-        };
-        let time = now();
-        let stats = client.get("devices.stat")?;
-        let mut entries: Vec<Entry> = String::from_utf8_lossy(&stats)
-            .lines()
-            .filter_map(|line| Gpu::parse(time, line).map(Entry::Gpu))
-            .collect();
-        let text = client.list(&FILES)?;
-        let lines = text.split(|byte| *byte == b'\n');
-        let lines = lines.filter_map(|line| serde_json::from_slice::<Line>(line).ok());
-        let whole = lines.filter(|line| line.device.is_none()).take(MAX_PROCESSES);
-        let processes: Vec<Process> = whole.filter_map(|line| process(time, &line)).collect();
-        entries.extend(self.changed(time, processes).into_iter().map(Entry::Process));
-        self.client = Some(client);
-        self.has_complained = false;
-        Ok(entries)
-    }
-
-    /// Returns those that have changed, are due, or have left since the last call.
-    fn changed(&mut self, time: u64, processes: Vec<Process>) -> Vec<Process> {
-        let mut before = std::mem::take(&mut self.last);
-        let mut changed = Vec::new();
-        for process in processes {
-            let last = before.remove(&process.pid);
-            let is_old = |last: &Process| last.same(&process) && time.abs_diff(last.time) < REPEAT;
-            let kept = match last.filter(is_old) {
-                Some(last) => last,
-                None => {
-                    changed.push(process.clone());
-                    process
-                }
-            };
-            self.last.insert(kept.pid, kept);
+impl Lines {
+    /// Prints a frame, unless it is older than `since`.
+    fn print(&mut self, frame: Frame, since: u64, out: &mut impl Write) -> io::Result<()> {
+        let time = Duration::try_from_secs_f64(frame.time).map_or(0, |time| time.as_secs());
+        if time >= since {
+            for device in frame.devices() {
+                writeln!(out, "{time} {}", gpu(&device))?;
+            }
+            for process in frame.changed_processes() {
+                writeln!(out, "{time} {} ended=0", line(&process))?;
+            }
+            let ended = frame.ended_processes();
+            let ended = ended.filter_map(|pid| self.0.as_ref()?.process(pid));
+            for process in ended {
+                writeln!(out, "{time} {} ended=1", line(&process))?;
+            }
         }
-        changed.extend(before.into_values().map(|left| left.left(time)));
-        changed
-    }
-
-    /// Prints the first of several errors in a row.
-    fn complain(&mut self, error: &anyhow::Error) {
-        if !std::mem::replace(&mut self.has_complained, true) {
-            eprintln!("gcgroupfs: {error:#}; waiting");
+        match &mut self.0 {
+            Some(state) => state.apply(frame),
+            first => *first = Some(frame),
         }
+        Ok(())
     }
 }
 
-fn process(time: u64, line: &Line) -> Option<Process> {
-    let number = |name: &str| line.files.get(name)?.trim_end().parse().ok();
-    let key = |file: &str, key: &str| {
-        let text = line.files.get(file)?;
-        text.lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
-    };
-    Some(Process {
-        time,
-        pid: line.pid.parse().ok()?,
-        uid: line.uid,
-        comm: line.comm.clone(),
-        memory: number("memory.current")?,
-        swapped: key("memory.stat", "swapped").unwrap_or(0),
-        priority: number("compute.priority").and_then(|priority| u8::try_from(priority).ok()),
-        is_frozen: key("gcgroup.events", "frozen") == Some(1),
-        has_left: false,
-    })
+fn gpu(device: &Device) -> String {
+    let known = |value: Option<u64>| value.map_or("unknown".to_owned(), |value| value.to_string());
+    format!(
+        "gpu={} memory_used={} memory_charged={} utilization={} temperature={} power_mw={}",
+        device.index,
+        known(device.memory.used),
+        known(device.memory.charged),
+        known(device.utilization),
+        known(device.temperature),
+        known(device.power_mw)
+    )
+}
+
+fn line(process: &Process) -> impl Display {
+    let usage = &process.usage;
+    format!(
+        "pid={} uid={} comm={} group=/{} memory.current={} memory.swap.current={} compute.priority={} frozen={}",
+        process.pid,
+        process.uid,
+        word(&process.comm),
+        word(process.group.as_deref().unwrap_or_default()),
+        usage.memory.current,
+        usage.memory.swap.current,
+        usage.compute.priority,
+        u8::from(usage.events.frozen)
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn process(pid: u32, time: u64, memory: u64) -> Process {
-        Process {
-            time,
-            pid,
-            uid: 0,
-            comm: "a".to_owned(),
-            memory,
-            swapped: 0,
-            priority: Some(8),
-            is_frozen: false,
-            has_left: false,
-        }
-    }
+    use crate::cli::view::fixture;
 
     #[test]
-    fn unchanged_processes_are_recorded_once_a_minute() {
-        let mut recorder = Recorder::default();
-        let mut nr = |time, memory| recorder.changed(time, vec![process(1, time, memory)]).len();
-        assert_eq!(
-            [nr(0, 5), nr(1, 5), nr(2, 6), nr(3, 6), nr(61, 6), nr(62, 6)],
-            [1, 0, 1, 0, 0, 1]
-        );
-    }
-
-    #[test]
-    fn end_of_a_process_is_recorded() {
-        let mut recorder = Recorder::default();
-        recorder.changed(0, vec![process(1, 0, 5), process(2, 0, 7)]);
-        let changed = recorder.changed(1, vec![process(2, 1, 7)]);
-        assert_eq!(changed, [process(1, 1, 5).left(1)]);
-        assert_eq!(recorder.changed(2, vec![process(2, 2, 7)]), []);
+    fn lines_tell_changes_and_ends() {
+        let key = Frame::new(&fixture::snapshot()).unwrap();
+        let mut snapshot = fixture::snapshot();
+        snapshot.time = 7.9;
+        snapshot.processes.retain(|process| process.pid != 7);
+        snapshot.processes[0].usage.events.frozen = true;
+        let change = Frame::new(&snapshot).unwrap().since(&key);
+        let (mut lines, mut out) = (Lines::default(), Vec::new());
+        lines.print(key, 1, &mut out).unwrap();
+        assert!(out.is_empty(), "older than the first");
+        lines.print(change, 1, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[1].starts_with("7 gpu=1 memory_used=unknown "), "{text}");
+        assert!(lines[2].starts_with("7 pid=100 ") && lines[2].ends_with(" frozen=1 ended=0"));
+        assert!(lines[3].starts_with("7 pid=7 ") && lines[3].ends_with(" frozen=0 ended=1"));
+        assert!(lines[3].contains(" group=/a/b memory.current=4096 "), "{text}");
     }
 }

@@ -5,6 +5,7 @@ mod activity;
 mod columns;
 mod draw;
 mod keys;
+mod replay;
 mod rows;
 mod state;
 
@@ -22,15 +23,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use gcgroupfs_sys::clock::parse_local_time;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use self::actions::Action;
 use self::columns::Sorting;
 use self::draw::Style;
 use self::keys::BINDINGS;
+use self::replay::Replay;
 use self::rows::Selection;
 use self::state::{App, Effect, Message};
+use super::record::now;
 use super::view::{Reader, Snapshot, duration};
 
 #[derive(Debug, Args)]
@@ -63,6 +68,19 @@ pub(super) struct Arguments {
     /// Show processes alone, without groups
     #[arg(long)]
     flat: bool,
+    /// Show a recording of gcgroupfs record, from its beginning
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// Begin at a local time, as 10:31 or "2026-01-31 10:31:05"
+    #[arg(long, value_name = "TIME", requires = "replay", value_parser = |text: &str| parse_local_time(text, now()))]
+    at: Option<u64>,
+}
+
+/// Where the snapshots come from.
+#[derive(Debug)]
+enum Source {
+    Daemon(Reader, PathBuf),
+    Recording(Replay),
 }
 
 /// Longest time for which a key or a signal waits.
@@ -82,18 +100,31 @@ pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// # Errors
 /// The daemon does not answer, or there is no terminal.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut reader = Reader::new(socket);
-    let snapshot = reader.read()?;
+    let (source, history) = match &arguments.replay {
+        Some(file) => {
+            let replay = Replay::open(file, arguments.at)?;
+            let history = replay.history();
+            (Source::Recording(replay), history)
+        }
+        None => {
+            let mut reader = Reader::new(socket);
+            let snapshot = reader.read()?;
+            (Source::Daemon(reader, socket.to_owned()), vec![snapshot])
+        }
+    };
     let selection = Selection {
         sorting: arguments.sort,
         is_tree: !arguments.flat,
         filter: arguments.filter.to_lowercase(),
         folded: BTreeSet::new(),
     };
-    let app = App::new(snapshot, selection, arguments.delay);
+    let mut app = App::new(history, selection, arguments.delay);
+    if let Source::Recording(replay) = &source {
+        app.replay = Some(replay.clock());
+    }
     if arguments.batch || arguments.once {
         let count = if arguments.once { Some(1) } else { arguments.count };
-        return batch(reader, app, count).map(|()| ExitCode::SUCCESS);
+        return batch(source, app, count).map(|()| ExitCode::SUCCESS);
     }
     ensure!(
         io::stdout().is_terminal(),
@@ -102,7 +133,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
     let signal = signals()?;
     thread::spawn(end_with_terminal);
     let terminal = Terminal::new().context("cannot set up the terminal")?;
-    let ended = show(terminal, app, (reader, socket.to_owned()), &signal)?;
+    let ended = show(terminal, app, source, &signal)?;
     Ok(match ended {
         0 => ExitCode::SUCCESS,
         // As a shell reports a program that the signal ended.
@@ -110,13 +141,22 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
     })
 }
 
-/// Prints text after each look but the first, which has no rates.
-fn batch(mut reader: Reader, mut app: App, count: Option<u64>) -> anyhow::Result<()> {
+/// Prints text after each look; of the daemon's state not after the first, which has no rates.
+fn batch(mut source: Source, mut app: App, count: Option<u64>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let mut nr_printed = 0;
     while count.is_none_or(|count| nr_printed < count) {
-        thread::sleep(app.delay);
-        app.update(Ok(reader.read()?));
+        match &mut source {
+            Source::Daemon(reader, _) => {
+                thread::sleep(app.delay);
+                app.update(Ok(reader.read()?));
+            }
+            Source::Recording(replay) => {
+                if nr_printed > 0 && !replay.pass(&mut app)? {
+                    return Ok(());
+                }
+            }
+        }
         match out
             .write_all(draw::text(&app).as_bytes())
             .and_then(|()| out.flush())
@@ -177,22 +217,15 @@ fn signals() -> io::Result<Arc<AtomicUsize>> {
 }
 
 /// Draws and obeys keys until the end. Returns the number of the signal that ended it, or 0.
-fn show(
-    mut terminal: Terminal,
-    mut app: App,
-    (reader, socket): (Reader, PathBuf),
-    signal: &AtomicUsize,
-) -> anyhow::Result<usize> {
+fn show(mut terminal: Terminal, mut app: App, source: Source, signal: &AtomicUsize) -> anyhow::Result<usize> {
     let style = Style::of(|name| env::var(name).ok());
-    let (snapshots, look) = read_on(reader, app.delay);
+    let mut shown = Shown::new(source, app.delay);
     loop {
         match signal.load(Ordering::Relaxed) {
             0 => {}
             signal => return Ok(signal),
         }
-        if let Some(read) = snapshots.try_iter().last() {
-            app.update(read);
-        }
+        shown.update(&mut app)?;
         terminal.0.draw(|frame| draw::draw(frame, &mut app, style))?;
         if !event::poll(TICK)? {
             continue;
@@ -207,16 +240,65 @@ fn show(
             Effect::None => {}
             Effect::Quit => return Ok(0),
             Effect::Interrupt => return Ok(usize::try_from(SIGINT)?),
-            Effect::Act(action) => {
-                let done = action.perform(&socket);
-                app.message = Some(Message {
-                    is_error: done.is_err(),
-                    text: done.unwrap_or_else(|error| format!("{error:#}")),
-                });
-                // Ends with the program; an error would only mean that it has.
-                let _ = look.send(());
+            Effect::Act(action) => shown.act(&action, &mut app),
+            Effect::Replay(step) => {
+                if let Shown::Recording(replay) = &mut shown {
+                    replay.step(step, &mut app)?;
+                }
             }
         }
+    }
+}
+
+/// Source of the screen's contents, while it is shown.
+#[derive(Debug)]
+enum Shown {
+    Daemon {
+        snapshots: Receiver<anyhow::Result<Snapshot>>,
+        look: Sender<()>,
+        socket: PathBuf,
+    },
+    Recording(Replay),
+}
+
+impl Shown {
+    fn new(source: Source, delay: Duration) -> Self {
+        match source {
+            Source::Daemon(reader, socket) => {
+                let (snapshots, look) = read_on(reader, delay);
+                Self::Daemon {
+                    snapshots,
+                    look,
+                    socket,
+                }
+            }
+            Source::Recording(replay) => Self::Recording(replay),
+        }
+    }
+
+    fn update(&mut self, app: &mut App) -> anyhow::Result<()> {
+        match self {
+            Self::Daemon { snapshots, .. } => {
+                if let Some(read) = snapshots.try_iter().last() {
+                    app.update(read);
+                }
+                Ok(())
+            }
+            Self::Recording(replay) => replay.play(app),
+        }
+    }
+
+    fn act(&self, action: &Action, app: &mut App) {
+        let Self::Daemon { look, socket, .. } = self else {
+            return;
+        };
+        let done = action.perform(socket);
+        app.message = Some(Message {
+            is_error: done.is_err(),
+            text: done.unwrap_or_else(|error| format!("{error:#}")),
+        });
+        // Ends with the program; an error would only mean that it has.
+        let _ = look.send(());
     }
 }
 

@@ -10,7 +10,7 @@ mod tree;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub(super) use format::{duration, size, user};
 pub(super) use read::Reader;
@@ -39,7 +39,7 @@ pub(super) struct Snapshot {
 }
 
 /// A GPU. What NVML does not tell is `None`.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Device {
     pub(super) index: usize,
     pub(super) uuid: String,
@@ -58,14 +58,14 @@ pub(super) struct Device {
 }
 
 /// Memory of a GPU, bytes.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DeviceMemory {
     pub(super) total: Option<u64>,
     pub(super) used: Option<u64>,
     pub(super) charged: Option<u64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Group {
     /// Path below the mount point, as `team/a`.
     pub(super) path: String,
@@ -78,7 +78,7 @@ pub(super) struct Group {
     pub(super) devices: Vec<OnDevice>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) uid: u32,
@@ -93,7 +93,7 @@ pub(super) struct Process {
 }
 
 /// A process or a group on one GPU.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct OnDevice {
     pub(super) index: usize,
     #[serde(flatten)]
@@ -101,7 +101,8 @@ pub(super) struct OnDevice {
 }
 
 /// Contents of a directory's control files.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Usage {
     pub(super) memory: Memory,
     pub(super) compute: Compute,
@@ -109,7 +110,8 @@ pub(super) struct Usage {
 }
 
 /// Contents of `memory.*`. Sizes are bytes; a limit that is `None` is max.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Memory {
     pub(super) current: u64,
     pub(super) peak: u64,
@@ -124,14 +126,16 @@ pub(super) struct Memory {
     pub(super) pressure: Option<Pressure>,
 }
 
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Swap {
     pub(super) current: u64,
     pub(super) max: Option<u64>,
 }
 
 /// Contents of `compute.*`.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Compute {
     /// The priority in force.
     pub(super) priority: u64,
@@ -145,7 +149,8 @@ pub(super) struct Compute {
     pub(super) pressure: Option<Pressure>,
 }
 
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Quota {
     /// `None`: max.
     pub(super) quota_usec: Option<u64>,
@@ -153,14 +158,16 @@ pub(super) struct Quota {
 }
 
 /// Contents of `compute.pressure` or `memory.pressure`.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Pressure {
     pub(super) some: Stall,
     pub(super) full: Stall,
 }
 
 /// Line of a pressure file: averages in percent, and the total.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Stall {
     pub(super) avg10: f64,
     pub(super) avg60: f64,
@@ -169,7 +176,8 @@ pub(super) struct Stall {
 }
 
 /// Contents of `gcgroup.events`.
-#[derive(Debug, Default, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Events {
     pub(super) populated: bool,
     /// Whether a freeze is complete.
@@ -183,6 +191,21 @@ pub(super) struct Events {
     /// Driver's error that keeps a freeze from being known to be complete; only of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) drain_error: Option<u64>,
+}
+
+impl Snapshot {
+    /// Returns a snapshot of nothing.
+    pub(super) fn empty() -> Self {
+        Self {
+            version: VERSION,
+            time: 0.0,
+            at: Instant::now(),
+            policy: String::new(),
+            devices: Vec::new(),
+            groups: Vec::new(),
+            processes: Vec::new(),
+        }
+    }
 }
 
 impl Usage {

@@ -1,41 +1,83 @@
-//! File of fixed-size slots that are overwritten in turn. Each slot has a sequence number and a checksum, so
-//! that a slot that was half written when the machine or the recorder stopped is skipped.
+//! File of blocks that are overwritten in turn. Each block has a key frame and the changes after it, and can
+//! be read without the others. A frame that was half written when the machine or the recorder stopped ends
+//! its block.
 //!
 //! ```text
-//! file:  header, slots; both of 80 bytes
-//! header: "gcgroup-record 1", zeroes
-//! slot:   sequence u64 (from 1), record, zeroes, CRC-32 of all before it; little-endian
+//! file:   header of one sector of 512 bytes ("gcgroup-record 2", size of a block u32, zeroes), blocks
+//! block:  sequence u64 (from 1), start u64 (seconds since 1970), CRC-32 of both, frames
+//! frame:  length u32, CRC-32 of the block's sequence and the bytes, bytes
+//! bytes of all frames of a block: one deflate stream of JSON lines; all numbers are little-endian
 //! ```
 
+mod read;
+
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use flate2::{Compress, Compression, FlushCompress};
 use nix::fcntl::{Flock, FlockArg};
 
-use super::entry::{Entry, LENGTH};
+use super::frame::Frame;
 
-const MAGIC: &[u8; 16] = b"gcgroup-record 1";
+pub(in crate::cli) use self::read::Recording;
 
-/// Length of a slot, bytes.
-const SLOT: usize = 80;
+const MAGIC: &[u8; 16] = b"gcgroup-record 2";
 
-/// Offset of the checksum in a slot.
-const CHECKSUM: usize = SLOT - 4;
+/// Length of the file's header, bytes.
+const HEADER: u64 = 512;
+
+/// Length of a block's header, bytes.
+const BLOCK_HEADER: usize = 20;
+
+/// Length of a frame's header, bytes.
+const FRAME_HEADER: usize = 8;
+
+/// Bounds of a block's size, bytes.
+const SMALLEST_BLOCK: u64 = 16 << 10;
+const LARGEST_BLOCK: u64 = 1 << 20;
 
 /// Bounds of a file's size, bytes.
-pub(super) const SMALLEST: u64 = 4 << 10;
+pub(super) const SMALLEST: u64 = 64 << 10;
 pub(super) const LARGEST: u64 = 64 << 30;
 
 /// File that is being recorded into.
 #[derive(Debug)]
 pub(super) struct Ring {
     file: Flock<File>,
-    nr_slots: u64,
-    /// Sequence number of the next record.
+    shape: Shape,
+    /// Sequence number of the next block.
     next: u64,
+    /// The block that has room.
+    open: Option<Block>,
+}
+
+/// Sizes that the file's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Length of a block, bytes.
+    block: u64,
+    nr_blocks: u64,
+}
+
+/// Block that is being written.
+#[derive(Debug)]
+struct Block {
+    sequence: u64,
+    /// Bytes written, the header included.
+    length: usize,
+    deflate: Compress,
+    /// Key frame of the last sample.
+    last: Frame,
+}
+
+impl Shape {
+    /// Returns the offset of a block.
+    fn offset(self, sequence: u64) -> u64 {
+        HEADER + (sequence.wrapping_sub(1) % self.nr_blocks) * self.block
+    }
 }
 
 impl Ring {
@@ -59,164 +101,116 @@ impl Ring {
         let metadata = file.metadata()?;
         ensure!(metadata.is_file(), "{name} is not a regular file");
         if metadata.len() == 0 {
+            let block = (size / 256).clamp(SMALLEST_BLOCK, LARGEST_BLOCK);
+            let block = u32::try_from(block)?.to_le_bytes();
             // The header comes last, so that a file with a header has its size.
             file.set_len(size)
                 .with_context(|| format!("cannot resize {name}"))?;
-            file.write_all_at(MAGIC, 0)
+            file.write_all_at(&[MAGIC.as_slice(), &block].concat(), 0)
                 .with_context(|| format!("cannot write {name}"))?;
         }
-        let mut last = 0;
-        for_each(&file, |sequence, _| last = last.max(sequence))
-            .with_context(|| format!("cannot continue {name}"))?;
-        let nr_slots = nr_slots(&file)?;
+        let (shape, starts) = read::index(&file).with_context(|| format!("cannot continue {name}"))?;
+        let last = starts.last().map_or(0, |start| start.sequence);
         Ok(Self {
             file,
-            nr_slots,
+            shape,
             next: last.wrapping_add(1),
+            open: None,
         })
     }
 
-    /// Writes a record in place of the oldest.
+    /// Writes a sample. When the block is full, the next one takes the place of the oldest.
     ///
     /// # Errors
-    /// The disk is full or fails.
-    pub(super) fn append(&mut self, entry: &Entry) -> io::Result<()> {
-        let mut slot = [0; SLOT];
-        let body = self.next.to_le_bytes().into_iter().chain(entry.to_bytes());
-        slot.iter_mut().zip(body).for_each(|(to, from)| *to = from);
-        let (body, checksum) = slot.split_at_mut(CHECKSUM);
-        checksum.copy_from_slice(&crc32fast::hash(body).to_le_bytes());
-        self.file.write_all_at(&slot, offset(self.next, self.nr_slots))?;
+    /// The disk is full or fails, or the sample is larger than a block.
+    pub(super) fn append(&mut self, now: Frame) -> anyhow::Result<()> {
+        if let Some(mut block) = self.open.take() {
+            let change = now.since(&block.last);
+            if let Some(bytes) = block.pack(&change, self.shape)? {
+                let offset = self.shape.offset(block.sequence) + block.length as u64;
+                self.file.write_all_at(&bytes, offset)?;
+                block.length += bytes.len();
+                block.last = now;
+                self.open = Some(block);
+                return Ok(());
+            }
+        }
+        let mut block = Block {
+            sequence: self.next,
+            length: BLOCK_HEADER,
+            deflate: Compress::new(Compression::default(), false),
+            last: Frame::default(),
+        };
+        let Some(bytes) = block.pack(&now, self.shape)? else {
+            anyhow::bail!("a sample of this node needs a larger file (--size)");
+        };
+        // Truncated: the fraction is in the frame.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let start = now.time as u64;
+        let written = [block_header(block.sequence, start).as_slice(), &bytes].concat();
+        self.file
+            .write_all_at(&written, self.shape.offset(block.sequence))?;
         self.next = self.next.wrapping_add(1);
+        block.length = written.len();
+        block.last = now;
+        self.open = Some(block);
         Ok(())
     }
 }
 
-/// Returns all records, the oldest first.
-///
-/// # Errors
-/// The file cannot be read, or is no recording.
-pub(super) fn entries(path: &Path) -> io::Result<Vec<Entry>> {
-    let file = File::open(path)?;
-    let mut found = Vec::new();
-    for_each(&file, |sequence, bytes| {
-        found.extend(Entry::from_bytes(bytes).map(|entry| (sequence, entry)));
-    })?;
-    found.sort_by_key(|(sequence, _)| *sequence);
-    Ok(found.into_iter().map(|(_, entry)| entry).collect())
+impl Block {
+    /// Returns the bytes of the next frame; `None` if they do not fit in the block.
+    fn pack(&mut self, frame: &Frame, shape: Shape) -> anyhow::Result<Option<Vec<u8>>> {
+        let mut text = serde_json::to_vec(frame)?;
+        text.push(b'\n');
+        let bytes = deflate(&mut self.deflate, &text)?;
+        if (self.length + FRAME_HEADER + bytes.len()) as u64 > shape.block {
+            return Ok(None);
+        }
+        let length = u32::try_from(bytes.len())?.to_le_bytes();
+        let checksum = checksum(self.sequence, &bytes).to_le_bytes();
+        Ok(Some([length.as_slice(), &checksum, &bytes].concat()))
+    }
 }
 
-/// Returns the number of slots of a file.
-///
-/// # Errors
-/// The file is too short.
-fn nr_slots(file: &File) -> io::Result<u64> {
-    let nr_slots = (file.metadata()?.len() / SLOT as u64).saturating_sub(1);
-    match nr_slots {
-        0 => Err(invalid()),
-        nr_slots => Ok(nr_slots),
+/// Returns the next part of a deflate stream. It can be inflated without the parts after it.
+fn deflate(stream: &mut Compress, text: &[u8]) -> Result<Vec<u8>, flate2::CompressError> {
+    let before = stream.total_in();
+    // Room for text that cannot be compressed, for the end of the part, and so for all in one step.
+    let mut bytes = Vec::with_capacity(text.len() + text.len() / 8 + 64);
+    loop {
+        let done = usize::try_from(stream.total_in() - before).unwrap_or(usize::MAX);
+        let rest = text.get(done..).unwrap_or_default();
+        stream.compress_vec(rest, &mut bytes, FlushCompress::Sync)?;
+        let done = usize::try_from(stream.total_in() - before).unwrap_or(usize::MAX);
+        // With room left, nothing is left in the stream.
+        if done >= text.len() && bytes.len() < bytes.capacity() {
+            return Ok(bytes);
+        }
+        bytes.reserve(text.len() + 64);
     }
+}
+
+/// Returns the checksum of a frame. Frames that an earlier block left in the same place have another one.
+fn checksum(sequence: u64, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&sequence.to_le_bytes());
+    hasher.update(bytes);
+    hasher.finalize()
+}
+
+fn block_header(sequence: u64, start: u64) -> [u8; BLOCK_HEADER] {
+    let mut header = [0; BLOCK_HEADER];
+    let (numbers, crc) = header.split_at_mut(16);
+    let bytes = sequence.to_le_bytes().into_iter().chain(start.to_le_bytes());
+    numbers.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+    crc.copy_from_slice(&crc32fast::hash(numbers).to_le_bytes());
+    header
 }
 
 fn invalid() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the file is no recording")
 }
 
-/// Returns the offset of a sequence number's slot.
-fn offset(sequence: u64, nr_slots: u64) -> u64 {
-    (sequence.wrapping_sub(1) % nr_slots + 1) * SLOT as u64
-}
-
-/// Calls `take` with the sequence number and record of each intact slot.
-fn for_each(mut file: &File, mut take: impl FnMut(u64, &[u8])) -> io::Result<()> {
-    use std::io::Seek as _;
-    let nr_slots = nr_slots(file)?;
-    file.rewind()?;
-    let mut reader = BufReader::with_capacity(1 << 20, file);
-    let mut slot = [0; SLOT];
-    reader.read_exact(&mut slot)?;
-    if !slot.starts_with(MAGIC) {
-        return Err(invalid());
-    }
-    for index in 1..=nr_slots {
-        reader.read_exact(&mut slot)?;
-        let (body, checksum) = slot.split_at(CHECKSUM);
-        let Some((sequence, record)) = body.split_first_chunk() else {
-            continue;
-        };
-        let sequence = u64::from_le_bytes(*sequence);
-        let is_intact = sequence != 0
-            && offset(sequence, nr_slots) == index * SLOT as u64
-            && checksum == crc32fast::hash(body).to_le_bytes();
-        if is_intact {
-            take(sequence, record.get(..LENGTH).unwrap_or_default());
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::record::entry::Gpu;
-
-    fn entry(time: u64) -> Entry {
-        Entry::Gpu(Gpu::parse(time, "0 memory_used=1").unwrap())
-    }
-
-    fn times(path: &Path) -> Vec<u64> {
-        entries(path).unwrap().iter().map(Entry::time).collect()
-    }
-
-    #[test]
-    fn full_ring_keeps_the_latest_and_is_continued() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("record");
-        // 51 slots of 80 bytes: the header and 50 records.
-        let size = 4096;
-        let mut ring = Ring::open(&path, size).unwrap();
-        assert!(Ring::open(&path, size).is_err(), "it is locked");
-        (0..30).for_each(|time| ring.append(&entry(time)).unwrap());
-        assert_eq!(times(&path), Vec::from_iter(0..30));
-        drop(ring);
-        // The size of an existing file is kept.
-        let mut ring = Ring::open(&path, 2 * size).unwrap();
-        (30..170).for_each(|time| ring.append(&entry(time)).unwrap());
-        assert_eq!(times(&path), Vec::from_iter(120..170));
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
-    }
-
-    #[test]
-    fn damaged_slots_are_skipped() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("record");
-        let mut ring = Ring::open(&path, 4096).unwrap();
-        (0..60).for_each(|time| ring.append(&entry(time)).unwrap());
-        // In the slot of 57, as a write that was cut off leaves it.
-        ring.file
-            .write_all_at(&[7; 40], offset(58, ring.nr_slots))
-            .unwrap();
-        drop(ring);
-        let expected: Vec<u64> = (10..60).filter(|time| *time != 57).collect();
-        assert_eq!(times(&path), expected);
-        let mut ring = Ring::open(&path, 4096).unwrap();
-        ring.append(&entry(60)).unwrap();
-        assert_eq!(
-            times(&path),
-            expected.into_iter().skip(1).chain([60]).collect::<Vec<_>>()
-        );
-    }
-
-    #[test]
-    fn other_files_are_refused_and_unchanged() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("text");
-        for text in ["x".repeat(10), "x".repeat(8192)] {
-            std::fs::write(&path, &text).unwrap();
-            assert!(Ring::open(&path, 4096).is_err());
-            assert!(entries(&path).is_err());
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        }
-        assert!(entries(&directory.path().join("missing")).is_err());
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use super::rows::Row;
 use super::state::{App, Mode};
 use crate::cli::view::{Device, size};
 use gcgroupfs_model::text::word;
+use gcgroupfs_sys::clock::local_time;
 
 /// Abilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,8 +146,13 @@ fn title(app: &App) -> String {
     let snapshot = &app.snapshot;
     let count =
         |number: usize, one: &str, many: &str| format!("{number} {}", if number == 1 { one } else { many });
+    let name = match app.replay {
+        Some((time, true)) => format!("{} (stopped)", local_time(time, true)),
+        Some((time, false)) => local_time(time, true),
+        None => "gcgroupfs top".to_owned(),
+    };
     let mut title = format!(
-        "gcgroupfs top: {}, {}, {}, policy {}, sort {}",
+        "{name}: {}, {}, {}, policy {}, sort {}",
         count(snapshot.devices.len(), "GPU", "GPUs"),
         count(snapshot.groups.len(), "group", "groups"),
         count(snapshot.processes.len(), "process", "processes"),

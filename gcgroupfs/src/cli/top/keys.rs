@@ -6,6 +6,7 @@ use ratatui::crossterm::event::KeyCode::{
 
 use super::actions::What;
 use super::columns::Sorting;
+use super::replay::Step;
 use super::state::{App, Effect, Mode, Question};
 use crate::cli::view::Group;
 
@@ -156,22 +157,22 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[Char('M')],
-        names: "M",
-        help: "sort by memory",
+        names: "M P N",
+        help: "sort by memory, by GPU%, by pid and path",
         label: ("", ""),
         press: |app| sorted(app, "memory"),
     },
     Binding {
         keys: &[Char('P')],
-        names: "P",
-        help: "sort by GPU%",
+        names: "",
+        help: "",
         label: ("", ""),
         press: |app| sorted(app, "usage"),
     },
     Binding {
         keys: &[Char('N')],
-        names: "N",
-        help: "sort by pid and path",
+        names: "",
+        help: "",
         label: ("", ""),
         press: |app| sorted(app, "pid"),
     },
@@ -228,6 +229,51 @@ pub(super) const BINDINGS: &[Binding] = &[
         help: "send a signal to the process",
         label: ("F9", "Kill"),
         press: |app| app.ask(Question::Kill),
+    },
+    Binding {
+        keys: &[Char(' ')],
+        names: "Space",
+        help: "recording: stop the time, or let it go on",
+        label: ("", ""),
+        press: |app| app.step(Step::Pause),
+    },
+    Binding {
+        keys: &[Char('(')],
+        names: "( ) { }",
+        help: "recording: a sample or a minute back or forward",
+        label: ("", ""),
+        press: |app| app.step(Step::Previous),
+    },
+    Binding {
+        keys: &[Char(')')],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| app.step(Step::Next),
+    },
+    Binding {
+        keys: &[Char('{')],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| app.step(Step::By(-60)),
+    },
+    Binding {
+        keys: &[Char('}')],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| app.step(Step::By(60)),
+    },
+    Binding {
+        keys: &[Char('g')],
+        names: "g",
+        help: "recording: go to a time",
+        label: ("", ""),
+        press: |app| match app.replay {
+            Some(_) => app.ask(Question::Time),
+            None => app.step(Step::Pause),
+        },
     },
     Binding {
         keys: &[F(10), Char('q')],

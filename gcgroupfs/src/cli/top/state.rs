@@ -7,8 +7,11 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::actions::{Action, What};
 use super::activity::Activities;
 use super::keys::BINDINGS;
+use super::replay::Step;
 use super::rows::{Key, Row, Selection};
+use crate::cli::record::now;
 use crate::cli::view::Snapshot;
+use gcgroupfs_sys::clock::parse_local_time;
 
 #[derive(Debug)]
 pub(super) struct App {
@@ -28,6 +31,8 @@ pub(super) struct App {
     pub(super) message: Option<Message>,
     /// Why the snapshot is not new.
     pub(super) outage: Option<String>,
+    /// Time of a recording that is shown, in seconds since 1970, and whether it stands still.
+    pub(super) replay: Option<(u64, bool)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -53,6 +58,7 @@ pub(super) enum Question {
     Priority,
     Move,
     Kill,
+    Time,
 }
 
 impl Question {
@@ -66,6 +72,7 @@ impl Question {
             Self::Priority => format!("Priority of {path} (0 is highest, 15 lowest): "),
             Self::Move => format!("Move {path} to the group (/ is the root): "),
             Self::Kill => format!("Signal for {path} (TERM, KILL, ...): "),
+            Self::Time => "Go to (HH:MM[:SS], or with a date as 2026-01-31 10:00): ".to_owned(),
         }
     }
 }
@@ -77,12 +84,14 @@ pub(super) enum Effect {
     Quit,
     Interrupt,
     Act(Action),
+    Replay(Step),
 }
 
 impl App {
-    pub(super) fn new(snapshot: Snapshot, selection: Selection, delay: Duration) -> Self {
+    /// Shows the last snapshot. The others are its history, the oldest first.
+    pub(super) fn new(history: Vec<Snapshot>, selection: Selection, delay: Duration) -> Self {
         let mut app = Self {
-            snapshot,
+            snapshot: Snapshot::empty(),
             activities: Activities::default(),
             selection,
             delay,
@@ -93,9 +102,9 @@ impl App {
             asked: None,
             message: None,
             outage: None,
+            replay: None,
         };
-        app.activities.update(&app.snapshot);
-        app.arrange();
+        app.reset(history);
         app
     }
 
@@ -109,6 +118,16 @@ impl App {
             }
             Err(error) => self.outage = Some(format!("{error:#}")),
         }
+    }
+
+    /// Shows the last snapshot. The others are its history, the oldest first.
+    pub(super) fn reset(&mut self, history: Vec<Snapshot>) {
+        self.activities = Activities::default();
+        for snapshot in history {
+            self.activities.update(&snapshot);
+            self.snapshot = snapshot;
+        }
+        self.arrange();
     }
 
     /// Makes the rows again. The selected process or group stays selected if it is there.
@@ -171,8 +190,8 @@ impl App {
     }
 
     pub(super) fn ask(&mut self, question: Question) -> Effect {
-        let needs_row = !matches!(question, Question::Filter | Question::Search);
-        if needs_row && self.selected().is_none() {
+        let needs_row = !matches!(question, Question::Filter | Question::Search | Question::Time);
+        if needs_row && (self.selected().is_none() || self.is_refused_in_replay()) {
             return Effect::None;
         }
         let text = match question {
@@ -222,25 +241,51 @@ impl App {
         let what = match question {
             Question::Filter | Question::Search => return Effect::None,
             _ if text.is_empty() => return Effect::None,
+            Question::Time => {
+                return match parse_local_time(&text, now()) {
+                    Ok(time) => Effect::Replay(Step::To(time)),
+                    Err(error) => self.complain(error),
+                };
+            }
             Question::Limit => What::Write("memory.limit", text),
             Question::Priority => What::Write("compute.priority", text),
             Question::Move => What::Move(text),
             Question::Kill => What::Kill(text),
         };
         if self.selected().map(|row| &row.key) != self.asked.as_ref() {
-            self.message = Some(Message {
-                text: "it is gone; nothing was done".to_owned(),
-                is_error: true,
-            });
-            return Effect::None;
+            return self.complain("it is gone; nothing was done".to_owned());
         }
         self.act(|_| what)
     }
 
     /// Requests an action on the selected row.
-    pub(super) fn act(&self, what: impl FnOnce(&Row) -> What) -> Effect {
+    pub(super) fn act(&mut self, what: impl FnOnce(&Row) -> What) -> Effect {
+        if self.is_refused_in_replay() {
+            return Effect::None;
+        }
         let row = self.selected();
         row.map_or(Effect::None, |row| Effect::Act(Action::of(row, what(row))))
+    }
+
+    /// Requests a movement in the recording.
+    pub(super) fn step(&mut self, step: Step) -> Effect {
+        match self.replay {
+            Some(_) => Effect::Replay(step),
+            None => self.complain("this is no recording (--replay)".to_owned()),
+        }
+    }
+
+    /// Returns whether a recording is shown, and then says why there are no actions.
+    fn is_refused_in_replay(&mut self) -> bool {
+        if self.replay.is_some() {
+            self.complain("a recording cannot be changed".to_owned());
+        }
+        self.replay.is_some()
+    }
+
+    fn complain(&mut self, text: String) -> Effect {
+        self.message = Some(Message { text, is_error: true });
+        Effect::None
     }
 
     /// Shows or hides what is in the selected group, or in the group of the selected process.
@@ -283,7 +328,7 @@ mod tests {
             filter: String::new(),
             folded: BTreeSet::new(),
         };
-        App::new(fixture::snapshot(), selection, Duration::from_secs(1))
+        App::new(vec![fixture::snapshot()], selection, Duration::from_secs(1))
     }
 
     fn press(app: &mut App, code: KeyCode) -> Effect {
@@ -357,6 +402,36 @@ mod tests {
         );
         app.update(Ok(fixture::snapshot()));
         assert_eq!((selected(&app), app.outage.as_deref()), ("100".to_owned(), None));
+    }
+
+    #[test]
+    fn recording_moves_in_time_and_has_no_actions() {
+        let mut app = app();
+        assert_eq!(press(&mut app, KeyCode::Char(' ')), Effect::None);
+        assert!(app.message.is_some(), "the state of the daemon has no other time");
+        app.replay = Some((0, false));
+        for (key, step) in [
+            (' ', Step::Pause),
+            (')', Step::Next),
+            ('(', Step::Previous),
+            ('}', Step::By(60)),
+            ('{', Step::By(-60)),
+        ] {
+            assert_eq!(press(&mut app, KeyCode::Char(key)), Effect::Replay(step));
+        }
+        for key in ['f', 'l', 'k', 'm', 'r', ']'] {
+            assert_eq!(press(&mut app, KeyCode::Char(key)), Effect::None);
+            assert!(
+                app.message.take().is_some_and(|message| message.is_error),
+                "{key}"
+            );
+            assert_eq!(app.mode, Mode::Table);
+        }
+        press(&mut app, KeyCode::Char('g'));
+        assert_eq!(enter(&mut app, "77"), Effect::Replay(Step::To(77)));
+        press(&mut app, KeyCode::Char('g'));
+        assert_eq!(enter(&mut app, "tomorrow"), Effect::None);
+        assert!(app.message.is_some_and(|message| message.is_error));
     }
 
     #[test]
