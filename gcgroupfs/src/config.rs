@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use gcgroupfs_model::arbiter::Options;
 use gcgroupfs_model::rules::{Names, Rules, with_names};
+use gcgroupfs_model::tree::OnUnmanaged;
 
 /// Default path of root's daemon; read if it exists and no other path is given.
 pub(crate) const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -19,6 +20,8 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
+    /// Reaction to processes that use a GPU without the library.
+    pub on_unmanaged: OnUnmanaged,
     pub compute: Options,
     #[serde(rename = "rule")]
     pub rules: Rules,
@@ -141,6 +144,17 @@ mod tests {
         for text in ["", "[compute]\n", "# nothing\n"] {
             assert_eq!(parsed(text).unwrap(), Config::default(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn action_on_unmanaged_processes_is_log_or_signal() {
+        let action = |text: &str| parsed(text).map(|config| config.on_unmanaged);
+        assert_eq!(action("on_unmanaged = \"signal\"").unwrap(), OnUnmanaged::Signal);
+        assert_eq!(
+            action("on_unmanaged = \"log\"").unwrap(),
+            Config::default().on_unmanaged
+        );
+        assert!(complaint("on_unmanaged = \"kill\"").contains("signal"));
     }
 
     #[test]

@@ -130,11 +130,21 @@ impl DriverShell {
         self.program.wait();
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.program.signal(signal);
+    }
+
     /// Waits until something else has ended the process by SIGKILL.
     #[track_caller]
     pub(crate) fn expect_killed(&mut self) {
+        self.expect_ended(Signal::SIGKILL);
+    }
+
+    /// Waits until something else has ended the process by a signal.
+    #[track_caller]
+    pub(crate) fn expect_ended(&mut self, signal: Signal) {
         wait_until("the process ends", || !self.program.is_running());
-        assert_eq!(self.program.wait().signal(), Some(Signal::SIGKILL as i32));
+        assert_eq!(self.program.wait().signal(), Some(signal as i32));
     }
 
     /// Sends SIGTERM and returns the exit status.

@@ -15,7 +15,8 @@ fn process_appears_with_first_cuda_use_until_exit() {
     process.finish();
     wait_until("the process's directory is removed", || !mount.governs(pid));
     assert_eq!(mount.read(".", "gcgroup.procs"), "");
-    assert!(mount.read(".", "exited").contains(&pid.to_string()));
+    let exited = mount.read(".", "exited");
+    assert!(exited.contains(&pid.to_string()));
 }
 
 #[test]

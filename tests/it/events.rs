@@ -18,11 +18,11 @@ use support::{Config, DEADLINE, Governed, Mount, artifacts};
 use crate::driver::{Dir, DriverShell};
 
 /// An events file, watched as a script watches it.
-struct Watch(File);
+pub(crate) struct Watch(File);
 
 impl Watch {
     #[track_caller]
-    fn open(path: PathBuf) -> Self {
+    pub(crate) fn open(path: PathBuf) -> Self {
         let mut watch = Self(File::open(path).expect("the file opens"));
         watch.read();
         watch
@@ -48,7 +48,7 @@ impl Watch {
 
     /// Waits for changes until the file contains `line`.
     #[track_caller]
-    fn wait_for(&mut self, line: &str) {
+    pub(crate) fn wait_for(&mut self, line: &str) {
         let long = PollTimeout::try_from(DEADLINE).expect("the value fits");
         while !self.read().lines().any(|shown| shown == line) {
             assert!(self.poll(long), "poll(2) timed out before {line:?}");

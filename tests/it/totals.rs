@@ -2,9 +2,10 @@
 //! daemons end.
 
 use std::fs;
+use std::time::Instant;
 
 use nix::unistd::Pid;
-use support::{Mount, wait_until};
+use support::{Config, Mount, wait_for, wait_until};
 
 use crate::driver::DriverShell;
 
@@ -163,4 +164,43 @@ fn exec_restarts_counts_and_totals_continue() {
         mount.read("team", "gcgroup.procs") == own
     });
     assert_eq!(totals(&mount), [6, 6]);
+}
+
+#[test]
+fn memory_over_time_is_told_at_the_end() {
+    const BYTES: u64 = 64 << 20;
+    let mount = Mount::with(Config::default().arg("--log").arg("info"));
+    let began = Instant::now();
+    let mut shell = DriverShell::start(&mount);
+    let pid = shell.pid();
+    assert_eq!(shell.ask(&format!("alloc linear {BYTES}")), "ok 0");
+    let allocated = Instant::now();
+    // Charges that are sampled at the daemon's own times, not by a read.
+    let context = mount.number(pid, "memory.current", "") - BYTES;
+    let held = allocated.elapsed();
+    shell.kill9();
+    let line = wait_for("the process is listed in exited", || {
+        let exited = mount.read("", "exited");
+        let mut lines = exited.lines();
+        lines
+            .find(|line| line.starts_with(&format!("{pid} ")))
+            .map(str::to_owned)
+    });
+    let total = began.elapsed();
+    let value = line
+        .split(' ')
+        .find_map(|pair| pair.strip_prefix("memory.byte_seconds="));
+    let value: f64 = value.and_then(|value| value.parse().ok()).expect("a number");
+    // Between two samples the mean is taken, so at least half of what it held at the end counts.
+    assert!(
+        value >= (BYTES as f64 * held.as_secs_f64() / 2.0).floor(),
+        "{line}: {held:?}"
+    );
+    assert!(
+        value <= (BYTES + context) as f64 * total.as_secs_f64(),
+        "{line}: {total:?}"
+    );
+    wait_until("the end is logged", || {
+        mount.log().contains(&format!("ended: {line}"))
+    });
 }

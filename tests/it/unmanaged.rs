@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 
+use nix::sys::signal::Signal;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{DriverShell, governed_pids};
+use crate::events::Watch;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -95,6 +97,50 @@ fn process_without_hook_is_listed_while_it_uses_a_gpu() {
         line(&mount, pid, 0).is_none()
     });
     assert_eq!(mount.read("", "unmanaged"), "");
+    governed.quit();
+}
+
+/// Nobody asks for a scan and there is no governed process: the daemon looks at its own times.
+#[test]
+fn unmanaged_process_wakes_pollers_of_the_roots_events() {
+    let mount = Mount::new();
+    let events = || mount.read("", "gcgroup.events");
+    assert!(events().ends_with("\nunmanaged 0"), "{}", events());
+    let mut watch = Watch::open(mount.path().join("gcgroup.events"));
+    let bare = DriverShell::start_bare(&mount);
+    watch.wait_for("unmanaged 1");
+    bare.kill9();
+    watch.wait_for("unmanaged 0");
+}
+
+#[test]
+fn unmanaged_process_is_sent_a_signal_if_configured() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let config = directory.path().join("gcgroupfs.toml");
+    std::fs::write(&config, "on_unmanaged = \"signal\"\n").expect("written");
+    let mut mount = Mount::with(
+        Config::default()
+            .arg("--config")
+            .arg(config.to_str().expect("text")),
+    );
+    let (mut bare, governed) = (DriverShell::start_bare(&mount), DriverShell::start(&mount));
+    // Has loaded the hook, and cannot register with the next daemon while it is stopped.
+    let stopped = DriverShell::start(&mount);
+    stopped.signal(Signal::SIGSTOP);
+    mount.kill9();
+    mount.restart();
+    bare.expect_ended(Signal::SIGTERM);
+    wait_until("the daemon has examined the stopped process", || {
+        mount
+            .log()
+            .contains(&format!("{} is sent no signal", stopped.pid()))
+    });
+    assert!(mount.log().contains(&format!("SIGTERM sent to {}", bare.pid())));
+    stopped.signal(Signal::SIGCONT);
+    wait_until("the stopped process has registered again", || {
+        governed_pids(&mount).contains(&stopped.pid())
+    });
+    stopped.quit();
     governed.quit();
 }
 

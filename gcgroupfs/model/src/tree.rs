@@ -8,6 +8,7 @@
 mod access;
 mod activity;
 mod arbitration;
+mod byte_seconds;
 mod change;
 mod claims;
 mod contexts;
@@ -98,7 +99,7 @@ pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
 pub use transient::{Job, Transient};
-pub use unmanaged::{Reason, Unmanaged};
+pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
 pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
@@ -335,7 +336,30 @@ impl Tree {
 
     /// Stores the result of a scan, which answers the first `asked` requests.
     pub fn set_unmanaged(&self, found: Vec<Unmanaged>, asked: u64) {
-        self.state.lock().audit.answer(found, asked);
+        let has_changed = self.state.lock().audit.answer(found, asked);
+        if has_changed {
+            self.tell(&[Notice::RootEvents]);
+        }
+    }
+
+    /// Sets what is done about processes that use a device without a hook.
+    pub fn set_on_unmanaged(&self, action: OnUnmanaged) {
+        self.state.lock().audit.on_unmanaged = action;
+    }
+
+    pub fn on_unmanaged(&self) -> OnUnmanaged {
+        self.state.lock().audit.on_unmanaged
+    }
+
+    /// Returns the line of `exited` about a process.
+    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String)> {
+        let state = self.state.lock();
+        let mut exited = state.exited.iter();
+        let found = exited.find(|exited| {
+            let identity = exited.identity();
+            (identity.pid, identity.start_time) == (pid, start_time)
+        })?;
+        Some((found.identity().clone(), found.to_string()))
     }
 
     /// Returns the number of devices.

@@ -1,22 +1,28 @@
 //! Detection of device use that hooks do not account for: by processes without a hook, and by processes that
 //! hold more than their ledger.
 //!
-//! The daemon cannot prevent such use; it is made visible in `unmanaged` and the log.
+//! The daemon cannot prevent such use; it is made visible in `unmanaged` and the log, and the process may be
+//! sent a signal.
 
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use nix::sys::signal::Signal;
 use tracing::warn;
 
 use crate::log_limit::LogLimit;
-use gcgroupfs_model::tree::{Reason, Unmanaged};
-use gcgroupfs_sys::process;
+use gcgroupfs_model::diagnosis::HOOK;
+use gcgroupfs_model::tree::{OnUnmanaged, Reason, Unmanaged};
+use gcgroupfs_sys::{process, procfs};
 
 /// Time after the daemon's start in which a process without a hook may be a governed one that has not
 /// registered again.
 const COMING_BACK: Duration = Duration::from_secs(2);
+
+/// Time for which a process without a hook must be listed before it is sent a signal.
+const BEFORE_SIGNAL: Duration = Duration::from_secs(5);
 
 /// Bytes that each context of a process explains: the context itself, and what the driver reserves in it for
 /// stacks, heaps and queues.
@@ -25,11 +31,20 @@ const PER_CONTEXT: u64 = 2 << 30;
 /// Pid, start time, device and reason.
 type Seen = (u32, u64, usize, Reason);
 
+/// When a process was first found.
+#[derive(Debug, Clone, Copy)]
+struct First {
+    /// Seconds since 1970.
+    since: u64,
+    at: Instant,
+    /// Whether the process has been examined for a signal.
+    is_done: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Audit {
     began: Instant,
-    /// When each was first found, seconds since 1970.
-    since: HashMap<Seen, u64>,
+    first: HashMap<Seen, First>,
     found: Vec<Unmanaged>,
     log_limit: LogLimit,
 }
@@ -38,7 +53,7 @@ impl Default for Audit {
     fn default() -> Self {
         Self {
             began: Instant::now(),
-            since: HashMap::new(),
+            first: HashMap::new(),
             found: Vec::new(),
             log_limit: LogLimit::default(),
         }
@@ -51,9 +66,65 @@ impl Audit {
         self.began.elapsed() >= COMING_BACK
     }
 
-    /// Notes a process without a hook that is on a device and holds `bytes` there.
-    pub(crate) fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
-        self.note(pid, device, bytes, Reason::NoHook);
+    /// Notes a process without a hook that is on a device and holds `bytes` there, and acts as configured.
+    pub(crate) fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>, action: OnUnmanaged) {
+        let noted = self.note(pid, device, bytes, Reason::NoHook);
+        if let Some(seen) = noted.filter(|_| action == OnUnmanaged::Signal) {
+            self.signal(seen);
+        }
+    }
+
+    /// Sends SIGTERM to a process that has been found for [`BEFORE_SIGNAL`], once. A process that has loaded
+    /// the hook is spared: it may be a governed one that is stopped, and so has not registered with this
+    /// daemon.
+    fn signal(&mut self, seen: Seen) {
+        let Some(first) = self.first.get_mut(&seen) else {
+            return;
+        };
+        if first.is_done || first.at.elapsed() < BEFORE_SIGNAL {
+            return;
+        }
+        first.is_done = true;
+        let (pid, start_time, device, _) = seen;
+        // Opened before the checks, so that they are about the process that gets the signal.
+        let number = i32::try_from(pid).unwrap_or(0);
+        let Ok(pidfd) = gcgroupfs_sys::pidfd_open(number) else {
+            return;
+        };
+        if !process::is_alive(pid, start_time) {
+            return;
+        }
+        match procfs::read(pid, "maps") {
+            Ok(maps) if maps.windows(HOOK.len()).any(|part| part == HOOK.as_bytes()) => {
+                warn!(
+                    PID = pid,
+                    GPU = device,
+                    "{pid} is sent no signal: it has loaded {HOOK}"
+                );
+                return;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                warn!(
+                    PID = pid,
+                    GPU = device,
+                    "{pid} is sent no signal: its maps cannot be read: {error}"
+                );
+                return;
+            }
+        }
+        match gcgroupfs_sys::send_signal(&pidfd, Signal::SIGTERM) {
+            Ok(()) => warn!(
+                PID = pid,
+                GPU = device,
+                "SIGTERM sent to {pid}: it uses device {device} without a hook"
+            ),
+            Err(error) => warn!(
+                PID = pid,
+                GPU = device,
+                "SIGTERM cannot be sent to {pid}: {error}"
+            ),
+        }
     }
 
     /// Notes a governed process that holds `bytes` on a device beyond its ledger, unless its contexts explain
@@ -66,7 +137,7 @@ impl Audit {
 
     /// Notes a process whose claim to use a device is refuted.
     pub(crate) fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
-        self.note(pid, device, bytes, Reason::ClaimsUse);
+        let _ = self.note(pid, device, bytes, Reason::ClaimsUse);
     }
 
     /// Notes a process that claims `bytes` on a device beyond what it holds there.
@@ -74,14 +145,13 @@ impl Audit {
         self.note(pid, device, Some(bytes), Reason::ClaimsMore);
     }
 
-    fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) {
-        // It has ended since.
-        let (Ok(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
-            return;
-        };
+    /// Lists a process; `None` if it has ended.
+    fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) -> Option<Seen> {
+        let stat = process::stat(pid).ok()?;
+        let file = fs::metadata(format!("/proc/{pid}")).ok()?;
         let (comm, uid) = (stat.comm, file.uid());
         let seen = (pid, stat.start_time, device, reason);
-        let since = *self.since.entry(seen).or_insert_with(|| {
+        let first = *self.first.entry(seen).or_insert_with(|| {
             let does = match reason {
                 Reason::NoHook => format!("uses device {device} without a hook"),
                 Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
@@ -98,9 +168,11 @@ impl Audit {
                     "{pid} ({comm}) of user {uid} {does}"
                 );
             }
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs())
+            First {
+                since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+                at: Instant::now(),
+                is_done: false,
+            }
         });
         self.found.push(Unmanaged {
             pid,
@@ -108,9 +180,10 @@ impl Audit {
             uid,
             comm,
             bytes,
-            since,
+            since: first.since,
             reason,
         });
+        Some(seen)
     }
 
     /// Returns what was noted since the last call, by pid and device.
@@ -118,7 +191,7 @@ impl Audit {
         self.log_limit.sum_up(Instant::now());
         let mut found = std::mem::take(&mut self.found);
         found.sort_unstable_by_key(|one| (one.pid, one.device));
-        self.since.retain(|(pid, _, device, reason), _| {
+        self.first.retain(|(pid, _, device, reason), _| {
             found
                 .iter()
                 .any(|one| (one.pid, one.device, one.reason) == (*pid, *device, *reason))
@@ -135,19 +208,19 @@ mod tests {
     fn found_again_keeps_its_first_time() {
         let mut audit = Audit::default();
         let me = std::process::id();
-        audit.no_hook(me, 1, Some(7));
-        audit.no_hook(me, 0, None);
+        audit.no_hook(me, 1, Some(7), OnUnmanaged::Log);
+        audit.no_hook(me, 0, None, OnUnmanaged::Log);
         // No process has this pid: kernel.pid_max is 2^22 at most.
-        audit.no_hook(u32::MAX, 0, Some(1));
+        audit.no_hook(u32::MAX, 0, Some(1), OnUnmanaged::Log);
         let first = audit.take();
         let devices: Vec<_> = first.iter().map(|one| (one.pid, one.device, one.bytes)).collect();
         assert_eq!(devices, [(me, 0, None), (me, 1, Some(7))]);
-        audit.since.values_mut().for_each(|since| *since = 3);
-        audit.no_hook(me, 1, Some(8));
+        audit.first.values_mut().for_each(|first| first.since = 3);
+        audit.no_hook(me, 1, Some(8), OnUnmanaged::Log);
         assert_eq!(audit.take()[0].since, 3);
-        audit.no_hook(me, 0, Some(8));
+        audit.no_hook(me, 0, Some(8), OnUnmanaged::Log);
         assert_ne!(audit.take()[0].since, 3, "it was absent in between");
-        assert!(audit.take().is_empty() && audit.since.is_empty());
+        assert!(audit.take().is_empty() && audit.first.is_empty());
     }
 
     #[test]

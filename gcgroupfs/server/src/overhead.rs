@@ -27,6 +27,8 @@ use gcgroupfs_model::tree::{Device, DeviceSample, Listener, Notice, Sight, Tree}
 
 /// Time between samples of all processes, while there are any.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Time between looks for processes without a hook, while there are no others.
+const AUDIT_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest time between two samples, and the time to the next one while a process hurries it.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Time between looks at a device while a process waits for room there.
@@ -139,14 +141,7 @@ fn run(tree: &Tree, source: &mut impl Source, ears: &Ears) {
         if rest(tree, source, &ears.asked) {
             continue;
         }
-        match next {
-            None => {
-                let _ = ears.woken.recv();
-            }
-            Some(next) => {
-                let _ = ears.woken.recv_timeout(next);
-            }
-        }
+        let _ = ears.woken.recv_timeout(next);
         samples::measure_contexts(tree, source);
         relieve(tree, source);
     }

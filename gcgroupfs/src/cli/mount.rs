@@ -170,6 +170,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
+    tree.set_on_unmanaged(config.on_unmanaged);
     // Registered before the server's listeners, because scheduling should not wait for the disk.
     let arbiter = ticks::Thread::start(tree.clone(), Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();

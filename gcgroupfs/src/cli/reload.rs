@@ -39,6 +39,7 @@ impl Parts {
         self.tree
             .set_default_policy(self.policy.unwrap_or(config.compute.policy));
         self.arbiter.set(Settings::new(&config.compute));
+        self.tree.set_on_unmanaged(config.on_unmanaged);
         self.rules.set(config.rules);
     }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicU32;
 use gcgroup_abi::{Control, map};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
 
 use gcgroupfs_model::tree::Untrusted;
@@ -111,16 +112,16 @@ pub fn pidfd_open_thread(tid: i32) -> io::Result<OwnedFd> {
     new_descriptor(fd)
 }
 
-/// Sends SIGKILL to the process of a pidfd, and to no later one with its pid: pidfd_send_signal(2), Linux
+/// Sends a signal to the process of a pidfd, and to no later one with its pid: pidfd_send_signal(2), Linux
 /// 5.1.
 ///
 /// # Errors
 /// `ESRCH` if it has ended; `EPERM`; `EINVAL` if it is not visible in this pid namespace.
-pub fn kill(pidfd: &impl AsFd) -> nix::Result<()> {
+pub fn send_signal(pidfd: &impl AsFd, signal: Signal) -> nix::Result<()> {
     let (fd, no_details) = (pidfd.as_fd().as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    let signal = signal as libc::c_int;
     // SAFETY: takes integers and a null pointer.
-    Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, no_details, 0) })
-        .map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, no_details, 0) }).map(drop)
 }
 
 /// Duplicates another thread's descriptor: pidfd_getfd(2), Linux 5.6.

@@ -44,7 +44,9 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: List,
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
         doc: "The last 64 processes that left, the latest first, one line each: the pid, then KEY=VALUE pairs (times \
-              in seconds since 1970). When the list is full, the user with the most lines loses the oldest.",
+              in seconds since 1970). memory.byte_seconds is memory.current over time (bytes times seconds), sampled once per \
+              second since the process registered with this daemon. When the list is full, the user with the most lines loses \
+              the oldest.",
     },
     ControlFile {
         name: "unmanaged",
@@ -83,7 +85,8 @@ pub(super) const FILES: &[ControlFile] = &[
               the lowest of several); poll(2) wakes on each change, but for draining. \
               At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
               not have them) and journal_damaged (damaged lines of the stored settings that the daemon found when it started; \
-              the file is kept beside them as settings.corrupt).",
+              the file is kept beside them as settings.corrupt), and unmanaged (processes that use a GPU without the library, \
+              as last seen by a scan: at least every 10 seconds).",
     },
     ControlFile {
         name: "gcgroup.kill",
@@ -137,6 +140,7 @@ fn events(view: &View<'_>) -> Result<String> {
         return Ok(flat_keyed([
             ("journal_degraded", u64::from(storage.is_degraded)),
             ("journal_damaged", storage.nr_damaged),
+            ("unmanaged", view.nr_unmanaged()),
         ]));
     }
     let hook = view
@@ -241,7 +245,7 @@ mod tests {
         world.tree.leave(id, 77);
         assert_eq!(
             world.show("exited"),
-            "100 comm=a\\040program start=5 end=77 memory.peak=0 nr_alloc=0 nr_alloc_fail=0 oom=0 \
+            "100 comm=a\\040program start=5 end=77 memory.peak=0 memory.byte_seconds=0 nr_alloc=0 nr_alloc_fail=0 oom=0 \
              group_max=0 nr_launches=0 nr_graphs=0 nr_copies=0\n"
         );
     }
@@ -249,10 +253,10 @@ mod tests {
     fn root_events_show_settings_that_are_not_stored() {
         let world = World::new(1);
         let text = || world.show("gcgroup.events");
-        assert_eq!(text(), "journal_degraded 0\njournal_damaged 0\n");
+        assert_eq!(text(), "journal_degraded 0\njournal_damaged 0\nunmanaged 0\n");
         world.take_notices();
         world.tree.set_storage(true, 2);
-        assert_eq!(text(), "journal_degraded 1\njournal_damaged 2\n");
+        assert_eq!(text(), "journal_degraded 1\njournal_damaged 2\nunmanaged 0\n");
         assert_eq!(world.take_notices(), [Notice::RootEvents]);
         world.tree.set_storage(true, 2);
         assert_eq!(world.take_notices(), [], "nothing has changed");

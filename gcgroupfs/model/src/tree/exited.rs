@@ -36,6 +36,8 @@ pub struct Exited {
     /// Time of the exit, seconds since 1970.
     end: u64,
     peak: u64,
+    /// `memory.current` over time, bytes times seconds.
+    byte_seconds: u128,
     pub(super) sums: Sums,
 }
 
@@ -45,8 +47,15 @@ impl Exited {
             identity: process.identity.clone(),
             end,
             peak: sums::peak(process, None, devices),
+            byte_seconds: process.byte_seconds.get(),
             sums: Sums::of(process, None, devices),
         }
+    }
+}
+
+impl Exited {
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 }
 
@@ -55,13 +64,14 @@ impl Display for Exited {
         let (identity, sums) = (&self.identity, &self.sums);
         write!(
             f,
-            "{} comm={} start={} end={} memory.peak={} nr_alloc={} nr_alloc_fail={} oom={} group_max={} \
+            "{} comm={} start={} end={} memory.peak={} memory.byte_seconds={} nr_alloc={} nr_alloc_fail={} oom={} group_max={} \
              nr_launches={} nr_graphs={} nr_copies={}",
             identity.pid,
             identity.comm,
             identity.started,
             self.end,
             self.peak,
+            self.byte_seconds,
             sums.nr_alloc,
             sums.nr_alloc_fail,
             sums.nr_oom,

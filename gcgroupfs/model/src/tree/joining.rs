@@ -125,6 +125,7 @@ impl State {
         notices: &mut Vec<Notice>,
     ) -> Option<Box<Process>> {
         self.leave_stalls(id);
+        self.sample_bytes(id);
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

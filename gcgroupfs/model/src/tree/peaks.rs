@@ -29,12 +29,14 @@ struct Next {
 }
 
 impl Tree {
-    /// Samples these processes for the peaks of their groups, and has grown peaks recorded. A peak between
-    /// two samples is missed, so call it periodically.
+    /// Samples these processes for the peaks of their groups and for their use of memory over time, and has
+    /// grown peaks recorded. A peak between two samples is missed, so call it periodically.
     pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
         // In parts, so that other threads get the lock in between.
         for id in processes {
-            self.state.lock().see(id, None);
+            let mut state = self.state.lock();
+            state.see(id, None);
+            state.sample_bytes(id);
         }
         for id in self.growing() {
             self.state.lock().look(id);

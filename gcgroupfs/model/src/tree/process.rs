@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 
+use super::byte_seconds::ByteSeconds;
 use super::counter_records::Written;
 use super::events::Events;
 use super::inherited::Inherited;
@@ -117,6 +118,7 @@ pub struct Process {
     pub(super) devices: Box<[Kept]>,
     pub(super) events: Events,
     pub(super) stalls: ProcessStalls,
+    pub(super) byte_seconds: ByteSeconds,
     pub(super) origins: Origins,
     pub(super) refusals: ProcessRefusals,
 }
@@ -140,6 +142,7 @@ impl Process {
             devices: kept,
             events: Events::default(),
             stalls: ProcessStalls::default(),
+            byte_seconds: ByteSeconds::new((devices.host.now)()),
             origins: Origins::default(),
             refusals: ProcessRefusals::default(),
         }

@@ -1,8 +1,11 @@
 //! Unmanaged processes: users of the devices without a hook, and processes with false claims. Filled by the
 //! overhead scan.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Deserialize;
 
 use crate::text::Comm;
 
@@ -17,6 +20,18 @@ pub enum Reason {
     ClaimsUse,
     /// Claims to hold more than NVML shows.
     ClaimsMore,
+}
+
+/// Reaction of the daemon to a process that uses a device without a hook: `on_unmanaged` in the
+/// configuration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnUnmanaged {
+    /// Reports it: in the log, in `unmanaged` and in the root's `gcgroup.events`.
+    #[default]
+    Log,
+    /// Also sends SIGTERM to it once.
+    Signal,
 }
 
 /// One line of `unmanaged`.
@@ -60,6 +75,9 @@ pub(super) struct Audit {
     asked: AtomicU64,
     /// The number of requests when the last completed scan began.
     answered: u64,
+    /// Number of changes of [`Audit::nr_no_hook`].
+    pub(super) nr_changes: u64,
+    pub(super) on_unmanaged: OnUnmanaged,
 }
 
 impl Audit {
@@ -75,8 +93,20 @@ impl Audit {
         self.answered >= self.nr_asked()
     }
 
-    pub(super) fn answer(&mut self, found: Vec<Unmanaged>, asked: u64) {
+    /// Stores the result of a scan. Returns whether [`Audit::nr_no_hook`] has changed.
+    pub(super) fn answer(&mut self, found: Vec<Unmanaged>, asked: u64) -> bool {
+        let before = self.nr_no_hook();
         self.found = found;
         self.answered = asked;
+        let has_changed = self.nr_no_hook() != before;
+        self.nr_changes += u64::from(has_changed);
+        has_changed
+    }
+
+    /// Returns the number of processes without a hook.
+    pub(super) fn nr_no_hook(&self) -> u64 {
+        let found = self.found.iter().filter(|one| one.reason == Reason::NoHook);
+        let pids: BTreeSet<u32> = found.map(|one| one.pid).collect();
+        pids.len() as u64
     }
 }

@@ -69,6 +69,11 @@ impl<'a> View<'a> {
         &self.state.audit.found
     }
 
+    /// Returns the number of processes that use a device without a hook, as found by the last scan.
+    pub fn nr_unmanaged(&self) -> u64 {
+        self.state.audit.nr_no_hook()
+    }
+
     /// Requests a scan for unmanaged processes.
     pub fn ask_audit(&self) {
         self.state.audit.ask();
@@ -245,7 +250,7 @@ impl<'a> View<'a> {
     /// Returns how often the contents of `gcgroup.events` have changed.
     pub fn nr_standing_changes(&self) -> u64 {
         match self.scope {
-            Scope::Root => self.state.storage.nr_changes,
+            Scope::Root => self.state.storage.nr_changes + self.state.audit.nr_changes,
             Scope::Process(process, device) => process.events.nr_standing_changes(device),
             Scope::Group(group, device) => group.events.nr_standing_changes(device),
         }

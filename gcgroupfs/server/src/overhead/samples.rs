@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
-use super::{Held, PAUSE, PERIOD, Source};
+use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
 use gcgroupfs_model::tree::{Blocks, ContextRequest, Evidence, Ledger, Measured, ProcessId, Tree};
 
@@ -25,6 +25,8 @@ pub(super) struct Samples {
     asked: u64,
     /// Time at which counts were last written.
     written: Option<Instant>,
+    /// Time of the last look at the devices.
+    looked: Option<Instant>,
     /// Time of the last samples of devices.
     sampled: Option<Instant>,
 }
@@ -45,13 +47,17 @@ struct Before {
 
 impl Samples {
     /// Samples every process once, and lists the processes that use a device without a hook. Returns the time
-    /// until the next sample; `None` if there is nothing to sample until a notice arrives.
-    pub(super) fn take(&mut self, tree: &Tree, source: &impl Source) -> Option<Duration> {
+    /// until the next sample.
+    pub(super) fn take(&mut self, tree: &Tree, source: &impl Source) -> Duration {
         let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
         self.retain(&processes.iter().map(|(id, ..)| *id).collect());
-        if processes.is_empty() && asked == self.asked {
-            return None;
+        let age = self.looked.map(|when| when.elapsed());
+        if let Some(age) =
+            age.filter(|age| processes.is_empty() && asked == self.asked && *age < AUDIT_PERIOD)
+        {
+            return AUDIT_PERIOD - age;
         }
+        self.looked = Some(Instant::now());
         let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
             self.take_device(Look { tree, device }, source, &processes, can_tell);
@@ -63,7 +69,7 @@ impl Samples {
         }
         let found = self.audit.take();
         if !can_tell {
-            return Some(PAUSE);
+            return PAUSE;
         }
         if asked != self.asked && self.sampled.is_none_or(|when| when.elapsed() >= PERIOD) {
             let samples = (0..tree.nr_devices()).map(|device| source.sample(device));
@@ -72,7 +78,11 @@ impl Samples {
         }
         tree.set_unmanaged(found, asked);
         self.asked = asked;
-        (!processes.is_empty()).then_some(PERIOD)
+        if processes.is_empty() {
+            AUDIT_PERIOD
+        } else {
+            PERIOD
+        }
     }
 
     /// Drops what is remembered of processes that have gone.
@@ -153,7 +163,7 @@ impl Samples {
     fn find_unmanaged(&mut self, tree: &Tree, device: usize, held: &Held) {
         let unmanaged = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
         for (pid, bytes) in unmanaged {
-            self.audit.no_hook(*pid, device, *bytes);
+            self.audit.no_hook(*pid, device, *bytes, tree.on_unmanaged());
         }
     }
 

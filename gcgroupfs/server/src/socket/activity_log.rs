@@ -31,6 +31,7 @@ struct Known {
     refusals: LogLimit,
     freezes: LogLimit,
     moves: LogLimit,
+    ends: LogLimit,
     changes: LogLimit,
 }
 
@@ -50,6 +51,7 @@ impl ActivityLog {
             &mut known.refusals,
             &mut known.freezes,
             &mut known.moves,
+            &mut known.ends,
             &mut known.changes,
         ];
         limits.into_iter().filter_map(|limit| limit.sum_up(now)).min()
@@ -66,7 +68,19 @@ impl Listener for ActivityLog {
                     self.known.lock().seen.insert(*id, figures(&activity));
                 }
             }
-            Notice::Left { id, .. } => drop(self.known.lock().seen.remove(id)),
+            Notice::Left { id, pid, start_time } => {
+                let exited = self
+                    .tree
+                    .upgrade()
+                    .and_then(|tree| tree.exit_line(*pid, *start_time));
+                let mut known = self.known.lock();
+                known.seen.remove(id);
+                if let Some((identity, line)) = exited
+                    && known.ends.allows(identity.uid, Instant::now())
+                {
+                    info!(PID = pid, UID = identity.uid, "ended: {line}");
+                }
+            }
             Notice::Events(id) => {
                 // Taken under the lock, so that two threads do not report one change twice.
                 let mut known = self.known.lock();

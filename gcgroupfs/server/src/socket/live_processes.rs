@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::signal::Signal;
 use tracing::debug;
 
 use super::Token;
@@ -185,7 +186,7 @@ impl LiveProcess {
     /// # Errors
     /// `ESRCH` if it has ended; `EPERM`, `EINVAL` as pidfd_send_signal(2).
     pub(super) fn kill(&self) -> nix::Result<()> {
-        sys::kill(&self.pidfd)
+        sys::send_signal(&self.pidfd, Signal::SIGKILL)
     }
 
     /// Returns whether the process executes the program with which it registered.
