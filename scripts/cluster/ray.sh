@@ -1,0 +1,89 @@
+#!/bin/sh
+# Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges.
+#
+# Everything runs in namespaces of its own, so no process and no mount is left, and Ray is reachable from nowhere.
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/test-cluster.sh ray [TEST...]
+
+  TEST   as test_cluster.ClusterTest.test_share_in_placement_group; all by default
+
+environment:
+  GCGROUP_DIST   a built tree (target/dist, which is built if it has no gcgroupfs)
+  SECONDS_LIMIT  limit for all tests together (480)
+EOF
+}
+
+case ${1-} in
+    -h | --help) usage; exit 0 ;;
+esac
+
+fail() {
+    echo "ray.sh: $*" >&2
+    exit 1
+}
+
+repo=$(cd "$(dirname "$0")/../.." && pwd -P)
+[ "$(id -u)" = 0 ] || fail "needs root: it makes namespaces and runs programs as another user"
+unset LD_PRELOAD LD_LIBRARY_PATH RAY_ADDRESS PYTHONPATH PYTHONHOME
+dist=${GCGROUP_DIST:-$repo/target/dist}
+[ -x "$dist/bin/gcgroupfs" ] || DIST=$dist "$repo/scripts/build.sh" --debug > /dev/null
+
+# Python environment with Ray, once for each list of requirements.
+wanted=$repo/tests/ray/requirements.txt
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/gcgroupfs/ray
+venv=$cache/venv
+mkdir -p "$cache"
+(
+    flock 9
+    cmp -s "$wanted" "$venv/requirements.txt" && exit
+    echo "Installing Ray into $venv (once) ..."
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$wanted"
+    cp "$wanted" "$venv/requirements.txt"
+) 9> "$cache/lock"
+
+cd "$repo/gcgroupfs/ray"
+export PYTHONDONTWRITEBYTECODE=1
+"$venv/bin/ruff" check --no-cache --quiet --config pyproject.toml . "$repo/tests/ray"
+"$venv/bin/ruff" format --no-cache --check --quiet --config pyproject.toml . "$repo/tests/ray"
+"$venv/bin/mypy" --cache-dir=/dev/null gcgroup_ray
+"$venv/bin/python" -m unittest discover -q -s tests
+
+# A short path: Ray makes sockets in it.
+tmp=$(mktemp -d /tmp/gcr.XXXXXX)
+chmod 755 "$tmp"
+tests=
+finish() {
+    status=$?
+    trap - EXIT HUP INT TERM
+    if [ -n "$tests" ]; then
+        # The namespace's first process; the kernel kills the others after it.
+        kill -KILL "$tests" 2> /dev/null || :
+        wait "$tests" 2> /dev/null || :
+    fi
+    rm -rf "$tmp"
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' HUP INT TERM
+
+mkdir "$tmp/home" "$tmp/ray"
+cat > "$tmp/inside" <<'EOF'
+set -eu
+# Ray's object store.
+mount -t tmpfs -o mode=1777 none /dev/shm
+busybox ip link set lo up
+cd "$1/tests/ray"
+shift
+exec timeout --kill-after=5 "${SECONDS_LIMIT:-480}" python -m unittest --verbose "$@"
+EOF
+export GCGROUP_DIST="$dist" HOME="$tmp/home" TMPDIR="$tmp" RAY_TMPDIR="$tmp/ray" RAY_USAGE_STATS_ENABLED=0
+export PYTHONPATH="$repo/gcgroupfs/ray:$repo/tests/ray" PATH="$venv/bin:$PATH"
+[ $# -gt 0 ] || set -- test_cluster test_user
+unshare --net --mount --pid --fork --kill-child --mount-proc sh "$tmp/inside" "$repo" "$@" &
+tests=$!
+wait "$tests"
