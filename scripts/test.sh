@@ -56,7 +56,7 @@ if [ "$quick" = no ]; then
     fi
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
-        step shellcheck scripts/*.sh scripts/gc-* .ci/run
+        step shellcheck scripts/*.sh scripts/cluster/*.sh scripts/gc-* .ci/run
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
@@ -100,5 +100,9 @@ if [ "$quick" = no ]; then
     step scripts/soak.sh 3
     if have apt-get "installation, upgrade and purge of the packages" && [ "$(id -u)" = 0 ]; then
         step scripts/test-packages.sh
+    fi
+    if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
+        step timeout --kill-after=30 480 scripts/test-cluster.sh ray
+        step timeout --kill-after=30 300 scripts/test-cluster.sh scale --small
     fi
 fi

@@ -12,7 +12,7 @@ usage: scripts/test-cluster.sh ray [TEST...]
 
 environment:
   GCGROUP_DIST   a built tree (target/dist, which is built if it has no gcgroupfs)
-  SECONDS_LIMIT  limit for all tests together (480)
+  SECONDS_LIMIT  limit for all tests together (420)
 EOF
 }
 
@@ -48,8 +48,8 @@ mkdir -p "$cache"
 
 cd "$repo/gcgroupfs/ray"
 export PYTHONDONTWRITEBYTECODE=1
-"$venv/bin/ruff" check --no-cache --quiet --config pyproject.toml . "$repo/tests/ray"
-"$venv/bin/ruff" format --no-cache --check --quiet --config pyproject.toml . "$repo/tests/ray"
+"$venv/bin/ruff" check --no-cache --quiet . "$repo/tests/ray"
+"$venv/bin/ruff" format --no-cache --check --quiet . "$repo/tests/ray"
 "$venv/bin/mypy" --cache-dir=/dev/null gcgroup_ray
 "$venv/bin/python" -m unittest discover -q -s tests
 
@@ -79,7 +79,7 @@ mount -t tmpfs -o mode=1777 none /dev/shm
 busybox ip link set lo up
 cd "$1/tests/ray"
 shift
-exec timeout --kill-after=5 "${SECONDS_LIMIT:-480}" python -m unittest --verbose "$@"
+exec timeout --kill-after=5 "${SECONDS_LIMIT:-420}" python -m unittest --verbose "$@"
 EOF
 export GCGROUP_DIST="$dist" HOME="$tmp/home" TMPDIR="$tmp" RAY_TMPDIR="$tmp/ray" RAY_USAGE_STATS_ENABLED=0
 export PYTHONPATH="$repo/gcgroupfs/ray:$repo/tests/ray" PATH="$venv/bin:$PATH"

@@ -9,12 +9,13 @@ import tempfile
 import unittest
 
 import gcgroup_ray
-import gpu
 import ray
-from node import GIB, LIBRARY, Daemon, wait_until
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import gpu
+from node import GIB, LIBRARY, Daemon, wait_until
 
 MIB = 1 << 20
 #: Memory of a simulated GPU, and what a context takes.
@@ -269,6 +270,11 @@ class ClusterTest(unittest.TestCase):
             actor = Actor.options(**on("a", 0.25, runtime_env={"env_vars": variables})).remote()
             with self.assertRaisesRegex(ray.exceptions.ActorDiedError, "libgcgroup.so is not preloaded"):
                 ray.get(actor.facts.remote())
+
+    def test_environment_may_extend_preloaded_libraries(self):
+        extended = {"env_vars": {"LD_PRELOAD": "libm.so.6:${LD_PRELOAD}"}}
+        ran = ray.get(try_sizes.options(**on("a", 0.25, runtime_env=extended)).remote(3 * GIB, 4 * GIB))
+        self.assertEqual(ran["allocated"], ["ok", OUT_OF_MEMORY])
 
     def test_worker_without_module_cannot_use_gpu(self):
         node = add_node("c", daemon.uuids()[:1], RAY_preload_python_modules="gcgroup_ray_absent")

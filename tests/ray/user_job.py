@@ -4,8 +4,9 @@ import json
 import pathlib
 import sys
 
-import gpu
 import ray
+
+import gpu
 
 
 @ray.remote(max_retries=0)

@@ -28,7 +28,7 @@ impl Server {
         let asked = match &checked {
             Ok(()) => self
                 .queue_job(number, request)
-                .map_err(|errno| (errno as i32, "")),
+                .map_err(|errno| (refusal_errno(errno) as i32, "")),
             Err((errno, why)) => Err((*errno, why.as_str())),
         };
         let Some(connection) = self.connections.get_mut(&number) else {
@@ -88,12 +88,7 @@ impl Server {
                 self.send_answer(number, &Answer::part(path.as_bytes(), 0)),
             ),
             Err(errno) => {
-                let errno = if errno == Errno::ETIMEDOUT {
-                    Errno::EAGAIN
-                } else {
-                    errno
-                };
-                let answer = Answer::refusal(errno as i32, "");
+                let answer = Answer::refusal(refusal_errno(errno) as i32, "");
                 (Kind::Client(Vec::new()), self.send_answer(number, &answer))
             }
         };
@@ -123,6 +118,14 @@ impl Server {
     }
 }
 
+/// Returns the errno of a refusal: a process that cannot be examined yet may ask again.
+fn refusal_errno(errno: Errno) -> Errno {
+    match errno {
+        Errno::ETIMEDOUT => Errno::EAGAIN,
+        errno => errno,
+    }
+}
+
 /// Checks the names in a request before any group is made for it. Returns the errno and the reason of a
 /// refusal.
 fn check_names(request: &Request<'_>) -> std::result::Result<(), (i32, String)> {
@@ -142,4 +145,15 @@ fn split(value: &[u8]) -> Option<(&str, &[u8])> {
     let at = value.iter().position(|byte| *byte == 0)?;
     let (name, program) = (value.get(..at)?, value.get(at + 1..)?);
     Some((str::from_utf8(name).ok()?, program))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_that_cannot_be_examined_yet_may_ask_again() {
+        assert_eq!(refusal_errno(Errno::ETIMEDOUT), Errno::EAGAIN);
+        assert_eq!(refusal_errno(Errno::EBUSY), Errno::EBUSY);
+    }
 }

@@ -1,0 +1,72 @@
+#!/bin/sh
+# Measures one node with 16 GPUs and 512 jobs that start and end at 50 per second, then many nodes.
+#
+# Asserts that every job runs with its limits and leaves nothing behind. Times are printed, not asserted.
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/test-cluster.sh scale [--small]
+
+  --small   64 jobs at 10 per second and 10 nodes: a test of half a minute
+
+environment:
+  GCGROUP_DIST   a built tree (target/dist, which is built in the release profile if it has no gcgroupfs)
+  NODES          number of simulated nodes (200)
+  SECONDS_LIMIT  limit for each of the two parts (240)
+EOF
+}
+
+jobs="--jobs 512 --rate 50 --seconds 30"
+nodes="--nodes ${NODES:-200} --jobs 1 --seconds 20"
+case ${1-} in
+    '') ;;
+    --small)
+        jobs="--jobs 64 --rate 10 --seconds 10"
+        nodes="--nodes ${NODES:-10} --jobs 1 --seconds 2"
+        ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+esac
+
+repo=$(cd "$(dirname "$0")/../.." && pwd -P)
+[ "$(id -u)" = 0 ] || { echo "scale.sh: needs root: it makes namespaces" >&2; exit 1; }
+unset LD_PRELOAD LD_LIBRARY_PATH PYTHONPATH PYTHONHOME
+dist=${GCGROUP_DIST:-$repo/target/dist}
+[ -x "$dist/bin/gcgroupfs" ] || DIST=$dist "$repo/scripts/build.sh" > /dev/null
+
+tmp=$(mktemp -d /tmp/gcs.XXXXXX)
+running=
+finish() {
+    status=$?
+    trap - EXIT HUP INT TERM
+    if [ -n "$running" ]; then
+        # The namespace's first process; the kernel kills the others after it.
+        kill -KILL "$running" 2> /dev/null || :
+        wait "$running" 2> /dev/null || :
+    fi
+    rm -rf "$tmp"
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' HUP INT TERM
+
+export GCGROUP_DIST="$dist" TMPDIR="$tmp" PYTHONDONTWRITEBYTECODE=1
+
+# part SCRIPT ARGUMENT...: runs a part in a pid namespace of its own, so that no process is left.
+part() {
+    script=$1
+    shift
+    unshare --mount --pid --fork --kill-child --mount-proc \
+        timeout --kill-after=5 "${SECONDS_LIMIT:-240}" python3 "$repo/tests/scale/$script.py" "$@" &
+    running=$!
+    wait "$running"
+    running=
+}
+
+# The lists are words.
+# shellcheck disable=SC2086
+part jobs $jobs
+# shellcheck disable=SC2086
+part nodes $nodes
+echo "CPUs: $(nproc); load average: $(cut -d ' ' -f 1-3 /proc/loadavg)"
