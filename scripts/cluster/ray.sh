@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges.
 #
-# Everything runs in namespaces of its own, so no process and no mount is left, and Ray is reachable from nowhere.
+# Everything runs in namespaces of its own: no process or mount is left, and Ray is reachable from nowhere.
 set -eu
 
 usage() {

@@ -23,6 +23,8 @@ MEMORY = 16 * GIB
 CONTEXT = 64 * MIB
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 NOTHING = "0"
+#: Group of the workers of node b.
+GROUP = "team"
 
 daemon = None
 cluster = None
@@ -39,7 +41,8 @@ def setUpModule():
     unittest.addModuleCleanup(cluster.shutdown)
     uuids = daemon.uuids()
     add_node("a", uuids[:1])
-    add_node("b", uuids[1:])
+    daemon.run("mkdir", GROUP)
+    add_node("b", uuids[1:], GROUP)
     unittest.addModuleCleanup(ray.shutdown)
     ray.init(address=cluster.address, log_to_driver=False)
 
@@ -48,12 +51,12 @@ def tearDownModule():
     ray.shutdown()
     cluster.shutdown()
     # Workers end after their raylet.
-    wait_until("no group is left", lambda: daemon.groups() == [])
+    wait_until("no group is left", lambda: daemon.groups() in ([], [GROUP]))
     wait_until("no process is left", lambda: daemon.get("gcgroup.procs") == "")
 
 
-def add_node(name, uuids, **more):
-    environment = gcgroup_ray.node_environment(library=LIBRARY)
+def add_node(name, uuids, group=None, **more):
+    environment = gcgroup_ray.node_environment(library=LIBRARY, group=group)
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     environment.update(more)
     resources = {"gcgroup": 1000, name: 1000}
@@ -161,7 +164,7 @@ class ClusterTest(unittest.TestCase):
         wait_until("the share is taken back", lambda: daemon.limits(ran["group"], 0)[0] == NOTHING)
         with self.assertRaises(ray.exceptions.RayTaskError):
             ray.get(fail.options(**on("a", 0.5)).remote())
-        groups = daemon.groups()
+        groups = [group for group in daemon.groups() if group.startswith("ray-")]
         self.assertTrue(groups)
         wait_until("no share is left", lambda: all(daemon.limits(group, 0)[0] == NOTHING for group in groups))
 
@@ -174,6 +177,7 @@ class ClusterTest(unittest.TestCase):
         facts, limits = self.limits_during_task(**on("b", 2))
         self.assertEqual(limits, ("max", "max 100000"))
         self.assertEqual(sorted(gpus_of(facts)), [1, 2])
+        self.assertEqual(facts["group"], f"{GROUP}/ray-{facts['pid']}")
 
     def test_gpus_of_other_nodes_are_out_of_reach(self):
         ran = ray.get(try_sizes.options(**on("b", 0.5)).remote(7 * GIB, 8 * GIB))
