@@ -12,13 +12,14 @@ usage: scripts/test-cluster.sh scale [--small]
 
 environment:
   GCGROUP_DIST   a built tree (target/dist, which is built in the release profile if it has no gcgroupfs)
-  NODES          number of simulated nodes (200)
+  RATE           jobs that start, and end, per second (50); a busy machine carries fewer
+  NODES          number of simulated nodes (100)
   SECONDS_LIMIT  limit for each of the two parts (240)
 EOF
 }
 
-jobs="--jobs 512 --rate 50 --seconds 30"
-nodes="--nodes ${NODES:-200} --jobs 1 --seconds 20"
+jobs="--jobs 512 --rate ${RATE:-50} --seconds 30"
+nodes="--nodes ${NODES:-100} --jobs 1 --seconds 20"
 case ${1-} in
     '') ;;
     --small)

@@ -12,6 +12,9 @@ import time
 
 from node import DIST, Node, wait_until
 
+#: Errors of a program that had no answer of the daemon for 5 seconds.
+NOT_ANSWERED = ("daemon does not answer", "no daemon answers", "Resource temporarily unavailable")
+
 
 class Job:
     """A job with its own group: allocates on its GPU, submits work, and holds both until told to end."""
@@ -42,11 +45,13 @@ class Job:
         self.tell("quit\n")
 
     def output(self):
-        """Wait for the end of the job, and return its output."""
+        """Wait for the end of the job, and return its output; `None` if no daemon answered in time."""
         output, errors = self.process.communicate()
-        if self.process.returncode:
-            raise SystemExit(f"scale: a job failed: {self.process.returncode}\n{output}{errors}")
-        return output
+        if not self.process.returncode:
+            return output
+        if any(reason in errors for reason in NOT_ANSWERED):
+            return None
+        raise SystemExit(f"scale: a job failed: {self.process.returncode}\n{output}{errors}")
 
 
 def initialised(output):
@@ -111,14 +116,14 @@ def main():
             bare.append(initialised(job.output()))
         before = {"memory_mb": round(node.memory() / 1e6, 1), "descriptors": node.descriptors()}
         jobs, figures = start_and_end(node, options)
-        times = []
-        for job in jobs:
-            output = job.output()
+        outputs = [job.output() for job in jobs]
+        answered = [output for output in outputs if output is not None]
+        for output in answered:
             check(output)
-            times.append(initialised(output))
+        times = [initialised(output) for output in answered]
         wait_until("no group is left", lambda: node.groups() == [])
         wait_until("no process is left", lambda: node.get("gcgroup.procs") == "")
-        wait_until("no memory is used", lambda: node.memory_used() == 0)
+        wait_until("no memory is used", node.is_memory_free)
         wait_until("no descriptor is left", lambda: node.descriptors() <= before["descriptors"])
         after = {"memory_mb": round(node.memory() / 1e6, 1), "descriptors": node.descriptors()}
     finally:
@@ -130,13 +135,17 @@ def main():
     report = {
         "gpus": options.gpus,
         "jobs": len(jobs),
+        # The daemon had too little CPU time, and they did not start.
+        "not_answered_in_5_s": len(jobs) - len(answered),
         "living": options.jobs,
         **figures,
         "registration_ms": registration,
         "daemon_before": before,
         "daemon_after": after,
     }
-    print(json.dumps(report, indent=2))
+    print(json.dumps(report, indent=2), flush=True)
+    if len(answered) < len(jobs):
+        raise SystemExit("scale: this machine does not carry so many jobs")
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ class Node:
     def groups(self):
         return json.loads(self.run("ls", "--json"))["groups"]
 
-    def memory_used(self):
-        """Return the bytes used on all GPUs, as the simulated driver knows."""
+    def is_memory_free(self):
+        """Return whether no memory of any GPU is used or charged, as far as is known."""
         pairs = [
             pair.split("=") for line in self.get("devices.stat").splitlines() for pair in line.split()[1:]
         ]
-        return sum(int(value) for key, value in pairs if key in ("memory_used", "memory_charged"))
+        return all(value == "0" for key, value in pairs if key in ("memory_used", "memory_charged"))
 
     def processes(self):
         """Return the pids of the daemon and its helpers."""

@@ -32,7 +32,7 @@ def main():
             while not (line := job.process.stdout.readline()).startswith("launched"):
                 if not line:
                     job.output()
-                    raise SystemExit("scale: a job has ended")
+                    raise SystemExit("scale: a job was not answered in time")
         busy = measure(nodes, options.seconds)
         for job in jobs:
             job.end()
