@@ -103,6 +103,5 @@ if [ "$quick" = no ]; then
     fi
     if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
         step timeout --kill-after=30 480 scripts/test-cluster.sh ray
-        step timeout --kill-after=30 300 scripts/test-cluster.sh scale --small
     fi
 fi

@@ -5,8 +5,8 @@ use super::{ProcessId, State, sums};
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// Integral of a process's `memory.current` since it registered with this daemon. Between two samples the mean
-/// of both is taken, so memory that was allocated and freed in between does not count.
+/// Integral of a process's `memory.current` since it registered with this daemon. Between two samples the
+/// mean of both is taken, so memory that was allocated and freed in between does not count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ByteSeconds {
     /// Time of the last sample, nanoseconds.
