@@ -7,6 +7,7 @@ mod doctor;
 mod explain;
 mod expression;
 mod freeze;
+mod hold;
 mod ls;
 mod mount;
 mod paths;
@@ -114,6 +115,8 @@ commands! {
     Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(socket, &arguments);
     /// Thaws processes and groups.
     Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(socket, &arguments);
+    /// Holds settings of processes and groups while a command runs, and reverts them however it ends.
+    Hold(hold::Arguments) => |socket, arguments| hold::run(&socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.

@@ -9,7 +9,7 @@ use gcgroup_abi::environment::{VARIABLES, Variable};
 use gcgroupfs_model::arbiter;
 use gcgroupfs_model::file::{ControlFile, On};
 use gcgroupfs_model::files;
-use gcgroupfs_model::tree::{SETTINGS, all_counters};
+use gcgroupfs_model::tree::{SETTINGS, all_counters, described_lease_actions};
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
@@ -28,6 +28,9 @@ const COUNTERS: &str = "@COUNTERS@";
 
 /// Placeholder in the entry of `compute.policy`.
 const POLICIES: &str = "@POLICIES@";
+
+/// Place of the actions of leases in the text of a file.
+const LEASE_ACTIONS: &str = "@LEASE_ACTIONS@";
 
 /// The control files as a Markdown table, one row each.
 pub(crate) fn table() -> String {
@@ -122,6 +125,7 @@ fn doc(file: &ControlFile) -> String {
     let counters: Vec<String> = here.map(|(_, key, doc)| format!("{key} ({doc})")).collect();
     file.doc
         .replace(POLICIES, &arbiter::described())
+        .replace(LEASE_ACTIONS, &described_lease_actions())
         .replace(COUNTERS, &counters.join(", "))
 }
 
@@ -183,6 +187,7 @@ mod tests {
             DEFAULTS_PLACE,
             RULE_FILES,
             POLICIES,
+            LEASE_ACTIONS,
             COUNTERS,
             VARIABLES_PLACE,
             COMMANDS,

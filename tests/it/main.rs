@@ -81,6 +81,8 @@ mod groups_limit;
 #[cfg(test)]
 mod groups_swap;
 #[cfg(test)]
+mod holds;
+#[cfg(test)]
 mod holes;
 #[cfg(test)]
 #[path = "../../hook/names.rs"]
@@ -102,6 +104,8 @@ mod interception;
 mod jobs;
 #[cfg(test)]
 mod kill;
+#[cfg(test)]
+mod leases;
 #[cfg(test)]
 mod liars;
 #[cfg(test)]

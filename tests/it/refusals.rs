@@ -199,7 +199,7 @@ fn scripts_print_the_reason_of_the_daemon_on_that_mount() {
     assert_eq!(run(script(&mount, "gc-freeze", all, &[prefixed])).0, 0);
     assert_eq!(mount.read(&pid, "compute.freeze"), "1");
     assert_eq!(run(script(&mount, "gc-thaw", all, &[prefixed])).0, 0);
-    let held = script(&mount, "gc-preempt", all, &[prefixed, "--", "true"]);
+    let held = script(&mount, "gc-preempt", path, &[prefixed, "--", "true"]);
     assert_eq!(run(held), (0, String::new()));
     assert_eq!(mount.read(&pid, "compute.freeze"), "0");
     assert_eq!(mount.read(&pid, "memory.limit"), (3 * GIB / 2).to_string());

@@ -1,10 +1,10 @@
 //! Tests the scripts on a real mount.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use support::{Config, Governed, Mount, artifacts, repository, wait_until};
 
 fn command(mount: &Mount, script: &str) -> Command {
@@ -126,28 +126,30 @@ fn gc_preempt_thaws_when_it_is_ended() {
     let mount = Mount::new();
     let process = mount.obedient();
     let pid = process.pid().to_string();
-    let signals = [
-        (Signal::SIGINT, Some(130)),
-        (Signal::SIGTERM, Some(143)),
-        (Signal::SIGHUP, Some(129)),
-        (Signal::SIGQUIT, Some(131)),
-        (Signal::SIGUSR1, None),
-        (Signal::SIGKILL, None),
-    ];
-    for (signal, status) in signals {
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGUSR1,
+        Signal::SIGKILL,
+    ] {
         let mut preempt = command(&mount, "gc-preempt");
         preempt.args([&pid, "--", "sh", "-c", "echo started $$; exec sleep 1000"]);
         let mut preempt = Governed::spawn(preempt);
         let started = preempt.expect("started ");
-        let child = started.trim_start_matches("started ").parse().expect("a pid");
+        let pid_of_command = started.trim_start_matches("started ").parse();
+        assert_eq!(
+            pid_of_command,
+            Ok(preempt.pid()),
+            "the command has the script's pid"
+        );
         assert_eq!(mount.read(&pid, "compute.freeze"), "1");
         preempt.signal(signal);
-        assert_eq!(preempt.wait().code(), status, "{signal}");
+        assert_eq!(preempt.wait().signal(), Some(signal as i32), "{signal}");
         wait_until("the process is thawed", || {
             mount.read(&pid, "compute.freeze") == "0"
         });
-        // A killed script cannot end its child.
-        let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
     }
 }
 
@@ -167,7 +169,9 @@ fn gc_preempt_thaws_when_the_daemon_is_back() {
     wait_until("the process has registered again", || {
         mount.governs(process.pid())
     });
-    assert_eq!(mount.read(&pid, "compute.freeze"), "0");
+    wait_until("the process is thawed", || {
+        mount.read(&pid, "compute.freeze") == "0"
+    });
 }
 
 #[test]

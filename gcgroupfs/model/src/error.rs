@@ -52,6 +52,15 @@ pub enum Error {
     TooDeep(usize),
     #[error("too many groups: at most {per_user} of one user and {all} in all; remove some")]
     TooMany { per_user: usize, all: usize },
+    #[error(
+        "too many holds: at most {per_user} processes of one user and {all} in all hold settings, each of at \
+         most {targets} processes and groups"
+    )]
+    TooManyHolds {
+        per_user: usize,
+        all: usize,
+        targets: usize,
+    },
     #[error("too many open files; close some")]
     TooManyOpen,
     #[error("invalid group name: {0}")]
@@ -129,7 +138,7 @@ impl Error {
             Self::Exists => errno::EEXIST,
             Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
             // As with cgroup.max.descendants.
-            Self::TooMany { .. } => errno::EAGAIN,
+            Self::TooMany { .. } | Self::TooManyHolds { .. } => errno::EAGAIN,
             // Not EAGAIN, as with cgroup.max.depth: shells would say that it is temporary.
             Self::TooDeep(_) => errno::EMLINK,
             Self::TooManyOpen => errno::EMFILE,

@@ -94,6 +94,13 @@ impl On {
         group: true,
         device: false,
     };
+    /// Directories of groups, not those on one device.
+    pub const GROUPS: Self = Self {
+        root: false,
+        process: false,
+        group: true,
+        device: false,
+    };
     pub const GOVERNED: Self = Self {
         root: false,
         process: true,

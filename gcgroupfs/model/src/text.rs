@@ -12,9 +12,10 @@ use gcgroup_abi::NO_LIMIT;
 
 use crate::tree::Quota;
 
-pub(crate) use parse::VISIBLE;
+pub(crate) use parse::{SECONDS, VISIBLE};
 pub use parse::{
-    parse_bytes, parse_flag, parse_number, parse_pid, parse_policy, parse_quota, parse_size, parse_visible,
+    parse_bytes, parse_flag, parse_number, parse_pid, parse_policy, parse_quota, parse_seconds, parse_size,
+    parse_visible,
 };
 
 /// Formats a value, with a newline.

@@ -26,10 +26,12 @@ mod explain;
 mod grants;
 mod group;
 mod groups;
+mod holds;
 mod host_claims;
 mod inherited;
 mod joining;
 mod kill;
+mod lease;
 mod lookup;
 mod memory_holders;
 mod moves;
@@ -86,7 +88,9 @@ pub use edit::Edit;
 pub use exited::Exited;
 pub use explain::{Explanation, Line, Section};
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
+pub use holds::{Holder, NewHold};
 pub use kill::Doomed;
+pub use lease::{Expired, LEASE_ACTIONS, LeaseAction, described_lease_actions};
 pub use notice::{Listener, Notice};
 pub use origin::{Origin, Origins};
 pub use pressure::Sight;
@@ -160,6 +164,9 @@ pub struct State {
     ungoverned: BTreeMap<(u32, u64), GroupId>,
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
+    holders: holds::Holders,
+    /// The leases that have not expired: the end in milliseconds since boot, and the group.
+    leases: BTreeSet<(u64, GroupId)>,
     contexts: contexts::Contexts,
     /// By device.
     device_samples: Vec<DeviceSample>,
@@ -205,6 +212,8 @@ impl Tree {
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
+            holders: holds::Holders::default(),
+            leases: BTreeSet::new(),
             contexts: contexts::Contexts::default(),
             device_samples: Vec::new(),
             nr_made: UserCounts::default(),

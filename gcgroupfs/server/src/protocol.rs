@@ -22,12 +22,16 @@
 //! later |
 //! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
 //! JSON |
+//! | hold | settings to hold, `FILE VALUE`, one per line | paths of processes and groups, one per line | |
 //! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
 //! program | path of the group that was made for the job |
 //!
 //! `begin` makes a transient group for the command that the client is about to execute, and for its
 //! descendants. The group is held until the client's process has ended and its connection is closed, which
 //! the command inherits; the connection takes no further requests. A job without a name is named `job-PID`.
+//!
+//! `hold` holds settings for the process that connected, all or none of them, until that process has ended;
+//! what it executes and what becomes of the connection does not matter (`model/src/tree/groups.md`).
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of
 //! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
@@ -59,6 +63,7 @@ pub enum Operation {
     Explain = 7,
     Begin = 8,
     ListGroups = 9,
+    Hold = 10,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +111,7 @@ impl<'a> Request<'a> {
             7 => Operation::Explain,
             8 => Operation::Begin,
             9 => Operation::ListGroups,
+            10 => Operation::Hold,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

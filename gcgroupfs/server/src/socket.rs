@@ -19,6 +19,7 @@ mod initial_group;
 mod jobs;
 mod journal_listener;
 mod kill;
+mod leases;
 mod listener;
 mod live_processes;
 mod rate;
@@ -118,6 +119,8 @@ pub struct Server {
     faulty: Faulty,
     next_tend: Option<Instant>,
     next_journal: Instant,
+    /// Next time that a lease may expire.
+    next_lease: Instant,
     /// Next check for processes that have not registered again after a restart.
     all_back: Option<Instant>,
     /// Next check that the socket's file exists.
@@ -216,6 +219,7 @@ impl Server {
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
+            next_lease: Instant::now(),
             all_back: Some(Instant::now() + RETURN),
             next_look,
         })
@@ -329,6 +333,7 @@ impl Server {
             self.next_tend,
             self.all_back,
             Some(self.next_journal),
+            Some(self.next_lease),
             self.next_look,
         ]
         .into_iter()
@@ -353,6 +358,9 @@ impl Server {
         }
         if now >= self.next_journal || self.journal.is_due() {
             self.tend_journal(now);
+        }
+        if now >= self.next_lease {
+            self.next_lease = now + self.expire_leases();
         }
         for _ in 0..MAX_DUE {
             let Some(number) = self.connections.pop_due(now) else {

@@ -13,7 +13,7 @@ use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, getsockopt, recv, 
 use nix::sys::time::TimeVal;
 
 use gcgroupfs_model::tree::Explanation;
-use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Operation, Request};
+use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, MAX_REQUEST, Operation, Request};
 use gcgroupfs_server::socket::new_socket;
 
 /// Longest wait for an answer.
@@ -135,6 +135,30 @@ impl Client {
             Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
             Err(refusal) => bail!("{path}: {refusal}"),
         }
+    }
+
+    /// Holds values, `FILE VALUE`, on processes and groups for this process until it ends; or returns the
+    /// refusal.
+    ///
+    /// # Errors
+    /// No daemon answers, its answer is invalid, or the request is too long.
+    pub(super) fn hold(
+        &mut self,
+        values: &[String],
+        paths: &[String],
+    ) -> anyhow::Result<Result<(), Refusal>> {
+        let paths = paths.join("\n");
+        let request = Request {
+            operation: Operation::Hold,
+            offset: 0,
+            name: &values.join("\n"),
+            value: paths.as_bytes(),
+        };
+        if request.to_bytes().len() > MAX_REQUEST {
+            bail!("too many names: their list is longer than {MAX_REQUEST} bytes");
+        }
+        let mut buffer = vec![0; MAX_ANSWER];
+        Ok(Refusal::of(&self.ask(&request, &mut buffer)?).map_or(Ok(()), Err))
     }
 
     /// Makes a transient group for the program that this process is about to execute, and for its

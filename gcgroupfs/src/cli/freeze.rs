@@ -37,7 +37,7 @@ pub(super) struct Thaw {
 }
 
 /// Refuses the root, since it cannot be frozen.
-fn path(text: &str) -> Result<String, String> {
+pub(super) fn path(text: &str) -> Result<String, String> {
     if Named::new(text).path.is_empty() {
         return Err("a process or a group is expected".to_owned());
     }
@@ -45,7 +45,7 @@ fn path(text: &str) -> Result<String, String> {
 }
 
 /// Returns the daemon's socket and the paths below its mount point; the first path on a mount decides.
-fn resolve(socket: &Socket, paths: &[String]) -> (PathBuf, Vec<String>) {
+pub(super) fn resolve(socket: &Socket, paths: &[String]) -> (PathBuf, Vec<String>) {
     let first = paths.iter().find(|path| Named::new(path).socket.is_some());
     let (socket, _) = socket.of_path(first.map_or("", String::as_str));
     let below = paths.iter().map(|path| Named::new(path).path);

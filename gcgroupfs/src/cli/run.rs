@@ -1,6 +1,7 @@
 //! `gcgroupfs run`: executes a program with the library preloaded and settings in its environment.
 
 mod job;
+mod lease;
 mod program;
 
 use std::env;
@@ -19,9 +20,10 @@ use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
 
 use self::job::Job;
+use self::lease::LeaseOptions;
 use super::client::Client;
 use super::paths::Named;
-use super::run_options::RunOptions;
+use super::run_options::{RunOptions, Write};
 use gcgroupfs_model::file::check_group_path;
 
 /// The preload library, relative to the directory of this program.
@@ -53,6 +55,8 @@ missing or refused.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     options: RunOptions,
+    #[command(flatten)]
+    lease: LeaseOptions,
     /// Start in this group, as team/batch; it is made if it does not exist and you may make it. With --name
     /// or a limit, the job's group is made in it
     #[arg(long, value_name = "PATH", value_parser = group)]
@@ -122,7 +126,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn execute(mut command: Command) -> ExitCode {
+pub(super) fn execute(mut command: Command) -> ExitCode {
     let error = command.exec();
     eprintln!("gcgroupfs: {}: {error}", command.get_program().to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
@@ -198,8 +202,8 @@ fn ask(
     patience: Duration,
 ) -> anyhow::Result<Result<Option<Job>, String>> {
     let (group, name) = (arguments.group.as_deref(), arguments.name.as_deref());
-    let writes = arguments.options.writes();
-    if let (Some(group), None, []) = (group, name, writes) {
+    let writes = arguments.writes();
+    if let (Some(group), None, []) = (group, name, writes.as_slice()) {
         let mut client = Client::connect_with(socket, patience)?;
         let answer = client.may_begin(group)?;
         return Ok(answer
@@ -218,7 +222,7 @@ fn ask(
         Ok(job) => job,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    Ok(match job.write(socket, writes, patience) {
+    Ok(match job.write(socket, &writes, patience) {
         Ok(()) => Ok(Some(job)),
         Err(error) if arguments.best_effort => {
             eprintln!("gcgroupfs: warning: {error:#}");
@@ -229,9 +233,16 @@ fn ask(
 }
 
 impl Arguments {
+    /// Returns the values for the control files of the job's group.
+    fn writes(&self) -> Vec<Write> {
+        let writes = self.options.writes().iter().cloned();
+        writes.chain(self.lease.writes()).collect()
+    }
+
     /// Returns whether the program may use a GPU only under a daemon that applies these settings.
     fn is_required(&self) -> bool {
-        let is_any_given = !self.options.is_empty() || self.group.is_some() || self.name.is_some();
+        let is_set = !self.options.is_empty() || !self.lease.is_empty();
+        let is_any_given = is_set || self.group.is_some() || self.name.is_some();
         self.required || is_any_given && !self.best_effort
     }
 

@@ -97,6 +97,8 @@ fn argument(setting: &'static Setting, option: &'static RunOption) -> Arg {
         Kind::Bytes | Kind::Visible => "SIZE",
         Kind::Number { .. } => "N",
         Kind::Quota => "QUOTA",
+        Kind::Seconds => "SECONDS",
+        Kind::LeaseAction => "ACTION",
     };
     let argument = if setting == MEMORY_LIMIT {
         let parse = |text: &str| parse_values(setting, text);
@@ -194,6 +196,8 @@ mod tests {
                 Kind::Bytes | Kind::Visible => (format!("--{}=8K", option.name), "8192"),
                 Kind::Number { .. } => (format!("--{}=3", option.name), "3"),
                 Kind::Quota => (format!("--{}=1000", option.name), "1000 100000"),
+                Kind::Seconds => (format!("--{}=60", option.name), "60"),
+                Kind::LeaseAction => (format!("--{}=kill", option.name), "kill"),
             };
             assert_eq!(parse(&argument).unwrap(), [(option.variable, value.to_owned())]);
             assert!(

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use format::{duration, size, user};
+pub(super) use format::{duration, size, time_left, user};
 pub(super) use read::Reader;
 pub(super) use tree::{Below, ancestors};
 
@@ -72,10 +72,23 @@ pub(super) struct Group {
     /// Owner of its files.
     pub(super) uid: u32,
     pub(super) user: String,
+    /// `None` without a lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) lease: Option<Lease>,
     #[serde(flatten)]
     pub(super) usage: Usage,
     /// The devices that its processes use or have used.
     pub(super) devices: Vec<OnDevice>,
+}
+
+/// Contents of `gcgroup.lease*`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Lease {
+    /// Action once the lease has expired.
+    pub(super) action: String,
+    pub(super) expired: bool,
+    /// Seconds that are left.
+    pub(super) seconds: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

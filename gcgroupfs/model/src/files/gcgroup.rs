@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::file::Contents::{self, Events, List};
 use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
-use crate::tree::View;
+use crate::tree::{GCGROUP_LEASE, GCGROUP_LEASE_ACTION, View};
 
 /// A list that a scan of all devices fills.
 const AUDIT: Asked = Asked {
@@ -82,7 +82,7 @@ pub(super) const FILES: &[ControlFile] = &[
               drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
               error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
-              the lowest of several); poll(2) wakes on each change, but for draining. \
+              the lowest of several), of a group with a lease also lease_expired (1 once gcgroup.lease has expired); poll(2) wakes on each change, but for draining. \
               At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
               not have them) and journal_damaged (damaged lines of the stored settings that the daemon found when it started; \
               the file is kept beside them as settings.corrupt), and unmanaged (processes that use a GPU without the library, \
@@ -98,6 +98,14 @@ pub(super) const FILES: &[ControlFile] = &[
               before the write and registers in the group within 60 seconds after it is killed then. Children that do not \
               use CUDA are not governed and not killed. As with cgroup.kill, a group's owner so kills all processes in it, \
               also those of other users and of root. populated in gcgroup.events tells when all have ended.",
+    },
+    ControlFile {
+        on: On::GROUPS,
+        ..ControlFile::of(GCGROUP_LEASE)
+    },
+    ControlFile {
+        on: On::GROUPS,
+        ..ControlFile::of(GCGROUP_LEASE_ACTION)
     },
     ControlFile {
         name: "gcgroup.stat",
@@ -150,9 +158,10 @@ fn events(view: &View<'_>) -> Result<String> {
         ("populated", bit(view.is_populated())),
         ("frozen", bit(view.is_frozen()?)),
     ];
+    let expired = view.has_expired().map(|has| ("lease_expired", bit(has)));
     let draining = view.draining().map(|pid| format!("draining {pid}\n"));
     let error = view.drain_error().map(|error| format!("drain_error {error}\n"));
-    Ok(flat_keyed(bits.into_iter().chain(hook)) + &error.or(draining).unwrap_or_default())
+    Ok(flat_keyed(bits.into_iter().chain(hook).chain(expired)) + &error.or(draining).unwrap_or_default())
 }
 
 fn stat(view: &View<'_>) -> Result<String> {

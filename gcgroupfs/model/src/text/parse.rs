@@ -152,6 +152,21 @@ pub fn parse_number(text: &str, most: u64, expected: &'static str) -> Result<u64
     Ok(number)
 }
 
+/// Format of [`parse_seconds`], for error messages.
+pub(crate) const SECONDS: &str = "seconds (from 0 to 4294967295) or max";
+
+/// Parses seconds, or `max`.
+///
+/// # Errors
+/// * `EINVAL`: neither.
+/// * `ERANGE`: more than 2^32 - 1.
+pub fn parse_seconds(text: &str) -> Result<u64> {
+    match text {
+        "max" => Ok(NO_LIMIT),
+        _ => parse_number(text, u32::MAX.into(), SECONDS),
+    }
+}
+
 /// Parses a pid.
 ///
 /// # Errors

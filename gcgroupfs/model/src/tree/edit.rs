@@ -67,7 +67,8 @@ impl<'a> Edit<'a> {
             return self.change(|settings, by_root| settings.unset(setting, uuid.as_deref(), by_root));
         }
         let before = self.settings()?.get(setting, uuid.as_deref());
-        let value = setting.parse(text, before, self.memory())?;
+        let parsed = setting.parse(text, before, self.memory())?;
+        let value = setting.stored.map_or(parsed, |stored| stored(self, parsed));
         if let Some(check) = setting.check {
             check(self, value)?;
         }
@@ -76,6 +77,54 @@ impl<'a> Edit<'a> {
         let origin = Origin::Written { uid, pid };
         self.state.note_writer(self.directory, setting, origin);
         setting.written.map_or(Ok(()), |written| written(self, value))
+    }
+
+    /// Parses a value that is to be held here, and returns it with the UUID of this directory's device.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set), but for root's bounds: a held value can only be stricter than the one in force.
+    pub(super) fn parse_held(
+        &self,
+        setting: &'static Setting,
+        text: &str,
+    ) -> Result<(Value, Option<String>)> {
+        if setting.hold_option.is_none() {
+            return Err(Error::NotSupported("this file's value cannot be held"));
+        }
+        let before = self.settings()?.get(setting, self.uuid().as_deref());
+        let value = setting.parse(text, before, self.memory())?;
+        // The check of a setting that inherits is that of root's bounds.
+        if let Some(check) = setting.check.filter(|_| !setting.inherits) {
+            check(self, value)?;
+        }
+        Ok((value, self.uuid()))
+    }
+
+    /// Does what must be done after a write, if the value in force here differs from the one in `before`.
+    pub(super) fn follow_up(&mut self, setting: &'static Setting, before: &Settings) -> Result<()> {
+        let uuid = self.uuid();
+        let in_force = |settings: &Settings| match self.target()? {
+            Target::Process(_) => Ok(settings.get(setting, uuid.as_deref())),
+            Target::Group(_) => Ok(settings.of_group(setting, uuid.as_deref())),
+        };
+        let (was, is): (Value, Value) = (in_force(before)?, in_force(self.settings()?)?);
+        match setting.written.filter(|_| was != is) {
+            Some(written) => written(self, is),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn state(&self) -> &State {
+        self.state
+    }
+
+    pub(super) fn directory(&self) -> Directory {
+        self.directory
+    }
+
+    /// Changes the state, with the notices of this edit.
+    pub(super) fn with_state(&mut self, change: impl FnOnce(&mut State, &mut Vec<Notice>)) {
+        change(self.state, &mut self.notices);
     }
 
     /// Parses bytes, `max`, or a percentage of the memory of this directory's device, in a process's or

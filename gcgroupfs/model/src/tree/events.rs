@@ -21,6 +21,8 @@ pub(super) struct Standing {
     pub(super) is_populated: bool,
     pub(super) is_frozen: bool,
     pub(super) is_hook_ok: bool,
+    /// Whether the lease has expired; only of a group as a whole.
+    pub(super) has_expired: bool,
     /// [`Process::drain_error`].
     pub(super) drain_error: Option<u32>,
 }
@@ -223,6 +225,7 @@ impl Process {
             is_populated: true,
             is_frozen: self.is_frozen(device, devices.len()),
             is_hook_ok: self.is_hook_ok(),
+            has_expired: false,
             drain_error: self.drain_error(device, devices.len()),
         }
     }

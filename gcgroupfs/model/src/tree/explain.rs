@@ -3,6 +3,7 @@
 
 mod advice;
 mod bounds;
+mod held;
 mod waits;
 
 use std::collections::BTreeSet;

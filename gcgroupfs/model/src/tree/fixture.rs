@@ -20,16 +20,22 @@ use crate::file::{Node, resolve};
 
 /// Memory of each test device in bytes.
 pub const TOTAL: u64 = 8 << 30;
-/// The host of test devices, up for a day.
+/// The host of test devices, up for a day at first.
 pub const HOST: Host = Host {
     memory: 1 << 40,
     nr_cpus: 8,
     ticks_per_second: 100,
-    uptime: || Duration::from_secs(86_400),
+    uptime: || UPTIME.get(),
     now: || NOW.get(),
 };
 thread_local! {
     static NOW: Cell<u64> = const { Cell::new(START) };
+    static UPTIME: Cell<Duration> = const { Cell::new(Duration::from_secs(86_400)) };
+}
+
+/// Sets the calling thread's time since boot.
+pub fn set_uptime(uptime: Duration) {
+    UPTIME.set(uptime);
 }
 
 /// First time on the clock of each test, nanoseconds.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
+use super::holds::Hold;
 use super::inherited::Inherited;
+use super::lease::Lease;
 use super::origin::Origins;
 use super::refusals::Refusals;
 use super::saved::Made;
@@ -43,6 +45,8 @@ pub struct Group {
     pub(super) job: Option<Job>,
     pub(super) access: Access,
     pub(super) settings: Settings,
+    pub(super) holds: Vec<Hold>,
+    pub(super) lease: Lease,
     pub(super) children: BTreeMap<String, GroupId>,
     /// Processes directly in this group.
     pub(super) members: BTreeSet<ProcessId>,
@@ -115,6 +119,8 @@ impl Group {
             job: made.job.clone(),
             access,
             settings: Settings::default(),
+            holds: Vec::new(),
+            lease: Lease::default(),
             children: BTreeMap::new(),
             members: BTreeSet::new(),
             nr_members: 0,
@@ -201,6 +207,7 @@ impl Group {
             let standing = Standing {
                 is_populated: self.is_populated(),
                 is_frozen: self.is_frozen(at.checked_sub(1)),
+                has_expired: at == 0 && self.lease.has_expired,
                 ..Standing::default()
             };
             changed |= self.events.set_standing(at, standing);

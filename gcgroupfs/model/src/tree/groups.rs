@@ -225,6 +225,9 @@ impl State {
         let (id, name) = (group.id, group.name.clone());
         let above = group.parent.and_then(|parent| self.groups.get(&parent));
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
+        self.first_lease(&mut group);
+        self.first_held(&mut group);
+        self.note_holds(&group.holds, id.0);
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
         group.stalls = Stalls::new(self.now());
@@ -247,6 +250,8 @@ impl State {
         }
         self.leave_stalls_of_group(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
+        self.drop_lease(&group);
+        self.drop_holds(&group.holds, id.0);
         self.grants.remove_group(id);
         self.swap_grants.remove_group(id);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {

@@ -38,6 +38,8 @@ impl Tree {
         process.settings = saved.settings.clone();
         process.origins = origins;
         saved.restore(&mut process, &state.devices);
+        state.restore_holds(&saved, &mut process);
+        let holds = process.holds.clone();
         let mut refusals = std::mem::take(&mut process.refusals);
         refusals.begin(&process, state.devices.len());
         process.refusals = refusals;
@@ -49,6 +51,7 @@ impl Tree {
         enforce::publish(&process, &state.devices);
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
+        state.note_holds(&holds, id.0);
         state.enter(id, saved.group, &mut notices);
         state.begin_stalls(id);
         if let Some(held) = held {
@@ -132,6 +135,7 @@ impl State {
         self.asking.remove(&id);
         self.host_claims.remove(id);
         let process = self.processes.remove(&id)?;
+        self.drop_holds(&process.holds, id.0);
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {
             self.pids.remove(&pid);

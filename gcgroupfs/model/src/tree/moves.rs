@@ -22,6 +22,7 @@ impl State {
         let groups = self.chain(to);
         self.count_member(id, &groups, true, notices);
         self.observe(id);
+        self.kill_expired(id, to, notices);
     }
 
     /// Removes an ending process from its group. Its counts stay in all groups above, unless the process goes
@@ -129,6 +130,7 @@ impl State {
         }
         notices.push(Notice::SettingsChanged(id));
         notices.extend(left.into_iter().chain(entered).map(Notice::GroupChanged));
+        self.kill_expired(id, to, notices);
         self.reap(from, notices);
         self.tie(notices);
         Ok(())

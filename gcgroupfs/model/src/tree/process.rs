@@ -8,6 +8,7 @@ use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 use super::byte_seconds::ByteSeconds;
 use super::counter_records::Written;
 use super::events::Events;
+use super::holds::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
 use super::refusals::ProcessRefusals;
@@ -99,6 +100,7 @@ pub struct Process {
     pub(super) identity: Identity,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) settings: Settings,
+    pub(super) holds: Vec<Hold>,
     /// The group of the process; `None` for the root.
     pub(super) group: Option<GroupId>,
     /// Settings in force from the groups above.
@@ -131,6 +133,7 @@ impl Process {
             identity,
             blocks,
             settings: Settings::default(),
+            holds: Vec::new(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contexts::Sizes;
 use super::group::Counted;
+use super::holds::Hold;
 use super::process::Process;
 use super::{Access, Device, Devices, Group, GroupId, Job, Origins, Settings, Sums, counter_records};
 
@@ -16,6 +17,9 @@ use super::{Access, Device, Devices, Group, GroupId, Job, Origins, Settings, Sum
 pub struct Saved {
     #[serde(flatten)]
     pub settings: Settings,
+    /// Values that other processes hold on a process or a group.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) holds: Vec<Hold>,
     /// The group of a process, or the parent of a group; `None` for the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
@@ -121,7 +125,8 @@ impl Saved {
         });
         let counts = counter_records::counts(process, devices);
         Self {
-            settings: process.settings.clone(),
+            settings: process.settings.without_held(),
+            holds: process.holds.clone(),
             group: process.group,
             has_moved: process.has_moved,
             counted: by_uuid(counted, devices),
@@ -147,7 +152,8 @@ impl Saved {
     pub(super) fn of_group(group: &Group, devices: &[Device]) -> Self {
         let counted = group.counted.iter().map(|(device, counted)| (*device, **counted));
         Self {
-            settings: group.settings.clone(),
+            settings: group.settings.without_held(),
+            holds: group.holds.clone(),
             group: group.parent,
             made: Some(Made {
                 name: group.name.clone(),
@@ -188,6 +194,7 @@ impl Saved {
             .map(|(device, counted)| (device, Box::new(counted)))
             .collect();
         group.settings = self.settings;
+        group.holds = self.holds;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Settings of processes and groups, and the check of permissions to set them. Pure values; serialised, they
 //! are the persistent state.
 
+mod held;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::message::Hello;
 use serde::{Deserialize, Serialize};
 
+pub(in crate::tree) use self::held::{HeldValue, HeldValues};
 use self::values::{Bounded, Values};
 use super::Quota;
 use crate::arbiter::Policy;
@@ -35,6 +37,9 @@ pub struct Settings {
     /// Set for the root only.
     #[serde(skip_serializing_if = "is_default")]
     policy: Option<&'static Policy>,
+    /// Stored with the holds, not here.
+    #[serde(skip)]
+    held: HeldValues,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -49,12 +54,16 @@ pub struct Ranked {
     /// The nearest priority that root has set, here or above. Other users may set higher numbers only;
     /// without it they are bounded by [`DEFAULT_PRIORITY`].
     pub root: Option<u32>,
+    /// The highest number that is held here or above.
+    pub held: Option<u32>,
 }
 
 impl Ranked {
     /// Returns the priority in force.
     pub fn in_force(self) -> u32 {
-        self.priority.unwrap_or(DEFAULT_PRIORITY)
+        self.priority
+            .unwrap_or(DEFAULT_PRIORITY)
+            .max(self.held.unwrap_or(0))
     }
 
     /// Returns the lowest number that a user other than root may set.
@@ -129,8 +138,19 @@ impl Settings {
     }
 
     /// Returns the value that has been set for the process or group itself, or for it on a device.
-    pub fn own(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+    pub fn written(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
         self.at(device)?.get(setting).value
+    }
+
+    /// Returns the value in force for the process or group itself, or for it on a device: the one that has
+    /// been set, or a stricter one that is held. Values of a setting that inherits are held beside it
+    /// ([`Ranked::held`]).
+    pub fn own(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
+        let written = self.written(setting, device);
+        match self.held(setting, device).filter(|_| !setting.inherits) {
+            Some(held) => Some(written.map_or(held, |written| setting.tighter.stricter(written, held))),
+            None => written,
+        }
     }
 
     /// Returns the value of a setting that [inherits](Setting::inherits): of the device, else of the whole.
@@ -173,6 +193,7 @@ impl Settings {
         let bound = Ranked {
             priority: None,
             root: find(Self::root).or(above.root),
+            held: self.held_priority(device, above.held),
         };
         let own = find(Self::own).map(|own| own.max(bound.least()));
         Ranked {
@@ -187,12 +208,12 @@ impl Settings {
         self.rank(device, Ranked::default()).in_force()
     }
 
-    /// Returns whether root froze the process or group, as a whole or on a device.
+    /// Returns whether root froze the process or group, or holds it frozen, as a whole or on a device.
     pub fn is_frozen_by_root(&self) -> bool {
         let mut all = self
             .all()
             .filter_map(|(_, values)| values.get(COMPUTE_FREEZE).root);
-        all.any(Value::is_on)
+        all.any(Value::is_on) || self.held.is_by_root(COMPUTE_FREEZE)
     }
 
     /// Sets a value. One that inherits, for the process as a whole, also replaces those on its devices.

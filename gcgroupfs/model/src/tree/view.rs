@@ -46,6 +46,18 @@ impl<'a> View<'a> {
         (self.notices.into_inner(), self.shown.into_inner())
     }
 
+    pub(super) fn state(&self) -> &'a State {
+        self.state
+    }
+
+    /// Returns the group whose own directory is read.
+    pub(super) fn whole_group(&self) -> Option<&'a Group> {
+        match self.scope {
+            Scope::Group(group, None) => Some(group),
+            _ => None,
+        }
+    }
+
     pub(super) fn scope(&self) -> Scope<'a> {
         self.scope
     }
@@ -350,7 +362,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the settings of this directory, and the UUID of its device if it has one.
-    fn settings(&self) -> Result<(&'a Settings, Option<&'a str>)> {
+    pub(super) fn settings(&self) -> Result<(&'a Settings, Option<&'a str>)> {
         let (settings, device) = match self.scope {
             Scope::Root => return Err(Error::NotFound),
             Scope::Process(process, device) => (&process.settings, device),

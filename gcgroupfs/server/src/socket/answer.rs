@@ -63,7 +63,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
         // The server handles it.
-        (Operation::Begin, _) => Err(Error::NotSupported("jobs")),
+        (Operation::Begin | Operation::Hold, _) => Err(Error::NotSupported("jobs and holds")),
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {
@@ -80,7 +80,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
 }
 
 /// Resolves a path, if the client may search all directories on it.
-fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
+pub(super) fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
     file::resolve_if(tree, path, |directory| asker.may_search(tree, directory))
 }
 

@@ -1,5 +1,6 @@
 //! One connection: of a hook, of the command line, or of a client that has not sent anything yet.
 
+mod hold;
 mod job;
 mod request;
 

@@ -6,6 +6,7 @@
 
 mod begin;
 mod first;
+mod holders;
 mod killed;
 
 use std::collections::BTreeMap;
@@ -82,6 +83,8 @@ pub(super) struct Options {
 
 impl Registry {
     pub(super) fn new(options: Options) -> Self {
+        let records = options.records.values();
+        records.for_each(|saved| options.tree.know_holders(saved));
         Self {
             live: LiveProcesses::new(options.epoll),
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
@@ -298,6 +301,7 @@ impl Registry {
         if let Some(key) = self.live.remove(process) {
             self.unregistered.ended(key);
             self.jobs.ended(key);
+            self.tree.end_holder(key.pid, key.start_time);
         }
     }
 
@@ -324,16 +328,18 @@ impl Registry {
             .or(later)
     }
 
-    /// Watches the remembered processes that are in groups and those of jobs, so that their end is noticed at
-    /// once: a group held for a process is not removed.
+    /// Watches the remembered processes that are in groups, those of jobs and those that hold settings, so
+    /// that their end is noticed at once: a group held for a process is not removed.
     pub(super) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
         let jobs = self.jobs.keys();
-        for key in self.unregistered.in_groups().into_iter().chain(jobs) {
+        let others = jobs.into_iter().chain(self.holders());
+        for key in self.unregistered.in_groups().into_iter().chain(others) {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => {
                     self.unregistered.ended(key);
                     self.jobs.ended(key);
+                    self.tree.end_holder(key.pid, key.start_time);
                 }
                 // They are also checked periodically.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
@@ -354,6 +360,7 @@ impl Registry {
                 false => self.jobs.ended(key),
             }
         }
+        is_any_left |= self.tend_holders();
         is_any_left |= self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left

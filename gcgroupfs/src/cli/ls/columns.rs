@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 use super::rows::{Order, Row, What};
-use crate::cli::view::size;
+use crate::cli::view::{size, time_left};
 use gcgroupfs_model::text::word;
 
 /// Row of the table of columns.
@@ -23,6 +23,8 @@ pub(super) enum Value {
     Text(String),
     Number(u64),
     Bytes(u64),
+    /// Time in seconds.
+    Seconds(u64),
     /// Hundredths of a percent.
     Percent(u64),
     /// No limit.
@@ -46,6 +48,7 @@ impl Display for Value {
             Self::Text(text) => f.write_str(text),
             Self::Number(number) => number.fmt(f),
             Self::Bytes(bytes) => f.write_str(&size(*bytes)),
+            Self::Seconds(seconds) => f.write_str(&time_left(*seconds)),
             Self::Percent(hundredths) => write!(f, "{}.{:02}", hundredths / 100, hundredths % 100),
             Self::Max => f.write_str("max"),
         }
@@ -57,7 +60,7 @@ pub(super) const TABLE: &[&str] = &[
     "pid", "user", "comm", "group", "gpu", "memory", "limit", "priority", "frozen", "kernels",
 ];
 pub(super) const TREE: &[&str] = &[
-    "name", "user", "gpu", "memory", "limit", "priority", "frozen", "kernels",
+    "name", "user", "gpu", "memory", "limit", "priority", "frozen", "lease", "kernels",
 ];
 
 const COLUMNS: &[Column] = &[
@@ -174,6 +177,19 @@ const COLUMNS: &[Column] = &[
         is_number: false,
         value: |row| Value::Text(row.frozen().to_owned()),
         help: "yes, soon (until submitted work has completed) or no",
+    },
+    Column {
+        name: "lease",
+        is_number: true,
+        value: |row| match row.what {
+            What::Group(group) => match &group.lease {
+                Some(lease) if lease.expired => Value::Text("expired".to_owned()),
+                Some(lease) => Value::Seconds(lease.seconds),
+                None => Value::Max,
+            },
+            What::Process(_) => Value::Absent,
+        },
+        help: "time until the group's lease expires, or expired",
     },
     Column {
         name: "kernels",

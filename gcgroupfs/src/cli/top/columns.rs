@@ -161,9 +161,13 @@ const COLUMNS: &[Column] = &[
         least_screen: 0,
         cell: |row, _| {
             let indent = "  ".repeat(row.depth);
+            let lease = match row.lease.as_str() {
+                "" => String::new(),
+                lease => format!("  {lease}"),
+            };
             match (row.is_group(), row.is_folded) {
-                (true, true) => format!("{indent}+ {}/", row.name),
-                (true, false) => format!("{indent}- {}/", row.name),
+                (true, true) => format!("{indent}+ {}/{lease}", row.name),
+                (true, false) => format!("{indent}- {}/{lease}", row.name),
                 (false, _) => format!("{indent}{}", row.name),
             }
         },

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::activity::{Activities, Activity};
 use super::columns::Sorting;
-use crate::cli::view::{Below, Group, OnDevice, Process, Snapshot, Usage};
+use crate::cli::view::{Below, Group, Lease, OnDevice, Process, Snapshot, Usage, time_left};
 use gcgroupfs_model::text::word;
 
 /// Names a process or a group from one snapshot to the next.
@@ -39,6 +39,8 @@ pub(super) struct Row {
     pub(super) usage: Usage,
     pub(super) activity: Activity,
     pub(super) is_folded: bool,
+    /// Rest of the group's lease in words; empty without a lease.
+    pub(super) lease: String,
 }
 
 impl Row {
@@ -150,6 +152,7 @@ fn of_process(process: &Process, activities: &Activities) -> Row {
         usage: process.usage.clone(),
         activity: activities.of(&key),
         is_folded: false,
+        lease: String::new(),
         key,
     }
 }
@@ -166,7 +169,17 @@ fn of_group(group: &Group, activities: &Activities) -> Row {
         usage: group.usage.clone(),
         activity: activities.of(&key),
         is_folded: false,
+        lease: group.lease.as_ref().map_or_else(String::new, lease),
         key,
+    }
+}
+
+/// Describes the rest of a lease.
+fn lease(lease: &Lease) -> String {
+    let action = &lease.action;
+    match lease.expired {
+        true => format!("lease expired ({action})"),
+        false => format!("lease {} ({action})", time_left(lease.seconds)),
     }
 }
 

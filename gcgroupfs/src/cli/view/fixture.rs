@@ -34,6 +34,7 @@ fn group(path: &str, uid: u32) -> Group {
         path: path.into(),
         uid,
         user: uid.to_string(),
+        lease: None,
         usage: usage(0, Some(4096)),
         devices: vec![],
     }

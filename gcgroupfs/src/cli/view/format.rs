@@ -19,6 +19,26 @@ pub(in crate::cli) fn size(bytes: u64) -> String {
     }
 }
 
+/// Formats seconds in the two largest units, rounded down: `59s`, `12m30s`, `1h59m`, `3d4h`.
+pub(in crate::cli) fn time_left(seconds: u64) -> String {
+    const UNITS: [(u64, char); 4] = [(86_400, 'd'), (3600, 'h'), (60, 'm'), (1, 's')];
+    let at = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(3);
+    let mut rest = seconds;
+    let parts = UNITS.iter().skip(at).take(2).map(|(unit, name)| {
+        let number = rest / unit;
+        rest %= unit;
+        (number, name)
+    });
+    let parts: Vec<(u64, &char)> = parts.collect();
+    let shown = parts
+        .iter()
+        .enumerate()
+        .filter(|(at, (number, _))| *at == 0 || *number > 0);
+    shown
+        .map(|(_, (number, name))| format!("{number}{name}"))
+        .collect()
+}
+
 /// Returns a user's name, or the number if there is none.
 pub(in crate::cli) fn user(uid: u32) -> String {
     match nix::unistd::User::from_uid(uid.into()) {
@@ -55,6 +75,22 @@ mod tests {
             (u64::MAX, "16383.9P"),
         ] {
             assert_eq!(size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn time_left_has_two_units() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (750, "12m30s"),
+            (3600, "1h"),
+            (3659, "1h"),
+            (7199, "1h59m"),
+            (273_600, "3d4h"),
+        ] {
+            assert_eq!(time_left(seconds), expected);
         }
     }
 

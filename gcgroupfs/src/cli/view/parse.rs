@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Compute, Device, Events, Memory, Pressure, Quota, Stall, Swap, Usage};
+use super::{Compute, Device, Events, Lease, Memory, Pressure, Quota, Stall, Swap, Usage};
 
 /// Control files of a process or a group, and of one on a GPU.
 pub(super) const FILES: &[&str] = &[
@@ -20,6 +20,8 @@ pub(super) const FILES: &[&str] = &[
     "compute.stat",
     "compute.pressure",
     "gcgroup.events",
+    "gcgroup.lease",
+    "gcgroup.lease.action",
 ];
 
 /// Texts of control files, by name.
@@ -73,6 +75,18 @@ pub(super) fn usage(files: &Files) -> Usage {
             drain_error: event("drain_error").and_then(|error| error.parse().ok()),
         },
     }
+}
+
+/// Parses a group's lease; `None` without one.
+pub(super) fn lease(files: &Files) -> Option<Lease> {
+    let text = |name: &str| files.get(name).map_or("", |text| text.trim());
+    Some(Lease {
+        seconds: text("gcgroup.lease").parse().ok()?,
+        action: text("gcgroup.lease.action").to_owned(),
+        expired: text("gcgroup.events")
+            .lines()
+            .any(|line| line == "lease_expired 1"),
+    })
 }
 
 /// Parses `KEY NUMBER` lines.

@@ -109,6 +109,7 @@ impl Reader {
         let mut groups: Vec<Group> = Vec::new();
         for line in lines {
             let usage = parse::usage(&line.files);
+            let lease = parse::lease(&line.files);
             let index = line.device.and_then(|device| device.parse().ok());
             match (groups.last_mut().filter(|group| group.path == line.group), index) {
                 (Some(group), Some(index)) => group.devices.push(OnDevice { index, usage }),
@@ -116,6 +117,7 @@ impl Reader {
                     uid: line.uid,
                     user: self.user(line.uid),
                     path: line.group,
+                    lease,
                     usage,
                     devices: Vec::new(),
                 }),

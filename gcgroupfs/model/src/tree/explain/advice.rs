@@ -3,7 +3,7 @@
 use super::{Case, Line, Place, Subject};
 use crate::tree::process::Process;
 use crate::tree::refusals::Cause;
-use crate::tree::settings::{COMPUTE_FREEZE, MEMORY_LIMIT, Setting, Tighter};
+use crate::tree::settings::{COMPUTE_FREEZE, GCGROUP_LEASE, MEMORY_LIMIT, Setting, Tighter};
 
 impl<'a> Case<'a> {
     pub(super) fn advice(&self) -> Vec<Line> {
@@ -43,10 +43,13 @@ impl<'a> Case<'a> {
             );
         }
         for place in self.places() {
-            let value = place.settings().own(COMPUTE_FREEZE, self.uuid(place.device));
+            let value = place.settings().written(COMPUTE_FREEZE, self.uuid(place.device));
             if value.is_some_and(|value| value.is_on()) {
                 texts.extend(self.change(COMPUTE_FREEZE, place, "0"));
             }
+        }
+        for place in self.expired() {
+            texts.extend(self.change(GCGROUP_LEASE, place, "SECONDS"));
         }
         let mut lines: Vec<Line> = Vec::new();
         for text in texts {

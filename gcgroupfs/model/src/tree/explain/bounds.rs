@@ -12,12 +12,14 @@ pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
     let mut lines = Vec::new();
     for setting in SETTINGS {
         let found = in_force(case, setting, &places);
-        let is_any = !found.is_empty();
+        let held = case.held(setting, &places);
+        let is_any = !found.is_empty() || !held.is_empty();
         lines.extend(
             found
                 .into_iter()
                 .map(|(place, value)| line(case, setting, place, value)),
         );
+        lines.extend(held);
         if !is_any {
             lines.extend(default(case, setting).map(Line::new));
         }
@@ -32,7 +34,7 @@ pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
 fn in_force<'a>(case: &Case<'a>, setting: &Setting, places: &[Place<'a>]) -> Vec<(Place<'a>, Value)> {
     let mut found: Vec<(Place<'a>, Value)> = Vec::new();
     for place in places {
-        let Some(value) = place.settings().own(setting, case.uuid(place.device)) else {
+        let Some(value) = place.settings().written(setting, case.uuid(place.device)) else {
             continue;
         };
         let is_hidden =
@@ -50,13 +52,17 @@ fn in_force<'a>(case: &Case<'a>, setting: &Setting, places: &[Place<'a>]) -> Vec
 
 fn line(case: &Case<'_>, setting: &'static Setting, place: Place<'_>, value: Value) -> Line {
     let origin = place.origin(setting);
-    let mut text = format!("{} {}", case.file(place, setting.name), shown(setting, value));
+    let value_text = case
+        .lease(setting, place)
+        .unwrap_or_else(|| shown(setting, value));
+    let mut text = format!("{} {value_text}", case.file(place, setting.name));
     if setting == MEMORY_LIMIT {
         text += &format!(" (used {})", size(case.used(place)));
     }
     if setting == COMPUTE_PRIORITY {
         let number = priority(case, place.device);
-        if Value::Number(number.into()) != value {
+        let is_held = place.settings().held(setting, case.uuid(place.device)).is_some();
+        if Value::Number(number.into()) != value && !is_held {
             text += &format!(" (raised to {number} by what root has set)");
         }
     }

@@ -8,6 +8,7 @@ use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 use super::{Kind, Tighter, Value};
 use crate::error::Result;
 use crate::tree::enforce::{self, Slot};
+use crate::tree::lease::LEASE_ACTIONS;
 use crate::tree::{Edit, MAX_PRIORITY, Process, Quota, View};
 
 /// Row of the table of settings.
@@ -39,6 +40,10 @@ pub struct Setting {
     pub check: Option<fn(&Edit<'_>, Value) -> Result<()>>,
     /// Does what must be done after each write, beyond publishing.
     pub written: Option<fn(&mut Edit<'_>, Value) -> Result<()>>,
+    /// Converts a value before it is set, for example seconds to a time.
+    pub stored: Option<fn(&Edit<'_>, Value) -> Value>,
+    /// Option of `gcgroupfs hold`; `None`: it cannot be held.
+    pub hold_option: Option<HoldOption>,
     /// Stores the value into the control block: that of the process as a whole, or of one slot. Returns
     /// whether the process must be rung.
     pub publish: Option<fn(&Process, Option<Slot<'_>>) -> bool>,
@@ -61,6 +66,14 @@ pub struct RunOption {
     pub asked: fn(&Hello) -> Option<Value>,
 }
 
+/// Option of `gcgroupfs hold`.
+#[derive(Debug)]
+pub struct HoldOption {
+    /// Name without its dashes.
+    pub name: &'static str,
+    pub help: &'static str,
+}
+
 impl Setting {
     const PLAIN: Self = Self {
         name: "",
@@ -76,6 +89,8 @@ impl Setting {
         shown: None,
         check: None,
         written: None,
+        stored: None,
+        hold_option: None,
         publish: None,
         doc: "",
     };
@@ -97,6 +112,8 @@ pub const SETTINGS: &[&Setting] = &[
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
+    GCGROUP_LEASE,
+    GCGROUP_LEASE_ACTION,
     #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
@@ -114,6 +131,10 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
     }),
     written: Some(|edit, limit| edit.count_over_limit(limit.number())),
+    hold_option: Some(HoldOption {
+        name: "memory-limit",
+        help: "Hold memory.limit at SIZE or less, as 8G or 50%",
+    }),
     publish: Some(enforce::memory_limit),
     doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
           (also KB, KiB, with a fraction as 1.5G) are powers of 1024; 50% is half of the GPU's memory, for a process \
@@ -188,6 +209,10 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     }),
     shown: Some(|view| view.priority()),
     check: Some(|edit, priority| edit.check_priority(priority.priority())),
+    hold_option: Some(HoldOption {
+        name: "priority",
+        help: "Hold the priority number at N or more: the priority is this or lower",
+    }),
     publish: Some(enforce::priority),
     doc: "A number from 0 (highest priority) to 15; 8 unless set. default unsets it. Set on the process, it holds on all its devices; \
           a group's holds for those of its processes that have none. compute.policy says what it means where \
@@ -227,10 +252,43 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
         asked: |hello| (hello.freeze == 1).then_some(Value::Flag(true)),
     }),
     written: Some(|edit, _| edit.note_events()),
+    hold_option: Some(HoldOption {
+        name: "freeze",
+        help: "Hold the freeze",
+    }),
     publish: Some(enforce::freeze),
     doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
           is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
           is complete.",
+    ..Setting::PLAIN
+};
+
+pub const GCGROUP_LEASE: &Setting = &Setting {
+    name: "gcgroup.lease",
+    key: "lease",
+    kind: Kind::Seconds,
+    refusal: "the lease can only be shortened",
+    for_rules: false,
+    shown: Some(|view| view.lease_left()),
+    stored: Some(|edit, seconds| edit.lease_end(seconds)),
+    written: Some(|edit, _| edit.note_lease()),
+    doc: "The seconds that are left of the group's lease, or max. When none are left the lease has expired: \
+          gcgroup.lease.action holds for the group and what is below, also for processes that enter it, until another value is \
+          written. Time counts from the write, also while the machine is suspended and while no daemon runs. lease_expired in \
+          gcgroup.events tells when it has expired. After root's value other users can only shorten the lease.",
+    ..Setting::PLAIN
+};
+
+pub const GCGROUP_LEASE_ACTION: &Setting = &Setting {
+    name: "gcgroup.lease.action",
+    key: "lease_action",
+    kind: Kind::LeaseAction,
+    default: Value::Number(LEASE_ACTIONS[0].rank),
+    tighter: Tighter::Higher,
+    refusal: "the action can only become stricter",
+    for_rules: false,
+    written: Some(|edit, _| edit.note_lease()),
+    doc: "What happens when the lease of the group has expired: @LEASE_ACTIONS@.",
     ..Setting::PLAIN
 };
 

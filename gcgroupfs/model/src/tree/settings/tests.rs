@@ -239,7 +239,11 @@ fn user_priority_is_raised_to_bound_in_force() {
         .set(COMPUTE_PRIORITY, None, Value::Number(9), false)
         .unwrap();
     for (root, priority) in [(None, 9), (Some(3), 9), (Some(12), 12)] {
-        let above = Ranked { priority: root, root };
+        let above = Ranked {
+            priority: root,
+            root,
+            held: None,
+        };
         assert_eq!(settings.rank(GPU, above).in_force(), priority, "{root:?}");
     }
     settings
@@ -248,6 +252,7 @@ fn user_priority_is_raised_to_bound_in_force() {
     let above = Ranked {
         priority: Some(12),
         root: Some(12),
+        held: None,
     };
     assert_eq!(
         settings.rank(GPU, above).in_force(),

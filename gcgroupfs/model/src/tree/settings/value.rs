@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Setting;
 use crate::error::{Error, Result};
-use crate::text::{self, parse_flag, parse_number, parse_quota, parse_size, parse_visible};
+use crate::text::{self, parse_flag, parse_number, parse_quota, parse_seconds, parse_size, parse_visible};
 use crate::tree::Quota;
+use crate::tree::lease::{EXPECTED_ACTION, lease_action, parse_lease_action};
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +62,10 @@ pub enum Kind {
     Flag,
     /// A quota of GPU time.
     Quota,
+    /// Seconds, or no end. What is kept is the time of the end, in milliseconds since boot.
+    Seconds,
+    /// A row of [`LEASE_ACTIONS`](crate::tree::LEASE_ACTIONS), by its rank.
+    LeaseAction,
 }
 
 /// Values that a user other than root may set after root has set one.
@@ -75,6 +80,14 @@ pub enum Tighter {
 }
 
 impl Tighter {
+    /// Returns the stricter of two values; the first of any.
+    pub fn stricter(self, one: Value, other: Value) -> Value {
+        match self.is_within(one, other) {
+            true => one,
+            false => other,
+        }
+    }
+
     /// Returns whether `value` is `bound` or tighter.
     pub fn is_within(self, value: Value, bound: Value) -> bool {
         match (self, value, bound) {
@@ -91,7 +104,8 @@ impl Kind {
     pub fn has(self, value: Value) -> bool {
         match (self, value) {
             (Self::Number { most, .. }, Value::Number(number)) => number <= most,
-            (Self::Bytes | Self::Visible, Value::Number(_))
+            (Self::LeaseAction, Value::Number(rank)) => lease_action(rank).is_some(),
+            (Self::Bytes | Self::Visible | Self::Seconds, Value::Number(_))
             | (Self::Flag, Value::Flag(_))
             | (Self::Quota, Value::Quota(_)) => true,
             _ => false,
@@ -106,6 +120,8 @@ impl Kind {
             Self::Number { expected, .. } => expected,
             Self::Flag => "0 or 1",
             Self::Quota => "a quota, as \"25000 100000\", \"25%\" or \"max\"",
+            Self::Seconds => text::SECONDS,
+            Self::LeaseAction => EXPECTED_ACTION,
         }
     }
 }
@@ -125,6 +141,8 @@ impl Setting {
             Kind::Number { most, expected } => Value::Number(parse_number(text, most, expected)?),
             Kind::Flag => Value::Flag(parse_flag(text)?),
             Kind::Quota => Value::Quota(parse_quota(text, before.quota().period_usec)?),
+            Kind::Seconds => Value::Number(parse_seconds(text)?),
+            Kind::LeaseAction => Value::Number(parse_lease_action(text)?),
         })
     }
 
@@ -132,7 +150,10 @@ impl Setting {
     pub(in crate::tree) fn beyond_root(&self, bound: Value) -> Error {
         Error::BeyondRoot {
             rule: self.refusal,
-            bound: self.show(bound).trim_end().to_owned(),
+            bound: match self.kind {
+                Kind::Seconds => "an earlier end".to_owned(),
+                _ => self.show(bound).trim_end().to_owned(),
+            },
         }
     }
 
@@ -142,6 +163,10 @@ impl Setting {
             Value::Number(bytes) if self.kind == Kind::Bytes => text::bytes(bytes),
             Value::Number(VISIBLE_LIMIT) if self.kind == Kind::Visible => text::value("limit"),
             Value::Number(VISIBLE_SWAP) if self.kind == Kind::Visible => text::value("swap"),
+            Value::MAX if self.kind == Kind::Seconds => text::value("max"),
+            Value::Number(rank) if self.kind == Kind::LeaseAction => {
+                text::value(lease_action(rank).map_or("unknown", |action| action.name))
+            }
             Value::Number(number) => text::value(number),
             Value::Flag(is_on) => text::flag(is_on),
             Value::Quota(quota) => text::quota(quota),

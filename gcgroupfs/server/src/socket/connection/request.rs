@@ -37,6 +37,11 @@ impl Server {
         {
             return self.ask_for_job(number, &request);
         }
+        if let Ok(request) = Request::from_bytes(packet)
+            && request.operation == Operation::Hold
+        {
+            return self.take_hold(number, &request, &asker);
+        }
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
             // A rule may admit a process to a group that its user may not enter: only a registration can

@@ -1,0 +1,351 @@
+//! Holds: values of settings that a process holds on processes and groups while it lives.
+//!
+//! A hold belongs to a process, identified by pid and start time, and is stored with the record of what it
+//! holds. So it outlives the connection that it was made on, the program that the holder executes, and the
+//! daemon. It ends with its holder: the server watches each, and asks for those of earlier daemons at its
+//! start. Values of several holders and the written one apply together: the strictest is in force.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::lease;
+use super::settings::{HeldValue, HeldValues, SETTINGS, Setting, Settings, Value};
+use super::{Caller, Change, Directory, Edit, Entity, Notice, Process, Saved, State, Tree, enforce};
+use crate::error::{Error, Result};
+use crate::user_counts::UserCounts;
+
+/// Maximum number of holders of one user other than root.
+const MAX_PER_UID: usize = 256;
+
+/// Maximum number of holders.
+const MAX_HOLDERS: usize = 4096;
+
+/// Number of holders at which only root may have another.
+const MAX_OTHERS: usize = 3072;
+
+/// Maximum number of processes and groups on which one process holds values.
+const MAX_TARGETS: usize = 256;
+
+/// A process that holds values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Holder {
+    pub pid: u32,
+    /// Clock ticks since boot.
+    pub start_time: u64,
+    /// Its user when it began to hold.
+    pub uid: u32,
+}
+
+/// One value that a process holds on a process or group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hold {
+    #[serde(flatten)]
+    pub(super) holder: Holder,
+    /// UUID of a device; `None`: the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<String>,
+    /// [`Setting::key`].
+    pub(super) setting: String,
+    pub(super) value: Value,
+}
+
+/// A value to be held in a directory, in the format of its control file.
+#[derive(Debug, Clone, Copy)]
+pub struct NewHold<'a> {
+    pub directory: Directory,
+    pub setting: &'static Setting,
+    pub text: &'a str,
+}
+
+/// The living holders, and the numbers of the processes and groups on which each holds values.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    targets: BTreeMap<Holder, BTreeSet<u64>>,
+    users: UserCounts,
+}
+
+impl Hold {
+    /// Returns the setting; `None` if this daemon cannot hold it or the value is invalid.
+    pub(super) fn setting(&self) -> Option<&'static Setting> {
+        let mut settings = SETTINGS.iter().copied();
+        let setting = settings.find(|setting| setting.key == self.setting)?;
+        (setting.hold_option.is_some() && setting.kind.has(self.value)).then_some(setting)
+    }
+}
+
+impl Holders {
+    fn add(&mut self, holder: Holder) {
+        if !self.targets.contains_key(&holder) {
+            self.targets.insert(holder, BTreeSet::new());
+            self.users.add(holder.uid);
+        }
+    }
+
+    /// Returns whether a holder may hold values on these too.
+    ///
+    /// # Errors
+    /// [`Error::TooManyHolds`].
+    fn admit(&self, holder: Holder, is_root: bool, targets: &BTreeSet<u64>) -> Result<()> {
+        let held = self.targets.get(&holder);
+        let nr_targets = held.map_or(targets.len(), |held| held.union(targets).count());
+        let has_room = held.is_some()
+            || (self.users.total() < MAX_HOLDERS
+                && (is_root || (self.users.total() < MAX_OTHERS && self.users.of(holder.uid) < MAX_PER_UID)));
+        match has_room && nr_targets <= MAX_TARGETS {
+            true => Ok(()),
+            false => Err(Error::TooManyHolds {
+                per_user: MAX_PER_UID,
+                all: MAX_HOLDERS,
+                targets: MAX_TARGETS,
+            }),
+        }
+    }
+
+    fn has(&self, holder: Holder) -> bool {
+        self.targets.contains_key(&holder)
+    }
+
+    /// Notes that a holder holds values on a process or group.
+    fn note(&mut self, holder: Holder, target: u64) {
+        self.add(holder);
+        if let Some(targets) = self.targets.get_mut(&holder) {
+            targets.insert(target);
+        }
+    }
+
+    /// Notes that a process or group is gone.
+    fn drop_target(&mut self, holds: &[Hold], target: u64) {
+        for hold in holds {
+            if let Some(targets) = self.targets.get_mut(&hold.holder) {
+                targets.remove(&target);
+            }
+        }
+    }
+
+    /// Removes a process that has ended; returns the processes and groups on which it held values.
+    fn end(&mut self, pid: u32, start_time: u64) -> BTreeSet<u64> {
+        let [first, last] = [0, u32::MAX].map(|uid| Holder { pid, start_time, uid });
+        let ended = self.targets.range(first..=last);
+        let ended: Vec<Holder> = ended.map(|(holder, _)| *holder).collect();
+        let mut all = BTreeSet::new();
+        for holder in ended {
+            all.extend(self.targets.remove(&holder).unwrap_or_default());
+            self.users.remove(holder.uid);
+        }
+        all
+    }
+}
+
+impl Tree {
+    /// Holds values for a process, all or none of them, until [`end_holder`](Self::end_holder). A value that
+    /// the process holds already in the same place is replaced.
+    ///
+    /// # Errors
+    /// `EACCES` if the caller owns not all of them; as writing the control files;
+    /// [`Error::TooManyHolds`].
+    pub fn hold(&self, holder: Holder, caller: Caller, new: &[NewHold<'_>]) -> Result<Change> {
+        let mut notices = Vec::new();
+        self.state.lock().add_holds(holder, caller, new, &mut notices)?;
+        Ok(Change::new(notices))
+    }
+
+    /// Ends all holds of a process. Does nothing if it has none.
+    pub fn end_holder(&self, pid: u32, start_time: u64) {
+        self.update(|state, notices| {
+            for target in state.holders.end(pid, start_time) {
+                let whole = Directory {
+                    entity: target,
+                    device: None,
+                };
+                let is_its = |hold: &Hold| (hold.holder.pid, hold.holder.start_time) == (pid, start_time);
+                state.change_holds(whole, |holds| holds.retain(|hold| !is_its(hold)), notices);
+            }
+        });
+    }
+
+    /// Returns all holders.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.state.lock().holders.targets.keys().copied().collect()
+    }
+
+    /// Takes the holders in the record of a process over from an earlier daemon. They count as living until
+    /// [`end_holder`](Self::end_holder).
+    pub fn know_holders(&self, saved: &Saved) {
+        let mut state = self.state.lock();
+        saved.holds.iter().for_each(|hold| state.holders.add(hold.holder));
+    }
+}
+
+impl State {
+    fn add_holds(
+        &mut self,
+        holder: Holder,
+        caller: Caller,
+        new: &[NewHold<'_>],
+        notices: &mut Vec<Notice>,
+    ) -> Result<()> {
+        let mut holds: BTreeMap<u64, Vec<Hold>> = BTreeMap::new();
+        for NewHold {
+            directory,
+            setting,
+            text,
+        } in new
+        {
+            let owner = self.access(directory.whole())?.owner.uid;
+            if caller.uid != owner && !self.is_root(caller) {
+                return Err(Error::NotOwner { owner });
+            }
+            let edit = Edit::new(self, *directory, caller);
+            let (value, device) = edit.parse_held(setting, text)?;
+            holds.entry(directory.entity).or_default().push(Hold {
+                holder,
+                device,
+                setting: setting.key.to_owned(),
+                value,
+            });
+        }
+        let is_root = self.is_root(caller);
+        (self.holders).admit(holder, is_root, &holds.keys().copied().collect())?;
+        for (entity, new) in holds {
+            self.holders.note(holder, entity);
+            let whole = Directory { entity, device: None };
+            let add = |holds: &mut Vec<Hold>| {
+                let is_replaced = |old: &Hold| {
+                    let mut new = new.iter();
+                    new.any(|new| {
+                        (new.holder, &new.device, &new.setting) == (old.holder, &old.device, &old.setting)
+                    })
+                };
+                holds.retain(|old| !is_replaced(old));
+                holds.extend(new.iter().cloned());
+            };
+            self.change_holds(whole, add, notices);
+        }
+        Ok(())
+    }
+
+    /// Changes the holds on a process or group, and applies the change.
+    fn change_holds(
+        &mut self,
+        whole: Directory,
+        change: impl FnOnce(&mut Vec<Hold>),
+        notices: &mut Vec<Notice>,
+    ) {
+        let (holds, notice) = match whole.whose() {
+            Entity::Root => return,
+            Entity::Process(id) => match self.processes.get_mut(&id) {
+                Some(process) => (&mut process.holds, Notice::SettingsChanged(id)),
+                None => return,
+            },
+            Entity::Group(id) => match self.groups.get_mut(&id) {
+                Some(group) => (&mut group.holds, Notice::GroupChanged(id)),
+                None => return,
+            },
+        };
+        change(holds);
+        notices.push(notice);
+        self.renew_held(whole, notices);
+    }
+
+    /// Returns the values that follow from holds.
+    fn held_values(&self, holds: &[Hold]) -> HeldValues {
+        let mut held = HeldValues::default();
+        for hold in holds {
+            if let Some(setting) = hold.setting() {
+                held.add(HeldValue {
+                    setting,
+                    device: hold.device.clone(),
+                    value: hold.value,
+                    by_root: hold.holder.uid == 0 || hold.holder.uid == self.owner.uid,
+                });
+            }
+        }
+        held
+    }
+
+    /// Computes again what is held on a process or group, by holders or its lease, and applies what has
+    /// changed.
+    pub(super) fn renew_held(&mut self, whole: Directory, notices: &mut Vec<Notice>) {
+        let before: Settings;
+        match whole.whose() {
+            Entity::Root => return,
+            Entity::Process(id) => {
+                let Some(process) = self.processes.get(&id) else {
+                    return;
+                };
+                let held = self.held_values(&process.holds);
+                let Some(process) = self.processes.get_mut(&id) else {
+                    return;
+                };
+                before = process.settings.clone();
+                if !process.settings.set_held(held) {
+                    return;
+                }
+                if enforce::settings(process, &self.devices) {
+                    notices.push(Notice::Ring(id));
+                }
+            }
+            Entity::Group(id) => {
+                let Some(group) = self.groups.get(&id) else {
+                    return;
+                };
+                let mut held = self.held_values(&group.holds);
+                lease::held(group).into_iter().for_each(|value| held.add(value));
+                let Some(group) = self.groups.get_mut(&id) else {
+                    return;
+                };
+                before = group.settings.clone();
+                if !group.settings.set_held(held) {
+                    return;
+                }
+                self.hand_down(id, notices);
+            }
+        }
+        self.follow_up(whole, &before, notices);
+    }
+
+    /// Does what must be done after a write, for each value of a process or group that differs from `before`.
+    fn follow_up(&mut self, whole: Directory, before: &Settings, notices: &mut Vec<Notice>) {
+        let daemon = Caller {
+            uid: self.owner.uid,
+            gid: self.owner.gid,
+            pid: 0,
+        };
+        let devices = (0..self.devices.len()).filter_map(|device| whole.on(device));
+        for directory in [whole].into_iter().chain(devices.collect::<Vec<_>>()) {
+            for setting in SETTINGS.iter().filter(|setting| setting.hold_option.is_some()) {
+                let mut edit = Edit::new(self, directory, daemon);
+                // Cannot fail: the directory exists, and the values have been checked.
+                let _ = edit.follow_up(setting, before);
+                notices.extend(edit.into_notices());
+            }
+        }
+    }
+
+    /// Puts the holds of its record on a process that joins, without those of holders that have ended.
+    pub(super) fn restore_holds(&self, saved: &Saved, process: &mut Process) {
+        let living = saved.holds.iter().filter(|hold| self.holders.has(hold.holder));
+        process.holds = living.cloned().collect();
+        process.settings.set_held(self.held_values(&process.holds));
+    }
+
+    /// Notes the holds on a process or group that is new in the tree.
+    pub(super) fn note_holds(&mut self, holds: &[Hold], target: u64) {
+        holds
+            .iter()
+            .for_each(|hold| self.holders.note(hold.holder, target));
+    }
+
+    /// Notes that a process or group is gone, with the holds on it.
+    pub(super) fn drop_holds(&mut self, holds: &[Hold], target: u64) {
+        self.holders.drop_target(holds, target);
+    }
+
+    /// Computes what is held on a group that is not in the tree yet.
+    pub(super) fn first_held(&self, group: &mut super::Group) {
+        let mut held = self.held_values(&group.holds);
+        lease::held(group).into_iter().for_each(|value| held.add(value));
+        group.settings.set_held(held);
+    }
+}

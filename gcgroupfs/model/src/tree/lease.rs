@@ -1,0 +1,262 @@
+//! Leases of groups: a time, and what holds for the group once it is over.
+//!
+//! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
+//! What the action requires is derived from the time, not stored: a new lease ends it.
+
+use super::settings::{COMPUTE_FREEZE, GCGROUP_LEASE, GCGROUP_LEASE_ACTION, HeldValue, Setting, Value};
+use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
+use crate::error::{Error, Result};
+
+/// Row of the table of actions.
+#[derive(Debug)]
+pub struct LeaseAction {
+    /// Value of the control file.
+    pub name: &'static str,
+    /// Number in the journal. A higher one is stricter: users other than root may set such a one after root.
+    pub rank: u64,
+    effect: Effect,
+    /// Clause of the manual.
+    doc: &'static str,
+}
+
+/// What holds while the lease has expired.
+#[derive(Debug, Clone, Copy)]
+enum Effect {
+    /// This setting is on.
+    Holds(&'static Setting),
+    /// Processes in the group and those that enter it are killed.
+    Kills,
+}
+
+/// All actions; the first is the default.
+pub const LEASE_ACTIONS: &[LeaseAction] = &[
+    LeaseAction {
+        name: "freeze",
+        rank: 0,
+        effect: Effect::Holds(COMPUTE_FREEZE),
+        doc: "the group is frozen as by compute.freeze",
+    },
+    LeaseAction {
+        name: "kill",
+        rank: 2,
+        effect: Effect::Kills,
+        doc: "its processes are killed as by gcgroup.kill",
+    },
+];
+
+/// Names of all actions, for error messages.
+pub(super) const EXPECTED_ACTION: &str = "freeze or kill";
+
+/// Returns the action of a rank.
+pub(super) fn lease_action(rank: u64) -> Option<&'static LeaseAction> {
+    LEASE_ACTIONS.iter().find(|action| action.rank == rank)
+}
+
+/// Parses the name of an action.
+///
+/// # Errors
+/// `EINVAL` for any other text.
+pub(super) fn parse_lease_action(text: &str) -> Result<u64> {
+    let found = LEASE_ACTIONS.iter().find(|action| action.name == text);
+    found
+        .map(|action| action.rank)
+        .ok_or_else(|| Error::bad(EXPECTED_ACTION, text))
+}
+
+/// Returns the names of all actions with what they do, for the manual.
+pub fn described_lease_actions() -> String {
+    let texts = LEASE_ACTIONS.iter();
+    let texts: Vec<String> = texts
+        .map(|action| format!("{} ({})", action.name, action.doc))
+        .collect();
+    texts.join(" or ")
+}
+
+/// A lease that has expired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expired {
+    /// Path of the group.
+    pub path: String,
+    /// Owner of the group.
+    pub uid: u32,
+    /// Name of the action.
+    pub action: &'static str,
+}
+
+/// State of a group's lease that is derived from its settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// The end that is waited for, in milliseconds since boot.
+    awaited: Option<u64>,
+    pub(super) has_expired: bool,
+}
+
+/// Returns the end of the lease in milliseconds since boot; `None` without a lease.
+fn end(settings: &Settings) -> Option<u64> {
+    let end = settings.of_group(GCGROUP_LEASE, None);
+    (end != Value::MAX).then(|| end.number())
+}
+
+fn action(settings: &Settings) -> &'static LeaseAction {
+    let rank = settings.of_group(GCGROUP_LEASE_ACTION, None).number();
+    lease_action(rank).unwrap_or(&LEASE_ACTIONS[0])
+}
+
+/// Returns the value that the group's lease holds now.
+pub(super) fn held(group: &Group) -> Option<HeldValue> {
+    let Effect::Holds(setting) = action(&group.settings).effect else {
+        return None;
+    };
+    group.lease.has_expired.then(|| HeldValue {
+        setting,
+        device: None,
+        value: Value::Flag(true),
+        by_root: group.settings.root(GCGROUP_LEASE, None).is_some(),
+    })
+}
+
+/// Returns whether processes in the group itself are to be killed.
+fn kills(group: &Group) -> bool {
+    group.lease.has_expired && matches!(action(&group.settings).effect, Effect::Kills)
+}
+
+impl Tree {
+    /// Lets the leases expire whose time has come. Returns those, and the time until the next one in
+    /// milliseconds.
+    pub fn expire_leases(&self) -> (Vec<Expired>, Option<u64>) {
+        self.update(|state, notices| {
+            let now = state.since_boot();
+            let mut expired = Vec::new();
+            while let Some(&(end, id)) = state.leases.first().filter(|(end, _)| *end <= now) {
+                state.leases.remove(&(end, id));
+                state.arm_lease(id, notices);
+                expired.extend(state.groups.get(&id).map(|group| Expired {
+                    path: state.path(Some(id)),
+                    uid: group.access.owner.uid,
+                    action: action(&group.settings).name,
+                }));
+            }
+            let next = state.leases.first().map(|(end, _)| end.saturating_sub(now));
+            (expired, next)
+        })
+    }
+}
+
+impl State {
+    /// Returns the time since boot in milliseconds.
+    fn since_boot(&self) -> u64 {
+        u64::try_from((self.devices.host.uptime)().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Computes the state of a lease from the settings of a group that is not in the tree yet.
+    pub(super) fn first_lease(&mut self, group: &mut Group) {
+        let end = end(&group.settings);
+        let has_expired = end.is_some_and(|end| end <= self.since_boot());
+        let awaited = end.filter(|_| !has_expired);
+        group.lease = Lease { awaited, has_expired };
+        self.leases.extend(awaited.map(|end| (end, group.id)));
+    }
+
+    /// Stops waiting for the end of a removed group's lease.
+    pub(super) fn drop_lease(&mut self, group: &Group) {
+        if let Some(end) = group.lease.awaited {
+            self.leases.remove(&(end, group.id));
+        }
+    }
+
+    /// Applies the lease of a group: waits for its end, or carries out the action if it has expired.
+    pub(super) fn arm_lease(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        let now = self.since_boot();
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        if let Some(end) = group.lease.awaited {
+            self.leases.remove(&(end, id));
+        }
+        let end = end(&group.settings);
+        let has_expired = end.is_some_and(|end| end <= now);
+        let awaited = end.filter(|_| !has_expired);
+        group.lease = Lease { awaited, has_expired };
+        self.leases.extend(awaited.map(|end| (end, id)));
+        let kills = kills(group);
+        self.renew_held(Directory::group(id), notices);
+        self.change_standing(id, |_| {}, notices);
+        if kills {
+            notices.push(Notice::KillAsked(Directory::group(id)));
+        }
+    }
+
+    /// Requests that a process that enters a group is killed, if the lease of the group or of one above has
+    /// expired and says so.
+    pub(super) fn kill_expired(&self, id: ProcessId, group: Option<GroupId>, notices: &mut Vec<Notice>) {
+        let mut groups = self.chain(group).into_iter();
+        if groups.any(|group| self.groups.get(&group).is_some_and(kills)) {
+            notices.push(Notice::KillAsked(Directory::process(id)));
+        }
+    }
+}
+
+impl Edit<'_> {
+    /// Returns the time at which a lease of so many seconds ends.
+    pub(super) fn lease_end(&self, seconds: Value) -> Value {
+        match seconds {
+            Value::MAX => Value::MAX,
+            seconds => {
+                let msec = seconds.number().saturating_mul(1000);
+                Value::Number(self.state().since_boot().saturating_add(msec))
+            }
+        }
+    }
+
+    /// Applies `gcgroup.lease` and `gcgroup.lease.action`.
+    pub(super) fn note_lease(&mut self) -> Result<()> {
+        if let Entity::Group(id) = self.directory().whose() {
+            self.with_state(|state, notices| state.arm_lease(id, notices));
+        }
+        Ok(())
+    }
+}
+
+impl View<'_> {
+    /// Returns the seconds that are left of the lease, rounded up; 0 once it has expired.
+    pub(super) fn lease_left(&self) -> Result<Value> {
+        let (settings, _) = self.settings()?;
+        Ok(match end(settings) {
+            None => Value::MAX,
+            Some(end) => Value::Number(end.saturating_sub(self.state().since_boot()).div_ceil(1000)),
+        })
+    }
+
+    /// Returns whether the group's lease has expired; `None` without a lease.
+    pub fn has_expired(&self) -> Option<bool> {
+        let group = self.whole_group()?;
+        end(&group.settings).map(|_| group.lease.has_expired)
+    }
+}
+
+impl State {
+    /// Says in words how long the lease of a group goes on and what follows; `None` without a lease.
+    pub(super) fn describe_lease(&self, group: &Group) -> Option<String> {
+        let (end, action) = (end(&group.settings)?, action(&group.settings).name);
+        let left = end.saturating_sub(self.since_boot()).div_ceil(1000);
+        Some(match group.lease.has_expired {
+            true => format!("has expired: {action}"),
+            false => format!("ends in {left} s, then {action}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_names_every_action() {
+        for LeaseAction { name, rank, .. } in LEASE_ACTIONS {
+            assert!(EXPECTED_ACTION.contains(name));
+            assert_eq!(parse_lease_action(name).unwrap(), *rank);
+            assert_eq!(lease_action(*rank).unwrap().name, *name);
+        }
+        assert!(parse_lease_action("resume").is_err());
+    }
+}
