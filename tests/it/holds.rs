@@ -70,6 +70,7 @@ fn command_runs_while_values_hold() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"1\n12\n1073741824\n");
     thaws(&mount, &pid);
+    // All end at once.
     assert_eq!(mount.read(&pid, "compute.priority"), "8");
     assert_eq!(mount.read(&pid, "memory.limit"), (4_u64 << 30).to_string());
     assert_eq!(process.ask("launch 1"), "launched 1");
@@ -119,8 +120,8 @@ fn several_holders_combine_and_are_explained() {
     assert_eq!(mount.read(&pid, "memory.limit"), (2_u64 << 30).to_string());
     let told = explain(&mount, &pid);
     for wanted in [
-        format!("/team/memory.limit 1G: held by pid {} of uid 0", two.pid()),
-        format!("/team/memory.limit 2G: held by pid {} of uid 0", one.pid()),
+        format!("/team/memory.limit 1 GiB: held by pid {} of uid 0", two.pid()),
+        format!("/team/memory.limit 2 GiB: held by pid {} of uid 0", one.pid()),
         format!("{pid}/compute.freeze 1: held by pid {} of uid 0", one.pid()),
     ] {
         assert!(told.contains(&wanted), "{wanted}: {told}");

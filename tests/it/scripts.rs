@@ -113,7 +113,9 @@ fn gc_preempt_freezes_only_while_the_command_runs() {
     let output = run(&mount, "gc-preempt", &[&pid, &other, "--", "sh", "-c", &look]);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"1\n1\n");
-    assert_eq!(mount.read(&pid, "compute.freeze"), "0");
+    wait_until("the process is thawed", || {
+        mount.read(&pid, "compute.freeze") == "0"
+    });
     assert_eq!(
         mount.read(&other, "compute.freeze"),
         "1",
@@ -187,7 +189,9 @@ fn gc_preempt_can_lower_priority_instead() {
     );
     let arguments = ["-p", "12", &pid, &other, "--", "sh", "-c", &look];
     assert_eq!(ok(&mount, "gc-preempt", &arguments), "12\n15\n0\n");
-    assert_eq!(mount.read(&pid, "compute.priority"), "3");
+    wait_until("the priority is as before", || {
+        mount.read(&pid, "compute.priority") == "3"
+    });
     assert_eq!(mount.read(&other, "compute.priority"), "15");
     for bad in ["x", "16"] {
         let output = run(&mount, "gc-preempt", &["-p", bad, &pid, "--", "echo", "ran"]);
@@ -226,6 +230,9 @@ fn gc_preempt_swaps_out_before_command_and_in_afterwards() {
     assert!(output.status.success(), "{said}");
     assert!(said.contains("allocated 1 linear 100663296"), "{said}");
     assert!(said.ends_with("\n0\n100663296\n"), "{said}");
+    wait_until("the process is thawed", || {
+        mount.read(&pid, "compute.freeze") == "0"
+    });
     assert_eq!(batch.ask("verify"), "verified 3");
     assert_eq!(mount.number(&pid, "memory.swap.current", ""), 0);
     assert_eq!(mount.number(&pid, "memory.current", ""), 96 << 20);
