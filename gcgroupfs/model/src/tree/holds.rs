@@ -5,6 +5,7 @@
 //! daemon. It ends with its holder: the server watches each, and asks for those of earlier daemons at its
 //! start. Values of several holders and the written one apply together: the strictest is in force.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -76,8 +77,8 @@ impl Hold {
 
 impl Holders {
     fn add(&mut self, holder: Holder) {
-        if !self.targets.contains_key(&holder) {
-            self.targets.insert(holder, BTreeSet::new());
+        if let Entry::Vacant(entry) = self.targets.entry(holder) {
+            entry.insert(BTreeSet::new());
             self.users.add(holder.uid);
         }
     }
