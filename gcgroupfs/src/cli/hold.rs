@@ -39,7 +39,8 @@ within 5 seconds. Then nothing is held and COMMAND is not started.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     values: Values,
-    /// Processes and groups by the names of their directories, also on one GPU: 4242, 4242/0, team/a, /gcgroup/team/a
+    /// Processes and groups by the names of their directories, also on one GPU: 4242, 4242/0,
+    /// team/a, /gcgroup/team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
     /// The command and its arguments, after --
@@ -147,7 +148,7 @@ fn may_pass(refusal: &Refusal) -> bool {
 /// Waits until the other end of standard input is closed.
 fn wait() -> anyhow::Result<()> {
     let mut stdout = io::stdout();
-    // Whoever started this may not read it.
+    // The parent may have closed the pipe.
     let _ = stdout.write_all(b"held\n").and_then(|()| stdout.flush());
     let stdin = io::stdin();
     let mut watched = [PollFd::new(stdin.as_fd(), PollFlags::empty())];

@@ -19,7 +19,7 @@ pub struct LeaseAction {
     doc: &'static str,
 }
 
-/// What holds while the lease has expired.
+/// Effect of an action while the lease has expired.
 #[derive(Debug, Clone, Copy)]
 enum Effect {
     /// This setting is on.

@@ -13,7 +13,7 @@ pub(super) struct LeaseOptions {
     /// End the job's lease after this time, as 90 (seconds), 30m, 2h or 1d; then --then applies to the job
     #[arg(long = "for", value_name = "TIME", value_parser = seconds)]
     seconds: Option<u64>,
-    /// What applies once the lease has ended, until gcgroup.lease of the job's group is written again
+    /// Action once the lease has ended, until gcgroup.lease of the job's group is written again
     /// [default: freeze]
     #[arg(long = "then", value_name = "ACTION", requires = "seconds", value_parser = action)]
     action: Option<&'static str>,

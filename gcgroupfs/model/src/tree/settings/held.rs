@@ -1,4 +1,4 @@
-//! Values that are held on a process or a group beside those that were written: see [`Hold`](crate::tree::Hold).
+//! Values that are held on a process or group beside those that were written (`tree/holds.rs`).
 
 use super::{COMPUTE_PRIORITY, Setting, Settings, Value};
 
