@@ -16,8 +16,8 @@ const MACHINE: usize = 18;
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 
-/// Bytes of addresses that a program has: the emulator is slow at large mappings, of which the simulated driver
-/// makes several.
+/// Bytes of addresses that a program has: the emulator is slow at large mappings, of which the simulated
+/// driver makes several.
 const ADDRESSES: &str = "0x1000000000";
 
 /// Returns the tree of programs and libraries for AArch64, if tests are to run these.

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::artifacts::{repository, target};
 use crate::emulated;
 
-/// Compiles `tests/programs/<source>` with gcc, for the processor of the tested libraries, and these flags (placed after the source, so `-l` is
-/// possible). A program compiled from the same text, headers and flags is reused.
+/// Compiles `tests/programs/<source>` with gcc, for the processor of the tested libraries, and these flags
+/// (placed after the source, so `-l` is possible). A program compiled from the same text, headers and flags
+/// is reused.
 pub fn c_program(source: &str, flags: &[&str]) -> PathBuf {
     c_program_by(emulated::compiler(), source, flags)
 }

@@ -166,8 +166,8 @@ pub(super) unsafe fn system_call(number: isize, arguments: [isize; 3]) -> isize 
     result
 }
 
-/// Sets a flag; returns whether it was set before. In assembly, because the compiler calls functions for atomic
-/// updates that a constructor prepares, and this library has none.
+/// Sets a flag; returns whether it was set before. In assembly, because the compiler calls functions for
+/// atomic updates that a constructor prepares, and this library has none.
 pub(crate) fn set(flag: &AtomicBool) -> bool {
     let before: u32;
     // SAFETY: an atomic byte that outlives the loop, which ends when no other access comes between load and

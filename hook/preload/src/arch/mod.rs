@@ -1,4 +1,4 @@
-//! What differs between processors, and the data that threads start with.
+//! Assembly and system call numbers of each processor, and the data that threads start with.
 
 use core::arch::global_asm;
 use core::ffi::{CStr, c_int, c_void};
