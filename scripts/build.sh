@@ -10,40 +10,70 @@ set -eu
 
 usage() {
     cat <<'EOF'
-usage: scripts/build.sh [--debug]
+usage: scripts/build.sh [--debug] [--target TRIPLE] [--libraries]
 
-  --debug   dev profile: faster build, slower programs, sizes not checked
+  --debug          dev profile: faster build, slower programs, sizes not checked
+  --target TRIPLE  another target of Rust, such as aarch64-unknown-linux-gnu, with Debian's cross compiler
+                   (gcc-aarch64-linux-gnu) and emulator (qemu-user, runs the programs that write the manual)
+  --libraries      only the libraries, gcgroup-load and the simulated driver
 
 environment:
   PROFILE            cargo profile (release; --debug means dev)
-  DIST               output directory (<repository>/target/dist)
+  DIST               output directory (<repository>/target/dist, with --target target/dist-ARCH)
   CARGO_TARGET_DIR   cargo's build directory (<repository>/target)
 EOF
 }
 
+fail() {
+    echo "build.sh: $*" >&2
+    exit 1
+}
+
 profile=${PROFILE:-release}
-for arg; do
-    case $arg in
+triple=
+is_whole=yes
+while [ $# -gt 0 ]; do
+    case $1 in
         --debug) profile=dev ;;
+        --target=?*) triple=${1#*=} ;;
+        --target) shift; triple=${1:?usage: --target TRIPLE} ;;
+        --libraries) is_whole=no ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
     esac
+    shift
 done
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
 cd "$repo"
 target=${CARGO_TARGET_DIR:-$repo/target}
-dist=${DIST:-$repo/target/dist}
+arch=${triple%%-*}
+dist=${DIST:-$repo/target/dist${arch:+-$arch}}
+# Prefix of the binary utilities, and what runs a program that was built.
+tools=
+run=
+if [ -n "$triple" ]; then
+    target=$target/$triple
+    if [ "$arch" != "$(uname -m)" ]; then
+        tools=$arch-linux-gnu-
+        run="qemu-$arch -L /usr/$arch-linux-gnu"
+        variable=CARGO_TARGET_$(echo "$triple" | tr 'a-z-' 'A-Z_')_LINKER
+        command -v "${tools}gcc" > /dev/null || fail "${tools}gcc is missing: apt-get install gcc-$arch-linux-gnu"
+        export "$variable=${tools}gcc"
+    fi
+fi
 built=$target/$profile
 [ "$profile" != dev ] || built=$target/debug
 
 # LD_PRELOAD and the simulated driver must not affect the build tools.
 unset LD_PRELOAD LD_LIBRARY_PATH
 
-cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
+packages="-p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
+[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-contention"
+# shellcheck disable=SC2086  # a list of options
+cargo build --locked --profile "$profile" ${triple:+--target "$triple"} $packages
 # Always without unwinder and allocator, in every profile.
-cargo build --locked --profile preload -p gcgroup-preload
+cargo build --locked --profile preload ${triple:+--target "$triple"} -p gcgroup-preload
 
 # place FROM TO: replaces TO by rename, so that running processes keep the old file; does nothing if both
 # are equal.
@@ -52,7 +82,7 @@ place() {
     fresh=$2.$$
     case $profile,$1 in
         dev,* | *,scripts/* | *,*.yml | *,*.json) cp "$1" "$fresh" ;;
-        *) strip --strip-unneeded -o "$fresh" "$1" ;;
+        *) "${tools}strip" --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
         rm "$fresh"
@@ -61,10 +91,7 @@ place() {
     fi
 }
 
-place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
-place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
-place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
 place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
 place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
@@ -72,29 +99,29 @@ place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
 # For programs linked with -lcuda.
 ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
 
-for script in scripts/gc-*; do
-    place "$script" "$dist/bin/${script#scripts/}"
-done
-place scripts/install.sh "$dist/install.sh"
-for file in gcgroupfs.service gcgroupfs.toml; do
-    place "scripts/$file" "$dist/share/$file"
-done
-for file in alerts.yml grafana.json; do
-    place "gcgroupfs/exporter/$file" "$dist/share/$file"
-done
-# The copy that containers preload.
-place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
-rm -rf "$dist/share/man"
-"$dist/bin/gcgroupfs" manual --write "$dist/share/man"
-cp scripts/manual/*.1 "$dist/share/man/man1"
-for shell in bash zsh fish; do
-    "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
-done
-
-fail() {
-    echo "build.sh: $*" >&2
-    exit 1
-}
+if [ "$is_whole" = yes ]; then
+    place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
+    place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
+    place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
+    for script in scripts/gc-*; do
+        place "$script" "$dist/bin/${script#scripts/}"
+    done
+    place scripts/install.sh "$dist/install.sh"
+    for file in gcgroupfs.service gcgroupfs.toml; do
+        place "scripts/$file" "$dist/share/$file"
+    done
+    for file in alerts.yml grafana.json; do
+        place "gcgroupfs/exporter/$file" "$dist/share/$file"
+    done
+    # The copy that containers preload.
+    place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
+    rm -rf "$dist/share/man"
+    $run "$dist/bin/gcgroupfs" manual --write "$dist/share/man"
+    cp scripts/manual/*.1 "$dist/share/man/man1"
+    for shell in bash zsh fish; do
+        $run "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
+    done
+fi
 
 # below FILE BYTES
 below() {

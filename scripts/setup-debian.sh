@@ -24,6 +24,8 @@ sudo=
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
 tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
 tests="$tests tmux valgrind"
+# For scripts/test-aarch64.sh.
+[ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"
@@ -54,6 +56,11 @@ if [ -n "$missing" ]; then
 fi
 forget_policy
 made=
+
+# The libraries are also built for AArch64. Without a network, or where Rust is not from rustup, they are not.
+if command -v rustup > /dev/null; then
+    (cd "$repo" && rustup -q target add aarch64-unknown-linux-gnu) || echo "no Rust target for AArch64"
+fi
 
 [ "$python" = yes ] || exit 0
 venv=${GCGROUP_TEST_VENV:-$repo/.venv}

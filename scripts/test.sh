@@ -87,6 +87,11 @@ fi
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
+    if scripts/test-aarch64.sh --has; then
+        step timeout --kill-after=10 900 env --default-signal scripts/test-aarch64.sh
+    else
+        echo "=== left out, no cross compiler, emulator or Rust target here: the libraries for AArch64"
+    fi
     if have chromium "the page of the exporter in a browser"; then
         step timeout --kill-after=10 600 scripts/test-web.sh
     fi

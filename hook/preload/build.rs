@@ -18,7 +18,12 @@ fn main() {
     // As few mappings as possible, since every exec on the machine pays for each: no separate segment for
     // constants, and none to protect after relocation (it would hold only the stubs' pointers, which change).
     // One hash table suffices.
-    println!("cargo::rustc-link-arg-cdylib=-Wl,--no-rosegment,-z,norelro,-z,now,-z,noexecstack");
+    let no_segment = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        // Rust links with lld.
+        Ok("x86_64") => "--no-rosegment",
+        _ => "-z,noseparate-code",
+    };
+    println!("cargo::rustc-link-arg-cdylib=-Wl,{no_segment},-z,norelro,-z,now,-z,noexecstack");
     println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu,--build-id=none");
 
     let mut names = hooked::NAMES.to_vec();

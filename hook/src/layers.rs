@@ -8,6 +8,7 @@ use std::path::Path;
 /// Layers from the lowest. A file belongs to the layer that has its path or its first directory. Parts in one
 /// line know nothing of each other.
 const LAYERS: &[&[&str]] = &[
+    &["arch"],
     &["sys"],
     &["driver"],
     &["shared"],

@@ -15,6 +15,7 @@
 //! | `shared` | blocks, registration, devices |
 //! | `driver` | types, functions and look-up of the driver |
 //! | `sys` | system calls |
+//! | `arch` | assembly of each processor |
 //!
 //! The hook does not depend on the daemon's code: both share only `gcgroup-abi`.
 //!
@@ -29,6 +30,7 @@
 #[macro_use]
 pub mod rows;
 
+mod arch;
 mod calls;
 pub mod compute;
 mod coverage;

@@ -9,6 +9,8 @@ use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::emulated;
+
 /// Files and directories whose changes require a build.
 const INPUTS: [&str; 9] = [
     "Cargo.toml",
@@ -26,6 +28,8 @@ const INPUTS: [&str; 9] = [
 #[derive(Debug)]
 pub struct Artifacts {
     dist: PathBuf,
+    /// The tree of governed programs and their libraries: `dist`, or one for another processor.
+    programs: PathBuf,
 }
 
 impl Artifacts {
@@ -40,35 +44,43 @@ impl Artifacts {
 
     /// Path of the workload program.
     pub fn load(&self) -> PathBuf {
-        self.dist.join("bin/gcgroup-load")
+        self.programs.join("bin/gcgroup-load")
     }
 
     /// Path of the preloaded library.
     pub fn preload(&self) -> PathBuf {
-        self.dist.join("lib/libgcgroup.so")
+        self.programs.join("lib/libgcgroup.so")
     }
 
     /// Path of the hook library.
     pub fn hook(&self) -> PathBuf {
-        self.dist.join("lib/libgcgroup_hook.so")
+        self.programs.join("lib/libgcgroup_hook.so")
     }
 
-    /// Directory of the simulated driver's libraries.
+    /// Directory of the simulated driver's libraries, for governed programs.
     pub fn simgpu(&self) -> PathBuf {
+        self.programs.join("simgpu")
+    }
+
+    /// Directory of the simulated driver's libraries, for the daemon.
+    pub(crate) fn simgpu_of_daemon(&self) -> PathBuf {
         self.dist.join("simgpu")
     }
 }
 
 /// Returns the built tree: `GCGROUP_DIST` if set, otherwise one in the target directory, which is built first
-/// unless it is newer than all inputs. Concurrent processes wait for the one that builds.
+/// unless it is newer than all inputs. Concurrent processes wait for the one that builds. Governed programs
+/// come from the tree `GCGROUP_TEST_AARCH64` if set.
 pub fn artifacts() -> &'static Artifacts {
     static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
     ARTIFACTS.get_or_init(|| {
-        let dist = std::env::var_os("GCGROUP_DIST").map_or_else(built, PathBuf::from);
-        let dist = dist
-            .canonicalize()
-            .unwrap_or_else(|error| panic!("{}: {error}", dist.display()));
-        Artifacts { dist }
+        let canonical = |tree: PathBuf| {
+            let found = tree.canonicalize();
+            found.unwrap_or_else(|error| panic!("{}: {error}", tree.display()))
+        };
+        let dist = canonical(std::env::var_os("GCGROUP_DIST").map_or_else(built, PathBuf::from));
+        let programs = emulated::tree().map_or_else(|| dist.clone(), canonical);
+        Artifacts { dist, programs }
     })
 }
 

@@ -6,6 +6,7 @@
 mod artifacts;
 mod connections;
 mod counted;
+mod emulated;
 mod governed;
 mod hang;
 mod helpers;

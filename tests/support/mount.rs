@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::artifacts::{artifacts, repository};
+use crate::emulated;
 use crate::governed::Governed;
 use crate::hang::{abort, threads};
 use crate::truth::Truth;
@@ -211,18 +212,19 @@ impl Mount {
 
     /// Returns a command that runs governed: preloaded, on the simulated GPUs, with this daemon's socket.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = self.bare_command(program);
-        command
-            .env("LD_PRELOAD", artifacts().preload())
-            .env("GCGROUP_SOCKET", self.socket());
+        let mut command = self.on_gpus(program.as_ref(), Some(&artifacts().preload()));
+        command.env("GCGROUP_SOCKET", self.socket());
         command
     }
 
     /// Returns a command that runs on the same simulated GPUs, but not governed.
     pub fn bare_command(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(program.as_ref());
+        self.on_gpus(program.as_ref(), None)
+    }
+
+    fn on_gpus(&self, program: &Path, preload: Option<&Path>) -> Command {
+        let mut command = emulated::command(program, preload);
         command
-            .env("LD_LIBRARY_PATH", artifacts().simgpu())
             .env("SIMGPU_DIR", self.simgpu_dir())
             // By default a context costs nothing, so that the charge equals the request.
             .env("SIMGPU_CONTEXT_MEMORY", "0")

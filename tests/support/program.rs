@@ -8,11 +8,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::artifacts::{repository, target};
+use crate::emulated;
 
-/// Compiles `tests/programs/<source>` with gcc and these flags (placed after the source, so `-l` is
-/// possible). A program compiled from the same text, headers and flags is reused.
+/// Compiles `tests/programs/<source>` with gcc, for the processor of the tested libraries, and these flags
+/// (placed after the source, so `-l` is possible). A program compiled from the same text, headers and flags
+/// is reused.
 pub fn c_program(source: &str, flags: &[&str]) -> PathBuf {
-    c_program_by("gcc", source, flags)
+    c_program_by(emulated::compiler(), source, flags)
 }
 
 /// Compiles a program as [`c_program`] does, with another compiler such as `musl-gcc`.

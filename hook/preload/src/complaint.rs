@@ -1,7 +1,7 @@
 //! The one line that this library may write: why the hook cannot be loaded.
 
 use core::ffi::{CStr, c_char};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::AtomicBool;
 
 use crate::{arch, elf};
 
@@ -25,7 +25,7 @@ impl Part {
 pub(crate) fn complain(reason: *const c_char) {
     static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
     const BEGIN: &CStr = c"gcgroup: not governed, since the hook cannot be loaded: ";
-    if !HAS_COMPLAINED.swap(true, Relaxed) {
+    if !arch::set(&HAS_COMPLAINED) {
         arch::write_error(&[BEGIN.as_ptr(), reason, c"\n".as_ptr()].map(Part::of));
     }
 }

@@ -14,8 +14,6 @@
 #![cfg_attr(panic = "abort", no_builtins)]
 #![expect(unreachable_pub, reason = "symbols that the library exports")]
 
-#[cfg(target_arch = "x86_64")]
-#[path = "x86_64.rs"]
 mod arch;
 mod complaint;
 mod descriptors;

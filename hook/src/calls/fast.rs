@@ -4,14 +4,13 @@
 //! The entry counter (`Entrance::entered`) and the exit counter (`Thread::exited`) show whether a thread is
 //! in the driver. After a closed gate has been made visible to every core (`membarrier`), a thread whose
 //! counters are equal submits nothing more. This needs two counters, and so a call instead of a jump:
-//! arguments that are on the stack are pushed again.
-//!
-//! Eleven instructions with all arguments in registers; one more for each word on the stack, and one to drop
-//! them.
+//! arguments that are on the stack are pushed again. The assembly is in `arch`.
 
 use core::mem::offset_of;
 
 use gcgroup_abi::{Entrance, Submission, Thread};
+
+use crate::arch;
 
 /// Returns the offset of the entry counter of a kind of submission in an [`Entrance`], bytes.
 pub(crate) const fn entered(what: Submission) -> usize {
@@ -33,7 +32,7 @@ const _: () = {
 
 /// Returns how many words of a call's arguments are on the stack.
 pub(crate) const fn stack_words(arguments: usize) -> usize {
-    arguments.saturating_sub(6)
+    arguments.saturating_sub(arch::REGISTERS)
 }
 
 /// Returns the index of the stream argument, from the names of the arguments' types, as `call::describe`
@@ -67,40 +66,7 @@ macro_rules! submission {
                 $crate::calls::fast::is_per_thread(stringify!($name)),
                 $crate::compute::named::names(&[$(stringify!($ty)),*]),
             );
-            ::core::arch::naked_asm!(
-                ".cfi_startproc",
-                "mov rax, qword ptr [rip + {offset}]",
-                "mov rax, qword ptr fs:[rax]",
-                "inc qword ptr [rax + {entered}]",
-                "mov r11, qword ptr [rax]",
-                "cmp dword ptr [r11], 0",
-                "jne 3f",
-                "2:",
-                "push qword ptr [rax + {thread}]",
-                ".cfi_adjust_cfa_offset 8",
-                // The stack pointer must be a multiple of 16 at a call.
-                ".if {words} & 1",
-                "push rax",
-                ".cfi_adjust_cfa_offset 8",
-                ".endif",
-                ".rept {words}",
-                "push qword ptr [rsp + 8 * ({words} + ({words} & 1) + 1)]",
-                ".cfi_adjust_cfa_offset 8",
-                ".endr",
-                "call qword ptr [rip + {real}]",
-                ".if {words}",
-                "add rsp, 8 * ({words} + ({words} & 1))",
-                ".cfi_adjust_cfa_offset -8 * ({words} + ({words} & 1))",
-                ".endif",
-                "pop rcx",
-                ".cfi_adjust_cfa_offset -8",
-                "inc qword ptr [rcx + {exited}]",
-                "ret",
-                "3:",
-                "mov eax, {call}",
-                "call {closed}",
-                "jmp 2b",
-                ".cfi_endproc",
+            $crate::arch::submission_text!(
                 offset = sym $crate::driver::thread::OFFSET,
                 thread = const ::core::mem::offset_of!(::gcgroup_abi::Entrance, thread),
                 entered = const $crate::calls::fast::entered(::gcgroup_abi::Submission::$what),
@@ -117,27 +83,11 @@ macro_rules! submission {
 pub(crate) use submission;
 
 /// Calls [`submit::admit`](super::submit::admit) for a gate that is not open, preserving every argument.
-/// Takes the word of [`call::describe`](crate::compute::call::describe) in `eax`; returns the entrance to use
-/// in `rax`.
+/// Takes the word of [`call::describe`](crate::compute::call::describe) and returns the entrance to use in
+/// registers of their own.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        ".irp register, rdi, rsi, rdx, rcx, r8, r9",
-        "push \\register",
-        ".cfi_adjust_cfa_offset 8",
-        ".endr",
-        "mov edi, eax",
-        "mov rsi, rsp",
-        "call {admit}",
-        ".irp register, r9, r8, rcx, rdx, rsi, rdi",
-        "pop \\register",
-        ".cfi_adjust_cfa_offset -8",
-        ".endr",
-        "ret",
-        ".cfi_endproc",
-        admit = sym super::submit::admit,
-    )
+    crate::arch::admit_text!(admit = sym super::submit::admit)
 }
 
 #[cfg(test)]
@@ -225,9 +175,12 @@ mod tests {
         assert!(!super::is_per_thread("cuLaunchKernel"));
     }
 
-    passes_on!(in_registers, Copy, a b c d e f);
-    passes_on!(one_on_the_stack, Copy, a b c d e f g);
-    passes_on!(two_on_the_stack, Graph, a b c d e f g h);
-    passes_on!(three_on_the_stack, Copy, a b c d e f g h i);
-    passes_on!(five_on_the_stack, Kernel, a b c d e f g h i j k);
+    // Up to five words on the stack, where six or eight arguments are in registers.
+    passes_on!(six_arguments, Copy, a b c d e f);
+    passes_on!(seven_arguments, Copy, a b c d e f g);
+    passes_on!(eight_arguments, Graph, a b c d e f g h);
+    passes_on!(nine_arguments, Copy, a b c d e f g h i);
+    passes_on!(ten_arguments, Graph, a b c d e f g h i j);
+    passes_on!(eleven_arguments, Kernel, a b c d e f g h i j k);
+    passes_on!(twelve_arguments, Kernel, a b c d e f g h i j k l);
 }

@@ -3,6 +3,7 @@
 use gcgroup_abi::Submission;
 
 use super::device_set::DeviceSet;
+use crate::arch;
 use crate::driver::cuda::CUstream;
 use crate::driver::streams::default_stream;
 use crate::program::window::Shape;
@@ -24,21 +25,16 @@ const STREAM_OF_LAUNCH: u32 = 8;
 /// Offset of `hStream` in a `CUlaunchConfig`, bytes: after grid and block dimensions and shared memory size.
 const STREAM_IN_CONFIG: usize = 32;
 
-/// Arguments of a call, as the fast path of a submission pushed them: six registers from the last to the
-/// first, two return addresses, then the words on the stack.
+/// Arguments of a call, as the fast path of a submission pushed them ([`arch::pushed`]).
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Arguments(*const usize);
 
 impl Arguments {
     pub(super) fn get(self, index: usize) -> usize {
-        let offset = match index {
-            0..6 => 5 - index,
-            _ => 8 + index - 6,
-        };
         // SAFETY: `describe` yields only indices of arguments that the function has, so its caller passed
         // them.
-        unsafe { *self.0.add(offset) }
+        unsafe { *self.0.add(arch::pushed(index)) }
     }
 
     /// Returns the word at `offset` bytes of the structure that the first argument points to; `None` if null.

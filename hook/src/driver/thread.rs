@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::Relaxed};
 
 use gcgroup_abi::{Entrance, Local};
 
+use crate::arch::thread_pointer;
+
 /// Offset of a thread's [`Local`] from its thread pointer. Set once, before the first hooked call.
 pub(crate) static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
@@ -22,13 +24,7 @@ pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Entrance) {
 
 #[cfg(not(test))]
 fn local() -> &'static Local {
-    let thread_pointer: usize;
-    // SAFETY: reads the first word of the thread control block, which the x86-64 ABI defines as its own
-    // address.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
-    }
-    let address = thread_pointer.wrapping_add_signed(OFFSET.load(Relaxed));
+    let address = thread_pointer().wrapping_add_signed(OFFSET.load(Relaxed));
     // SAFETY: the preload library's thread-local block, valid for the life of the thread and used by this
     // thread only.
     unsafe { &*std::ptr::with_exposed_provenance::<Local>(address) }
@@ -40,14 +36,9 @@ fn local() -> &'static Local {
     thread_local! {
         static LOCAL: Local = const { Local { slot: Cell::new(null_mut()), inside: Cell::new(0) } };
     }
-    let thread_pointer: usize;
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
-    }
     let local = LOCAL.with(std::ptr::from_ref);
     // In an executable, unlike a library, the offset is the same in every thread.
-    OFFSET.store(local.addr().wrapping_sub(thread_pointer).cast_signed(), Relaxed);
+    OFFSET.store(local.addr().wrapping_sub(thread_pointer()).cast_signed(), Relaxed);
     // SAFETY: valid for the life of the thread, and used by this thread only.
     unsafe { &*local }
 }

@@ -70,45 +70,19 @@ pub(crate) unsafe fn resume(unwinding: Unwinding) -> ! {
     unsafe { _Unwind_Resume(unwinding.as_ptr()) }
 }
 
-/// Calls `call(data)`; returns its result in `rdx` and the exception that [`personality`] stopped, or 0, in
-/// `rax`.
+/// Calls `call(data)`; returns its result, and the exception that [`personality`] stopped.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn stop(
     call: unsafe extern "C-unwind" fn(*const c_void) -> CUresult,
     data: *const c_void,
 ) -> Stopped {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        // 0x1b: relative address in four bytes.
-        ".cfi_personality 0x1b, {personality}",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "mov rax, rdi",
-        "mov rdi, rsi",
-        "call rax",
-        "mov edx, eax",
-        "xor eax, eax",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-        personality = sym personality,
-    )
+    crate::arch::stop_text!(personality = sym personality)
 }
 
-/// Continuation of a call that was unwound: in the frame of [`stop`], with the exception in `rax`.
+/// Continuation of a call that was unwound, in the frame of [`stop`].
 #[unsafe(naked)]
 unsafe extern "C" fn landed() {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        ".cfi_def_cfa_offset 16",
-        // CUDA_ERROR_UNKNOWN
-        "mov edx, 999",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-    )
+    crate::arch::landed_text!()
 }
 
 /// Personality routine of [`stop`]'s frame, called by the unwinder (Itanium C++ ABI: Exception Handling, "The
@@ -126,7 +100,7 @@ unsafe extern "C" fn personality(
     if actions & FORCED == 0 {
         return CONTINUE;
     }
-    // SAFETY: the unwinder's own context for this frame; register 0 is rax.
+    // SAFETY: the unwinder's own context for this frame; register 0 is the one that `landed` expects.
     unsafe {
         _Unwind_SetGR(context, 0, exception.expose_provenance());
         _Unwind_SetIP(context, landed as *const () as usize);

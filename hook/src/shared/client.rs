@@ -196,7 +196,7 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
         return Err(io::ErrorKind::NotFound.into());
     }
     for (to, from) in address.sun_path.iter_mut().zip(path) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     // A full queue of a hung daemon must not block the program: unix(7), SO_SNDTIMEO.
     let timeout = libc::timeval {

@@ -5,8 +5,15 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
-/// Page size of supported machines, bytes.
+/// Size of a mapping that needs one page, bytes. The kernel's pages may be larger (64 KiB on AArch64); it
+/// rounds sizes up.
 pub(crate) const PAGE: usize = 4096;
+
+/// Returns the kernel's page size, bytes.
+fn page_size() -> usize {
+    // SAFETY: takes a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE)
+}
 
 /// A mapping that is unmapped when dropped.
 #[derive(Debug)]
@@ -67,15 +74,21 @@ impl Mapping {
     /// mmap(2)). The kernel maps nothing else there, since it keeps a gap before such a mapping; the page
     /// before the place is inaccessible, because otherwise the gap would stop the growth.
     pub(crate) fn place(size: usize) -> io::Result<Self> {
-        let whole = Self::anonymous(PAGE + size + PAGE)?;
+        Self::place_among(size, page_size())
+    }
+
+    /// See [`place`](Self::place); `page` is the kernel's page size or a multiple of it, bytes.
+    fn place_among(size: usize, page: usize) -> io::Result<Self> {
+        let room = size.next_multiple_of(page);
+        let whole = Self::anonymous(page + room + page)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_GROWSDOWN;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: parts of a mapping of this process without references into it. If the kernel refuses, they
         // are unchanged; then a child has no memory at the address.
         let address = unsafe {
-            let address = whole.address.add(PAGE);
-            libc::mprotect(whole.address.cast(), PAGE, libc::PROT_NONE);
-            libc::mmap(address.add(size).cast(), PAGE, protection, flags, -1, 0);
+            let address = whole.address.add(page);
+            libc::mprotect(whole.address.cast(), page, libc::PROT_NONE);
+            libc::mmap(address.add(room).cast(), page, protection, flags, -1, 0);
             address
         };
         std::mem::forget(whole);
@@ -206,19 +219,28 @@ mod tests {
 
     #[test]
     fn child_finds_zeroes_at_a_kept_mapping() {
-        const SIZE: usize = 17 * PAGE;
-        let place = Mapping::place(SIZE).unwrap();
+        child_finds_zeroes::<{ 17 * PAGE }>(Mapping::place(17 * PAGE).unwrap());
+    }
+
+    /// Pages of 64 KiB.
+    #[test]
+    fn child_finds_zeroes_between_large_pages() {
+        child_finds_zeroes::<{ 32 * PAGE }>(Mapping::place_among(32 * PAGE, 16 * PAGE).unwrap());
+    }
+
+    fn child_finds_zeroes<const SIZE: usize>(place: Mapping) {
         let word = |page: usize| {
             // SAFETY: a page of the place, for as long as that lives.
             unsafe { &*place.address().add(page * PAGE).cast::<AtomicU32>() }
         };
+        let last = SIZE / PAGE - 1;
         for round in 1..3 {
             let file = crate::sys::descriptor::sealed_file(c"kept", SIZE).unwrap();
             let shared = Mapping::shared(&file, SIZE, true).unwrap();
             shared.keep_from_children().unwrap();
             shared.replace(&place).unwrap();
             word(0).store(round, Relaxed);
-            word(16).store(round, Relaxed);
+            word(last).store(round, Relaxed);
             let status = in_raw_child(|| {
                 let other = Mapping::anonymous(SIZE);
                 let is_apart = other.is_ok_and(|other| {
@@ -226,11 +248,11 @@ mod tests {
                     other + SIZE <= place || place + SIZE <= other
                 });
                 // The highest page is accessed last: lower ones must not depend on it.
-                let are_zero = [0, 8, 16].iter().all(|page| word(*page).swap(7, Relaxed) == 0);
+                let are_zero = [0, 8, last].iter().all(|page| word(*page).swap(7, Relaxed) == 0);
                 is_apart && are_zero
             });
             assert_eq!(status, 0);
-            assert_eq!((word(0).load(Relaxed), word(16).load(Relaxed)), (round, round));
+            assert_eq!((word(0).load(Relaxed), word(last).load(Relaxed)), (round, round));
         }
     }
 

@@ -22,7 +22,10 @@ macro_rules! exports {
                     #[unsafe(export_name = $name)]
                     #[unsafe(naked)]
                     extern "C" fn export() {
-                        ::core::arch::naked_asm!("jmp {}", sym $symbol)
+                        #[cfg(target_arch = "x86_64")]
+                        ::core::arch::naked_asm!("jmp {}", sym $symbol);
+                        #[cfg(target_arch = "aarch64")]
+                        ::core::arch::naked_asm!("b {}", sym $symbol);
                     }
                 };
             };

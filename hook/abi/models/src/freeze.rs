@@ -1,8 +1,9 @@
 //! Entry and exit counters, the barrier of a drain, and the generation of a freeze.
 //!
-//! The fast path of a submission is assembly (`hook/src/calls/fast.rs`). On x86-64 its increments are plain
-//! loads and stores, and stores are not reordered with each other. So it is simulated by `Entrance::enter`
-//! and `Thread::exit`, which are relaxed and releasing stores.
+//! The fast path of a submission is assembly (`hook/src/arch`). On x86-64 its increments are plain loads and
+//! stores, and stores are not reordered with each other; on AArch64 the store that counts the exit is a
+//! release. So it is simulated by `Entrance::enter` and `Thread::exit`, which are relaxed and releasing
+//! stores.
 
 use std::sync::Arc;
 

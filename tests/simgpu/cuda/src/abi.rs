@@ -112,7 +112,7 @@ impl Out<c_char> {
         }
         let shown = &text.as_bytes()[..text.len().min(room - 1)];
         for (index, byte) in shown.iter().chain(&[0]).enumerate() {
-            self.set_at(index, byte.cast_signed());
+            self.set_at(index, c_char::from_ne_bytes([*byte]));
         }
         Ok(())
     }

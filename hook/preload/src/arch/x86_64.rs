@@ -3,41 +3,9 @@
 //! No function of the table takes floating-point arguments, so the argument registers are the six integer
 //! ones.
 
-use core::arch::{global_asm, naked_asm};
-use core::ffi::{CStr, c_int, c_void};
-
-use crate::complaint::Part;
-
-// Initial thread-local data (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all threads,
-// with a closed gate, so that a thread's first submission asks the hook for its own slot. Set by relocation,
-// since no code runs at the start of a thread.
-global_asm!(
-    ".pushsection .data.gcgroup_unbound, \"aw\", @progbits",
-    ".hidden gcgroup_unbound",
-    ".globl gcgroup_unbound",
-    ".balign 128",
-    "gcgroup_unbound:",
-    ".quad gcgroup_closed",
-    ".zero {slot} - 8",
-    ".hidden gcgroup_closed",
-    ".globl gcgroup_closed",
-    "gcgroup_closed:",
-    ".long 0xffffffff",
-    ".long 0",
-    ".popsection",
-    ".pushsection .tdata.gcgroup_local, \"awT\", @progbits",
-    ".hidden gcgroup_local",
-    ".globl gcgroup_local",
-    ".type gcgroup_local, @object",
-    ".size gcgroup_local, {local}",
-    ".balign 16",
-    "gcgroup_local:",
-    ".quad gcgroup_unbound",
-    ".quad 0",
-    ".popsection",
-    slot = const size_of::<gcgroup_abi::Entrance>(),
-    local = const size_of::<gcgroup_abi::Local>(),
-);
+use core::arch::naked_asm;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Returns the offset of a thread's `Local` from its thread pointer.
 #[unsafe(naked)]
@@ -72,16 +40,6 @@ pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
         "ret",
         ".cfi_endproc"
     )
-}
-
-/// Result of a look-up.
-#[repr(C)]
-pub(crate) struct Verdict {
-    /// The answer, or the function to jump to.
-    pub(crate) address: *mut c_void,
-    /// Nonzero: jump to `address`, with the original arguments and the caller's return address on top of the
-    /// stack, by which the C library knows for which object `RTLD_NEXT` and `RTLD_DEFAULT` are meant.
-    pub(crate) is_jump: usize,
 }
 
 /// Calls `$verdict` with the arguments and the return address (`$caller`).
@@ -169,18 +127,16 @@ pub(crate) extern "C" fn resolve() {
     )
 }
 
-const SYS_CLOSE: isize = 3;
-const SYS_WRITEV: isize = 20;
-const SYS_OPENAT: isize = 257;
-const AT_FDCWD: isize = -100;
-const STDERR: isize = 2;
+pub(super) const SYS_CLOSE: isize = 3;
+pub(super) const SYS_WRITEV: isize = 20;
+pub(super) const SYS_OPENAT: isize = 257;
 
 /// Makes a system call; returns its result, or the negative errno. Not through the C library, which may be
 /// any.
 ///
 /// # Safety
 /// As for the system call.
-unsafe fn system_call(number: isize, arguments: [isize; 3]) -> isize {
+pub(super) unsafe fn system_call(number: isize, arguments: [isize; 3]) -> isize {
     let result;
     // SAFETY: the calling convention of the kernel; the caller vouches for the arguments.
     unsafe {
@@ -198,28 +154,7 @@ unsafe fn system_call(number: isize, arguments: [isize; 3]) -> isize {
     result
 }
 
-/// Opens a file and closes it; returns a negative errno if it cannot be opened.
-pub(crate) fn try_open(path: &CStr, flags: c_int) -> isize {
-    // SAFETY: a C string and flags; a descriptor that was just opened and is not owned elsewhere.
-    unsafe {
-        let file = system_call(
-            SYS_OPENAT,
-            [
-                AT_FDCWD,
-                path.as_ptr().expose_provenance().cast_signed(),
-                flags as isize,
-            ],
-        );
-        if file >= 0 {
-            system_call(SYS_CLOSE, [file, 0, 0]);
-        }
-        file
-    }
-}
-
-/// Writes to standard error, in one piece.
-pub(crate) fn write_error(parts: &[Part]) {
-    let (start, count) = (parts.as_ptr().expose_provenance(), parts.len());
-    // SAFETY: descriptions of texts, all of which outlive the call.
-    unsafe { system_call(SYS_WRITEV, [STDERR, start.cast_signed(), count.cast_signed()]) };
+/// Sets a flag; returns whether it was set before.
+pub(crate) fn set(flag: &AtomicBool) -> bool {
+    flag.swap(true, Relaxed)
 }

@@ -1,0 +1,174 @@
+//! AArch64 with the procedure call standard of Arm (AAPCS64) as on Linux.
+
+/// Number of integer arguments in registers.
+pub(crate) const REGISTERS: usize = 8;
+
+/// Returns the position of argument `index` among the words that a submission at a closed gate has pushed:
+/// registers 0 to 8, two return addresses and a word for alignment, then the arguments on the stack.
+pub(crate) const fn pushed(index: usize) -> usize {
+    match index {
+        0..REGISTERS => index,
+        _ => index + 4,
+    }
+}
+
+/// Returns the calling thread's thread pointer, to which offsets of thread-local data are added.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads a register that every thread may read.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, pure, nomem));
+    }
+    pointer
+}
+
+/// Passes a submission on. A signal handler of the program may submit too: after a signal an exclusive store
+/// fails, and the increment is repeated. x16 and x17 may be changed by any call (AAPCS64, "IP0" and "IP1").
+///
+/// The store that counts the exit is a release, so that a reader of the count sees what the driver has
+/// stored. Entry and gate are ordered by the thread that drains (`gcgroup_abi::Entrance`).
+macro_rules! submission_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            "mrs x16, tpidr_el0",
+            "adrp x17, {offset}",
+            "ldr x17, [x17, :lo12:{offset}]",
+            "ldr x16, [x16, x17]",
+            "add x16, x16, {entered}",
+            "4:",
+            "ldxr x17, [x16]",
+            "add x17, x17, 1",
+            "stxr w9, x17, [x16]",
+            "cbnz w9, 4b",
+            "sub x16, x16, {entered}",
+            "ldr x17, [x16]",
+            "ldr w17, [x17]",
+            "cbnz w17, 3f",
+            "2:",
+            "ldr x17, [x16, {thread}]",
+            "stp x30, x17, [sp, -16]!",
+            ".cfi_def_cfa_offset 16",
+            ".cfi_offset x30, -16",
+            // The words on the stack are copied in pairs, since the stack pointer must be a multiple of 16.
+            // The second word of the last pair may belong to the caller's frame.
+            ".rept ({words} + 1) / 2",
+            "ldp x16, x17, [sp, 16 * (({words} + 1) / 2)]",
+            "stp x16, x17, [sp, -16]!",
+            ".cfi_adjust_cfa_offset 16",
+            ".endr",
+            "adrp x16, {real}",
+            "ldr x16, [x16, :lo12:{real}]",
+            "blr x16",
+            ".if {words}",
+            "add sp, sp, 16 * (({words} + 1) / 2)",
+            ".cfi_def_cfa_offset 16",
+            ".endif",
+            "ldp x30, x17, [sp], 16",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "add x17, x17, {exited}",
+            "5:",
+            "ldxr x16, [x17]",
+            "add x16, x16, 1",
+            "stlxr w9, x16, [x17]",
+            "cbnz w9, 5b",
+            "ret",
+            "3:",
+            "str x30, [sp, -16]!",
+            ".cfi_def_cfa_offset 16",
+            ".cfi_offset x30, -16",
+            "movz w9, {call} & 0xffff",
+            "movk w9, {call} >> 16, lsl 16",
+            "bl {closed}",
+            "ldr x30, [sp], 16",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "b 2b",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Calls `admit(call, arguments)` with every argument preserved. Takes the call's description in `w9`;
+/// returns the entrance to use in `x16`.
+macro_rules! admit_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            "stp x0, x1, [sp, -80]!",
+            ".cfi_def_cfa_offset 80",
+            "stp x2, x3, [sp, 16]",
+            "stp x4, x5, [sp, 32]",
+            "stp x6, x7, [sp, 48]",
+            "stp x8, x30, [sp, 64]",
+            ".cfi_offset x30, -8",
+            "mov w0, w9",
+            "mov x1, sp",
+            "bl {admit}",
+            "mov x16, x0",
+            "ldp x8, x30, [sp, 64]",
+            "ldp x6, x7, [sp, 48]",
+            "ldp x4, x5, [sp, 32]",
+            "ldp x2, x3, [sp, 16]",
+            "ldp x0, x1, [sp], 80",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "ret",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Calls `call(data)`; returns its result in `x1` and 0 in `x0`.
+macro_rules! stop_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            // 0x1b: relative address in four bytes.
+            ".cfi_personality 0x1b, {personality}",
+            "stp x29, x30, [sp, -16]!",
+            ".cfi_def_cfa_offset 16",
+            ".cfi_offset x29, -16",
+            ".cfi_offset x30, -8",
+            "mov x29, sp",
+            "mov x8, x0",
+            "mov x0, x1",
+            "blr x8",
+            "mov w1, w0",
+            "mov x0, 0",
+            "ldp x29, x30, [sp], 16",
+            ".cfi_restore x29",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "ret",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Continues in the frame of `stop_text` after an unwinding, with the exception in register 0 (`x0`): returns
+/// `CUDA_ERROR_UNKNOWN` in `x1`.
+macro_rules! landed_text {
+    () => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            ".cfi_def_cfa_offset 16",
+            ".cfi_offset x29, -16",
+            ".cfi_offset x30, -8",
+            "mov w1, 999",
+            "ldp x29, x30, [sp], 16",
+            ".cfi_restore x29",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "ret",
+            ".cfi_endproc",
+        )
+    };
+}
+
+pub(crate) use {admit_text, landed_text, stop_text, submission_text};

@@ -1,0 +1,136 @@
+//! x86-64 with the System V calling convention.
+
+/// Number of integer arguments in registers.
+pub(crate) const REGISTERS: usize = 6;
+
+/// Returns the position of argument `index` among the words that a submission at a closed gate has pushed:
+/// six registers from the last to the first, two return addresses, then the arguments on the stack.
+pub(crate) const fn pushed(index: usize) -> usize {
+    match index {
+        0..REGISTERS => REGISTERS - 1 - index,
+        _ => index + 2,
+    }
+}
+
+/// Returns the calling thread's thread pointer, to which offsets of thread-local data are added.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads the first word of the thread control block, which the x86-64 ABI defines as its own
+    // address.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, pure, readonly));
+    }
+    pointer
+}
+
+/// Passes a submission on. Eleven instructions with all arguments in registers; one more for each word on the
+/// stack, and one to drop them. A signal handler of the program may submit too: each increment is a single
+/// instruction, which no signal interrupts.
+///
+/// Stores are not reordered with each other, so the exit is counted after what the driver has stored.
+macro_rules! submission_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            "mov rax, qword ptr [rip + {offset}]",
+            "mov rax, qword ptr fs:[rax]",
+            "inc qword ptr [rax + {entered}]",
+            "mov r11, qword ptr [rax]",
+            "cmp dword ptr [r11], 0",
+            "jne 3f",
+            "2:",
+            "push qword ptr [rax + {thread}]",
+            ".cfi_adjust_cfa_offset 8",
+            // The stack pointer must be a multiple of 16 at a call.
+            ".if {words} & 1",
+            "push rax",
+            ".cfi_adjust_cfa_offset 8",
+            ".endif",
+            ".rept {words}",
+            "push qword ptr [rsp + 8 * ({words} + ({words} & 1) + 1)]",
+            ".cfi_adjust_cfa_offset 8",
+            ".endr",
+            "call qword ptr [rip + {real}]",
+            ".if {words}",
+            "add rsp, 8 * ({words} + ({words} & 1))",
+            ".cfi_adjust_cfa_offset -8 * ({words} + ({words} & 1))",
+            ".endif",
+            "pop rcx",
+            ".cfi_adjust_cfa_offset -8",
+            "inc qword ptr [rcx + {exited}]",
+            "ret",
+            "3:",
+            "mov eax, {call}",
+            "call {closed}",
+            "jmp 2b",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Calls `admit(call, arguments)` with every argument preserved. Takes the call's description in `eax`;
+/// returns the entrance to use in `rax`.
+macro_rules! admit_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            ".irp register, rdi, rsi, rdx, rcx, r8, r9",
+            "push \\register",
+            ".cfi_adjust_cfa_offset 8",
+            ".endr",
+            "mov edi, eax",
+            "mov rsi, rsp",
+            "call {admit}",
+            ".irp register, r9, r8, rcx, rdx, rsi, rdi",
+            "pop \\register",
+            ".cfi_adjust_cfa_offset -8",
+            ".endr",
+            "ret",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Calls `call(data)`; returns its result in `rdx` and 0 in `rax`.
+macro_rules! stop_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            // 0x1b: relative address in four bytes.
+            ".cfi_personality 0x1b, {personality}",
+            "sub rsp, 8",
+            ".cfi_adjust_cfa_offset 8",
+            "mov rax, rdi",
+            "mov rdi, rsi",
+            "call rax",
+            "mov edx, eax",
+            "xor eax, eax",
+            "add rsp, 8",
+            ".cfi_adjust_cfa_offset -8",
+            "ret",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
+/// Continues in the frame of `stop_text` after an unwinding, with the exception in register 0 (`rax`):
+/// returns `CUDA_ERROR_UNKNOWN` in `rdx`.
+macro_rules! landed_text {
+    () => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            ".cfi_def_cfa_offset 16",
+            "mov edx, 999",
+            "add rsp, 8",
+            ".cfi_adjust_cfa_offset -8",
+            "ret",
+            ".cfi_endproc",
+        )
+    };
+}
+
+pub(crate) use {admit_text, landed_text, stop_text, submission_text};
