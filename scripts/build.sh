@@ -2,7 +2,7 @@
 # Builds all programs into a relocatable tree:
 #
 #   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
-#   lib/{libgcgroup.so,libgcgroup_hook.so}
+#   lib/{libgcgroup.so,libgcgroup_hook.so,libgcgroup_slurm.so}
 #   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
@@ -41,7 +41,7 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
+    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-slurm -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
 # Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload -p gcgroup-preload
 
@@ -66,6 +66,7 @@ place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
 place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
+place "$built/libgcgroup_slurm.so" "$dist/lib/libgcgroup_slurm.so"
 place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
 place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
 place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
@@ -87,6 +88,8 @@ place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
 rm -rf "$dist/share/man"
 "$dist/bin/gcgroupfs" manual --write "$dist/share/man"
 cp scripts/manual/*.1 "$dist/share/man/man1"
+mkdir -p "$dist/share/man/man8"
+cp scripts/manual/*.8 "$dist/share/man/man8"
 for shell in bash zsh fish; do
     "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
 done

@@ -24,6 +24,8 @@ sudo=
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
 tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
 tests="$tests tmux valgrind"
+# A Slurm cluster for scripts/test-cluster.sh.
+tests="$tests iproute2 munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"
@@ -34,7 +36,7 @@ missing=
 for package in $needs $tests; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
-# Only the program of prometheus is needed: this policy keeps its package from starting a service.
+# Only the programs of prometheus and Slurm are needed: this policy keeps packages from starting services.
 policy=/usr/sbin/policy-rc.d
 forget_policy() {
     [ -z "$made" ] || $sudo rm -f "$policy"
