@@ -2,7 +2,7 @@
 # Builds all programs into a relocatable tree:
 #
 #   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
-#   lib/{libgcgroup.so,libgcgroup_hook.so}
+#   lib/{libgcgroup.so,libgcgroup_hook.so,libgcgroup_slurm.so}
 #   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
@@ -69,7 +69,7 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 packages="-p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
-[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-contention"
+[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-contention -p gcgroup-slurm"
 # shellcheck disable=SC2086  # a list of options
 cargo build --locked --profile "$profile" ${triple:+--target "$triple"} $packages
 # Always without unwinder and allocator, in every profile.
@@ -103,6 +103,7 @@ if [ "$is_whole" = yes ]; then
     place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
     place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
     place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
+    place "$built/libgcgroup_slurm.so" "$dist/lib/libgcgroup_slurm.so"
     for script in scripts/gc-*; do
         place "$script" "$dist/bin/${script#scripts/}"
     done
@@ -118,6 +119,8 @@ if [ "$is_whole" = yes ]; then
     rm -rf "$dist/share/man"
     $run "$dist/bin/gcgroupfs" manual --write "$dist/share/man"
     cp scripts/manual/*.1 "$dist/share/man/man1"
+    mkdir -p "$dist/share/man/man8"
+    cp scripts/manual/*.8 "$dist/share/man/man8"
     for shell in bash zsh fish; do
         $run "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
     done

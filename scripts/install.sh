@@ -69,6 +69,7 @@ files() {
 install.sh share/gcgroupfs/install.sh 644
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
 lib/libgcgroup.so lib/libgcgroup.so 755
+lib/libgcgroup_slurm.so lib/libgcgroup_slurm.so 755
 bin/gcgroupfs bin/gcgroupfs 755
 bin/gcgroup-exporter bin/gcgroup-exporter 755
 bin/gcgroup-load bin/gcgroup-load 755

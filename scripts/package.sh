@@ -4,6 +4,7 @@
 #   gcgroupfs_VERSION_ARCH.deb       daemon, command line, scripts, manual pages, service
 #   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
 #   gcgroup-exporter_VERSION_ARCH.deb  metrics and web page
+#   gcgroup-slurm_VERSION_ARCH.deb   SPANK plugin of Slurm
 #   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
 #   SHA256SUMS
 #
@@ -71,6 +72,11 @@ rmdir "$all/lib/systemd"
 strip --strip-unneeded --remove-section=.comment "$all"/lib/libgcgroup*.so "$all"/bin/gcgroup*
 chmod 644 "$all"/lib/libgcgroup*.so
 
+slurm=$work/gcgroup-slurm/usr
+mkdir -p "$slurm/lib" "$slurm/share/man" "$slurm/share/doc/gcgroup-slurm"
+mv "$all/lib/libgcgroup_slurm.so" "$slurm/lib"
+mv "$all/share/man/man8" "$slurm/share/man"
+cp gcgroupfs/slurm/README.md "$slurm/share/doc/gcgroup-slurm"
 lib=$work/libgcgroup
 mkdir -p "$lib/usr/lib"
 mv "$all"/lib/libgcgroup*.so "$lib/usr/lib"
@@ -176,6 +182,20 @@ Description: metrics and web page of processes that use a GPU
  the examples.
 EOF
 
+document gcgroup-slurm
+control gcgroup-slurm <<EOF
+Section: admin
+Depends: libgcgroup (= $version), $(shlibs "$slurm/lib/libgcgroup_slurm.so")
+Enhances: gcgroupfs, slurmd
+Description: Slurm plugin that enforces shares of GPUs with gcgroupfs
+ A SPANK plugin: each step of a job runs in a group of the daemon of the
+ package gcgroupfs, with the limits that follow from the job's shards or from
+ options of srun, sbatch and salloc.
+ .
+ The installation does not change the configuration of Slurm; gcgroup-slurm(8)
+ describes it. A plugin serves one version of Slurm.
+EOF
+
 tree=gcgroupfs-$version-$arch
 mkdir "$work/$tree"
 cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
@@ -183,5 +203,5 @@ rm -f "$work/$tree/bin/gcgroup-contention"
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
     gzip -9n > "$out/$tree.tar.gz"
 (cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" \
-    "gcgroup-exporter_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
+    "gcgroup-exporter_${version}_$arch.deb" "gcgroup-slurm_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
 cat "$out/SHA256SUMS"

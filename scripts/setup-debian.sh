@@ -26,6 +26,8 @@ tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prom
 tests="$tests tmux valgrind"
 # For scripts/test-aarch64.sh.
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+# A Slurm cluster for scripts/test-cluster.sh.
+tests="$tests iproute2 munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"
@@ -36,7 +38,7 @@ missing=
 for package in $needs $tests; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
-# Only the program of prometheus is needed: this policy keeps its package from starting a service.
+# Only the programs of prometheus and Slurm are needed: this policy keeps packages from starting services.
 policy=/usr/sbin/policy-rc.d
 forget_policy() {
     [ -z "$made" ] || $sudo rm -f "$policy"

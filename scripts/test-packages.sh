@@ -144,14 +144,14 @@ echo /usr/lib/libgcgroup.so > /etc/ld.so.preload
 echo "--- upgrade"
 dpkg -i /test/two/*.deb
 [ "$(cat /etc/ld.so.preload)" = /usr/lib/libgcgroup.so ] || fail "the upgrade changed /etc/ld.so.preload"
-dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup gcgroup-exporter |
-    grep -c next | grep -qx 3 || fail "not upgraded"
+dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm |
+    grep -c next | grep -qx 4 || fail "not upgraded"
 [ "$(/bin/true 2>&1)" = "" ] || fail "a program complains"
 
 echo "--- removal and purge"
-dpkg -r gcgroupfs libgcgroup gcgroup-exporter
+dpkg -r gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm
 [ ! -e /etc/ld.so.preload ] || fail "/etc/ld.so.preload is left"
-dpkg -P gcgroupfs libgcgroup gcgroup-exporter
+dpkg -P gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm
 state > /test/after
 diff /test/before /test/after || fail "the purge left files, or took some"
 EOF

@@ -56,7 +56,8 @@ if [ "$quick" = no ]; then
     fi
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
-        step shellcheck scripts/*.sh scripts/cluster/*.sh scripts/gc-* .ci/run
+        step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/cluster/common/*.sh gcgroupfs/slurm/tests/* \
+            scripts/gc-* .ci/run
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
@@ -103,6 +104,9 @@ if [ "$quick" = no ]; then
         fi
     fi
     step scripts/soak.sh 3
+    if have apt-get "a Slurm cluster" && [ "$(id -u)" = 0 ]; then
+        step timeout --kill-after=30 540 scripts/test-cluster.sh slurm
+    fi
     if have apt-get "installation, upgrade and purge of the packages" && [ "$(id -u)" = 0 ]; then
         step scripts/test-packages.sh
     fi

@@ -131,8 +131,14 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
     });
     let mut group = process.above.or(ruled);
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
-        match by_wish(tree, process.who, group, wish) {
-            Ok(wished) => (group, is_as_requested) = (Some(wished), true),
+        // A process that begins there anyway needs no right to enter the group.
+        let is_there = group.is_some() && tree.path(group) == wish.trim_matches('/');
+        match if is_there {
+            Ok(group)
+        } else {
+            by_wish(tree, process.who, group, wish).map(Some)
+        } {
+            Ok(wished) => (group, is_as_requested) = (wished, true),
             Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
         }
     }

@@ -222,6 +222,27 @@ fn request_counts_within_the_initial_group() {
 }
 
 #[test]
+fn request_for_the_initial_group_needs_no_right_to_enter() {
+    let world = World::new(1);
+    let job = make(&world, "job", 0);
+    make(&world, "job/step", 0);
+    for wish in ["job", "/job/"] {
+        assert_eq!(
+            begins(&world, alice(), Some(job), "", wish),
+            ("job".into(), String::new())
+        );
+    }
+    let (group, trouble) = begins(&world, alice(), Some(job), "", "job/step");
+    assert_eq!(group, "job");
+    assert!(trouble.contains("not admitted"), "{trouble}");
+    assert!(
+        begins(&world, alice(), None, "", "job")
+            .1
+            .contains("not admitted")
+    );
+}
+
+#[test]
 fn impossible_rule_group_leaves_the_deepest_group_reached() {
     let world = World::new(1);
     let deep = "group.name = \"b/c/d/e/f/g/h/{wish}\"";

@@ -1,0 +1,177 @@
+//! GPU time and peak memory of a step, for the job's accounting data.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use crate::arguments::Arguments;
+use crate::controller::scontrol;
+use crate::daemon::Client;
+use crate::spank;
+use crate::step::Step;
+
+/// Pause between two reads. After a read the GPU time of registered processes is measured for 10 s. Under a
+/// quota it is always measured.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// File that is locked while a comment changes.
+const LOCK: &str = "/run/gcgroup-slurm.lock";
+
+/// Attempts to add to the comment of a job, to which other nodes may be adding.
+const ATTEMPTS: u32 = 5;
+
+/// GPU time and memory that the processes of a step have used on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Usage {
+    gpu_usec: u64,
+    /// Bytes.
+    peak: u64,
+}
+
+/// Starts a thread that keeps the daemon measuring the GPU time of the step.
+pub(crate) fn measure(arguments: &Arguments, step: &Step) {
+    let (socket, group) = (arguments.socket.clone(), step.group.clone());
+    let run = move || {
+        loop {
+            // Without a daemon nothing can be measured; the next one may answer.
+            let _ = Client::connect(&socket).and_then(|mut client| read(&mut client, &group));
+            thread::sleep(PAUSE);
+        }
+    };
+    let thread = thread::Builder::new().name("gcgroup-usage".to_owned());
+    if let Err(error) = thread.spawn(run) {
+        spank::log_error(&format!("GPU time is not measured: {error}"));
+    }
+}
+
+/// Stores what a step that has ended has used; nothing if it has used no GPU.
+///
+/// # Errors
+/// The daemon or the controller does not answer, or the job has ended already.
+pub(crate) fn store(arguments: &Arguments, step: &Step) -> anyhow::Result<()> {
+    if !arguments.usage && arguments.usage_log.is_none() {
+        return Ok(());
+    }
+    let usage = read(&mut Client::connect_patiently(&arguments.socket)?, &step.group)?;
+    if usage.gpu_usec == 0 && usage.peak == 0 {
+        return Ok(());
+    }
+    if let Some(path) = &arguments.usage_log {
+        append(path, &line(step, usage))?;
+    }
+    if arguments.usage {
+        add_to_comment(
+            &arguments.scontrol,
+            Path::new(LOCK),
+            step.job,
+            &comment(step, usage),
+        )?;
+    }
+    Ok(())
+}
+
+fn read(client: &mut Client, group: &str) -> anyhow::Result<Usage> {
+    let stat = client.get(&format!("{group}/compute.stat"))?;
+    let mut lines = stat.lines();
+    let gpu_usec = lines.find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
+    Ok(Usage {
+        gpu_usec: gpu_usec.context("compute.stat has no usage_usec")?,
+        peak: client.get(&format!("{group}/memory.peak"))?.trim().parse()?,
+    })
+}
+
+/// Returns the part of the job's comment: without a blank, so that `scontrol` takes it as one value.
+fn comment(step: &Step, usage: Usage) -> String {
+    format!(
+        "gcgroup:{}.{}:gpu_seconds={},gpu_memory_peak={}",
+        step.node,
+        step.name,
+        seconds(usage.gpu_usec),
+        usage.peak
+    )
+}
+
+/// Returns the line of the log, as JSON. Names of nodes and steps have no characters that JSON escapes.
+fn line(step: &Step, usage: Usage) -> String {
+    format!(
+        "{{\"job\":{},\"step\":\"{}\",\"node\":\"{}\",\"gpu_seconds\":{},\"gpu_memory_peak\":{}}}\n",
+        step.job,
+        step.name,
+        step.node,
+        seconds(usage.gpu_usec),
+        usage.peak
+    )
+}
+
+fn seconds(usec: u64) -> String {
+    format!("{}.{:03}", usec / 1_000_000, usec / 1000 % 1000)
+}
+
+/// Appends a line with one write, so that lines of several steps do not mix.
+fn append(path: &Path, line: &str) -> anyhow::Result<()> {
+    let mut options = OpenOptions::new();
+    let file = options.append(true).create(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    written.with_context(|| path.display().to_string())
+}
+
+/// Adds a part to the job's `AdminComment`. Slurm can only replace it, so the part is added again if another
+/// node has replaced it meanwhile.
+fn add_to_comment(program: &Path, lock: &Path, job: u32, part: &str) -> anyhow::Result<()> {
+    // Against other steps of this node. The holder runs scontrol, which takes at most 10 s each time.
+    let lock = File::create(lock).with_context(|| lock.display().to_string())?;
+    lock.lock()?;
+    for _ in 0..ATTEMPTS {
+        let text = scontrol(program, &["show", "job", &job.to_string()])?;
+        // A line of its own: an administrator's comment may have blanks.
+        let mut lines = text.lines().map(str::trim);
+        let before = lines
+            .find_map(|line| line.strip_prefix("AdminComment="))
+            .unwrap_or_default();
+        if before.split(';').any(|other| other == part) {
+            return Ok(());
+        }
+        let separator = if before.is_empty() { "" } else { ";" };
+        let setting = format!("AdminComment={before}{separator}{part}");
+        scontrol(program, &["update", &format!("JobId={job}"), &setting])?;
+    }
+    bail!("other nodes replace the comment of job {job}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_added_to_the_comment() {
+        let directory = tempfile::tempdir().unwrap();
+        let (program, state) = (directory.path().join("scontrol"), directory.path().join("state"));
+        let script = format!(
+            "#!/bin/sh\ncase $1 in update) echo \"$3\" > {0} ;; *) echo JobId=7; echo \"   $(cat {0}) \" ;; esac\n",
+            state.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&state, "AdminComment=two words\n").unwrap();
+        for part in ["a=1", "b=2", "a=1"] {
+            add_to_comment(&program, &directory.path().join("lock"), 7, part).unwrap();
+        }
+        assert_eq!(
+            fs::read_to_string(&state).unwrap(),
+            "AdminComment=two words;a=1;b=2\n"
+        );
+    }
+
+    #[test]
+    fn seconds_have_three_digits() {
+        assert_eq!(seconds(12_034_567), "12.034");
+        assert_eq!(seconds(999), "0.000");
+    }
+}

@@ -1,0 +1,399 @@
+# shellcheck shell=sh
+# Tests of the Slurm plugin. scripts/cluster/slurm.sh runs each function test_NAME in a cluster of the nodes
+# n1 and n2, and nothing_is_left_soon after each. A GPU has 1 GiB and 8 shards. "error 2" is the driver's
+# answer to an allocation without memory.
+
+MIB=1048576
+
+# check WHAT FOUND WANTED
+check() {
+    [ "$2" = "$3" ] || { echo "$1: found $2, not $3" >&2; exit 1; }
+}
+
+# has FILE TEXT...: the file has lines with these texts.
+has() {
+    file=$1
+    shift
+    for text; do
+        grep -qF -e "$text" "$file" || { echo "no \"$text\" in:" >&2; cat "$file" >&2; exit 1; }
+    done
+}
+
+# lacks FILE TEXT
+lacks() {
+    ! grep -qF -e "$2" "$1" || { echo "\"$2\" in:" >&2; cat "$1" >&2; exit 1; }
+}
+
+# as_user COMMAND...: runs a command as an ordinary user.
+as_user() {
+    setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups env HOME=/ "$@"
+}
+
+# show FILE: prints a control file of the daemon on n1.
+show() {
+    on n1 "$WORK/gcgroupfs" get "$1"
+}
+
+# shows FILE VALUE
+shows() {
+    [ "$(show "$1")" = "$2" ]
+}
+
+is_gone() {
+    ! show "$1"
+}
+
+# answers FILE: prints the answers of a task on the GPU without its pid and the identities of its blocks.
+answers() {
+    sed -n '/^ready /d; s/^ok .*/ok/; /^ok$/p; /^error/p' "$1" | tr '\n' ' '
+}
+
+# job_of NAME: prints the number of the job of that name.
+job_of() {
+    squeue -h -n "$1" -o %A
+}
+
+# start NAME TEXT COMMAND...: runs a command in the background and waits until its output has the text.
+start() {
+    output=$WORK/out/$1
+    text=$2
+    shift 2
+    : > "$output"
+    chmod 666 "$output"
+    as_user "$@" > "$output" 2>&1 &
+    until_true grep -q "$text" "$output" || { cat "$output" >&2; exit 1; }
+}
+
+# batch NAME TEXT SCRIPT OPTION...: submits a script and waits until its output has the text.
+batch() {
+    name=$1
+    text=$2
+    script=$3
+    shift 3
+    output=$WORK/out/$name
+    : > "$output"
+    chmod 666 "$output"
+    printf '#!/bin/sh\n%s\n' "$script" | as_user sbatch -Q -w n1 -D / -J "$name" -o "$output" --open-mode=append "$@"
+    until_true grep -q "$text" "$output" || { cat "$output" >&2; exit 1; }
+}
+
+# end NAME: cancels a job and waits until it is gone.
+end() {
+    scancel --name "$1"
+    until_true sh -c "[ -z \"\$(squeue -h -n $1)\" ]"
+}
+
+nothing_is_left() {
+    for node in n1 n2; do
+        ! on "$node" "$WORK/gcgroupfs" ls --json | grep -qF '"slurm' || return 1
+    done
+    [ -z "$(squeue -h)" ] && [ -z "$(pgrep -x 'slurmstepd|driver_shell')" ]
+}
+
+nothing_is_left_soon() {
+    until_true nothing_is_left || {
+        on n1 "$WORK/gcgroupfs" ls
+        squeue
+        ps -ef
+        exit 1
+    }
+}
+
+test_options_hold_for_the_step_whatever_its_environment() {
+    start options 'error' env GCGROUP_GROUP=elsewhere GCGROUP_SOCKET=/nowhere GCGROUP_REQUIRED=0 LD_PRELOAD= \
+        srun -w n1 -J options --gpu-memory=64M,32M:1 --gpu-max=50% --gpu-priority=9 \
+        "$WORK/gpu" --hold "alloc linear $((40 * MIB))" "alloc linear $((80 * MIB))"
+    check answers "$(answers "$WORK/out/options")" "ok error 2 "
+    step=slurm/job_$(job_of options)/step_0
+    check memory.limit "$(show "$step/memory.limit")" $((64 * MIB))
+    check 1/memory.limit "$(show "$step/1/memory.limit")" $((32 * MIB))
+    check compute.max "$(show "$step/compute.max")" "50000 100000"
+    check compute.priority "$(show "$step/compute.priority")" 9
+    pid=$(show "$step/gcgroup.procs")
+    check "user of $pid" "$(stat -c %u "/proc/$pid")" "$USER_ID"
+    end options
+}
+
+test_swap_lets_memory_over_the_limit_move_to_the_host() {
+    start swap '^ok 1' srun -w n1 -J swap --gpu-memory=64M --gpu-swap "$WORK/gpu" --hold \
+        "alloc linear $((40 * MIB))" "alloc linear $((40 * MIB))"
+    step=slurm/job_$(job_of swap)/step_0
+    until_true shows "$step/memory.swap.current" $((40 * MIB))
+    check memory.current "$(show "$step/memory.current")" $((40 * MIB))
+    end swap
+}
+
+test_limit_of_each_gpu_holds() {
+    as_user srun -w n1 --gpu-memory=64M:0,32M:1 "$WORK/gpu" "alloc linear $((40 * MIB))" "gpu 1" \
+        "alloc linear $((40 * MIB))" "alloc linear $((20 * MIB))" > "$WORK/out/gpus"
+    check answers "$(answers "$WORK/out/gpus")" "ok ok error 2 ok "
+}
+
+test_invalid_option_is_refused_at_submission() {
+    for option in --gpu-memory=lots --gpu-memory=8G:x --gpu-priority=16 --gpu-max=50; do
+        if as_user srun -w n1 "$option" true 2> "$WORK/out/invalid"; then
+            check "$option" accepted refused
+        fi
+        has "$WORK/out/invalid" "gcgroup: ${option%%=*}"
+    done
+    if as_user srun -w n1 --gpu-memory=8M:5 true 2> "$WORK/out/invalid"; then
+        check "GPU 5" accepted refused
+    fi
+    has "$WORK/out/invalid" "there is no GPU 5 on this node"
+}
+
+test_shards_are_limits_of_memory_and_time() {
+    start shards 'error' srun -w n1 -J shards --gres=shard:2 "$WORK/gpu" --hold \
+        "alloc linear $((200 * MIB))" "alloc linear $((100 * MIB))"
+    check answers "$(answers "$WORK/out/shards")" "ok error 2 "
+    job=slurm/job_$(job_of shards)
+    for group in "$job" "$job/step_0"; do
+        check "$group/memory.limit" "$(show "$group/memory.limit")" $((256 * MIB))
+        check "$group/compute.max" "$(show "$group/compute.max")" "25000 100000"
+    done
+    # The shards are on one GPU, and the job has nothing on the other.
+    limits="$(show "$job/0/memory.limit") $(show "$job/1/memory.limit")"
+    case $limits in
+        "max 0" | "0 max") ;;
+        *) check "limits of the GPUs" "$limits" "max 0" ;;
+    esac
+    end shards
+}
+
+test_options_win_over_shards_unless_bound() {
+    as_user srun -w n1 --gres=shard:2 --gpu-memory=512M "$WORK/gpu" "alloc linear $((400 * MIB))" > "$WORK/out/win"
+    check answers "$(answers "$WORK/out/win")" "ok "
+    plug required shares=bound
+    as_user srun -w n1 --gres=shard:2 --gpu-memory=512M "$WORK/gpu" "alloc linear $((400 * MIB))" > "$WORK/out/win"
+    check "answers within the bound" "$(answers "$WORK/out/win")" "error 2 "
+    plug required shares=no
+    as_user srun -w n1 --gres=shard:2 "$WORK/gpu" "alloc linear $((400 * MIB))" > "$WORK/out/win"
+    check "answers without shares" "$(answers "$WORK/out/win")" "ok "
+    plug required "usage-log=$WORK/out/usage"
+}
+
+test_overlapping_steps_share_the_limit_of_their_job() {
+    batch overlap both "
+        srun --overlap --gres=shard:2 $WORK/gpu --hold 'alloc linear $((200 * MIB))' > $WORK/out/first &
+        until grep -q ok $WORK/out/first; do sleep 0.1; done
+        srun --overlap --gres=shard:2 $WORK/gpu 'alloc linear $((100 * MIB))' 'alloc linear $((40 * MIB))' > $WORK/out/second
+        echo both; sleep 600" --gres=shard:2
+    check answers "$(answers "$WORK/out/second")" "error 2 ok "
+    end overlap
+}
+
+test_steps_with_fewer_shards_have_smaller_limits() {
+    batch fewer both "
+        for shards in 1 2; do
+            srun --gres=shard:\$shards $WORK/gpu 'alloc linear $((200 * MIB))' > $WORK/out/fewer-\$shards
+        done
+        echo both" --gres=shard:4
+    check "answers of 1 shard" "$(answers "$WORK/out/fewer-1")" "error 2 "
+    check "answers of 2 shards" "$(answers "$WORK/out/fewer-2")" "ok "
+}
+
+test_limit_of_sbatch_bounds_all_steps_together() {
+    batch whole both "
+        srun --overlap $WORK/gpu --hold 'alloc linear $((40 * MIB))' > $WORK/out/first &
+        until grep -q ok $WORK/out/first; do sleep 0.1; done
+        srun --overlap $WORK/gpu 'alloc linear $((40 * MIB))' 'alloc linear $((20 * MIB))' > $WORK/out/second
+        echo both; sleep 600" --gpu-memory=64M
+    job=slurm/job_$(job_of whole)
+    check memory.limit "$(show "$job/memory.limit")" $((64 * MIB))
+    check "limit of the script" "$(show "$job/step_batch/memory.limit")" $((64 * MIB))
+    check answers "$(answers "$WORK/out/second")" "error 2 ok "
+    end whole
+}
+
+test_tasks_of_an_array_have_groups_of_their_own() {
+    batch array '^ok' "$WORK/gpu --hold 'alloc linear $((40 * MIB))'" --gpu-memory=64M --array=1-2
+    until_true sh -c "[ \$(grep -c '^ok' $WORK/out/array) = 2 ]"
+    check tasks "$(job_of array | wc -l)" 2
+    for job in $(job_of array); do
+        check "members of $job" "$(show "slurm/job_$job/step_batch/gcgroup.procs" | wc -l)" 1
+        check memory.limit "$(show "slurm/job_$job/memory.limit")" $((64 * MIB))
+    done
+    end array
+}
+
+test_several_tasks_share_the_group_of_their_step() {
+    start tasks 'error' srun -w n1 -J tasks -n 3 --gpu-memory=64M "$WORK/gpu" --hold "alloc linear $((30 * MIB))"
+    until_true sh -c "[ \$(grep -cE '^(ok|error)' $WORK/out/tasks) = 3 ]"
+    check allocations "$(grep -c '^ok' "$WORK/out/tasks")" 2
+    step=slurm/job_$(job_of tasks)/step_0
+    check members "$(show "$step/gcgroup.procs" | wc -l)" 3
+    end tasks
+}
+
+test_processes_cannot_leave_the_group() {
+    # Without its variables, except the library, and without living ancestors in the step.
+    start leave 'error' srun -w n1 -J leave --gpu-memory=64M sh -c "
+        env -u GCGROUP_GROUP -u GCGROUP_REQUIRED -u GCGROUP_SOCKET $WORK/gpu 'alloc linear $((80 * MIB))'
+        (setsid sh -c 'sleep 0.5; $WORK/gpu --hold \"alloc linear $((80 * MIB))\"' &)
+        sleep 600"
+    until_true sh -c "[ \$(grep -c '^error 2' $WORK/out/leave) = 2 ]"
+    end leave
+}
+
+test_step_fails_without_a_daemon() {
+    stop_daemon n1
+    status=0
+    as_user srun -w n1 --gpu-memory=64M echo task-runs > "$WORK/out/alone" 2>&1 || status=$?
+    [ "$status" != 0 ] || check status 0 "not 0"
+    has "$WORK/out/alone" "the step is not started without a group for its GPU work: no daemon at"
+    lacks "$WORK/out/alone" task-runs
+    # Jobs without a GPU need no daemon.
+    check "job without a GPU" "$(as_user srun -w n1 echo task-runs)" task-runs
+    plug required best-effort=yes
+    as_user srun -w n1 --gpu-memory=64M echo task-runs > "$WORK/out/alone" 2>&1
+    has "$WORK/out/alone" task-runs "warning: the step has no group"
+    plug required "usage-log=$WORK/out/usage"
+    start_daemon n1
+}
+
+test_limit_outlives_daemon_and_slurmd() {
+    start outlive '^ok' srun -w n1 -J outlive --gpu-memory=64M sh -c "$WORK/gpu 'alloc linear 1000'
+        while ! [ -e $WORK/out/restarted ]; do sleep 0.1; done
+        $WORK/gpu --hold 'alloc linear $((80 * MIB))'"
+    stop_daemon n1
+    start_daemon n1
+    kill -9 "$(cat "$WORK/slurmd-n1")"
+    start_slurmd n1
+    : > "$WORK/out/restarted"
+    until_true grep -q '^error 2' "$WORK/out/outlive"
+    job=slurm/job_$(job_of outlive)
+    check memory.limit "$(show "$job/step_0/memory.limit")" $((64 * MIB))
+    end outlive
+}
+
+test_suspended_job_is_frozen() {
+    batch suspend '^ok' "$WORK/gpu --hold 'alloc linear 1000'" --gpu-memory=64M
+    job=$(job_of suspend)
+    step=slurm/job_$job/step_batch
+    scontrol suspend "$job"
+    until_true shows "$step/compute.freeze" 1
+    check state "$(squeue -h -j "$job" -o %T)" SUSPENDED
+    scontrol resume "$job"
+    until_true shows "$step/compute.freeze" 0
+    # An administrator's freeze stays.
+    on n1 "$WORK/gcgroupfs" set "$step/compute.freeze" 1
+    scontrol suspend "$job"
+    pid=$(show "$step/gcgroup.procs")
+    until_true grep -q 'State:.T' "/proc/$pid/status"
+    scontrol resume "$job"
+    until_true grep -q 'State:.S' "/proc/$pid/status"
+    check compute.freeze "$(show "$step/compute.freeze")" 1
+    end suspend
+}
+
+test_memory_of_a_suspended_job_moves_to_the_host() {
+    plug required suspend=reclaim
+    batch moved '^ok' "$WORK/gpu --hold 'alloc linear $((40 * MIB))'" --gpu-memory=64M --gpu-swap
+    plug required "usage-log=$WORK/out/usage"
+    job=$(job_of moved)
+    step=slurm/job_$job/step_batch
+    scontrol suspend "$job"
+    until_true shows "$step/memory.swap.current" $((40 * MIB))
+    pid=$(show "$step/gcgroup.procs")
+    until_true grep -q 'State:.T' "/proc/$pid/status"
+    check compute.freeze "$(show "$step/compute.freeze")" 1
+    scontrol resume "$job"
+    until_true shows "$step/memory.current" $((40 * MIB))
+    grep -q 'State:.S' "/proc/$pid/status" || check "state of $pid" stopped running
+    end moved
+}
+
+test_requeued_job_begins_anew() {
+    batch again '^ok' "$WORK/gpu --hold 'alloc linear $((40 * MIB))'" --gpu-memory=64M --requeue
+    job=$(job_of again)
+    before=$(show "slurm/job_$job/step_batch/gcgroup.procs")
+    scontrol requeue "$job"
+    until_true is_pending "$job"
+    # slurmd refuses what was submitted in the second in which it ended the job.
+    sleep 2
+    scontrol update "JobId=$job" StartTime=now
+    until_true has_begun_again
+    after=$(show "slurm/job_$job/step_batch/gcgroup.procs")
+    [ "$before" != "$after" ] || check process "$after" "another one"
+    check memory.limit "$(show "slurm/job_$job/memory.limit")" $((64 * MIB))
+    end again
+}
+
+# is_pending JOB
+is_pending() {
+    [ "$(squeue -h -j "$1" -o %T)" = PENDING ]
+}
+
+has_begun_again() {
+    [ "$(grep -c '^ok' "$WORK/out/again")" = 2 ]
+}
+
+test_failed_node_leaves_nothing_behind() {
+    batch fails '^ok' "$WORK/gpu --hold 'alloc linear $((40 * MIB))'" --gpu-memory=64M --no-requeue
+    kill_node n1
+    scontrol update NodeName=n1 State=DOWN Reason=test
+    until_true no_job_runs
+    until_true node_has_no_group
+    scontrol update NodeName=n1 State=RESUME
+    start_slurmd n1
+}
+
+# kill_node NODE: ends slurmd and all steps, without the daemon.
+kill_node() {
+    holder=$(cat "$WORK/holder-$1")
+    kill -9 "$(cat "$WORK/slurmd-$1")"
+    for process in /proc/[0-9]*; do
+        pid=${process#/proc/}
+        [ "$(readlink "$process/ns/mnt")" = "$(readlink "/proc/$holder/ns/mnt")" ] || continue
+        case $pid,$(cat "$process/comm") in
+            "$holder",* | *,gcgroupfs*) ;;
+            *) kill -9 "$pid" || : ;;
+        esac
+    done
+}
+
+no_job_runs() {
+    [ -z "$(squeue -h -t running)" ]
+}
+
+node_has_no_group() {
+    ! on n1 "$WORK/gcgroupfs" ls --json | grep -qF '"slurm'
+}
+
+test_use_is_stored_with_the_job() {
+    rm -f "$WORK/out/usage"
+    batch used '^ready' "$WORK/gpu 'alloc linear $((40 * MIB))' 'spin 200000 2' sync; sleep 1; srun --overlap $WORK/gpu 'alloc linear $((20 * MIB))'" \
+        --gpu-memory=64M --gpu-max=90%
+    job=$(scontrol -o show job | sed -n 's/^JobId=\([0-9]*\) JobName=used .*/\1/p' | tail -n 1)
+    until_true sh -c "scontrol show job $job | grep -q 'JobState=COMPLETED'"
+    scontrol show job "$job" > "$WORK/out/comment"
+    has "$WORK/out/comment" "gcgroup:n1.0:gpu_seconds=" "gcgroup:n1.batch:gpu_seconds=" \
+        "gpu_memory_peak=$((40 * MIB))" "gpu_memory_peak=$((20 * MIB))"
+    has "$WORK/out/usage" "{\"job\":$job,\"step\":\"batch\",\"node\":\"n1\",\"gpu_seconds\":"
+    seconds=$(sed -n 's/.*"step":"batch".*"gpu_seconds":\([0-9]*\)\.\([0-9]\)[0-9]*,.*/\1\2/p' "$WORK/out/usage")
+    # Two kernels of 0.2 s, of which a measurement may miss the ends.
+    [ "$seconds" -ge 2 ] || check "tenths of a GPU second" "$seconds" "2 or more"
+}
+
+test_each_node_has_a_group_for_the_step() {
+    start nodes 'error' srun -N 2 -n 2 -J nodes --gres=shard:2 "$WORK/gpu" --hold \
+        "alloc linear $((200 * MIB))" "alloc linear $((100 * MIB))"
+    until_true sh -c "[ \$(grep -c '^error 2' $WORK/out/nodes) = 2 ]"
+    job=$(job_of nodes)
+    for node in n1 n2; do
+        group=slurm/job_$job/step_0
+        check "members on $node" "$(on $node "$WORK/gcgroupfs" get "$group/gcgroup.procs" | wc -l)" 1
+        check "limit on $node" "$(on $node "$WORK/gcgroupfs" get "$group/memory.limit")" $((256 * MIB))
+    done
+    end nodes
+}
+
+test_cancelled_step_leaves_its_job_running() {
+    batch cancel 'ok' "srun --overlap $WORK/gpu --hold 'alloc linear 1000' & wait; echo over; sleep 600" --gpu-memory=64M
+    job=$(job_of cancel)
+    scancel "$job.0"
+    until_true grep -q over "$WORK/out/cancel"
+    until_true is_gone "slurm/job_$job/step_0/memory.limit"
+    check memory.limit "$(show "slurm/job_$job/memory.limit")" $((64 * MIB))
+    end cancel
+}

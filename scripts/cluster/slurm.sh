@@ -1,0 +1,80 @@
+#!/bin/sh
+# Tests the Slurm integration with real munged, slurmctld and two slurmd, each node with a gcgroupfs daemon
+# and two simulated GPUs of its own. Everything runs in namespaces of its own: their end takes along all
+# processes and mounts. The tests are in gcgroupfs/slurm/tests/cases.sh.
+set -eu
+
+usage() {
+    cat <<'USAGE'
+usage: scripts/test-cluster.sh slurm [TEST...]
+
+environment:
+  DIST             built tree (<repository>/target/dist)
+  CLUSTER_MINUTES  limit for the whole run (8)
+USAGE
+}
+
+case ${1-} in
+    -h | --help) usage; exit 0 ;;
+esac
+
+fail() {
+    echo "test-cluster.sh slurm: $*" >&2
+    exit 1
+}
+
+repo=$(cd "$(dirname "$0")/../.." && pwd -P)
+if [ -z "${IN_NAMESPACE-}" ]; then
+    [ "$(id -u)" = 0 ] || fail "run as root: namespaces are made"
+    for program in gcc ip munged scontrol slurmctld slurmd srun; do
+        command -v "$program" > /dev/null || { "$repo/scripts/setup-debian.sh" --no-python && break; }
+    done
+    unshare --mount --pid --net --uts --fork --mount-proc true 2> /dev/null || {
+        echo "test-cluster.sh slurm: left out, no namespaces can be made here"
+        exit 0
+    }
+    dist=${DIST:-$repo/target/dist}
+    [ -f "$dist/lib/libgcgroup_slurm.so" ] || DIST=$dist "$repo/scripts/build.sh"
+    # Outside of the home directory of root, so that other users reach it.
+    work=$(mktemp -d /tmp/gcgroup-slurm.XXXXXX)
+    trap 'rm -rf --one-file-system "$work"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    status=0
+    # In the foreground of this script and not of a terminal's job, so that Slurm's programs cannot stop it.
+    timeout --kill-after=10 "$((${CLUSTER_MINUTES:-8} * 60))" \
+        env IN_NAMESPACE=1 DIST="$dist" WORK="$work" \
+        unshare --mount --pid --net --uts --fork --mount-proc --kill-child "$0" "$@" < /dev/null || status=$?
+    exit "$status"
+fi
+
+# shellcheck source=scripts/cluster/common/slurm-nodes.sh
+. "$repo/scripts/cluster/common/slurm-nodes.sh"
+# shellcheck source=gcgroupfs/slurm/tests/cases.sh
+. "$repo/gcgroupfs/slurm/tests/cases.sh"
+
+if [ "${1-}" = --call ]; then
+    "$2"
+    exit 0
+fi
+
+began=$(date +%s)
+make_cluster
+echo "--- the cluster runs after $(($(date +%s) - began)) s: $(slurmd -V)"
+failed=
+# shellcheck disable=SC2046  # a list of names
+[ $# != 0 ] || set -- $(sed -n 's/^test_\([a-z_]*\)() {$/\1/p' "$repo/gcgroupfs/slurm/tests/cases.sh")
+for name; do
+    began=$(date +%s)
+    if timeout --kill-after=5 90 "$0" --call "test_$name" > "$WORK/output" 2>&1 &&
+        timeout --kill-after=5 60 "$0" --call nothing_is_left_soon >> "$WORK/output" 2>&1; then
+        echo "ok $name ($(($(date +%s) - began)) s)"
+    else
+        echo "FAILED $name"
+        cat "$WORK/output"
+        tail -n 10 "$WORK/slurmd-n1.log" "$WORK/slurmctld.log" "$WORK/daemon-n1.log"
+        failed="$failed $name"
+        restore_cluster
+    fi
+done
+[ -z "$failed" ] || fail "failed:$failed"
