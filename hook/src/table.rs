@@ -302,11 +302,15 @@ hooks! {
         count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr,
     ) @7000 => |next| query::attributes(count, attributes, data, address, next);
 
+    group Tracked "peers that may use memory that swap can move";
+
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) @4000 => |next| swap::enable_peer(peer, next);
+
     group Tracked "calls that keep memory in place, which swap could move";
 
     fn cuPointerSetAttribute(
         value: *const c_void, attribute: c_uint, address: CUdeviceptr,
-    ) @6000 => |next| swap::pin(address, next);
+    ) @6000 => |next| swap::set_attribute(value, attribute, address, next);
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint, flags: c_ulonglong,
     ) @11070 => |next| swap::pin(address, next);

@@ -247,13 +247,39 @@ fn settings_apply_to_single_gpus() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 4 * MIB + 1)), "error 2");
     assert_eq!(shell.ask(&format!("alloc linear {}", 3 * MIB)), "ok 0");
     let mut command = mount.gcgroupfs(&["run", "--name", "other", "--swap=16M"]);
-    command.arg("--").arg(driver_shell());
+    command
+        .env_remove("NCCL_GRAPH_REGISTER")
+        .arg("--")
+        .arg(driver_shell());
     let other = DriverShell::spawn(command);
     assert_eq!(mount.read("other", "memory.swap.max"), (16 * MIB).to_string());
     assert_eq!(mount.read(other.pid(), "memory.swap.max"), (16 * MIB).to_string());
+    assert!(has_variable(other.pid(), "NCCL_GRAPH_REGISTER=0"));
+    let mut command = mount.gcgroupfs(&["run", "--name", "third", "--swap=16M"]);
+    command
+        .env("NCCL_GRAPH_REGISTER", "1")
+        .arg("--")
+        .arg(driver_shell());
+    let third = DriverShell::spawn(command);
+    assert!(has_variable(third.pid(), "NCCL_GRAPH_REGISTER=1"));
+    let mut command = mount.gcgroupfs(&["run", "--name", "fourth", "--swap=0"]);
+    command
+        .env_remove("NCCL_GRAPH_REGISTER")
+        .arg("--")
+        .arg(driver_shell());
+    let fourth = DriverShell::spawn(command);
+    assert!(!has_variable(fourth.pid(), "NCCL_GRAPH_REGISTER=0"));
     let (status, stderr) = ended(mount.gcgroupfs(&["run", "--memory-limit", "2=4M", "--", "true"]));
     assert_eq!(status, Some(125), "{stderr}");
     assert!(stderr.contains("there is no GPU 2"), "{stderr}");
+}
+
+/// Returns whether a process has been started with `NAME=VALUE` in its environment.
+fn has_variable(pid: i32, variable: &str) -> bool {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+    environment
+        .split(|byte| *byte == 0)
+        .any(|entry| entry == variable.as_bytes())
 }
 
 #[test]

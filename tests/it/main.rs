@@ -249,7 +249,11 @@ mod swap_faults;
 #[cfg(test)]
 mod swap_host;
 #[cfg(test)]
+mod swap_large;
+#[cfg(test)]
 mod swap_load;
+#[cfg(test)]
+mod swap_location;
 #[cfg(test)]
 mod swap_numbers;
 #[cfg(test)]
@@ -258,6 +262,8 @@ mod swap_order;
 mod swap_pinned;
 #[cfg(test)]
 mod swap_pressure;
+#[cfg(test)]
+mod swap_shared;
 #[cfg(test)]
 mod tenants;
 #[cfg(test)]

@@ -134,3 +134,57 @@ fn process_in_pid_namespace_is_known_by_daemons_pid() {
     assert_eq!(pids.len(), 1);
     wait_until("the context is measured", || context(&dir) == CONTEXT);
 }
+
+/// Tests a driver that does not tell what each process holds: the device's memory in use is divided.
+#[test]
+fn contexts_are_estimated_where_driver_does_not_tell() {
+    for quirk in ["nvml-zero", "nvml-missing"] {
+        let mount = Mount::with(config().env("SIMGPU_QUIRKS", quirk));
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        wait_until(&format!("the context is estimated: {quirk}"), || {
+            context(&dir) == CONTEXT
+        });
+        assert_eq!(dir.key("memory.stat", "context_estimated"), CONTEXT, "{quirk}");
+        assert_eq!(context(&dir.gpu(1)), 0, "{quirk}");
+        calls.ok(&format!("cuMemAlloc_v2 &block {}", 8 * MIB));
+        let mut others = [Calls::start(&mount), Calls::start(&mount)];
+        for other in &mut others {
+            other.ok(&format!("cuMemAlloc_v2 &block {}", 32 * MIB));
+        }
+        // A third context of a process counts as the process's.
+        others[0].ok("cuCtxCreate_v2 &second 0 0");
+        let all = [&calls, &others[0], &others[1]].map(|calls| Dir::of(&mount, calls.pid()));
+        wait_until(&format!("every context is estimated: {quirk}"), || {
+            all.iter().all(|dir| context(dir) == 4 * CONTEXT / 3)
+        });
+        assert_eq!(dir.number("memory.current"), 4 * CONTEXT / 3 + 8 * MIB, "{quirk}");
+        let limit = 4 * CONTEXT / 3 + 10 * MIB;
+        dir.write("memory.limit", limit);
+        assert_eq!(
+            calls.call(&format!("cuMemAlloc_v2 &more {}", 3 * MIB)),
+            OUT_OF_MEMORY,
+            "{quirk}"
+        );
+        drop(others);
+        wait_until(&format!("its own context is left: {quirk}"), || {
+            context(&dir) == CONTEXT
+        });
+        calls.ok("cuMemFree_v2 $block");
+        calls.ok("cuDevicePrimaryCtxReset_v2 0");
+        wait_until(&format!("the context is uncharged: {quirk}"), || {
+            dir.number("memory.current") == 0
+        });
+    }
+}
+
+#[test]
+fn context_that_driver_lists_late_is_measured_then() {
+    let mount = Mount::with(config().env("SIMGPU_QUIRKS", "nvml-late"));
+    let calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    wait_until("the context is measured", || {
+        context(&dir) == CONTEXT && dir.key("memory.stat", "context_estimated") == 0
+    });
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+}

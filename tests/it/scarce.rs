@@ -103,8 +103,8 @@ fn with_faulty_blocks(mount: &Mount, count: u64, faults: &str) -> Governed {
 #[test]
 fn move_without_host_memory_loses_nothing() {
     let mount = mount();
-    // Two of four blocks find memory on the host; a later attempt finds some again.
-    for (faults, is_lasting) in [("cuMemCreate=2@7+", true), ("cuMemCreate=2@7", false)] {
+    // After four blocks and the trial, two blocks find memory on the host; a later attempt finds some again.
+    for (faults, is_lasting) in [("cuMemCreate=2@8+", true), ("cuMemCreate=2@8", false)] {
         let mut program = with_faulty_blocks(&mount, 4, faults);
         let (dir, truth) = (Dir::of(&mount, program.pid()), mount.truth());
         let sum = || {
@@ -147,7 +147,9 @@ fn limit_address_space(pid: i32, limit: &str) {
 #[test]
 fn move_without_address_space_loses_nothing() {
     let mount = mount();
-    let mut program = with_faulty_blocks(&mount, 2, "cuMemCreate=801@3");
+    let mut command = mount.command(artifacts().load());
+    command.env("SIMGPU_HOST_LOCATIONS", "numa:*=801,host=801");
+    let mut program = with_blocks_by(command, 2);
     let dir = Dir::of(&mount, program.pid());
     dir.freeze();
     // Small allocations fit, blocks do not.

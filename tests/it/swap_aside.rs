@@ -10,11 +10,16 @@ use crate::swap_faults::Before;
 const MIB: u64 = 1 << 20;
 
 fn mount(driver: &str, memory: &str) -> Mount {
+    mount_with(driver, memory, "")
+}
+
+fn mount_with(driver: &str, memory: &str, locations: &str) -> Mount {
     Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
             .env("SIMGPU_MEMORY", memory)
             .env("SIMGPU_DRIVER", driver)
+            .env("SIMGPU_HOST_LOCATIONS", locations)
             .without_turns(),
     )
 }
@@ -56,14 +61,21 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, count: usize) {
 
 #[test]
 fn frozen_memory_moves_out_and_back_before_resuming() {
-    // One driver is too old; newer ones refuse. The third memory object made is the first one on the host.
-    for (driver, faults) in [
-        ("11.8", ""),
-        ("12.2", "cuMemCreate=801@3"),
-        ("13.5", "cuMemCreate=800@3"),
-        ("13.5", "cuMemSetAccess=1@3,cuMemHostRegister_v2=801"),
+    // Two drivers are too old; newer ones refuse. The third and fourth mappings are those of the first piece
+    // on the host.
+    for (driver, faults, locations) in [
+        ("11.8", "", ""),
+        ("12.2", "", ""),
+        ("12.8", "", "numa:*=800,host=1"),
+        ("13.5", "", "numa:*=2,host=2"),
+        ("13.5", "cuMemHostRegister_v2=801", "numa:*=999,host=101"),
+        (
+            "13.5",
+            "cuMemSetAccess=1@3,cuMemSetAccess=1@4",
+            "numa:0=ok,numa:*=801,host=801",
+        ),
     ] {
-        let mount = mount(driver, "1G");
+        let mount = mount_with(driver, "1G", locations);
         let mut program = blocks(&mount, 2, faults);
         let dir = Dir::of(&mount, program.pid());
         // Exactly as much as needed on the host, so a wrong charge does not fit.
@@ -73,17 +85,37 @@ fn frozen_memory_moves_out_and_back_before_resuming() {
         for _ in 0..2 {
             freeze_and_put_out(&dir, 2);
             let truth = mount.truth();
-            assert_eq!(truth.used(program.pid(), 0), 0, "{driver} {faults}");
+            assert_eq!(truth.used(program.pid(), 0), 0, "{driver} {faults} {locations}");
             let held = || mount.truth().held(program.pid(), 0, Held::HostPhysical);
             wait_until("the memory of the refused calls is released", || held() == 0);
             program.say("verify");
             dir.write("compute.freeze", 0);
-            assert_eq!(program.line().as_deref(), Some("verified 2"), "{driver} {faults}");
-            assert_eq!(dir.number("memory.swap.current"), 0, "{driver} {faults}");
-            assert_eq!(dir.number("memory.current"), 32 * MIB, "{driver} {faults}");
+            assert_eq!(
+                program.line().as_deref(),
+                Some("verified 2"),
+                "{driver} {faults} {locations}"
+            );
+            assert_eq!(
+                dir.number("memory.swap.current"),
+                0,
+                "{driver} {faults} {locations}"
+            );
+            assert_eq!(
+                dir.number("memory.current"),
+                32 * MIB,
+                "{driver} {faults} {locations}"
+            );
         }
-        assert_eq!(dir.key("memory.events", "swap_fail"), 0, "{driver} {faults}");
-        assert_eq!(dir.key("memory.events", "swap_out"), 4, "{driver} {faults}");
+        assert_eq!(
+            dir.key("memory.events", "swap_fail"),
+            0,
+            "{driver} {faults} {locations}"
+        );
+        assert_eq!(
+            dir.key("memory.events", "swap_out"),
+            4,
+            "{driver} {faults} {locations}"
+        );
         all_is_freed(&mount, &mut program, 2);
     }
 }

@@ -293,6 +293,15 @@ impl Tree {
         });
     }
 
+    /// Notes whether these bytes are estimated, because the driver does not tell what the process holds.
+    pub fn set_overhead_estimated(&self, id: ProcessId, device: usize, is_estimated: bool) {
+        if let Some(process) = self.state.lock().processes.get_mut(&id)
+            && let Some(kept) = process.devices.get_mut(device)
+        {
+            kept.is_overhead_estimated = is_estimated;
+        }
+    }
+
     /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has
     /// left.
     pub fn evidence(&self, id: ProcessId, device: usize) -> Evidence {

@@ -224,6 +224,12 @@ impl Source for Holders {
         found
     }
 
+    fn used(&self, device: usize) -> Option<u64> {
+        let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str());
+        let memory = handle.and_then(|handle| handle.memory_info());
+        memory.ok().map(|memory| memory.used)
+    }
+
     fn free(&self, device: usize) -> Option<u64> {
         let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str());
         let memory = handle.and_then(|handle| handle.memory_info());

@@ -8,6 +8,7 @@
 //! driver has not yet made what is charged, so the greater of the last two samples is charged.
 
 mod device_search;
+mod estimate;
 mod evidence;
 mod memory_claims;
 mod samples;
@@ -54,6 +55,11 @@ pub(crate) trait Source: Send {
     /// Returns the pids of the processes that have worked on a device within the last `_since`; `None` if the
     /// device does not say.
     fn active(&self, _device: usize, _since: Duration) -> Option<HashSet<u32>> {
+        None
+    }
+
+    /// Returns the bytes of a device that are in use; `None` if the device cannot be asked.
+    fn used(&self, _device: usize) -> Option<u64> {
         None
     }
 

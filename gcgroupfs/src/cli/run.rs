@@ -32,6 +32,10 @@ const PRELOAD: &str = "../lib/libgcgroup.so";
 /// The library that the preload library loads, beside it.
 pub(super) const HOOK: &str = "libgcgroup_hook.so";
 
+/// Variable of NCCL. Unless it is 0, NCCL registers the buffers of captured operations with other devices and
+/// processes if they are mapped memory, as memory that can move is; then it could not move any more.
+const NCCL_GRAPH_REGISTER: &str = "NCCL_GRAPH_REGISTER";
+
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -44,7 +48,8 @@ The program and its children are a job, with a group of their own: job-PID, or -
 other users in users/NAME; in the group of the process that runs this command, if that is governed; or in the group that a \
 rule names. It is removed when the program has ended and the last process has left. Children that stay behind, as daemons \
 do, keep it: they inherit a descriptor with a number of 300 or more. --memory-limit, --swap and \
---compute-max bound all processes of the job together. GCGROUP_GROUP in the program's environment is the group's path.
+--compute-max bound all processes of the job together. GCGROUP_GROUP in the program's environment is the group's path. \
+--swap sets NCCL_GRAPH_REGISTER=0 unless it is set.
 
 If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \
 5 seconds, or the group is refused, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
@@ -266,6 +271,9 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
     command.env(GCGROUP_SOCKET.name, std::path::absolute(socket)?);
     // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
     command.envs(arguments.options.variables());
+    if arguments.options.swaps() && env::var_os(NCCL_GRAPH_REGISTER).is_none() {
+        command.env(NCCL_GRAPH_REGISTER, "0");
+    }
     let others = [
         (GCGROUP_GROUP.name, arguments.group.clone()),
         (GCGROUP_REQUIRED.name, arguments.requirement()),

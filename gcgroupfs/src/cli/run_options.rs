@@ -3,6 +3,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
+use gcgroup_abi::environment::GCGROUP_SWAP;
 use gcgroupfs_model::tree::{
     COMPUTE_MAX, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, RunOption, SETTINGS, Setting, Value,
 };
@@ -31,6 +32,12 @@ impl RunOptions {
 
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.variables.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    /// Returns whether the program's memory is to be movable.
+    pub(super) fn swaps(&self) -> bool {
+        let is_swap = |(name, value): (&str, &str)| name == GCGROUP_SWAP.name && value != "0";
+        self.variables().any(is_swap)
     }
 
     /// Returns the values for the control files of the job's group.

@@ -70,4 +70,6 @@ variables! {
     GCGROUP_LOG = "FILE", "hook";
     /// File that is read in place of /proc/meminfo, for tests.
     GCGROUP_MEMINFO = "FILE", "hook";
+    /// Directory that is read in place of /sys/devices/system/node, for tests.
+    GCGROUP_NODES = "DIRECTORY", "hook";
 }

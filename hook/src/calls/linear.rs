@@ -6,7 +6,8 @@ use super::address::{Address, Out};
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::memory::ledger::Entry;
-use crate::{driver, hook, swap};
+use crate::swap::allocation;
+use crate::{driver, hook};
 
 /// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is called, so that a refusal costs nothing.
 pub(crate) fn alloc<A: Address>(
@@ -29,7 +30,7 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     if kind == Kind::Linear
         && let Some(result) = address
             .wide()
-            .and_then(|wide| swap::alloc(hook.swap, target, wide, bytes))
+            .and_then(|wide| allocation::alloc(hook.swap, target, wide, bytes))
     {
         return result;
     }
@@ -102,7 +103,7 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     let Some(hook) = hook::get() else {
         return next();
     };
-    if let Some(result) = swap::free(hook.swap, address.key()) {
+    if let Some(result) = allocation::free(hook.swap, address.key()) {
         return result;
     }
     let freed = hook.memory.free(&hook.memory.blocks, address.key(), next);

@@ -23,7 +23,7 @@ use crate::memory::page_counter::{Full, Unsettled};
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
-use crate::swap;
+use crate::swap::allocation;
 
 /// Returns the current pool of the stream's device, from which allocations on the stream come.
 fn current_pool(hook: &Hook, stream: CUstream) -> Option<Arc<Reserve>> {
@@ -244,7 +244,7 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
         return next();
     };
     if !is_capturing(hook, stream)
-        && let Some(result) = swap::free_on(hook.swap, address.0, stream)
+        && let Some(result) = allocation::free_on(hook.swap, address.0, stream)
     {
         return result;
     }

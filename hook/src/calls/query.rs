@@ -7,7 +7,7 @@ use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{answer, argument};
 use crate::hook;
-use crate::swap::block::Block;
+use crate::swap::allocation::Allocation;
 
 /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: requested by programs that let another device read the memory.
 const P2P_TOKENS: c_uint = 5;
@@ -21,7 +21,7 @@ const MEMORYTYPE_DEVICE: u64 = 2;
 struct Attribute {
     number: c_uint,
     width: usize,
-    value: fn(&Block, Asked) -> u64,
+    value: fn(&Allocation, Asked) -> u64,
 }
 
 /// Properties of the request.

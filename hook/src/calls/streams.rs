@@ -13,7 +13,7 @@ use crate::driver::out_pointer::written;
 use crate::hook::{self, Hook};
 use crate::program::context::Context;
 use crate::shared::device::LocalDevice;
-use crate::swap;
+use crate::swap::allocation;
 
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 
@@ -50,7 +50,7 @@ pub(super) fn remove(hook: &Hook, context: &Arc<Context>) {
         hook.memory.synchronized(None);
     } else {
         hook.memory.context_gone(context.id());
-        swap::context_gone(hook.swap, context.id());
+        allocation::context_gone(hook.swap, context.id());
         hook.session.ring();
     }
 }

@@ -31,7 +31,6 @@ pub(super) static FAMILIES: &[Family] = &[
         how: Passed,
         why: "device memory of contexts with their stacks, heaps and buffers is measured by the daemon",
         names: &[
-            "cuCtxEnablePeerAccess",
             "cuCtxFromGreenCtx",
             "cuCtxSetLimit",
             "cuFuncSetAttribute",

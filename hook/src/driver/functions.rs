@@ -34,6 +34,7 @@ macro_rules! calls {
 }
 
 calls! {
+    fn cuDriverGetVersion(version: &mut c_int);
     fn cuDeviceGetCount(count: &mut c_int);
     fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
     /// Since CUDA 11.4. In MIG mode it returns the UUID of the instance.
@@ -42,6 +43,9 @@ calls! {
     fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
     fn cuCtxGetDevice(device: &mut CUdevice);
     fn cuCtxGetCurrent(context: &mut CUcontext);
+    fn cuCtxGetFlags(flags: &mut c_uint);
+    /// Since CUDA 12.1.
+    fn cuCtxSetFlags(flags: c_uint);
     fn cuCtxPushCurrent_v2(context: CUcontext);
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
     fn cuCtxDestroy_v2(context: CUcontext);
@@ -101,7 +105,6 @@ calls! {
     );
 
     fn cuDeviceGetAttribute(value: &mut c_int, attribute: c_uint, device: CUdevice);
-    fn cuDeviceCanAccessPeer(can: &mut c_int, device: CUdevice, peer: CUdevice);
     fn cuCtxSynchronize();
     fn cuStreamCreate(stream: &mut CUstream, flags: c_uint);
     fn cuStreamSynchronize(stream: CUstream);
@@ -130,8 +133,8 @@ calls! {
         flags: u64,
     );
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize);
-    /// `access` refers to `count` elements.
-    fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: &CUmemAccessDesc, count: usize);
+    /// `count` is at most 2.
+    fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: &[CUmemAccessDesc; 2], count: usize);
 
     fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);

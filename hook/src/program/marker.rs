@@ -261,6 +261,8 @@ pub(super) fn is_over(error: CUerror) -> bool {
 }
 
 /// Writes with the call of CUDA 11.7, or with the older one, which had to be enabled in the kernel module.
+/// Not with `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: the newer call does not support it, and the word might
+/// be seen before what was written by the work that it marks.
 fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
     driver::cuStreamWriteValue32_v2(stream, address, value, 0).or_else(|error| match error {
         CUerror::NOT_FOUND => driver::cuStreamWriteValue32(stream, address, value, 0),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
 
 use super::Swap;
+use super::allocation::Allocation;
 use super::block::{Block, Placed, Where};
 use super::counts::Outcome;
 use crate::driver::cuda::CUerror;
@@ -84,17 +85,19 @@ impl Swap {
         )
     }
 
-    /// Counts a new block, charged in slot `index`.
-    pub(super) fn enter_block(&self, block: &Block, index: usize) {
-        self.memory.count_in(&entry(block, index));
-        self.add_movable(block, index);
-        match block.place() {
-            Where::Device => self.add_swappable(block, index),
-            Where::Host => self.take_kind(block, index),
+    /// Counts a new allocation, charged in slot `index`.
+    pub(super) fn enter_allocation(&self, allocation: &Allocation, index: usize) {
+        self.memory.count_in(&entry(allocation, index));
+        for block in allocation.blocks() {
+            self.add_movable(block, index);
+            match block.place() {
+                Where::Device => self.add_swappable(block, index),
+                Where::Host => self.take_kind(block, index),
+            }
         }
     }
 
-    /// Uncharges and uncounts a freed block, which was last at `last`, in slot `index`.
+    /// Uncharges a freed block, which was last at `last`, in slot `index`.
     pub(super) fn leave_block(&self, block: &Block, (last, index): (Where, usize)) {
         match last {
             Where::Device => {
@@ -104,12 +107,16 @@ impl Swap {
             Where::Host => {
                 self.uncharge_swap(index, block.size);
                 self.uncharge_host(index, block.size);
-                // `count_out` subtracts the kind again.
+                // `leave_allocation` subtracts the kind again.
                 self.add_kind(block, index);
             }
         }
         self.take_movable(block, index);
-        self.memory.count_out(&entry(block, index));
+    }
+
+    /// Uncounts an allocation whose blocks have all been freed.
+    pub(super) fn leave_allocation(&self, allocation: &Allocation, index: usize) {
+        self.memory.count_out(&entry(allocation, index));
     }
 
     /// Counts a settled move and drops the charge of the old place. The bytes of a block count as linear
@@ -220,8 +227,11 @@ impl Swap {
     }
 }
 
-fn entry(block: &Block, index: usize) -> Entry {
-    Entry::new(Kind::Linear, block.size, block.local, index, block.context)
+fn entry(allocation: &Allocation, index: usize) -> Entry {
+    let Allocation {
+        size, local, context, ..
+    } = *allocation;
+    Entry::new(Kind::Linear, size, local, index, context)
 }
 
 fn swapped(usage: &Usage) -> u64 {

@@ -1,4 +1,4 @@
-//! One movable allocation: its address, and the physical memory that is mapped there now.
+//! A part of a movable allocation: its address, and the physical memory that is mapped there now.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Swap;
-use super::physical::{Copied, Memory, NotCopied, Range};
+use super::physical::{Access, Copied, Memory, NotCopied, Range};
 use super::piece::Piece;
-use crate::driver;
-use crate::driver::cuda::{CUdevice, CUerror, CUmemLocation};
+use crate::driver::cuda::CUerror;
 use crate::shared::device::LocalDevice;
 use crate::shared::target::Target;
 
 /// Where the bytes of a block are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Where {
+pub(super) enum Where {
     Device,
     Host,
 }
@@ -121,17 +120,18 @@ pub(super) enum Way {
 }
 
 #[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) base: u64,
-    /// Unique number, ascending in order of creation. The program sees it as part of the buffer's id.
-    pub(crate) number: u64,
-    /// Bytes requested (`asked`) and bytes allocated (`size`).
-    pub(crate) asked: u64,
+pub(super) struct Block {
+    pub(super) base: u64,
+    /// Unique number, ascending in order of creation.
+    pub(super) number: u64,
     pub(super) size: u64,
-    pub(crate) local: LocalDevice,
-    pub(crate) context: u32,
+    /// Bytes of the whole allocation.
+    pub(super) whole: u64,
+    pub(super) local: LocalDevice,
+    pub(super) context: u32,
     pub(super) range: Range,
     is_pinned: AtomicBool,
+    is_ended: AtomicBool,
     /// Held while the block is moved or freed, and so over driver calls: a thread that frees a moving block
     /// waits.
     placed: Mutex<Placed>,
@@ -139,7 +139,7 @@ pub(crate) struct Block {
 
 /// Why a move failed. The bytes are where they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(super) enum Failed {
     /// No room at the destination.
     NoRoom,
     /// The driver does not offer such memory at all.
@@ -178,26 +178,25 @@ impl From<NotCopied> for Failed {
 }
 
 impl Block {
-    /// Maps `memory` at a new address.
+    /// Maps `memory` at `range`, a part of the addresses of an allocation of `whole` bytes.
     pub(super) fn new(
         target: Target,
-        number: u64,
-        asked: u64,
-        memory: Memory,
+        (number, whole): (u64, u64),
+        (memory, range): (Memory, Range),
+        access: Access,
         to: Where,
     ) -> Result<Self, CUerror> {
-        let (device, size) = (target.local.device(), memory.size());
-        let range = Range::new(size)?;
-        range.map_for(&memory, device)?;
+        range.map_for(&memory, access)?;
         Ok(Self {
             base: range.address(),
             number,
-            asked,
-            size,
+            size: memory.size(),
+            whole,
             local: target.local,
             context: target.context,
             range,
             is_pinned: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
             placed: Mutex::new(Placed {
                 body: Body::Mapped(memory),
                 place: to,
@@ -210,13 +209,27 @@ impl Block {
         })
     }
 
-    pub(super) fn contains(&self, address: u64) -> bool {
-        address.wrapping_sub(self.base) < self.asked
+    /// Unmaps a new block that the program has not got.
+    pub(super) fn cancel(&self) {
+        let _ = self.range.unmap();
+    }
+
+    /// Gives a peer of the device access to the memory. Without access the program gets the error when it
+    /// uses the memory.
+    pub(super) fn allow(&self, peer: LocalDevice) {
+        if let Body::Mapped(_) = self.placed.lock().body {
+            let _ = self.range.allow_peer(peer.device());
+        }
     }
 
     /// Returns where the block is. Waits while it moves.
     pub(super) fn place(&self) -> Where {
         self.placed.lock().place
+    }
+
+    /// Returns whether the block has been freed.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(Relaxed)
     }
 
     pub(super) fn is_pinned(&self) -> bool {
@@ -267,9 +280,12 @@ impl Block {
     }
 
     /// Unmaps the block for good and releases its memory. Returns where it was last and the slot that is
-    /// charged. An error leaves it as it was.
-    pub(super) fn end(&self, swap: &Swap) -> Result<(Where, usize), CUerror> {
+    /// charged; `None` if that was done before. An error leaves it as it was.
+    pub(super) fn end(&self, swap: &Swap) -> Result<Option<(Where, usize)>, CUerror> {
         let mut placed = self.placed.lock();
+        if let Body::Gone = placed.body {
+            return Ok(None);
+        }
         let _ = self.settle_locked(swap, &mut placed);
         if let Some(stray) = &placed.stray {
             stray.unmap()?;
@@ -277,8 +293,8 @@ impl Block {
         placed.stray = None;
         self.range.unmap()?;
         self.put(swap, &mut placed, Body::Gone);
-        self.range.give_back();
-        Ok((placed.place, placed.index))
+        self.is_ended.store(true, Relaxed);
+        Ok(Some((placed.place, placed.index)))
     }
 
     /// Moves the block's charges to its device's current slot.
@@ -332,17 +348,17 @@ impl Block {
         piece: Piece,
         to: Goal,
     ) -> Result<(), (Failed, Piece)> {
-        let device = self.local.device();
+        let access = swap.access(self.local);
         if self.range.unmap().is_err() {
             return Err((Failed::Driver, piece));
         }
-        let mapped = self.range.map_for(&piece.memory, device);
+        let mapped = self.range.map_for(&piece.memory, access);
         let Body::Mapped(old) = self.put(swap, placed, Body::Gone) else {
             return Err((Failed::Driver, piece));
         };
         if let Err(error) = mapped {
             // The old memory was mapped there just before, and nothing else has been since.
-            let old = match self.range.map_for(&old, device) {
+            let old = match self.range.map_for(&old, access) {
                 Ok(()) => Body::Mapped(old),
                 Err(_) => Body::Loose(old),
             };
@@ -383,26 +399,5 @@ impl Block {
         }
         swap.moved_block(self, placed.index, placed.place);
         unmapped.map_err(|_| Failed::Stuck)
-    }
-}
-
-pub(super) fn location(device: CUdevice, to: Goal) -> CUmemLocation {
-    match to {
-        Goal::Device => CUmemLocation {
-            kind: crate::driver::cuda::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: device,
-        },
-        Goal::Host | Goal::Aside => {
-            let mut node = 0;
-            let known = driver::cuDeviceGetAttribute(
-                &mut node,
-                crate::driver::cuda::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
-                device,
-            );
-            CUmemLocation {
-                kind: crate::driver::cuda::CU_MEM_LOCATION_TYPE_HOST_NUMA,
-                id: known.map_or(0, |()| node.max(0)),
-            }
-        }
     }
 }

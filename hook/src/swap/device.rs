@@ -262,6 +262,10 @@ impl Device {
         self.not_before = again.map(|again| Instant::now() + again);
         let mut step = self.rest(swap, index, settings, again);
         step.has_news = self.deal(usage);
+        if step.has_news {
+            // The request may have hidden that memory may return, since a limit has changed after it.
+            step.wake = Some(Duration::ZERO);
+        }
         step
     }
 

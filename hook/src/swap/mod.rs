@@ -4,7 +4,9 @@
 //! Driver API, "Virtual Memory Management"), so that other physical memory can replace it. To the program it
 //! behaves like memory of `cuMemAlloc`.
 //!
-//! * `block`: one such allocation; `physical`: the driver objects behind it.
+//! * `allocation`: one such allocation; `block`: a part of it, which moves by itself; `physical`: the driver
+//!   objects behind it; `location`: where host memory can be made; `probe`: what the driver can do; `peers`:
+//!   other devices that may use the memory.
 //! * `account`: charges; `counts`: move statistics; `grant`: host memory granted by the groups above; `host`:
 //!   how much host memory may be taken.
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
@@ -14,18 +16,22 @@
 #![doc = include_str!("swap.md")]
 
 mod account;
-pub mod block;
+pub mod allocation;
+mod block;
 mod counts;
 mod device;
 mod grant;
 mod host;
+mod location;
 mod move_memory;
 pub mod mover;
+mod peers;
 mod physical;
 mod piece;
 mod policy;
 mod pool;
 mod prefill;
+mod probe;
 mod relocate;
 mod run;
 mod settings;
@@ -33,31 +39,35 @@ mod task;
 mod turn;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::compute::Compute;
-use crate::driver;
-use crate::driver::cuda::{CUdeviceptr, CUerror, CUresult, CUstream};
-use crate::driver::out_pointer::answer;
 use crate::driver::thread;
 use crate::memory::Memory;
 use crate::program::Program;
+use crate::shared::device::LocalDevice;
 use crate::shared::session::Session;
 use crate::shared::stall::Stalled;
-use crate::shared::target::Target;
-use block::{Block, Goal, Where, location};
+use allocation::Allocation;
+use block::{Block, Where};
 use counts::Counts;
-use gcgroup_abi::{Control, Pressure, Usage};
+use gcgroup_abi::{Control, MAX_DEVICES, Pressure, Usage};
 use grant::Requests;
 use host::Host;
-use pool::{NotMade, SwapPool};
+use location::Locations;
+use peers::Peers;
+use physical::Access;
+use pool::SwapPool;
 
 /// Smallest allocation that is made movable, bytes: one page of device memory.
 pub(crate) const LEAST: u64 = 2 << 20;
+
+/// Largest part of an allocation that moves by itself, bytes.
+const LARGEST: u64 = 256 << 20;
 
 /// How long a call waits for memory to return to the device, and the interval between its checks.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,12 +82,17 @@ pub(crate) struct Swap {
     compute: &'static Compute,
     /// Whether the process opted in.
     is_on: AtomicBool,
-    /// Live blocks by base address.
-    blocks: RwLock<BTreeMap<u64, Arc<Block>>>,
+    /// Live allocations by base address.
+    allocations: RwLock<BTreeMap<u64, Arc<Allocation>>>,
+    /// Number of the next block.
     next: AtomicU64,
     /// Held while charging against the two `memory.swap.max` limits, of the device and of the process.
     both: Mutex<()>,
     host: Host,
+    locations: Locations,
+    peers: Peers,
+    /// Whether memory of each device is made for GPUDirect RDMA, once known.
+    rdma: [OnceLock<bool>; MAX_DEVICES],
     pool: SwapPool,
     requests: Requests,
     counts: Counts,
@@ -106,10 +121,13 @@ impl Swap {
             memory,
             compute,
             is_on: AtomicBool::new(is_on),
-            blocks: RwLock::default(),
+            allocations: RwLock::default(),
             next: AtomicU64::new(1),
             both: Mutex::new(()),
             host: Host::new(),
+            locations: Locations::new(),
+            peers: Peers::new(),
+            rdma: [const { OnceLock::new() }; MAX_DEVICES],
             pool: SwapPool::default(),
             requests: Requests::new(),
             counts: Counts::new(),
@@ -140,19 +158,22 @@ impl Swap {
         self.is_on.load(Relaxed)
     }
 
-    /// Returns the live block that contains `address`.
-    pub(crate) fn find(&self, address: u64) -> Option<Arc<Block>> {
+    /// Returns the live allocation that contains `address`.
+    pub(crate) fn find(&self, address: u64) -> Option<Arc<Allocation>> {
         if !self.is_on() {
             return None;
         }
-        let blocks = self.blocks.read();
-        let (_, block) = blocks.range(..=address).next_back()?;
-        block.contains(address).then(|| Arc::clone(block))
+        let allocations = self.allocations.read();
+        let (_, allocation) = allocations.range(..=address).next_back()?;
+        allocation.contains(address).then(|| Arc::clone(allocation))
     }
 
     /// Returns all live blocks in the order of their creation.
     fn all(&self) -> Vec<Arc<Block>> {
-        let mut all: Vec<_> = self.blocks.read().values().cloned().collect();
+        let allocations = self.allocations.read();
+        let blocks = allocations.values().flat_map(|allocation| allocation.blocks());
+        let mut all: Vec<_> = blocks.filter(|block| !block.is_ended()).cloned().collect();
+        drop(allocations);
         all.sort_unstable_by_key(|block| block.number);
         all
     }
@@ -170,20 +191,26 @@ impl Swap {
         };
     }
 
-    /// Brings a block back to the device and keeps it there. Waits for the move for at most 10 s.
+    /// Brings an allocation back to the device and keeps it there. Waits for the move for at most 10 s.
     pub(crate) fn pin(&self, address: u64) {
-        let Some(block) = self.find(address).filter(|block| block.pin(self)) else {
+        let Some(allocation) = self.find(address) else {
             return;
         };
+        let returning: Vec<_> = allocation.blocks().filter(|block| block.pin(self)).collect();
+        if returning.is_empty() {
+            return;
+        }
         self.session.line.wake();
         thread::hold();
         let _stalled = Stalled::new(self.usage(), Pressure::Memory);
         let began = Instant::now();
-        while block.place() == Where::Host && began.elapsed() < PATIENCE {
+        while returning.iter().any(|block| block.place() == Where::Host) && began.elapsed() < PATIENCE {
             std::thread::sleep(NAP);
         }
-        // The block is settled before it is exported; memory that cannot be released stays with the block.
-        let _ = block.settle(self);
+        for block in returning {
+            // The block is settled before it is exported; memory that cannot be released stays with it.
+            let _ = block.settle(self);
+        }
     }
 
     /// Counts the time of moves, in which no thread of the program can submit, as waited for memory.
@@ -199,10 +226,11 @@ impl Swap {
         self.absent.load(Relaxed) != 0
     }
 
-    fn enter(&self, block: Arc<Block>) {
-        self.blocks.write().insert(block.base, Arc::clone(&block));
-        // The device may have been renumbered since the block was charged.
-        block.follow(self);
+    fn enter(&self, allocation: Arc<Allocation>) {
+        let base = allocation.base;
+        self.allocations.write().insert(base, Arc::clone(&allocation));
+        // The device may have been renumbered since the blocks were charged.
+        allocation.blocks().for_each(|block| block.follow(self));
     }
 
     /// Moves every charge to the current slot of its device. Called in the helper, which steps the moves
@@ -215,143 +243,22 @@ impl Swap {
         self.renumber_swap_counts();
     }
 
-    fn take(&self, base: u64) -> Option<Arc<Block>> {
-        self.blocks.write().remove(&base)
+    /// Returns the first of `count` numbers for blocks.
+    fn take_numbers(&self, count: u64) -> u64 {
+        self.next.fetch_add(count, Relaxed)
     }
-}
 
-/// Handles `cuMemAlloc`: returns its result, or `None` if the ordinary path should serve it.
-#[inline]
-pub(crate) fn alloc(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
-    if !swap.is_on() || bytes < LEAST || address.is_null() {
-        return None;
+    fn take(&self, base: u64) -> Option<Arc<Allocation>> {
+        self.allocations.write().remove(&base)
     }
-    alloc_block(swap, target, address, bytes)
-}
 
-/// Kept out of line, so that ordinary allocations stay short.
-#[cold]
-#[inline(never)]
-fn alloc_block(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
-    let size = bytes.checked_next_multiple_of(LEAST)?;
-    thread::hold();
-    let number = swap.next.fetch_add(1, Relaxed);
-    let made = match swap.charge_block(target, size) {
-        Ok(()) => {
-            let make = || {
-                let memory = physical::Memory::new(location(target.local.device(), Goal::Device), size)?;
-                Block::new(target, number, bytes, memory, Where::Device)
-            };
-            let made = swap.memory.pressing(target.index, size, make);
-            made.inspect_err(|_| swap.uncharge_block(target.index, size))
-        }
-        Err(refused) => Err(refused),
-    };
-    // Over the limit, or the device is full and no other process makes room: allocate in host memory, if
-    // allowed.
-    let made = match made {
-        Err(CUerror::OUT_OF_MEMORY) => alloc_out(swap, target, number, bytes, size),
-        made => made,
-    };
-    match made {
-        Ok(block) => {
-            swap.enter_block(&block, target.index);
-            answer(address, CUdeviceptr(block.base));
-            swap.enter(Arc::new(block));
-            Some(Ok(()))
-        }
-        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(target.index))),
-        // Something else that virtual memory needs is missing.
-        Err(_) => None,
-    }
-}
-
-fn alloc_out(swap: &Swap, target: Target, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
-    let index = target.index;
-    if swap.swap_room(index) < size {
-        return Err(CUerror::OUT_OF_MEMORY);
-    }
-    let _stalled = Stalled::new(swap.usage(), Pressure::Memory);
-    let began = Instant::now();
-    let host = location(target.local.device(), Goal::Host);
-    let memory = loop {
-        match swap.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
-            Ok(memory) => break memory,
-            Err(NotMade::NotYet) if began.elapsed() < 2 * PATIENCE => std::thread::sleep(NAP),
-            Err(_) => return Err(CUerror::OUT_OF_MEMORY),
-        }
-    };
-    if !swap.charge_swap(index, size) {
-        swap.keep(target.local, index, memory);
-        return Err(CUerror::OUT_OF_MEMORY);
-    }
-    swap.leave_pool(index, size);
-    let made = Block::new(target, number, bytes, memory, Where::Host).map_err(|_| {
-        swap.uncharge_swap(index, size);
-        swap.uncharge_host(index, size);
-        CUerror::OUT_OF_MEMORY
-    });
-    // The device is full: processes may have to take turns.
-    swap.session.ring();
-    made
-}
-
-/// Handles `cuMemFree`: returns its result if `address` is the base of a block.
-#[inline]
-pub(crate) fn free(swap: &Swap, address: u64) -> Option<CUresult> {
-    if !swap.is_on() {
-        return None;
-    }
-    // Queued work may use the memory; the driver waits in cuMemFree too.
-    free_after(swap, address, |block| {
-        let context = swap.program.contexts.numbered(block.context);
-        context.map_or(Ok(()), |context| context.synchronize())
-    })
-}
-
-/// Handles `cuMemFreeAsync`: returns its result if `address` is the base of a block. Unlike the driver it
-/// waits for the stream, because nothing else tells when the mapping may be removed.
-#[inline]
-pub(crate) fn free_on(swap: &Swap, address: u64, stream: CUstream) -> Option<CUresult> {
-    if !swap.is_on() {
-        return None;
-    }
-    free_after(swap, address, |_| driver::cuStreamSynchronize(stream))
-}
-
-#[cold]
-fn free_after(swap: &Swap, address: u64, wait: impl Fn(&Block) -> CUresult) -> Option<CUresult> {
-    let block = swap.take(address)?;
-    let waited = wait(&block);
-    let freed = waited.and_then(|()| forget(swap, &block));
-    if freed.is_err() {
-        swap.enter(block);
-    }
-    Some(freed)
-}
-
-/// Frees the blocks that were allocated in `context`, which has been destroyed.
-pub(crate) fn context_gone(swap: &Swap, context: u32) {
-    if !swap.is_on() {
-        return;
-    }
-    let gone: Vec<_> = swap
-        .all()
-        .into_iter()
-        .filter(|block| block.context == context)
-        .collect();
-    for block in gone {
-        if swap.take(block.base).is_some() {
-            // Where unmapping fails, the driver keeps the addresses until the program exits.
-            let _ = forget(swap, &block);
+    /// Returns the devices that may use the memory of a device.
+    fn access(&self, local: LocalDevice) -> Access {
+        Access {
+            device: local.device(),
+            peers: self.peers.of(local),
         }
     }
-}
-
-fn forget(swap: &Swap, block: &Block) -> CUresult {
-    let last = block.end(swap)?;
-    swap.leave_block(block, last);
-    Ok(())
 }
 
 #[cfg(test)]

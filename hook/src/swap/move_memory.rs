@@ -4,11 +4,10 @@
 use std::sync::Arc;
 
 use super::Swap;
-use super::block::{Block, Failed, Goal, Where, location};
-use super::physical::{Memory, Range};
+use super::block::{Block, Failed, Goal, Where};
+use super::physical::{Access, Memory, Range};
 use super::piece::Piece;
 use super::pool::NotMade;
-use crate::driver::cuda::CUdevice;
 use crate::driver::exit::in_driver;
 use crate::shared::device::LocalDevice;
 
@@ -34,13 +33,13 @@ pub(super) fn make(
         .contexts
         .numbered(block.context)
         .ok_or(Failed::Driver)?;
-    let device = block.local.device();
+    let access = Access::by(block.local.device());
     let made = in_driver(|| match to.place() {
-        Where::Host => swap.host_memory(index, location(device, to), block.size, is_late),
+        Where::Host => swap.host_memory(block.local, index, block.size, is_late),
         Where::Device => device_memory(swap, index, block),
     });
     let memory = made.unwrap_or(Err(Failed::Driver.into()))?;
-    let mapped = in_driver(|| context.with_current(|| map_aside(&memory, device, to)));
+    let mapped = in_driver(|| context.with_current(|| map_aside(&memory, access, to)));
     match mapped.flatten().unwrap_or(Err(Failed::Driver)) {
         Ok(aside) => {
             let (block, local) = (Arc::clone(block), block.local);
@@ -64,16 +63,15 @@ fn device_memory(swap: &Swap, index: usize, block: &Block) -> Result<Memory, Not
         let charged = swap.memory.charge_bytes(index, block.size);
         charged.map_err(|_| Failed::NoRoom)?;
     }
-    let device = block.local.device();
-    Memory::new(location(device, Goal::Device), block.size).map_err(|error| {
+    swap.new_device_memory(block.local, block.size).map_err(|error| {
         swap.uncharge_block(index, block.size);
         Failed::of(error, Goal::Device).into()
     })
 }
 
-fn map_aside(memory: &Memory, device: CUdevice, to: Goal) -> Result<Range, Failed> {
+fn map_aside(memory: &Memory, access: Access, to: Goal) -> Result<Range, Failed> {
     let aside = Range::new(memory.size()).map_err(|_| Failed::Driver)?;
-    let mapped = aside.map(memory).and_then(|()| aside.allow(device));
+    let mapped = aside.map(memory).and_then(|()| aside.allow(memory, access));
     if let Err(error) = mapped {
         aside.unmap().map_err(|_| Failed::Stuck)?;
         return Err(Failed::of(error, to));

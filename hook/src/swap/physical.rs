@@ -21,10 +21,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(location: CUmemLocation, size: u64) -> Result<Self, CUerror> {
+    /// Makes memory of a device, for GPUDirect RDMA if `is_rdma`, or of the host.
+    pub(super) fn new(location: CUmemLocation, size: u64, is_rdma: bool) -> Result<Self, CUerror> {
         let properties = CUmemAllocationProp {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             location,
+            gpu_direct_rdma_capable: is_rdma.into(),
             ..CUmemAllocationProp::NONE
         };
         let mut handle = CUmemGenericAllocationHandle(0);
@@ -38,12 +40,6 @@ impl Memory {
 
     pub(super) fn size(&self) -> u64 {
         self.size
-    }
-
-    /// Returns whether it equals memory that would be made for `location` and `size`.
-    pub(super) fn is_like(&self, location: CUmemLocation, size: u64) -> bool {
-        let is_there = self.location.kind == location.kind && self.location.id == location.id;
-        is_there && self.size == size
     }
 }
 
@@ -124,10 +120,10 @@ impl Range {
         Ok(())
     }
 
-    /// Maps `memory` and gives `device` access; maps nothing on failure.
-    pub(super) fn map_for(&self, memory: &Memory, device: CUdevice) -> CUresult {
+    /// Maps `memory` and gives access to it; maps nothing on failure.
+    pub(super) fn map_for(&self, memory: &Memory, access: Access) -> CUresult {
         self.map(memory)?;
-        self.allow(device).inspect_err(|_| {
+        self.allow(memory, access).inspect_err(|_| {
             let _ = self.unmap();
         })
     }
@@ -142,10 +138,32 @@ impl Range {
         Ok(())
     }
 
-    /// Gives access to the device and to its possible peers.
-    pub(super) fn allow(&self, device: CUdevice) -> CUresult {
-        allow_peers(self.address.0, self.size, device);
-        set_access(self.address.0, self.size, device)
+    /// Gives access to the device and its peers. Memory of the host is made accessible to the processors too:
+    /// the driver needs that for copies from and to memory that is not page-locked.
+    pub(super) fn allow(&self, memory: &Memory, access: Access) -> CUresult {
+        let list = [on_device(access.device), memory.location].map(read_write);
+        let count = 1 + usize::from(memory.location.device().is_none());
+        driver::cuMemSetAccess(self.address, bytes(self.size)?, &list, count)?;
+        for peer in access.peers() {
+            // Without access the program gets the error when it uses the memory.
+            let _ = self.allow_peer(peer);
+        }
+        Ok(())
+    }
+
+    pub(super) fn allow_peer(&self, peer: CUdevice) -> CUresult {
+        let list = [read_write(on_device(peer)); 2];
+        driver::cuMemSetAccess(self.address, bytes(self.size)?, &list, 1)
+    }
+
+    /// Returns a part of the addresses, which the whole range frees.
+    pub(super) fn part(&self, offset: u64, size: u64) -> Self {
+        Self {
+            address: CUdeviceptr(self.address.0 + offset),
+            size,
+            is_mapped: false.into(),
+            is_back: true.into(),
+        }
     }
 
     pub(super) fn give_back(&self) {
@@ -165,31 +183,36 @@ fn bytes(size: u64) -> Result<usize, CUerror> {
     usize::try_from(size).map_err(|_| CUerror::INVALID_VALUE)
 }
 
-fn set_access(address: u64, size: u64, device: CUdevice) -> CUresult {
-    let access = CUmemAccessDesc {
-        location: CUmemLocation {
-            kind: CU_MEM_LOCATION_TYPE_DEVICE,
-            id: device,
-        },
-        flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
-    driver::cuMemSetAccess(CUdeviceptr(address), bytes(size)?, &access, 1)
+/// Returns the location of a device's memory.
+pub(super) fn on_device(device: CUdevice) -> CUmemLocation {
+    CUmemLocation {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: device,
+    }
 }
 
-/// Gives access to every device that can be a peer of `device`. With plain memory the program would enable
-/// peer access itself; for mapped memory there is no such call.
-fn allow_peers(address: u64, size: u64, device: CUdevice) {
-    let mut count = 0;
-    if driver::cuDeviceGetCount(&mut count).is_err() || count < 2 {
-        return;
+fn read_write(location: CUmemLocation) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location,
+        flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
-    for other in (0..count).filter(|other| *other != device) {
-        let mut can = 0;
-        let asked = driver::cuDeviceCanAccessPeer(&mut can, other, device);
-        if asked.is_ok() && can != 0 {
-            // Without access the program gets the error when it uses the memory.
-            let _ = set_access(address, size, other);
-        }
+}
+
+/// Devices that may use memory: its device, and peers as a bit for each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    pub(super) device: CUdevice,
+    pub(super) peers: u64,
+}
+
+impl Access {
+    /// Access by one device.
+    pub(super) fn by(device: CUdevice) -> Self {
+        Self { device, peers: 0 }
+    }
+
+    fn peers(self) -> impl Iterator<Item = CUdevice> {
+        (0..).take(64).filter(move |device| self.peers >> device & 1 != 0)
     }
 }
 

@@ -8,6 +8,8 @@ pub(super) struct Candidate {
     /// Ascending in order of creation: the smallest is the oldest.
     pub(super) number: u64,
     pub(super) size: u64,
+    /// Size of the allocation that the block belongs to.
+    pub(super) whole: u64,
 }
 
 /// An order in which to move blocks out.
@@ -26,7 +28,7 @@ const POLICIES: &[Policy] = &[
     },
     Policy {
         name: "largest",
-        key: |one| (u64::MAX - one.size, one.number),
+        key: |one| (u64::MAX - one.whole, one.number),
     },
 ];
 
@@ -63,6 +65,7 @@ mod tests {
             at,
             number: at as u64,
             size: *size,
+            whole: *size,
         };
         sizes.iter().enumerate().map(one).collect()
     }

@@ -9,10 +9,9 @@ use gcgroup_abi::UsageDevice;
 use parking_lot::Mutex;
 
 use super::Swap;
-use super::block::{Failed, Goal};
+use super::block::Failed;
 use super::host::Unclaimed;
 use super::physical::Memory;
-use crate::driver::cuda::CUmemLocation;
 use crate::shared::device::LocalDevice;
 
 /// How long unused memory is kept.
@@ -33,8 +32,8 @@ struct Spare {
 }
 
 impl Spare {
-    fn is_for(&self, index: usize, location: CUmemLocation, size: u64) -> bool {
-        self.index == index && self.memory.is_like(location, size)
+    fn is_for(&self, index: usize, size: u64) -> bool {
+        self.index == index && self.memory.size() == size
     }
 }
 
@@ -44,7 +43,6 @@ pub(super) struct Wanted {
     pub(super) local: LocalDevice,
     /// The device's slot.
     pub(super) index: usize,
-    pub(super) location: CUmemLocation,
     pub(super) size: u64,
 }
 
@@ -70,11 +68,9 @@ impl SwapPool {
         }
     }
 
-    fn take(&self, index: usize, location: CUmemLocation, size: u64) -> Option<Memory> {
+    fn take(&self, index: usize, size: u64) -> Option<Memory> {
         let mut spares = self.0.lock();
-        let at = spares
-            .iter()
-            .position(|spare| spare.is_for(index, location, size))?;
+        let at = spares.iter().position(|spare| spare.is_for(index, size))?;
         Some(spares.swap_remove(at).memory)
     }
 
@@ -85,8 +81,7 @@ impl SwapPool {
         spares.iter_mut().for_each(|spare| spare.is_wanted = false);
         let mut lacking = None;
         for one in wanted {
-            let is_it =
-                |spare: &&mut Spare| !spare.is_wanted && spare.is_for(one.index, one.location, one.size);
+            let is_it = |spare: &&mut Spare| !spare.is_wanted && spare.is_for(one.index, one.size);
             match spares.iter_mut().find(is_it) {
                 Some(spare) => (spare.is_wanted, spare.since) = (true, now),
                 None => lacking = lacking.or(Some(*one)),
@@ -150,20 +145,20 @@ impl Swap {
     /// part of the pool. `is_late` means that other processes have been waited for long enough.
     pub(super) fn host_memory(
         &self,
+        local: LocalDevice,
         index: usize,
-        location: CUmemLocation,
         size: u64,
         is_late: bool,
     ) -> Result<Memory, NotMade> {
         if self.is_host_granted(index)
-            && let Some(memory) = self.pool.take(index, location, size)
+            && let Some(memory) = self.pool.take(index, size)
         {
             return Ok(memory);
         }
         // Frees unsuitable pieces where the pool would exceed what may be on the host.
         while self.swap_room(index) < self.pool_bytes().saturating_add(size) && self.let_go(true) {}
         self.reserve_host(index, size)?;
-        let made = self.make_host_memory(location, size, is_late);
+        let made = self.make_host_memory(local, size, is_late);
         match &made {
             Ok(_) => self.return_to_pool(index, size),
             Err(_) => self.uncharge_host(index, size),
@@ -182,13 +177,10 @@ impl Swap {
         }
     }
 
-    fn make_host_memory(&self, location: CUmemLocation, size: u64, is_late: bool) -> Result<Memory, NotMade> {
+    fn make_host_memory(&self, local: LocalDevice, size: u64, is_late: bool) -> Result<Memory, NotMade> {
         loop {
             match self.claim_host(size, is_late) {
-                Ok(_claim) => {
-                    let made = Memory::new(location, size);
-                    return made.map_err(|error| Failed::of(error, Goal::Host).into());
-                }
+                Ok(_claim) => return Ok(self.new_host_memory(local, size)?),
                 Err(Unclaimed::NotYet) => return Err(NotMade::NotYet),
                 Err(Unclaimed::NoRoom) if self.let_go(true) => {}
                 Err(Unclaimed::NoRoom) => return Err(Failed::NoRoom.into()),

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{NO_LIMIT, try_charge_granted};
 
 use super::Swap;
-use super::block::{Failed, Goal, Where, location};
-use super::physical::Memory;
+use super::block::{Failed, Where};
 use super::policy::{Candidate, choose};
 use super::pool::{NotMade, Wanted};
 use crate::driver::exit::in_driver;
@@ -93,6 +92,7 @@ fn wanted(swap: &Swap, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
             at,
             number: block.number,
             size: block.size,
+            whole: block.whole,
         })
         .collect();
     let chosen = choose(order, &candidates, bytes, bytes);
@@ -100,7 +100,6 @@ fn wanted(swap: &Swap, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
     each.map(|block| Wanted {
         local: block.local,
         index: swap.session.devices.index(block.local),
-        location: location(block.local.device(), Goal::Host),
         size: block.size,
     })
     .collect()
@@ -117,9 +116,10 @@ impl Swap {
         let usage = self.usage().devices.get(index).ok_or_else(no_room)?;
         try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT)
             .map_err(|_| no_room())?;
-        let made = self.claim_spare(size).map_err(NotMade::from).and_then(|_claim| {
-            Memory::new(wanted.location, size).map_err(|error| Failed::of(error, Goal::Host).into())
-        });
+        let made = self
+            .claim_spare(size)
+            .map_err(NotMade::from)
+            .and_then(|_claim| Ok(self.new_host_memory(wanted.local, size)?));
         match made {
             Ok(memory) => {
                 self.enter_pool(wanted.local, index, memory);

@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use super::Swap;
-use super::block::{Block, Body, Failed, Goal, Where, location};
+use super::block::{Block, Body, Failed, Goal, Where};
 use super::physical::{Copied, Memory, NotCopied, copy};
-use crate::driver::cuda::CUdevice;
 use crate::driver::exit::in_driver;
 
 /// Moves one block and its charge. Returns whether there was anything to move. Submissions are held and
@@ -60,9 +59,9 @@ impl Block {
     fn move_to(&self, swap: &Swap, index: usize, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
         let mut placed = self.lock();
         let placed = &mut *placed;
-        let device = self.local.device();
+        let access = swap.access(self.local);
         if let Body::Loose(memory) = &placed.body {
-            let mapped = self.range.map_for(memory, device);
+            let mapped = self.range.map_for(memory, access);
             mapped.map_err(|_| Failed::Driver)?;
             if let Body::Loose(memory) = self.put(swap, placed, Body::Gone) {
                 self.put(swap, placed, Body::Mapped(memory));
@@ -74,7 +73,7 @@ impl Block {
         }
         let new = match (&placed.body, to) {
             (Body::Mapped(_), Goal::Aside) => Body::Aside(self.copy_aside()?),
-            (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
+            (Body::Aside(copied), _) => Body::Mapped(self.copy_back(swap, copied)?),
             (Body::Mapped(_) | Body::Loose(_) | Body::Gone, _) => return Ok(false),
         };
         drop(self.put(swap, placed, new));
@@ -95,10 +94,12 @@ impl Block {
         Ok(copied)
     }
 
-    fn copy_back(&self, copied: &Copied, device: CUdevice) -> Result<Memory, Failed> {
+    fn copy_back(&self, swap: &Swap, copied: &Copied) -> Result<Memory, Failed> {
         let failed = |error| Failed::of(error, Goal::Device);
-        let new = Memory::new(location(device, Goal::Device), self.size).map_err(failed)?;
-        self.range.map_for(&new, device).map_err(failed)?;
+        let new = swap.new_device_memory(self.local, self.size).map_err(failed)?;
+        self.range
+            .map_for(&new, swap.access(self.local))
+            .map_err(failed)?;
         if let Err(error) = copy(self.base, copied.address(), self.size) {
             if error == NotCopied::Ended {
                 let _ = self.range.unmap();

@@ -163,6 +163,7 @@ impl Look<'_> {
                 at,
                 number: block.number,
                 size: block.size,
+                whole: block.whole,
             })
             .collect();
         let (by_limits, on_host) = (swap.swap_room(self.index), swap.room_on_host());

@@ -22,6 +22,10 @@
 //!   allocation is refused because of it.
 //! - `SIMGPU_CONTEXT_SIZES`, `SIMGPU_GREEN_SIZE`, `SIMGPU_CODE_SIZE`: device memory that contexts and modules
 //!   take (`cost.rs` of the driver).
+//! - `SIMGPU_QUIRKS`: behaviour of other drivers and machines (`quirks`).
+//! - `SIMGPU_HOST_LOCATIONS`: what becomes of `cuMemCreate` at host locations: a list of `LOCATION=OUTCOME`.
+//!   LOCATION is `numa:NODE`, `numa:*` or `host`; OUTCOME is a `CUresult` other than 0, `crash` (SIGSEGV) or
+//!   `ok`. Nodes that are named exist. The first row for a location counts.
 //! - `SIMGPU_FUTURE`: one additional name that `cuGetProcAddress` finds, as in a driver newer than all known
 //!   lists.
 //! - `SIMGPU_FUTURE_LOCATION`: one additional `CUmemLocation` type, a number; its memory is host memory.

@@ -55,8 +55,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
-              is what the driver holds for contexts and modules; context_estimated is the part of it that is not yet \
-              measured), swapped (bytes in host memory), \
+              is what the driver holds for contexts and modules; context_estimated is the part of it that is not \
+              measured, because the driver does not tell what the process holds, or not yet), swapped (bytes in host memory), \
               swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
               swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",
     },
@@ -79,7 +79,10 @@ fn stat(view: &View<'_>) -> Result<String> {
     let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
     let numbers = kinds.chain([
         ("context", sums.contexts.saturating_add(sums.overhead)),
-        ("context_estimated", sums.contexts_estimated),
+        (
+            "context_estimated",
+            sums.contexts_estimated.saturating_add(sums.overhead_estimated),
+        ),
         ("swapped", sums.swap.current),
         ("swap_pool", sums.swap.pool),
         ("pinned_unswappable", sums.unswappable()),

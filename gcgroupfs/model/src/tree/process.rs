@@ -63,6 +63,8 @@ pub(super) struct Kept {
     /// State of the gate while it is not frozen.
     pub(super) gate: Gate,
     pub(super) evidence: Evidence,
+    /// Whether the overhead is estimated rather than measured.
+    pub(super) is_overhead_estimated: bool,
 }
 
 /// Result of looking for evidence, other than the process's claim, that it uses a device.
@@ -89,6 +91,7 @@ impl Default for Kept {
             memory_turn: MemoryTurn::None,
             gate: Gate::Run,
             evidence: Evidence::default(),
+            is_overhead_estimated: false,
         }
     }
 }

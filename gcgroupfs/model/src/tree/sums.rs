@@ -24,6 +24,8 @@ counters! {
         /// Bytes held beyond the ledger: growth of contexts, and other memory that the driver keeps for the
         /// process.
         pub overhead: u64,
+        /// The part of `overhead` that is an estimate.
+        pub overhead_estimated: u64,
         /// Bytes by kind, in the order of [`Kind::ALL`].
         pub kinds: [u64; Kind::ALL.len()],
         /// Counts by [`Submission`].
@@ -86,9 +88,9 @@ counters! {
         in_bytes = device.swap_in_bytes, most moved as "memory.stat" "swap_in_bytes" "bytes moved to the device";
         out_bytes = device.swap_out_bytes, most moved as "memory.stat" "swap_out_bytes" "bytes moved to the host";
         nr_in = device.nr_swap_in, most calls
-            as "memory.events" "swap_in" "allocations moved to the device";
+            as "memory.events" "swap_in" "allocations moved to the device, and parts of large ones";
         nr_out = device.nr_swap_out, most calls
-            as "memory.events" "swap_out" "allocations moved to the host";
+            as "memory.events" "swap_out" "allocations moved to the host, and parts of large ones";
         nr_fail = device.nr_swap_fail, most calls as "memory.events" "swap_fail" "failed moves";
     }
 }
@@ -172,6 +174,7 @@ impl Sums {
             contexts: 0,
             contexts_estimated: 0,
             overhead: 0,
+            overhead_estimated: 0,
             kinds: [0; Kind::ALL.len()],
             nr_ended,
             swap: Swapped {
@@ -186,8 +189,12 @@ impl Sums {
 
     /// Adds the numbers that the daemon itself has stored for a device.
     fn add_control(&mut self, process: &Process, slot: usize, devices: &Devices) {
+        let overhead = overhead(process, slot, devices);
+        let kept = process.devices.get(slot);
+        let is_estimated = kept.is_some_and(|kept| kept.is_overhead_estimated);
         *self += Self {
-            overhead: overhead(process, slot, devices),
+            overhead,
+            overhead_estimated: if is_estimated { overhead } else { 0 },
             usage_nsec: charged_nsec(process, slot),
             ..Self::default()
         };
@@ -199,6 +206,7 @@ impl Sums {
     /// out.
     pub(super) fn bound(&mut self, current: u64, swapped: u64, host: &Host) {
         self.overhead = self.overhead.min(current);
+        self.overhead_estimated = self.overhead_estimated.min(self.overhead);
         self.charged = self.charged.min(current - self.overhead);
         self.contexts = self.contexts.min(self.charged);
         self.contexts_estimated = self.contexts_estimated.min(self.contexts);

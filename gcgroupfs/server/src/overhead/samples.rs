@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use super::estimate::{Idle, Shown};
 use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
@@ -20,6 +21,7 @@ pub(super) struct Samples {
     pub(super) last: HashMap<(ProcessId, usize), u64>,
     uses: UseRecords,
     unconfirmed: Unconfirmed,
+    idle: Idle,
     audit: Audit,
     /// Number of audits that had been asked for at the last sample.
     asked: u64,
@@ -56,6 +58,9 @@ impl Samples {
             age.filter(|age| processes.is_empty() && asked == self.asked && *age < AUDIT_PERIOD)
         {
             return AUDIT_PERIOD - age;
+        }
+        if processes.is_empty() {
+            self.note_idle(tree, source);
         }
         self.looked = Some(Instant::now());
         let can_tell = self.audit.can_tell();
@@ -107,25 +112,85 @@ impl Samples {
         for (process, before) in processes.iter().zip(&before) {
             self.judge_use(tree, process, before, &driver);
         }
+        let is_blind = held
+            .as_ref()
+            .is_none_or(|held| !processes.iter().any(|(_, pid, _)| held.contains_key(pid)));
+        let told: Vec<_> = processes
+            .iter()
+            .map(|(_, pid, blocks)| {
+                let has_context = blocks.usage().nr_contexts(device) != 0;
+                Shown::of(held.as_ref(), *pid, has_context, is_blind)
+            })
+            .collect();
+        let share = self.estimate(source, device, held.as_ref(), (processes, &before, &told));
+        let mut shown = Vec::new();
+        for ((process, before), told) in processes.iter().zip(before).zip(told) {
+            let (id, ..) = process;
+            match told {
+                Shown::Nothing => {}
+                // A process that is not listed holds nothing.
+                Shown::Bytes(bytes) => {
+                    shown.push((*id, bytes.unwrap_or(0)));
+                    tree.set_overhead_estimated(*id, device, false);
+                    self.measure(look, process, before, bytes);
+                }
+                Shown::Unknown => {
+                    if let Some((ledger, share)) = before.ledger.zip(share) {
+                        let bytes = ledger.allocations().saturating_add(share);
+                        shown.push((*id, bytes));
+                        tree.set_overhead_estimated(*id, device, true);
+                        self.settle(look, process, Some(ledger), bytes);
+                    }
+                }
+            }
+        }
         let Some(held) = held else {
             return;
         };
-        let mut shown = Vec::new();
-        for (process, before) in processes.iter().zip(before) {
-            let (id, pid, _) = process;
-            // A process that is not listed holds nothing.
-            let bytes = match held.get(pid) {
-                Some(None) => continue,
-                Some(Some(bytes)) => Some(*bytes),
-                None => None,
-            };
-            shown.push((*id, bytes.unwrap_or(0)));
-            self.measure(look, process, before, bytes);
-        }
         tree.show_held(device, &shown);
         if can_tell {
             self.find_unmanaged(tree, device, &held);
         }
+    }
+
+    /// Notes what the devices have in use on which there is no process.
+    fn note_idle(&mut self, tree: &Tree, source: &impl Source) {
+        for device in 0..tree.nr_devices() {
+            if source.held(device).is_some_and(|held| held.is_empty()) {
+                self.idle.note(device, source.used(device));
+            }
+        }
+    }
+
+    /// Returns the bytes beyond its allocations that are estimated for each process whose bytes are not
+    /// known; `None` if there is no such process, or a ledger has changed since it was read.
+    fn estimate(
+        &self,
+        source: &impl Source,
+        device: usize,
+        held: Option<&Held>,
+        (processes, before, told): (&[Governed], &[Before], &[Shown]),
+    ) -> Option<u64> {
+        let unknown: Vec<Ledger> = before
+            .iter()
+            .zip(told)
+            .filter(|(_, told)| **told == Shown::Unknown)
+            .map(|(before, _)| before.ledger)
+            .collect::<Option<_>>()?;
+        if unknown.is_empty() {
+            return None;
+        }
+        let used = source.used(device)?;
+        let is_same = |((_, _, blocks), before): (&Governed, &Before)| {
+            let settled = before.ledger.filter(Ledger::is_settled);
+            settled.is_some() && settled == Ledger::of(blocks.usage(), device)
+        };
+        if !processes.iter().zip(before).all(is_same) {
+            return None;
+        }
+        let known = held.into_iter().flat_map(HashMap::values).flatten();
+        let known = known.fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        self.idle.share(device, used, known, &unknown)
     }
 
     /// Records whether there is evidence that the process uses the device as it claims.
@@ -217,9 +282,9 @@ pub(super) fn measure_contexts(tree: &Tree, source: &impl Source) {
             let held = held.as_ref().and_then(|held| held.get(&request.pid));
             let measured = match held {
                 Some(None) => Measured::Unknown,
+                // The driver may list the process, or its bytes, later.
+                Some(Some(0)) | None => Measured::Changed,
                 Some(Some(held)) => missing(request, before, *held),
-                // The driver may list the process later.
-                None => Measured::Changed,
             };
             tree.answer_context(request, measured);
         }

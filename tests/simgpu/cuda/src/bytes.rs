@@ -3,8 +3,8 @@
 use std::ptr;
 use std::sync::Arc;
 
-use simgpu::Route;
-use simgpu::memory::{Chunk, Space};
+use simgpu::memory::{Chunk, HOST, Kind, Space};
+use simgpu::{Quirk, Route};
 
 use crate::abi::{CUDA_MEMCPY3D, CUresult};
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
@@ -179,6 +179,9 @@ impl Copy {
             if matches!(side.endpoint, Endpoint::Host(0)) {
                 return Err(INVALID_VALUE);
             }
+            if Quirk::PageableCopies.is_on() && self.is_out_of_reach(space) {
+                return Err(INVALID_VALUE);
+            }
             for offset in [0, (self.depth - 1) * side.layer + (self.height - 1) * side.pitch] {
                 side.endpoint
                     .chunks(space, offset, self.width)
@@ -186,6 +189,25 @@ impl Copy {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether one side is the program's pageable memory, and the other one host memory of
+    /// `cuMemCreate` to which processors have no access.
+    fn is_out_of_reach(&self, space: &Space) -> bool {
+        let is_pageable = |side: &Side| match side.endpoint {
+            Endpoint::Host(address) => space.find(address).is_none(),
+            _ => false,
+        };
+        let is_barred = |side: &Side| match side.endpoint {
+            Endpoint::Space(address) => space.find(address).is_some_and(|block| {
+                block.device == HOST && matches!(block.kind, Kind::Mapped(_)) && block.access.of(HOST) == 0
+            }),
+            _ => false,
+        };
+        let sides = [(&self.dst, &self.src), (&self.src, &self.dst)];
+        sides
+            .iter()
+            .any(|(one, other)| is_pageable(one) && is_barred(other))
     }
 
     /// Copies the bytes.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use simgpu::Driver;
+use simgpu::{Driver, Quirk};
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUuuid, Out, Raw, Text};
 use crate::call::{Call, driver};
@@ -163,12 +163,17 @@ const ATTRIBUTES: &[(u32, i32)] = &[
 
 const MULTIPROCESSOR_COUNT: u32 = 16;
 const PCI_BUS_ID: u32 = 33;
+const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
+const GPU_DIRECT_RDMA_SUPPORTED: u32 = 116;
 
 fn attribute(call: Call, attribute: u32, device: CUdevice) -> Result<i32, CUerror> {
     let device = call.process.on_machine(device)?;
     let of_its_own = match attribute {
         MULTIPROCESSOR_COUNT => Some(device.multiprocessors()),
         PCI_BUS_ID => Some(device.pci_bus()),
+        GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED | GPU_DIRECT_RDMA_SUPPORTED => {
+            Some(u32::from(Quirk::Rdma.is_on() || Quirk::RdmaRefused.is_on()))
+        }
         _ => None,
     };
     if let Some(value) = of_its_own {

@@ -26,6 +26,7 @@ mod exports;
 mod graph;
 mod graph_memory;
 mod green;
+mod host_location;
 mod image;
 mod ipc;
 mod kernel;

@@ -15,7 +15,7 @@ use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::process::Process;
 use crate::share::{Charge, POSIX_FILE_DESCRIPTOR};
 use crate::vmm::{LOCATION_DEVICE, LOCATION_HOST, LOCATION_HOST_NUMA, is_whole, place_for};
-use crate::{multicast, null};
+use crate::{host_location, multicast, null};
 
 const ALLOCATION_PINNED: u32 = 1;
 
@@ -132,6 +132,9 @@ fn create(
         return Err(INVALID_VALUE);
     }
     let device = place_for(call.process, properties.location)?;
+    if device == HOST {
+        host_location::check(properties.location)?;
+    }
     match types {
         0 => (),
         _ if properties.location.kind == LOCATION_HOST => return Err(INVALID_VALUE),
@@ -229,6 +232,15 @@ impl Call {
             Ok(object)
         }
     }
+}
+
+/// Returns whether a block is mapped memory that was created for network adapters.
+pub(crate) fn is_for_rdma(call: Call, block: &Block) -> bool {
+    let Kind::Mapped(number) = block.kind else {
+        return false;
+    };
+    let handle = call.process.handles.get(number, INVALID_VALUE);
+    handle.is_ok_and(|handle| handle.properties.gpu_direct_rdma_capable != 0)
 }
 
 /// Removes a handle that is neither held nor mapped any more.

@@ -1,12 +1,13 @@
 //! Queries about addresses.
 
+use simgpu::Quirk;
 use simgpu::memory::{Block, HOST, Kind};
 
 use crate::abi::{CUdeviceptr, CUerror, CUresult, In, Raw};
 use crate::call::{Call, driver};
-use crate::error::{INVALID_CONTEXT, INVALID_VALUE};
+use crate::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
 use crate::share::POSIX_FILE_DESCRIPTOR;
-use crate::vmm;
+use crate::{physical, vmm};
 
 /// `CUmemorytype`.
 const TYPE_HOST: u32 = 1;
@@ -15,6 +16,15 @@ const TYPE_DEVICE: u32 = 2;
 const RANGE_START: u32 = 11;
 const RANGE_SIZE: u32 = 12;
 const MAPPED: u32 = 13;
+
+/// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: registers memory with a network adapter.
+const P2P_TOKENS: u32 = 5;
+
+/// Returns whether network adapters can use a block.
+fn is_for_rdma(call: Call, block: &Block) -> bool {
+    let is_offered = Quirk::Rdma.is_on() || Quirk::RdmaRefused.is_on();
+    is_offered && (block.kind == Kind::Linear || physical::is_for_rdma(call, block))
+}
 
 /// Stores one pointer attribute with its size.
 fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUresult {
@@ -46,7 +56,8 @@ fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUr
         RANGE_SIZE => data.as_out::<u64>().set(range(call, &block).1),
         MAPPED => data.as_out::<u8>().set(1),
         14 => data.as_out::<u64>().set(u64::from(handle_types(call, &block))),
-        15 => data.as_out::<u8>().set(0),
+        P2P_TOKENS if is_for_rdma(call, &block) => data.as_out::<[u64; 2]>().set([block.id, 1]),
+        15 => data.as_out::<u8>().set(u8::from(is_for_rdma(call, &block))),
         16 => data.as_out::<u32>().set(access(call, &block)?),
         17 => data.as_out::<usize>().set(match block.kind {
             Kind::Pool(pool) => pool,
@@ -136,6 +147,10 @@ driver! {
         Ok(())
     }
     fn cuPointerSetAttribute(_value: Raw, _attribute: u32, address: CUdeviceptr) |call| {
-        call.process.space.find(address).map(|_| ()).ok_or(INVALID_VALUE)
+        let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
+        match block.kind {
+            Kind::Mapped(_) if Quirk::VmmAttributes.is_on() => Err(NOT_SUPPORTED),
+            _ => Ok(()),
+        }
     }
 }

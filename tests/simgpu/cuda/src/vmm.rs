@@ -1,9 +1,7 @@
 //! Virtual memory management: address reservations and mappings of physical memory.
 
-use std::path::Path;
-
-use simgpu::Driver;
 use simgpu::memory::{HOST, Kind};
+use simgpu::{Driver, Quirk};
 
 use crate::abi::{
     CUdeviceptr, CUerror, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation,
@@ -11,6 +9,7 @@ use crate::abi::{
 };
 use crate::call::{Call, driver};
 use crate::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::host_location::is_node;
 use crate::process::Process;
 use crate::{null, physical};
 
@@ -39,11 +38,6 @@ pub(crate) fn device_of(process: &Process, location: CUmemLocation) -> Result<us
 /// Returns whether this is the location type of `SIMGPU_FUTURE_LOCATION`, unknown to all headers.
 fn is_future(kind: u32) -> bool {
     std::env::var("SIMGPU_FUTURE_LOCATION").is_ok_and(|future| future == kind.to_string())
-}
-
-/// Returns whether the host has this NUMA node. A host without NUMA has node 0.
-fn is_node(node: i32) -> bool {
-    node == 0 || Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
 }
 
 /// Returns where memory is created; as documented, not on the thread's current NUMA node, and before CUDA
@@ -169,6 +163,9 @@ fn set_access(
             return Err(INVALID_VALUE);
         }
         changes.push((device, u64::from(access.flags)));
+    }
+    if Quirk::RdmaRefused.is_on() && blocks.iter().any(|block| physical::is_for_rdma(call, block)) {
+        return Err(NOT_SUPPORTED);
     }
     let done = space.set_access(base, size as u64, |access| {
         for &(device, flags) in &changes {

@@ -2,8 +2,11 @@
 //! of graphics processes and of MPS clients are empty.
 
 use core::ffi::c_uint;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use simgpu::{Device, Driver};
+use simgpu::{Device, Driver, Quirk};
 
 use crate::call::{Error, Handle, Out, Result, nvml, version};
 use crate::{mig, sample};
@@ -25,12 +28,32 @@ impl Found<'_> {
 fn found(device: Device<'_>) -> Vec<Found<'_>> {
     let all = [device].into_iter().chain(device.instances());
     all.flat_map(|device| {
-        device
-            .processes()
-            .into_iter()
-            .map(move |process| Found(device, process))
+        let processes = device.processes().into_iter().filter_map(shown);
+        processes.map(move |process| Found(device, process))
     })
     .collect()
+}
+
+/// Returns what is told of a process, if anything is, as the quirks want it.
+fn shown(process: simgpu::Process) -> Option<simgpu::Process> {
+    if Quirk::NvmlMissing.is_on() || Quirk::NvmlLate.is_on() && is_late(process.pid) {
+        return None;
+    }
+    let is_hidden = Quirk::NvmlZero.is_on();
+    Some(simgpu::Process {
+        used: if is_hidden { 0 } else { process.used },
+        ..process
+    })
+}
+
+/// How long a process is not listed after it was first there.
+const LATE: Duration = Duration::from_millis(500);
+
+/// Returns whether a process was first there less than [`LATE`] ago.
+fn is_late(pid: c_uint) -> bool {
+    static FIRST: Mutex<BTreeMap<c_uint, Instant>> = Mutex::new(BTreeMap::new());
+    let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner);
+    first.entry(pid).or_insert_with(Instant::now).elapsed() < LATE
 }
 
 /// Number of values of `nvmlProcessMode_t`: compute, graphics and MPS.

@@ -81,6 +81,11 @@ impl Ledger {
         self.allocated.saturating_add(self.contexts).min(self.charged)
     }
 
+    /// Returns the bytes charged for all but contexts.
+    pub fn allocations(&self) -> u64 {
+        self.charged - self.contexts
+    }
+
     /// Returns the bytes charged for contexts.
     pub fn contexts(&self) -> u64 {
         self.contexts
