@@ -17,6 +17,7 @@ mod run_options;
 mod service;
 mod set;
 mod supervise;
+mod suspend;
 mod top;
 mod view;
 mod wait;
@@ -33,6 +34,7 @@ use nix::sys::prctl;
 
 use self::client::Client;
 use self::paths::Named;
+use crate::checkpoint_helper;
 use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
@@ -114,6 +116,10 @@ commands! {
     Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(socket, &arguments);
     /// Thaws processes and groups.
     Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(socket, &arguments);
+    /// Moves all GPU memory of processes and groups to the host, also of programs not started with --swap.
+    Suspend(suspend::Arguments) => |socket, arguments| suspend::suspend(socket, &arguments);
+    /// Moves the memory of suspended processes and groups back, once there is room.
+    Resume(suspend::Arguments) => |socket, arguments| suspend::resume(socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
@@ -136,6 +142,9 @@ commands! {
     /// Invalidates cached names
     #[command(hide = true)]
     Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
+    /// Suspends and resumes a process by the driver
+    #[command(hide = true)]
+    Checkpoint(checkpoint_helper::Arguments) => |_, arguments| checkpoint_helper::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();

@@ -187,6 +187,8 @@ mod simgpu_accounting;
 #[cfg(test)]
 mod simgpu_batches;
 #[cfg(test)]
+mod simgpu_checkpoint;
+#[cfg(test)]
 mod simgpu_churn;
 #[cfg(test)]
 mod simgpu_faults;
@@ -230,6 +232,10 @@ mod supervise_limits;
 mod supervise_starved;
 #[cfg(test)]
 mod supervise_stuck;
+#[cfg(test)]
+mod suspend;
+#[cfg(test)]
+mod suspend_kills;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]

@@ -69,5 +69,5 @@ variables! {
     /// link; it is made with mode 0600.
     GCGROUP_LOG = "FILE", "hook";
     /// File that is read in place of /proc/meminfo, for tests.
-    GCGROUP_MEMINFO = "FILE", "hook";
+    GCGROUP_MEMINFO = "FILE", "hook, gcgroupfs";
 }

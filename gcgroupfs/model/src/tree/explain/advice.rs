@@ -1,9 +1,9 @@
-//! Advice about refusals and freezes.
+//! Advice about refusals, freezes and suspensions.
 
 use super::{Case, Line, Place, Subject};
 use crate::tree::process::Process;
 use crate::tree::refusals::Cause;
-use crate::tree::settings::{COMPUTE_FREEZE, MEMORY_LIMIT, Setting, Tighter};
+use crate::tree::settings::{COMPUTE_FREEZE, GCGROUP_SUSPEND, MEMORY_LIMIT, Setting, Tighter};
 
 impl<'a> Case<'a> {
     pub(super) fn advice(&self) -> Vec<Line> {
@@ -46,6 +46,12 @@ impl<'a> Case<'a> {
             let value = place.settings().own(COMPUTE_FREEZE, self.uuid(place.device));
             if value.is_some_and(|value| value.is_on()) {
                 texts.extend(self.change(COMPUTE_FREEZE, place, "0"));
+            }
+        }
+        for place in self.places() {
+            let value = place.settings().own(GCGROUP_SUSPEND, self.uuid(place.device));
+            if value.is_some_and(|value| value.is_on()) {
+                texts.extend(self.change(GCGROUP_SUSPEND, place, "0"));
             }
         }
         let mut lines: Vec<Line> = Vec::new();

@@ -97,6 +97,7 @@ pub const SETTINGS: &[&Setting] = &[
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
+    GCGROUP_SUSPEND,
     #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
@@ -231,6 +232,28 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
           is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
           is complete.",
+    ..Setting::PLAIN
+};
+
+pub const GCGROUP_SUSPEND: &Setting = &Setting {
+    name: "gcgroup.suspend",
+    key: "suspend",
+    kind: Kind::Flag,
+    default: Value::Flag(false),
+    tighter: Tighter::Higher,
+    refusal: "it stays suspended",
+    for_rules: false,
+    check: Some(|edit, value| edit.check_suspend(value.is_on())),
+    written: Some(|edit, _| edit.suspend_again()),
+    doc: "The requested state: 1 freezes the process, or all processes in the group and below, and has the driver \
+          move all their device memory with their contexts to the host, also of programs that were not started \
+          with --swap. 0 moves it back once the GPUs and the groups have room, those of higher priority first. \
+          gcgroup.events says when that is complete, and which step is under way or has failed; writing the value \
+          again repeats a step that has failed. While suspended, memory.current is 0 and memory.swap.current \
+          includes what was moved; a memory.swap.max that was set, of the process or of a group above, bounds it. \
+          The program waits in its next driver call. EOPNOTSUPP with a reason if the driver is older than 570, or \
+          cannot move what the process has: managed memory (before 580), memory of other processes (before 610). \
+          Contents, addresses, counts and settings stay.",
     ..Setting::PLAIN
 };
 

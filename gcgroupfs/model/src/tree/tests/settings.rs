@@ -2,8 +2,9 @@
 //! a key of rules.
 
 use super::*;
+use crate::file::resolve;
 use crate::rules::{Facts, Rules};
-use crate::tree::settings::{Kind, SAMPLE, SETTINGS, Setting, Tighter};
+use crate::tree::settings::{GCGROUP_SUSPEND, Kind, SAMPLE, SETTINGS, Setting, Tighter};
 
 /// Returns two values as the control file shows them: one that root sets, and a looser one.
 fn values(setting: &Setting) -> (&'static str, &'static str) {
@@ -34,6 +35,10 @@ fn every_setting_is_stored_bounded_and_restored() {
         for place in ["100", "100/1", "team", "team/1"] {
             let (world, id) = world();
             let path = format!("{place}/{name}");
+            if *setting == GCGROUP_SUSPEND && place.contains('/') {
+                assert!(resolve(&world.tree, &path).is_err(), "a process moves as a whole");
+                continue;
+            }
             if place == "100" {
                 let default = setting.process_default.unwrap_or(setting.default);
                 assert_eq!(world.show(&path), setting.show(default), "{path}");
