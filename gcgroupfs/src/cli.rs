@@ -18,6 +18,7 @@ mod run_options;
 mod service;
 mod set;
 mod supervise;
+mod suspend;
 mod top;
 mod view;
 mod wait;
@@ -34,6 +35,7 @@ use nix::sys::prctl;
 
 use self::client::Client;
 use self::paths::Named;
+use crate::checkpoint_helper;
 use crate::invalidation_helper;
 use crate::manual;
 use crate::sever;
@@ -117,6 +119,10 @@ commands! {
     Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(socket, &arguments);
     /// Holds settings of processes and groups while a command runs, and reverts them however it ends.
     Hold(hold::Arguments) => |socket, arguments| hold::run(&socket, &arguments);
+    /// Moves all GPU memory of processes and groups to the host, also of programs not started with --swap.
+    Suspend(suspend::Arguments) => |socket, arguments| suspend::suspend(socket, &arguments);
+    /// Moves the memory of suspended processes and groups back, once there is room.
+    Resume(suspend::Arguments) => |socket, arguments| suspend::resume(socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
@@ -139,6 +145,9 @@ commands! {
     /// Invalidates cached names
     #[command(hide = true)]
     Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
+    /// Suspends and resumes a process by the driver
+    #[command(hide = true)]
+    Checkpoint(checkpoint_helper::Arguments) => |_, arguments| checkpoint_helper::run(&arguments);
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();

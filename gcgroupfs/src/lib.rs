@@ -9,6 +9,7 @@
     )
 )]
 
+mod checkpoint_helper;
 mod cli;
 mod config;
 #[cfg(any(test, fuzzing))]

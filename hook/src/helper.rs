@@ -6,7 +6,7 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
 use crate::driver::interpose;
@@ -177,10 +177,25 @@ impl<D: Duties> Helper<D> {
                 .map_or(Heard::Lost, client::listen);
             match heard {
                 Heard::Nothing => return,
+                Heard::Doorbell if self.is_suspended() => {}
                 Heard::Doorbell => self.duties.look_for_devices(),
                 Heard::Lost => return self.lose(),
             }
         }
+    }
+
+    /// Returns whether this thread must make no driver calls, and acknowledges that.
+    fn is_suspended(&self) -> bool {
+        let session = self.duties.session();
+        let order = session.control().suspend_generation.load(Acquire);
+        if order == 0 {
+            return false;
+        }
+        let seen = &session.usage().suspend_generation;
+        if seen.swap(order, Release) != order {
+            session.ring();
+        }
+        true
     }
 
     fn lose(&mut self) {
@@ -231,8 +246,13 @@ impl<D: Duties> Helper<D> {
         self.retry = (self.retry * 2).min(seldom);
     }
 
-    /// Advances each kind of work by one step.
+    /// Advances each kind of work by one step, unless the process is suspended: a driver call would wait
+    /// until it is resumed, and nothing could reach this thread.
     fn work(&mut self) {
+        if self.is_suspended() {
+            self.wake = None;
+            return;
+        }
         let all = self
             .work
             .iter_mut()

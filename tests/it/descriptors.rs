@@ -13,14 +13,27 @@ use crate::small_stacks::small_driver;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns the numbers of the hook's descriptors in a process. The simulated driver and the program have no
-/// sockets.
+/// Returns the numbers of the hook's descriptors in a process. The program has no sockets, and the simulated
+/// driver only one on which it listens.
 fn hooks(pid: i32) -> Vec<i32> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
+    // Sockets of simulated drivers: the inode is the last number before the path.
+    let sockets = fs::read_to_string("/proc/net/unix").expect("proc(5)");
+    let drivers: Vec<&str> = sockets
+        .lines()
+        .filter_map(|line| {
+            line.split_once(" /")?
+                .0
+                .split(' ')
+                .next_back()
+                .filter(|_| line.contains("/checkpoint."))
+        })
+        .collect();
     let is_hooks = |path: &PathBuf| {
         fs::read_link(path).is_ok_and(|target| {
             let target = target.to_string_lossy();
-            target.contains("gcgroup") || target.starts_with("socket:")
+            let is_drivers = drivers.iter().any(|inode| target == format!("socket:[{inode}]"));
+            (target.contains("gcgroup") || target.starts_with("socket:")) && !is_drivers
         })
     };
     let paths = entries.flatten().map(|entry| entry.path()).filter(is_hooks);

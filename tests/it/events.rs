@@ -191,7 +191,7 @@ fn select_reports_changes_in_its_third_set() {
     let mut watch = Watch::open(dir.path().join("gcgroup.events"));
     assert!(!excepted(&watch.0, 0), "the unchanged file woke select(2)");
     dir.write("compute.freeze", 1);
-    while watch.read() != "populated 1\nfrozen 1\nhook ok\n" {
+    while watch.read() != "populated 1\nfrozen 1\nsuspended 0\nhook ok\n" {
         assert!(excepted(&watch.0, 60), "select(2) timed out");
     }
     assert!(

@@ -102,7 +102,7 @@ fn mkdir_and_rmdir_make_and_remove_groups() {
     let mut events = File::open(path(&format!("{deep}/gcgroup.events"))).expect("the file opens");
     let mut text = String::new();
     events.read_to_string(&mut text).expect("the file is readable");
-    assert_eq!(text, "populated 0\nfrozen 0\n");
+    assert_eq!(text, "populated 0\nfrozen 0\nsuspended 0\n");
     fs::remove_dir(path(deep)).expect("the group is empty");
     assert_eq!(errno(open.read_to_string(&mut text)), libc::ENODEV);
     assert!(changes(&events), "removing the group did not wake the poller");
@@ -260,7 +260,7 @@ fn member_without_freeze_acknowledgement_is_named() {
     let pid = Pid::from_raw(stopped.pid());
     stop(pid);
     mount.write("team", "compute.freeze", "1");
-    let draining = format!("populated 1\nfrozen 0\ndraining {}", stopped.pid());
+    let draining = format!("populated 1\nfrozen 0\nsuspended 0\ndraining {}", stopped.pid());
     wait_until("the other member has acknowledged the freeze", || {
         mount.read("team", "gcgroup.events") == draining
     });
@@ -275,7 +275,7 @@ fn member_without_freeze_acknowledgement_is_named() {
     assert!(said.contains(&expected), "{said}");
     kill(pid, Signal::SIGCONT).expect("the process lives");
     wait_until("both members have acknowledged the freeze", || {
-        mount.read("team", "gcgroup.events") == "populated 1\nfrozen 1"
+        mount.read("team", "gcgroup.events") == "populated 1\nfrozen 1\nsuspended 0"
     });
     mount.write("team", "compute.freeze", "0");
     quick.quit();

@@ -191,6 +191,8 @@ mod simgpu_accounting;
 #[cfg(test)]
 mod simgpu_batches;
 #[cfg(test)]
+mod simgpu_checkpoint;
+#[cfg(test)]
 mod simgpu_churn;
 #[cfg(test)]
 mod simgpu_faults;
@@ -234,6 +236,10 @@ mod supervise_limits;
 mod supervise_starved;
 #[cfg(test)]
 mod supervise_stuck;
+#[cfg(test)]
+mod suspend;
+#[cfg(test)]
+mod suspend_kills;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]

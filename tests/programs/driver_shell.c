@@ -7,6 +7,7 @@
  *   race THREADS BYTES   each thread allocates blocks of BYTES until refused -> raced BLOCKS
  *   shuffle ROUNDS BYTES  allocates and frees blocks of up to BYTES        -> shuffled GIVEN REFUSED
  *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
+ *   process WHAT PID     cuCheckpointProcessWHAT                                -> ok VALUE | error CODE
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
  *   query                queries the default stream                        -> ok | error 600
@@ -28,6 +29,7 @@
  * calls of REFUSE (refuse.h).
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -295,6 +297,22 @@ static CUresult busy(int threads, long count)
     return status;
 }
 
+/* Calls cuCheckpointProcess<what> for a process; locks within 200 ms. */
+static void process(const char *what, int pid)
+{
+    char name[64];
+    unsigned words[32] = {0};
+    snprintf(name, sizeof name, "cuCheckpointProcess%s", what);
+    CUresult (*function)(int, void *) = (CUresult(*)(int, void *))dlsym(RTLD_DEFAULT, name);
+    if (!strcmp(what, "Lock"))
+        words[0] = 200;
+    CUresult status = function ? function(pid, words) : 500;
+    if (status)
+        printf("error %d\n", status);
+    else
+        printf("ok %u\n", strncmp(what, "Get", 3) ? 0 : words[0]);
+}
+
 int main(int argc, char **argv)
 {
     char line[256], kind[32], name[128];
@@ -322,6 +340,8 @@ int main(int argc, char **argv)
             } else {
                 printf("error %d\n", status);
             }
+        } else if (sscanf(line, "process %31s %llu", kind, &a) == 2) {
+            process(kind, (int)a);
         } else if (sscanf(line, "freeptr %llx", &a) == 1) {
             answer(cuMemFree_v2(a));
         } else if (sscanf(line, "free %llu", &a) == 1) {

@@ -148,7 +148,8 @@ impl Listener for Waker {
             | Notice::DevicesAsked
             | Notice::ContextMade
             | Notice::EndsAsked
-            | Notice::KillAsked(_) => {}
+            | Notice::KillAsked(_)
+            | Notice::SuspendAsked => {}
         }
     }
 }

@@ -49,6 +49,7 @@ mod settings;
 mod stall;
 mod storage;
 mod sums;
+mod suspend;
 mod swap_bounds;
 mod transient;
 mod ungoverned;
@@ -102,6 +103,7 @@ pub use settings::*;
 pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Sums, Swapped, all_counters};
+pub use suspend::{Pending, Step};
 pub use transient::{Job, Transient};
 pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
@@ -190,6 +192,8 @@ pub struct State {
     nr_devices_asked: u64,
     ends: ends::Ends,
     stalls: stall::RootStalls,
+    /// Major version of the driver, if it is known.
+    driver: Option<u32>,
 }
 
 impl Tree {
@@ -229,6 +233,7 @@ impl Tree {
             nr_devices_asked: 0,
             ends: ends::Ends::default(),
             stalls: stall::RootStalls::new((host.now)()),
+            driver: None,
         };
         Self {
             state: Mutex::new(state),
@@ -287,7 +292,10 @@ impl Tree {
     /// driver. Counts an excess over a limit that this causes.
     pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
         self.update(|state, notices| {
-            if device < state.devices.len() {
+            let is_suspended = |process: &Process| process.suspension.is_locked;
+            let process = state.processes.get(&id);
+            // Of a suspended process, NVML shows nothing.
+            if device < state.devices.len() && !process.is_some_and(|process| is_suspended(process)) {
                 state.grow_overhead(id, device, bytes, notices);
             }
         });
@@ -332,17 +340,21 @@ impl Tree {
         for some in held.chunks(64) {
             let mut state = self.state.lock();
             for (id, bytes) in some {
-                state.grants.show(*id, device, *bytes);
+                let process = state.processes.get(id);
+                if process.is_some_and(|process| !process.suspension.is_locked) {
+                    state.grants.show(*id, device, *bytes);
+                }
             }
         }
     }
 
-    /// Returns the pid and the blocks of each process, for comparison with the driver's data.
+    /// Returns the pid and the blocks of each process that is not suspended, for comparison with the driver's
+    /// data.
     pub fn ledgers(&self) -> Vec<(ProcessId, u32, Arc<dyn Blocks>)> {
         let state = self.state.lock();
         let ledger = |(pid, id): (&u32, &ProcessId)| {
             let process = state.processes.get(id)?;
-            Some((*id, *pid, process.blocks.clone()))
+            (!process.suspension.is_locked).then(|| (*id, *pid, process.blocks.clone()))
         };
         state.pids.iter().filter_map(ledger).collect()
     }
@@ -378,6 +390,12 @@ impl Tree {
             (identity.pid, identity.start_time) == (pid, start_time)
         })?;
         Some((found.identity().clone(), found.to_string()))
+    }
+
+    /// Returns the UUID of a device, as NVML spells it.
+    pub fn uuid(&self, device: usize) -> Option<String> {
+        let state = self.state.lock();
+        state.devices.get(device).map(|device| device.uuid_text.clone())
     }
 
     /// Returns the number of devices.

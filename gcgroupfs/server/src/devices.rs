@@ -88,6 +88,12 @@ pub fn summary() -> Result<Summary, NvmlError> {
     })
 }
 
+/// Returns the driver's major version, as 570; `None` without a driver.
+pub fn driver_major() -> Option<u32> {
+    let version = Nvml::init().and_then(|nvml| nvml.sys_driver_version()).ok()?;
+    version.split('.').next()?.parse().ok()
+}
+
 fn log(device: &Device) {
     info!(
         "device {}: {} {} {}",

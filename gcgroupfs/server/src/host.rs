@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gcgroup_abi::environment::GCGROUP_MEMINFO;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
@@ -22,6 +23,23 @@ pub fn this() -> Host {
         uptime,
         now,
     }
+}
+
+/// Returns the bytes of memory that the kernel can give to programs without swapping; `None` if it does not
+/// say.
+pub(crate) fn available_memory() -> Option<u64> {
+    let file = std::env::var_os(GCGROUP_MEMINFO.name);
+    let file = file.unwrap_or_else(|| "/proc/meminfo".into());
+    available(&std::fs::read_to_string(file).ok()?)
+}
+
+/// Returns `MemAvailable` of meminfo (proc_meminfo(5)), in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// Returns the unit of the start times in `/proc/PID/stat`: ticks per second.

@@ -14,4 +14,5 @@ mod overhead;
 pub mod protocol;
 pub mod receive;
 pub mod socket;
+pub mod suspend;
 pub mod ticks;

@@ -158,7 +158,8 @@ impl Listener for Bell {
             | Notice::ContextMade
             | Notice::PressureWatched
             | Notice::EndsAsked
-            | Notice::KillAsked(_) => {}
+            | Notice::KillAsked(_)
+            | Notice::SuspendAsked => {}
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct Thaw {
     paths: Vec<String>,
 }
 
-/// Refuses the root, since it cannot be frozen.
+/// Refuses the root, since it cannot be frozen or suspended.
 pub(super) fn path(text: &str) -> Result<String, String> {
     if Named::new(text).path.is_empty() {
         return Err("a process or a group is expected".to_owned());
@@ -56,7 +56,7 @@ pub(super) fn resolve(socket: &Socket, paths: &[String]) -> (PathBuf, Vec<String
 pub(super) fn freeze(socket: Socket, arguments: &Freeze) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     let (socket, paths) = resolve(&socket, &arguments.paths);
-    let mut done = tell(&socket, &paths, "1");
+    let mut done = tell(&socket, &paths, "compute.freeze", "1");
     if arguments.wait {
         for path in &paths {
             done &= stands_still(&socket, path, deadline);
@@ -68,10 +68,10 @@ pub(super) fn freeze(socket: Socket, arguments: &Freeze) -> ExitCode {
 /// Thaws. Errors are printed on standard error.
 pub(super) fn thaw(socket: Socket, arguments: &Thaw) -> ExitCode {
     let (socket, paths) = resolve(&socket, &arguments.paths);
-    status(tell(&socket, &paths, "0"))
+    status(tell(&socket, &paths, "compute.freeze", "0"))
 }
 
-fn status(done: bool) -> ExitCode {
+pub(super) fn status(done: bool) -> ExitCode {
     if done {
         ExitCode::SUCCESS
     } else {
@@ -79,8 +79,8 @@ fn status(done: bool) -> ExitCode {
     }
 }
 
-/// Writes `compute.freeze` of each. Returns whether all writes succeeded.
-fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
+/// Writes a control file of each. Returns whether all writes succeeded.
+pub(super) fn tell(socket: &Path, paths: &[String], file: &str, value: &str) -> bool {
     let mut client = match Client::connect(socket) {
         Ok(client) => client,
         Err(error) => {
@@ -90,7 +90,7 @@ fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     };
     let mut done = true;
     for path in paths {
-        if let Err(error) = client.set(&format!("{path}/compute.freeze"), value) {
+        if let Err(error) = client.set(&format!("{path}/{file}"), value) {
             eprintln!("gcgroupfs: {error:#}");
             done = false;
         }

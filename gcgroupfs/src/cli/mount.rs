@@ -31,6 +31,7 @@ use gcgroupfs_server::devices;
 use gcgroupfs_server::host;
 use gcgroupfs_server::journal::Journal;
 use gcgroupfs_server::socket::{self, Listener, Server};
+use gcgroupfs_server::suspend;
 use gcgroupfs_server::ticks;
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch::Launcher;
@@ -185,6 +186,8 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         receiver: Box::new(receiver),
     })?;
     devices::measure(tree.clone(), holders).context("cannot begin to measure")?;
+    tree.set_driver(devices::driver_major());
+    suspend::start(tree.clone(), launcher.clone()).context("cannot suspend processes")?;
     let stop = Stop::on_signals(server.waker()?)?;
     server.rules().set(config.rules);
     let parts = Parts {

@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gcgroup_abi::environment::GCGROUP_SOCKET;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -39,6 +40,8 @@ const MAX_REQUEST: usize = 8192;
 const START: u8 = b's';
 /// First byte of a request: start a helper without an answer.
 const START_UNWATCHED: u8 = b'u';
+/// First byte of a request: start a helper that needs the driver, and answer with its pid.
+const START_WITH_DRIVER: u8 = b'd';
 /// First byte of a request: stop tracking a helper, and reap it when it ends.
 const RELEASE: u8 = b'r';
 
@@ -84,9 +87,32 @@ impl Launcher {
         input: &impl AsFd,
         output: Option<&OwnedFd>,
     ) -> io::Result<Helper> {
+        self.start_helper(START, arguments, input, output)
+    }
+
+    /// Runs `gcgroupfs ARGUMENTS` with this standard input and the daemon's environment, which says where the
+    /// driver is. The process is not governed.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn launch_with_driver(
+        self: &Arc<Self>,
+        arguments: &[&OsStr],
+        input: &impl AsFd,
+    ) -> io::Result<Helper> {
+        self.start_helper(START_WITH_DRIVER, arguments, input, None)
+    }
+
+    fn start_helper(
+        self: &Arc<Self>,
+        kind: u8,
+        arguments: &[&OsStr],
+        input: &impl AsFd,
+        output: Option<&OwnedFd>,
+    ) -> io::Result<Helper> {
         let mut running = self.running.lock();
         let answer = with(&mut running, |running| {
-            running.ask(START, arguments, input, output)?;
+            running.ask(kind, arguments, input, output)?;
             running.answer()
         })?;
         drop(running);
@@ -156,7 +182,7 @@ impl Running {
         let (ours, theirs) = crate::packet_pair()?;
         setsockopt(&ours, sockopt::ReceiveTimeout, &PATIENCE)?;
         setsockopt(&ours, sockopt::SendTimeout, &PATIENCE)?;
-        let child = command(&[OsStr::new("launch")])
+        let child = command_with_environment(&[OsStr::new("launch")])
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .spawn()?;
@@ -246,10 +272,15 @@ impl Drop for Helper {
 /// Returns a helper's command: this program, without environment, in its own process group, so that stopping
 /// the daemon from the keyboard does not stop the helper.
 pub fn command(arguments: &[&OsStr]) -> Command {
+    let mut command = command_with_environment(arguments);
+    command.env_clear();
+    command
+}
+
+fn command_with_environment(arguments: &[&OsStr]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command
         .args(arguments)
-        .env_clear()
         .current_dir("/")
         .stderr(Stdio::null())
         .process_group(0);
@@ -291,8 +322,9 @@ pub fn run() -> anyhow::Result<()> {
                 let pid = pid.try_into().map(u32::from_le_bytes).unwrap_or(0);
                 released.extend(watched.remove(&pid));
             }
-            Some((&START, words)) => {
-                let answer = match spawn(words, received.descriptors) {
+            Some((kind @ (&START | &START_WITH_DRIVER), words)) => {
+                let needs_driver = *kind == START_WITH_DRIVER;
+                let answer = match spawn(words, needs_driver, received.descriptors) {
                     Ok(child) => {
                         let pid = child.id();
                         watched.insert(pid, child);
@@ -303,20 +335,31 @@ pub fn run() -> anyhow::Result<()> {
                 nix::unistd::write(&daemon, &answer.to_le_bytes())?;
             }
             // If it cannot be started, the other end of its input is closed: that is the answer.
-            Some((&START_UNWATCHED, words)) => released.extend(spawn(words, received.descriptors).ok()),
+            Some((&START_UNWATCHED, words)) => {
+                released.extend(spawn(words, false, received.descriptors).ok())
+            }
             _ => return Ok(()),
         }
     }
 }
 
-fn spawn(words: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<Child> {
+fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Result<Child> {
     let words: Vec<_> = words
         .split(|byte| *byte == 0)
         .map(|word| OsString::from_vec(word.to_vec()))
         .collect();
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut descriptors = descriptors.into_iter().map(Stdio::from);
-    command(&words)
+    let mut command = match needs_driver {
+        false => command(&words),
+        true => {
+            let mut command = command_with_environment(&words);
+            // Where every program is governed, a library in it finds no daemon.
+            command.env(GCGROUP_SOCKET.name, "/dev/null");
+            command
+        }
+    };
+    command
         .stdin(descriptors.next().unwrap_or_else(Stdio::null))
         .stdout(descriptors.next().unwrap_or_else(Stdio::null))
         .spawn()

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code, reason = "the one module that is allowed to; see main.rs")]
 
+pub mod checkpoint;
 pub mod clock;
 pub mod launch;
 pub mod process;

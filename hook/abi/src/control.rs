@@ -294,7 +294,12 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub measures_contexts: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Nonzero: the hook's helper thread must make no driver calls, because the driver is about to lock the
+    /// process, or has locked it. Each such order has another number.
+    ///
+    /// Ordering: the daemon stores `Release`; the hook loads `Acquire`: one word, no other data depends on
+    /// it.
+    pub suspend_generation: AtomicU32,
     reserved: [AtomicU64; 20],
     /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
     ///
@@ -374,6 +379,7 @@ const _: () = {
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
     assert!(offset_of!(Control, measures_contexts) == 80);
+    assert!(offset_of!(Control, suspend_generation) == 84);
     assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

@@ -69,7 +69,7 @@ variables! {
     /// link; it is made with mode 0600.
     GCGROUP_LOG = "FILE", "hook";
     /// File that is read in place of /proc/meminfo, for tests.
-    GCGROUP_MEMINFO = "FILE", "hook";
+    GCGROUP_MEMINFO = "FILE", "hook, gcgroupfs";
     /// Directory that is read in place of /sys/devices/system/node, for tests.
     GCGROUP_NODES = "DIRECTORY", "hook";
 }

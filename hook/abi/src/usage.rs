@@ -232,7 +232,11 @@ pub struct Usage {
     /// Ordering: the hook adds `Release` after `host_claim`; the daemon loads `Acquire`: the claim is at
     /// least as new as the number.
     pub host_request: AtomicU32,
-    reserved_claim: AtomicU32,
+    /// The last `suspend_generation` of the control block that the helper thread has seen: it makes no driver
+    /// calls until that is 0.
+    ///
+    /// Ordering: the helper stores `Release` after its last driver call; the daemon loads `Acquire`.
+    pub suspend_generation: AtomicU32,
     /// Bytes that the last allocation refused because of a limit would have added to the charge, on whichever
     /// device; 0: none, or a hook that does not report it.
     ///
@@ -355,6 +359,7 @@ const _: () = {
     assert!(offset_of!(Usage, reserved_stocks) == 72);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
+    assert!(offset_of!(Usage, suspend_generation) == 92);
     assert!(offset_of!(Usage, refused_bytes) == 96);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);

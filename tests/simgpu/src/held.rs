@@ -23,11 +23,13 @@ pub enum Held {
     HostPool,
     /// `cuMemCreate` on the host.
     HostPhysical,
+    /// Device memory that a checkpoint has moved.
+    HostCheckpoint,
 }
 
 impl Held {
     /// All kinds, device memory first.
-    pub const ALL: [Held; 10] = [
+    pub const ALL: [Held; 11] = [
         Held::Context,
         Held::Linear,
         Held::Managed,
@@ -38,6 +40,7 @@ impl Held {
         Held::HostPinned,
         Held::HostPool,
         Held::HostPhysical,
+        Held::HostCheckpoint,
     ];
 
     /// Number of kinds of device memory.

@@ -75,7 +75,8 @@ pub(crate) struct SharedExport {
 pub(crate) struct Slot {
     /// The owner's pid in its own pid namespace.
     pub(crate) pid: AtomicU32,
-    reserved: [AtomicU32; 1],
+    /// Uid of the owner plus 1, if it serves requests for checkpoints.
+    pub(crate) checkpoints: AtomicU32,
     /// Bytes of host memory by kind.
     pub(crate) host: [AtomicU64; Held::ON_HOST],
     more: [AtomicU64; 7 - Held::ON_HOST],
@@ -176,6 +177,7 @@ impl Slot {
     /// Resets the slot to that of a process that holds nothing.
     pub(crate) fn clear(&self) {
         self.pid.store(0, Relaxed);
+        self.checkpoints.store(0, Relaxed);
         for device in &self.device {
             device.used.store(0, Relaxed);
             device.busy_ns.store(0, Relaxed);

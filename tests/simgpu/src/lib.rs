@@ -7,6 +7,7 @@
 )]
 
 mod account;
+mod checkpoint;
 pub mod clock;
 pub mod config;
 mod copies;
@@ -31,6 +32,7 @@ mod symbols;
 mod turn;
 
 pub use account::{Account, OnDevice};
+pub use checkpoint::Suspended;
 pub use config::Config;
 pub use device::{COMPUTE_CAPABILITY, Device, NAME, Process};
 pub use driver::Driver;
@@ -42,4 +44,5 @@ pub use life::{Life, MAX_LIVES};
 pub use member::Member;
 pub use mig::{MAX_INSTANCES, Mig};
 pub use quirks::Quirk;
+pub use runner::spawn;
 pub use state::Machine;

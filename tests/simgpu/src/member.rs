@@ -143,7 +143,7 @@ impl Member {
         self.slot
     }
 
-    fn place(&self) -> &'static Slot {
+    pub(crate) fn place(&self) -> &'static Slot {
         &self.machine.layout().slot[self.slot]
     }
 

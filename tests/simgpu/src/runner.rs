@@ -50,7 +50,7 @@ struct Runner {
 }
 
 /// Starts a thread with all signals blocked.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
     // SAFETY: both sets are valid and the calls cannot fail with these arguments.
     let before = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();

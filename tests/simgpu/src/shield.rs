@@ -103,6 +103,11 @@ fn set_cancel_state(state: c_int) -> c_int {
 pub struct Bell(AtomicU32);
 
 impl Bell {
+    /// Returns a bell that has not been rung.
+    pub const fn new() -> Self {
+        Bell(AtomicU32::new(0))
+    }
+
     /// Returns how often the bell was rung.
     pub fn count(&self) -> u32 {
         self.0.load(SeqCst)

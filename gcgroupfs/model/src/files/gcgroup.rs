@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::file::Contents::{self, Events, List};
 use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
-use crate::tree::{GCGROUP_LEASE, GCGROUP_LEASE_ACTION, View};
+use crate::tree::{GCGROUP_LEASE, GCGROUP_LEASE_ACTION, GCGROUP_SUSPEND, View};
 
 /// A list that a scan of all devices fills.
 const AUDIT: Asked = Asked {
@@ -79,8 +79,12 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| Ok(view.nr_standing_changes())),
         io: Read(events),
         doc: "Flat keys: populated (1 while the process lives, or there is one in the group or below), frozen (1 once all work has \
-              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
-              error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a group \
+              drained after a freeze, here or above), suspended (1 once the memory of all is on the host by gcgroup.suspend, \
+              here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
+              error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a process that is being suspended \
+              or resumed suspend_step (check, drain, hold, lock, checkpoint, room, restore or unlock: room waits for \
+              free memory), or suspend_error (the step that has failed; gcgroupfs explain tells why), of a group with \
+              suspended processes nr_suspended, of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
               the lowest of several), of a group with a lease also lease_expired (1 once gcgroup.lease has expired); poll(2) wakes on each change, but for draining. \
               At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
@@ -106,6 +110,10 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         on: On::GROUPS,
         ..ControlFile::of(GCGROUP_LEASE_ACTION)
+    },
+    ControlFile {
+        on: On::WHOLE,
+        ..ControlFile::of(GCGROUP_SUSPEND)
     },
     ControlFile {
         name: "gcgroup.stat",
@@ -157,11 +165,21 @@ fn events(view: &View<'_>) -> Result<String> {
     let bits = [
         ("populated", bit(view.is_populated())),
         ("frozen", bit(view.is_frozen()?)),
+        ("suspended", bit(view.is_suspended()?)),
     ];
     let expired = view.has_expired().map(|has| ("lease_expired", bit(has)));
     let draining = view.draining().map(|pid| format!("draining {pid}\n"));
     let error = view.drain_error().map(|error| format!("drain_error {error}\n"));
-    Ok(flat_keyed(bits.into_iter().chain(hook).chain(expired)) + &error.or(draining).unwrap_or_default())
+    let (step, failed) = view.suspend_steps();
+    let steps = [("suspend_step", step), ("suspend_error", failed)];
+    let steps = steps
+        .into_iter()
+        .filter_map(|(key, step)| Some((key, step?.name())));
+    let suspended = view
+        .nr_suspended()
+        .map(|number| format!("nr_suspended {number}\n"));
+    let last = [suspended, error.or(draining)].into_iter().flatten();
+    Ok(flat_keyed(bits.into_iter().chain(hook).chain(steps).chain(expired)) + &last.collect::<String>())
 }
 
 fn stat(view: &View<'_>) -> Result<String> {

@@ -308,6 +308,21 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
+    /// Begins suspensions and resumptions, again those that have failed.
+    pub(super) fn suspend_again(&mut self) -> Result<()> {
+        let ids: Vec<_> = self.processes()?.iter().map(|process| process.id).collect();
+        self.state.suspend_again(&ids, &mut self.notices);
+        Ok(())
+    }
+
+    /// Returns the process, or those in the group and below.
+    pub(super) fn processes(&self) -> Result<Vec<&Process>> {
+        Ok(match self.target()? {
+            Target::Process(id) => vec![self.state.processes.get(&id).ok_or(Error::Gone)?],
+            Target::Group(id) => self.state.within(id),
+        })
+    }
+
     /// Requests that the process, or each process in the group and below, is killed.
     ///
     /// # Errors

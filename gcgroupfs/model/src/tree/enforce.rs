@@ -41,6 +41,9 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     answer_claim(process, usage.host_request(), NO_LIMIT);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
+    if process.suspension.is_locked {
+        hold_helper(process, true);
+    }
     control.publish();
 }
 
@@ -247,6 +250,16 @@ fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     let gate = if freeze { Gate::Frozen } else { open };
     control.change_freeze(gate);
     true
+}
+
+/// Tells the helper thread to make no driver calls, or to make them again.
+pub(super) fn hold_helper(process: &Process, is_held: bool) {
+    let number = match is_held {
+        false => 0,
+        // Not one that the process has acknowledged before.
+        true => process.usage().suspend_generation().wrapping_add(1).max(1),
+    };
+    process.control().suspend_generation.store(number, Release);
 }
 
 /// Sets a gate by the arbiter's order. A frozen gate stays frozen and is set when it thaws.

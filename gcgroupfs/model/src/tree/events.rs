@@ -2,7 +2,7 @@
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
-use super::{Devices, Directory, Entity, Group, GroupId, Notice, ProcessId, State, Sums, all_counters};
+use super::{Devices, Directory, Entity, Group, GroupId, Notice, ProcessId, State, Step, Sums, all_counters};
 
 /// State shown by the events files of one directory, each with its number of changes: a poller compares that
 /// number with the one of its last read.
@@ -25,6 +25,12 @@ pub(super) struct Standing {
     pub(super) has_expired: bool,
     /// [`Process::drain_error`].
     pub(super) drain_error: Option<u32>,
+    pub(super) is_suspended: bool,
+    /// Number of suspended processes in a group and below.
+    pub(super) nr_suspended: usize,
+    /// The step of a suspension that is under way, and the one that has failed.
+    pub(super) suspend_step: Option<Step>,
+    pub(super) suspend_failed: Option<Step>,
 }
 
 /// State of all events files of a process or a group: its own directory first, then one for each device.
@@ -70,6 +76,13 @@ impl Events {
             .is_some_and(|directory| directory.standing.is_frozen)
     }
 
+    /// Returns whether it was suspended at the last check.
+    fn was_suspended(&self) -> bool {
+        self.0
+            .first()
+            .is_some_and(|directory| directory.standing.is_suspended)
+    }
+
     pub(super) fn set_standing(&mut self, at: usize, standing: Standing) -> bool {
         let directory = self.at_mut(at);
         let changed = directory.standing != standing;
@@ -99,6 +112,8 @@ struct Changes {
     counts: Vec<usize>,
     froze: Vec<usize>,
     thawed: Vec<usize>,
+    /// Whether the process was suspended, and is now.
+    suspended: (bool, bool),
 }
 
 impl State {
@@ -125,6 +140,9 @@ impl State {
             for at in &changes.thawed {
                 group.nr_frozen[*at] = group.nr_frozen[*at].saturating_sub(1);
             }
+            let (was, is) = changes.suspended;
+            let nr_suspended = group.nr_suspended + usize::from(is);
+            group.nr_suspended = nr_suspended.saturating_sub(usize::from(was));
             changes
                 .counts
                 .iter()
@@ -178,6 +196,7 @@ impl State {
                 false => *number = number.saturating_sub(usize::from(by)),
             };
             count(&mut group.nr_members, true);
+            count(&mut group.nr_suspended, process.events.was_suspended());
             for (at, number) in group.nr_frozen.iter_mut().enumerate() {
                 count(number, process.events.was_frozen(at));
             }
@@ -200,7 +219,11 @@ impl State {
 impl Process {
     fn note_events(&mut self, devices: &Devices) -> Changes {
         let places = [None].into_iter().chain((0..devices.len()).map(Some));
-        let mut changes = Changes::default();
+        let was_suspended = self.events.was_suspended();
+        let mut changes = Changes {
+            suspended: (was_suspended, self.suspension.is_suspended()),
+            ..Changes::default()
+        };
         for (at, device) in places.enumerate() {
             let (standing, counts) = (self.standing(device, devices), self.counts(device, devices));
             let was_frozen = self.events.was_frozen(at);
@@ -227,6 +250,10 @@ impl Process {
             is_hook_ok: self.is_hook_ok(),
             has_expired: false,
             drain_error: self.drain_error(device, devices.len()),
+            is_suspended: self.suspension.is_suspended(),
+            nr_suspended: 0,
+            suspend_step: self.suspension.step(),
+            suspend_failed: self.suspension.failure().map(|(step, _)| step),
         }
     }
 

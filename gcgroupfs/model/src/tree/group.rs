@@ -59,6 +59,8 @@ pub struct Group {
     /// Number of frozen processes among `nr_members`: index 0 is as a whole, i + 1 is device i, as in
     /// [`Events`].
     pub(super) nr_frozen: Vec<usize>,
+    /// Number of suspended processes among `nr_members`.
+    pub(super) nr_suspended: usize,
     /// Bytes last seen held by members, with the same indices.
     held: Vec<u64>,
     /// The part of `held` that is believed and counts in the groups above, with the same indices.
@@ -127,6 +129,7 @@ impl Group {
             nr_holds: 0,
             nr_ungoverned: 0,
             nr_frozen: Vec::new(),
+            nr_suspended: 0,
             held: Vec::new(),
             passed: Vec::new(),
             inherited: Inherited::nothing(),
@@ -200,6 +203,11 @@ impl Group {
         self.inherited.freeze(device) && nr_frozen == self.nr_members && self.nr_ungoverned == 0
     }
 
+    /// Returns whether a suspension is requested here or above, and all processes are suspended.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.inherited.suspend() && self.nr_suspended == self.nr_members && self.nr_ungoverned == 0
+    }
+
     /// Counts changes of what `gcgroup.events` shows. Returns whether there was one.
     pub(super) fn note_standing(&mut self, nr_devices: usize) -> bool {
         let mut changed = false;
@@ -208,6 +216,8 @@ impl Group {
                 is_populated: self.is_populated(),
                 is_frozen: self.is_frozen(at.checked_sub(1)),
                 has_expired: at == 0 && self.lease.has_expired,
+                is_suspended: self.is_suspended(),
+                nr_suspended: self.nr_suspended,
                 ..Standing::default()
             };
             changed |= self.events.set_standing(at, standing);

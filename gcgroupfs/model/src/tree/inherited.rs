@@ -1,16 +1,17 @@
-//! Settings that a group passes down to its processes and child groups: freeze, `memory.visible` and the
-//! priority of those that have none of their own, and root's priority, which bounds what other users may set.
-//! Limits are not inherited: each applies by itself.
+//! Settings that a group passes down to its processes and child groups: freeze, suspension,
+//! `memory.visible` and the priority of those that have none of their own, and root's priority, which bounds
+//! what other users may set. Limits are not inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Ranked, Value};
+use super::settings::{COMPUTE_FREEZE, GCGROUP_SUSPEND, MEMORY_VISIBLE, Ranked, Value};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Inherited {
     freeze: bool,
+    suspend: bool,
     rank: Ranked,
     visible: Option<Value>,
     devices: Vec<OnDevice>,
@@ -43,6 +44,7 @@ impl Inherited {
         };
         Self {
             freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
+            suspend: self.suspend || settings.of_group(GCGROUP_SUSPEND, None).is_on(),
             rank: settings.rank(None, self.rank),
             visible: settings.nearest(MEMORY_VISIBLE, None).or(self.visible),
             devices: devices.iter().map(on).collect(),
@@ -56,6 +58,11 @@ impl Inherited {
     /// Returns whether a freeze is inherited: on all devices, or on `device`, where either suffices.
     pub(super) fn freeze(&self, device: Option<usize>) -> bool {
         self.freeze || device.is_some_and(|device| self.at(device).freeze)
+    }
+
+    /// Returns whether a suspension is inherited.
+    pub(super) fn suspend(&self) -> bool {
+        self.suspend
     }
 
     /// Returns the inherited priority and its bound, as a whole or on a device. An unknown device has those

@@ -3,7 +3,9 @@
 //! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
 //! What the action requires is derived from the time, not stored: a new lease ends it.
 
-use super::settings::{COMPUTE_FREEZE, GCGROUP_LEASE, GCGROUP_LEASE_ACTION, HeldValue, Setting, Value};
+use super::settings::{
+    COMPUTE_FREEZE, GCGROUP_LEASE, GCGROUP_LEASE_ACTION, GCGROUP_SUSPEND, HeldValue, Setting, Value,
+};
 use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
 use crate::error::{Error, Result};
 
@@ -37,6 +39,12 @@ pub const LEASE_ACTIONS: &[LeaseAction] = &[
         doc: "the group is frozen as by compute.freeze",
     },
     LeaseAction {
+        name: "suspend",
+        rank: 1,
+        effect: Effect::Holds(GCGROUP_SUSPEND),
+        doc: "the group is suspended as by gcgroup.suspend",
+    },
+    LeaseAction {
         name: "kill",
         rank: 2,
         effect: Effect::Kills,
@@ -45,7 +53,7 @@ pub const LEASE_ACTIONS: &[LeaseAction] = &[
 ];
 
 /// Names of all actions, for error messages.
-pub(super) const EXPECTED_ACTION: &str = "freeze or kill";
+pub(super) const EXPECTED_ACTION: &str = "freeze, suspend or kill";
 
 /// Returns the action of a rank.
 pub(super) fn lease_action(rank: u64) -> Option<&'static LeaseAction> {

@@ -77,6 +77,9 @@ pub enum Notice {
     /// The process, or the processes in the group and below, are to be killed: see
     /// [`Tree::doomed`](super::Tree::doomed).
     KillAsked(Directory),
+    /// A process is to be suspended or resumed:
+    /// see [`Tree::pending_suspensions`](super::Tree::pending_suspensions).
+    SuspendAsked,
 }
 
 /// Receives [`Notice`]s on the thread that caused them. Must not wait unless [`may_wait`](Self::may_wait)

@@ -281,6 +281,9 @@ impl State {
 
     /// Returns a process's `memory.current`, as far as that is believed in its group.
     fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
+        if process.suspension.is_suspended() {
+            return 0;
+        }
         let on = |slot: usize| {
             let most = self.grants.most(process.id, slot);
             let charged = process.usage().charged(slot, most);

@@ -14,6 +14,7 @@ use super::origin::Origins;
 use super::refusals::ProcessRefusals;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
 use super::stall::ProcessStalls;
+use super::suspend::Suspension;
 use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
 use crate::arbiter::MemoryTurn;
 use crate::text::Comm;
@@ -126,6 +127,7 @@ pub struct Process {
     pub(super) byte_seconds: ByteSeconds,
     pub(super) origins: Origins,
     pub(super) refusals: ProcessRefusals,
+    pub(super) suspension: Suspension,
 }
 
 impl Process {
@@ -151,6 +153,7 @@ impl Process {
             byte_seconds: ByteSeconds::new((devices.host.now)()),
             origins: Origins::default(),
             refusals: ProcessRefusals::default(),
+            suspension: Suspension::default(),
         }
     }
 
@@ -207,10 +210,10 @@ impl Process {
     }
 
     /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
-    /// own settings or those of a group above.
+    /// own settings or those of a group above, or while it is suspended.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
         let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
-        asks(None) || asks(uuid) || self.inherited.freeze(device)
+        asks(None) || asks(uuid) || self.inherited.freeze(device) || self.suspension.freezes()
     }
 
     /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.

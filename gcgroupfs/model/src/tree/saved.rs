@@ -47,6 +47,9 @@ pub struct Saved {
     /// The program that has produced `counts`, as in [`Identity::image`](super::Identity::image).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<(u64, u64)>,
+    /// True for a process that the driver may have locked.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) is_locked: bool,
     /// True for a process of the previous daemon that registers again. What it claims to hold is
     /// trusted until NVML answers, since it may exceed the limits of now.
     #[serde(skip)]
@@ -129,6 +132,7 @@ impl Saved {
             holds: process.holds.clone(),
             group: process.group,
             has_moved: process.has_moved,
+            is_locked: process.suspension.is_locked,
             counted: by_uuid(counted, devices),
             image: process.identity.image.filter(|_| !counts.is_empty()),
             counts,
@@ -139,6 +143,7 @@ impl Saved {
     /// Restores a process's state.
     pub(super) fn restore(&self, process: &mut Process, devices: &[Device]) {
         process.has_moved = self.has_moved;
+        process.suspension.is_locked = self.is_locked;
         for (device, counted) in by_index(&self.counted, devices) {
             if let Some(kept) = process.kept_mut(device) {
                 kept.nr_over_limit = counted.before.nr_over_limit;

@@ -110,6 +110,7 @@ impl Sums {
             None => slots(devices.len()).for_each(|slot| sums.add_control(process, slot, devices)),
         }
         sums.add_kept(process, device);
+        process.suspension.apply(&mut sums, device);
         sums
     }
 
@@ -236,6 +237,9 @@ impl AddAssign for Sums {
 
 /// Returns `memory.current` of one process in bytes.
 pub(super) fn current(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
+    if process.suspension.is_suspended() {
+        return 0;
+    }
     let on = |slot: usize| {
         let charged = process.usage().charged(slot, device_total(slot, devices));
         charged.saturating_add(overhead(process, slot, devices))
@@ -243,13 +247,14 @@ pub(super) fn current(process: &Process, device: Option<usize>, devices: &Device
     over_slots(device, devices.len(), on)
 }
 
-/// Returns the bytes that a process claims to have in host memory.
+/// Returns the bytes that a process claims to have in host memory, and those that were moved there when
+/// it was suspended.
 pub(super) fn swapped(process: &Process, device: Option<usize>, devices: &Devices) -> u64 {
     let on = |slot: usize| {
         let usage = process.usage().device(slot);
         usage.map_or(0, |usage| usage.swapped(devices.host.memory))
     };
-    over_slots(device, devices.len(), on)
+    over_slots(device, devices.len(), on).saturating_add(process.suspension.moved(device))
 }
 
 /// Returns `on` of a device, or its saturating sum over all slots.

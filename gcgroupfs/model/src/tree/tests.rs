@@ -78,7 +78,7 @@ fn new_process_has_the_defaults() {
     assert_eq!(world.show("100/compute.freeze"), "0\n");
     assert_eq!(
         world.show("100/gcgroup.events"),
-        "populated 1\nfrozen 0\nhook ok\n"
+        "populated 1\nfrozen 0\nsuspended 0\nhook ok\n"
     );
 }
 

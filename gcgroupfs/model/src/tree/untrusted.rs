@@ -99,6 +99,11 @@ impl<'a> Untrusted<'a> {
         self.usage.progress_generation.load(Acquire)
     }
 
+    /// Returns the number of the last order to make no driver calls that the helper thread has acknowledged.
+    pub(super) fn suspend_generation(self) -> u32 {
+        self.usage.suspend_generation.load(Acquire)
+    }
+
     /// Returns the number of the last claim of host memory; [`host_claim`](Self::host_claim) is at least as
     /// new.
     pub(super) fn host_request(self) -> u32 {

@@ -127,6 +127,11 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
+    /// Reads the structure, unless the pointer is null.
+    pub(crate) fn get_if(self) -> Option<T> {
+        self.get().ok()
+    }
+
     /// Reads the first `count` elements.
     pub(crate) fn list(self, count: usize) -> Result<Vec<T>, CUerror> {
         if self.0.is_null() && count > 0 {

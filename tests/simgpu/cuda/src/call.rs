@@ -172,10 +172,13 @@ macro_rules! driver {
     ) => {
         $(#[$attribute])*
         pub(crate) extern "C-unwind" fn $symbol($($arg: $ty),*) -> $crate::abi::CUresult {
-            $crate::call::answer(stringify!($name), || {
+            $crate::checkpoint::enter();
+            let result = $crate::call::answer(stringify!($name), || {
                 let $call = $crate::call::Call { per_thread: $per_thread, process: $crate::process::get()? };
                 $body
-            })
+            });
+            $crate::checkpoint::leave();
+            result
         }
     };
 }

@@ -51,6 +51,13 @@ struct Opened {
     count: u32,
 }
 
+impl Ipc {
+    /// Returns whether memory is shared with other processes.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.exported.is_empty() || !self.opened.is_empty()
+    }
+}
+
 impl IpcHandle {
     fn of(export: &Export) -> IpcHandle {
         IpcHandle {

@@ -14,6 +14,7 @@ mod batch_3d;
 mod bytes;
 mod call;
 mod capture;
+mod checkpoint;
 mod conditional;
 mod context;
 mod copy;
@@ -68,6 +69,7 @@ mod implemented {
     pub(crate) use crate::batch::*;
     pub(crate) use crate::batch_3d::*;
     pub(crate) use crate::capture::*;
+    pub(crate) use crate::checkpoint::*;
     pub(crate) use crate::conditional::*;
     pub(crate) use crate::context::*;
     pub(crate) use crate::copy::*;

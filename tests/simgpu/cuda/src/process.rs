@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
 use simgpu::memory::Space;
@@ -62,6 +62,9 @@ pub(crate) struct OneDevice {
 
 static PROCESS: OnceLock<Result<Process, CUerror>> = OnceLock::new();
 
+/// Begins to serve requests for checkpoints.
+static SERVED: Once = Once::new();
+
 /// A word that is 1 in the process that called `cuInit` and 0 in its forked children, where the kernel wipes
 /// it.
 static OURS: OnceLock<&'static AtomicU32> = OnceLock::new();
@@ -86,7 +89,9 @@ pub(crate) fn init() -> Result<(), CUerror> {
         OURS.get_or_init(wiped_on_fork);
         Process::new()
     });
-    process.as_ref().map(|_| ()).map_err(|error| *error)
+    let process = process.as_ref().map_err(|error| *error)?;
+    SERVED.call_once(|| crate::checkpoint::serve(process));
+    Ok(())
 }
 
 fn is_forked() -> bool {

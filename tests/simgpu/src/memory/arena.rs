@@ -102,6 +102,11 @@ impl Arena {
         self.start
     }
 
+    /// Returns the file with the bytes, if they can be shared.
+    pub(super) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
     /// Returns whether the address belongs to this arena, in use or not.
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.start + self.length).contains(&address)

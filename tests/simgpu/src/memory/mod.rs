@@ -4,10 +4,12 @@ mod arena;
 mod block;
 mod kept;
 mod mapping;
+mod moved;
 mod ranges;
 mod space;
 
 pub use arena::{Arena, Bytes};
 pub use block::{Access, Block, Chunk, HOST, Kind, Physical, PhysicalOwner};
+pub use moved::Moved;
 pub use ranges::Ranges;
 pub use space::Space;

@@ -99,6 +99,11 @@ impl Space {
         Some(base)
     }
 
+    /// Returns the arenas that hold the bytes of device memory.
+    pub(super) fn arenas(&self) -> [&Arena; 2] {
+        [&self.bytes, &self.physical]
+    }
+
     fn is_low(&self, address: u64) -> bool {
         let low = self.low.get().and_then(Option::as_ref);
         low.is_some_and(|low| low.contains(address))

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::Gate;
 
 use super::{Case, Line, Place, Subject};
+use crate::text::size;
 use crate::tree::enforce;
 use crate::tree::process::{Process, slots};
-use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, Setting};
+use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, GCGROUP_SUSPEND, Setting};
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
@@ -24,7 +25,48 @@ impl Case<'_> {
                 }
             },
         };
-        texts.into_iter().map(Line::new).collect()
+        let suspended = self.suspended();
+        texts.into_iter().chain(suspended).map(Line::new).collect()
+    }
+
+    /// Returns what is known of a suspension.
+    fn suspended(&self) -> Vec<String> {
+        let files = self.settings_on(GCGROUP_SUSPEND, None).join(", ");
+        let Subject::Process(process) = self.subject else {
+            let asked = (!files.is_empty()).then(|| format!("suspended by {files}"));
+            return asked.into_iter().collect();
+        };
+        let suspension = &process.suspension;
+        let mut texts = Vec::new();
+        if suspension.is_suspended() {
+            let by = if files.is_empty() {
+                "earlier".to_owned()
+            } else {
+                format!("by {files}")
+            };
+            let moved = size(suspension.moved(None));
+            texts.push(format!("suspended {by}: {moved} of its memory are on the host"));
+        }
+        if let Some(step) = suspension.step() {
+            let way = if process.suspends() {
+                "suspended"
+            } else {
+                "resumed"
+            };
+            texts.push(format!("it is being {way}: step {}", step.name()));
+        }
+        if let Some((step, reason)) = suspension.failure() {
+            let way = if process.suspends() {
+                "suspended"
+            } else {
+                "resumed"
+            };
+            texts.push(format!(
+                "it could not be {way}: step {} has failed: {reason}",
+                step.name()
+            ));
+        }
+        texts
     }
 
     fn waits_of(&self, process: &Process) -> Vec<String> {
@@ -47,7 +89,10 @@ impl Case<'_> {
             };
             if enforce::is_closed(control) {
                 // The slot of other devices closes with the whole.
-                let files = self.settings_on(COMPUTE_FREEZE, device);
+                let mut files = self.settings_on(COMPUTE_FREEZE, device);
+                if process.suspension.freezes() {
+                    files.push("a suspension".to_owned());
+                }
                 if device.is_some() || usage.nr_waiting() > 0 {
                     let drained = match process.is_frozen(device, self.state.devices.len()) {
                         true => "submitted work has completed",

@@ -21,6 +21,8 @@ pub(super) struct Member {
     pub(super) group: Option<GroupId>,
     /// Bytes held, by position.
     pub(super) devices: Box<[Held]>,
+    /// Nothing is charged to the groups above while the process is suspended.
+    is_suspended: bool,
 }
 
 /// Bytes held by a process on one device.
@@ -104,6 +106,7 @@ impl Member {
             blocks,
             group: None,
             devices: slots.iter().copied().map(Held::new).collect(),
+            is_suspended: false,
         }
     }
 
@@ -115,7 +118,18 @@ impl Member {
     /// Returns the whole charge to the groups above at a position.
     pub(super) fn charge(&self, at: usize) -> Charge {
         let charge = |device: &Held| device.charge(self.resource);
+        if self.is_suspended {
+            return Charge::default();
+        }
         self.devices.get(at).map_or(Charge::default(), charge)
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.is_suspended
+    }
+
+    pub(super) fn set_suspended(&mut self, is_suspended: bool) {
+        self.is_suspended = is_suspended;
     }
 
     /// Returns the most bytes that the process is believed to have charged.
@@ -206,6 +220,9 @@ impl Member {
 
     /// Returns the bytes held and not charged.
     pub(super) fn idle(&self, at: usize) -> u64 {
+        if self.is_suspended {
+            return 0;
+        }
         self.granted(at)
             .map_or(0, |granted| granted.held.saturating_sub(self.current(at)))
     }

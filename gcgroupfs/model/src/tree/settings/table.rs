@@ -114,6 +114,7 @@ pub const SETTINGS: &[&Setting] = &[
     COMPUTE_FREEZE,
     GCGROUP_LEASE,
     GCGROUP_LEASE_ACTION,
+    GCGROUP_SUSPEND,
     #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
@@ -289,6 +290,32 @@ pub const GCGROUP_LEASE_ACTION: &Setting = &Setting {
     for_rules: false,
     written: Some(|edit, _| edit.note_lease()),
     doc: "What happens when the lease of the group has expired: @LEASE_ACTIONS@.",
+    ..Setting::PLAIN
+};
+
+pub const GCGROUP_SUSPEND: &Setting = &Setting {
+    name: "gcgroup.suspend",
+    key: "suspend",
+    kind: Kind::Flag,
+    default: Value::Flag(false),
+    tighter: Tighter::Higher,
+    refusal: "it stays suspended",
+    for_rules: false,
+    hold_option: Some(HoldOption {
+        name: "suspend",
+        help: "Hold the suspension",
+    }),
+    check: Some(|edit, value| edit.check_suspend(value.is_on())),
+    written: Some(|edit, _| edit.suspend_again()),
+    doc: "The requested state: 1 freezes the process, or all processes in the group and below, and has the driver \
+          move all their device memory with their contexts to the host, also of programs that were not started \
+          with --swap. 0 moves it back once the GPUs and the groups have room, those of higher priority first. \
+          gcgroup.events says when that is complete, and which step is under way or has failed; writing the value \
+          again repeats a step that has failed. While suspended, memory.current is 0 and memory.swap.current \
+          includes what was moved; a memory.swap.max that was set, of the process or of a group above, bounds it. \
+          The program waits in its next driver call. EOPNOTSUPP with a reason if the driver is older than 570, or \
+          cannot move what the process has: managed memory (before 580), memory of other processes (before 610). \
+          Contents, addresses, counts and settings stay.",
     ..Setting::PLAIN
 };
 

@@ -255,12 +255,15 @@ fn group_freeze_closes_all_gates_before_ringing() {
     };
     acknowledge(ids[1]);
     let events = |path: &str| world.show(&format!("{path}/gcgroup.events"));
-    assert_eq!(events("a/b"), "populated 1\nfrozen 1\n");
-    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
-    assert_eq!(events("a/1"), "populated 1\nfrozen 0\ndraining 100\n");
+    assert_eq!(events("a/b"), "populated 1\nfrozen 1\nsuspended 0\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 0\nsuspended 0\ndraining 100\n");
+    assert_eq!(
+        events("a/1"),
+        "populated 1\nfrozen 0\nsuspended 0\ndraining 100\n"
+    );
     world.take_notices();
     acknowledge(ids[0]);
-    assert_eq!(events("a"), "populated 1\nfrozen 1\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 1\nsuspended 0\n");
     assert!(
         world
             .take_notices()
@@ -269,16 +272,16 @@ fn group_freeze_closes_all_gates_before_ringing() {
     assert!(events("101").contains("frozen 1"));
     // A hook that has lost its daemon opens the gates after the grace time.
     world.tree.set_hook(ids[0], false);
-    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
-    assert!(events("100").contains("frozen 0\nhook lost"));
+    assert_eq!(events("a"), "populated 1\nfrozen 0\nsuspended 0\ndraining 100\n");
+    assert!(events("100").contains("frozen 0\nsuspended 0\nhook lost"));
     world.tree.set_hook(ids[0], true);
-    assert_eq!(events("a"), "populated 1\nfrozen 1\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 1\nsuspended 0\n");
     // A process that leaves the frozen group goes on, one that enters is frozen.
     world.store("gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Run);
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Frozen);
-    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 0\nsuspended 0\ndraining 100\n");
     world.store("a/compute.freeze", ROOT, "0").unwrap();
     assert_eq!((gate(ids[0], 0), gate(ids[1], 1)), (Gate::Run, Gate::Run));
     world.store("a/b/1/compute.freeze", ROOT, "1").unwrap();

@@ -100,8 +100,8 @@ impl<'w> Executing<'w> {
 
 #[test]
 fn group_is_frozen_between_two_programs_until_a_hook_asks() {
-    let between = "populated 1\nfrozen 1\n";
-    let busy = format!("populated 1\nfrozen 0\ndraining {PID}\n");
+    let between = "populated 1\nfrozen 1\nsuspended 0\n";
+    let busy = format!("populated 1\nfrozen 0\nsuspended 0\ndraining {PID}\n");
     let world = frozen();
     let mut executing = Executing::new(&world);
     let process = executing.register(1);
@@ -116,7 +116,7 @@ fn group_is_frozen_between_two_programs_until_a_hook_asks() {
     assert_eq!(executing.events(), between, "what the last one did is forgotten");
     executing.registry.asks(PID);
     executing.registry.died(process);
-    assert_eq!(executing.events(), "populated 0\nfrozen 1\n");
+    assert_eq!(executing.events(), "populated 0\nfrozen 1\nsuspended 0\n");
 }
 
 #[test]
@@ -138,11 +138,11 @@ fn group_is_not_frozen_while_a_restarted_daemon_awaits_members() {
     };
     drop(Hook::register(world.connect(), &hello, good_usage_file()));
     let world = world.restart();
-    let busy = format!("populated 1\nfrozen 0\ndraining {}\n", me());
+    let busy = format!("populated 1\nfrozen 0\nsuspended 0\ndraining {}\n", me());
     assert_eq!(world.show("team/gcgroup.events"), busy);
     // It has no hook any more, so it does not register again.
     world.until("it is given up", || {
-        world.show("team/gcgroup.events") == "populated 1\nfrozen 1\n"
+        world.show("team/gcgroup.events") == "populated 1\nfrozen 1\nsuspended 0\n"
     });
 }
 

@@ -74,13 +74,16 @@ fn groups_are_created_and_entered_without_the_mount() {
     assert_eq!(world.show("a/memory.limit"), "1073741824\n");
     assert_eq!(
         world.show("a/gcgroup.events"),
-        "populated 1\nfrozen 0\n",
+        "populated 1\nfrozen 0\nsuspended 0\n",
         "it lives and will be back"
     );
     assert_eq!(world.show("a/b/gcgroup.procs"), "");
     let hook = world.register();
     assert_eq!(world.show("a/b/gcgroup.procs"), format!("{pid}\n"));
-    assert_eq!(world.show("a/gcgroup.events"), "populated 1\nfrozen 0\n");
+    assert_eq!(
+        world.show("a/gcgroup.events"),
+        "populated 1\nfrozen 0\nsuspended 0\n"
+    );
     drop(hook);
 }
 
@@ -138,7 +141,7 @@ fn jobs_of_a_process_nest_until_too_deep() {
     assert_eq!(status.cast_signed(), libc::EMLINK);
     assert_eq!(
         world.show(&format!("{path}/gcgroup.events")),
-        "populated 1\nfrozen 0\n"
+        "populated 1\nfrozen 0\nsuspended 0\n"
     );
     // The process lives, so its groups stay without the connections, and with another daemon.
     drop(jobs);
@@ -146,7 +149,7 @@ fn jobs_of_a_process_nest_until_too_deep() {
     let world = world.restart();
     assert_eq!(
         world.show(&format!("{path}/gcgroup.events")),
-        "populated 1\nfrozen 0\n"
+        "populated 1\nfrozen 0\nsuspended 0\n"
     );
 }
 

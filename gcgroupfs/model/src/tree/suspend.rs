@@ -1,0 +1,377 @@
+//! Suspension of processes: what is requested, how far it has come, and what is charged meanwhile. The thread
+//! that performs the steps is in the server (its `suspend.md` has the table of steps).
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::Kind;
+
+use super::process::{Process, slots};
+use super::settings::{COMPUTE_FREEZE, GCGROUP_SUSPEND, MEMORY_SWAP_MAX};
+use super::{Devices, Edit, Notice, ProcessId, State, Sums, Tree, enforce, sums};
+use crate::error::{Error, Result};
+
+/// First drivers (major version) that move processes: at all, with managed memory, and with CUDA IPC.
+const SINCE: u32 = 570;
+const SINCE_MANAGED: u32 = 580;
+const SINCE_IPC: u32 = 610;
+
+/// A step of a suspension or of a resumption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Asks the driver whether it can move the process, and checks the bounds.
+    Check,
+    /// Freezes, and waits until submitted work has completed.
+    Drain,
+    /// Waits until the library's helper thread makes no driver calls.
+    Hold,
+    /// Locks the process in the driver.
+    Lock,
+    /// Moves its memory to the host.
+    Checkpoint,
+    /// Waits for room on the devices and in the groups.
+    Room,
+    /// Moves its memory back.
+    Restore,
+    /// Unlocks the process in the driver.
+    Unlock,
+}
+
+impl Step {
+    /// Returns the name in `gcgroup.events` and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Drain => "drain",
+            Self::Hold => "hold",
+            Self::Lock => "lock",
+            Self::Checkpoint => "checkpoint",
+            Self::Room => "room",
+            Self::Restore => "restore",
+            Self::Unlock => "unlock",
+        }
+    }
+}
+
+/// State of a process's suspension.
+#[derive(Debug, Default)]
+pub(super) struct Suspension {
+    /// Whether the driver may have locked the process. Stored before it is locked.
+    pub(super) is_locked: bool,
+    /// Bytes that are on the host, by slot; `None` unless the memory has been moved there.
+    moved: Option<Box<[(usize, u64)]>>,
+    step: Option<Step>,
+    failure: Option<(Step, String)>,
+}
+
+impl Suspension {
+    pub(super) fn is_suspended(&self) -> bool {
+        self.moved.is_some()
+    }
+
+    /// Returns whether the gates must be closed.
+    pub(super) fn freezes(&self) -> bool {
+        self.is_locked || matches!(self.step, Some(Step::Drain | Step::Hold))
+    }
+
+    /// Returns the step that is under way.
+    pub(super) fn step(&self) -> Option<Step> {
+        self.step
+    }
+
+    /// Returns the step that has failed, and why.
+    pub(super) fn failure(&self) -> Option<(Step, &str)> {
+        self.failure
+            .as_ref()
+            .map(|(step, reason)| (*step, reason.as_str()))
+    }
+
+    /// Returns the bytes on the host, of a device or of all.
+    pub(super) fn moved(&self, device: Option<usize>) -> u64 {
+        let all = self.moved.iter().flatten();
+        all.filter(|(slot, _)| device.is_none_or(|device| device == *slot))
+            .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// Counts the memory of a device, or of all, as swapped out.
+    pub(super) fn apply(&self, sums: &mut Sums, device: Option<usize>) {
+        if !self.is_suspended() {
+            return;
+        }
+        (sums.charged, sums.contexts, sums.contexts_estimated) = (0, 0, 0);
+        (sums.overhead, sums.swap.swappable) = (0, 0);
+        sums.kinds = [0; Kind::ALL.len()];
+        sums.swap.current = sums.swap.current.saturating_add(self.moved(device));
+    }
+}
+
+/// A process whose suspension or resumption is not complete.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    pub id: ProcessId,
+    pub pid: u32,
+    /// Start time of the process, in clock ticks since boot.
+    pub start_time: u64,
+    /// Whether it is to be suspended; otherwise to be resumed.
+    pub is_wanted: bool,
+    /// Whether the driver may have locked it.
+    pub is_locked: bool,
+    /// Bytes by device, if its memory is on the host.
+    pub moved: Option<Vec<(usize, u64)>>,
+    /// Bytes that would move.
+    pub bytes: u64,
+    pub step: Option<Step>,
+    /// Whether submitted work has completed.
+    pub is_drained: bool,
+    /// Whether the library's helper thread makes no driver calls.
+    pub is_held: bool,
+    /// `compute.priority` in force.
+    pub priority: u32,
+}
+
+impl Process {
+    /// Returns whether the process is to be suspended, by its own setting or that of a group above.
+    pub(super) fn suspends(&self) -> bool {
+        self.settings.get(GCGROUP_SUSPEND, None).is_on() || self.inherited.suspend()
+    }
+
+    /// Returns why the process cannot be suspended, as far as that is known without the driver.
+    fn cannot_suspend(&self, driver: Option<u32>, devices: &Devices) -> Option<Error> {
+        let kinds = Sums::of(self, None, devices).kinds;
+        let holds = |kind: Kind| kinds.get(kind as usize).is_some_and(|bytes| *bytes > 0);
+        let older = |than: u32| driver.is_some_and(|driver| driver < than);
+        let reason = if older(SINCE) {
+            "the driver is older than 570 and cannot move processes"
+        } else if older(SINCE_MANAGED) && holds(Kind::Managed) {
+            "the process has managed memory, which drivers before 580 cannot move"
+        } else if older(SINCE_IPC) && holds(Kind::Ipc) {
+            "the process has opened memory of another process, which drivers before 610 cannot move"
+        } else {
+            return None;
+        };
+        Some(Error::NotSupported(reason))
+    }
+
+    fn pending(&self, devices: &Devices) -> Option<Pending> {
+        let suspension = &self.suspension;
+        let is_wanted = self.suspends();
+        let is_done = match is_wanted {
+            true => suspension.is_suspended(),
+            false => !suspension.is_locked && suspension.step.is_none(),
+        };
+        if is_done || suspension.failure.is_some() {
+            return None;
+        }
+        let word = self.control().suspend_generation.load(Relaxed);
+        Some(Pending {
+            id: self.id,
+            pid: self.identity.pid,
+            start_time: self.identity.start_time,
+            is_wanted,
+            is_locked: suspension.is_locked,
+            moved: suspension.moved.as_deref().map(<[_]>::to_vec),
+            bytes: sums::current(self, None, devices),
+            step: suspension.step,
+            is_drained: self.is_frozen(None, devices.len()),
+            is_held: word != 0 && self.usage().suspend_generation() == word,
+            priority: self.priority(None, None),
+        })
+    }
+}
+
+impl Edit<'_> {
+    /// Checks a value of `gcgroup.suspend`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if a process here cannot be suspended.
+    pub(super) fn check_suspend(&self, is_on: bool) -> Result<()> {
+        let state = self.state();
+        let cannot = |process: &&Process| process.cannot_suspend(state.driver, &state.devices);
+        let mut errors = self.processes()?.into_iter();
+        match errors.find_map(|process| cannot(&process)) {
+            Some(error) if is_on => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl State {
+    /// Begins again what has failed in processes, after `gcgroup.suspend` was written for them.
+    pub(super) fn suspend_again(&mut self, ids: &[ProcessId], notices: &mut Vec<Notice>) {
+        for id in ids {
+            if let Some(process) = self.processes.get_mut(id) {
+                process.suspension.failure = None;
+            }
+            self.note_events(*id, notices);
+        }
+        notices.push(Notice::SuspendAsked);
+    }
+
+    /// Changes a process's suspension, and publishes what follows.
+    fn change_suspension(
+        &mut self,
+        id: ProcessId,
+        notices: &mut Vec<Notice>,
+        change: impl FnOnce(&mut Suspension),
+    ) {
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        change(&mut process.suspension);
+        if enforce::setting(process, COMPUTE_FREEZE, &self.devices) {
+            notices.push(Notice::Ring(id));
+        }
+        self.note_events(id, notices);
+    }
+
+    /// Charges the groups above for memory that a process has moved to the host, or for it on the devices.
+    fn charge_suspended(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        let on = |slot| {
+            let hook = match process.asks_to_swap() {
+                true => 0,
+                false => process
+                    .usage()
+                    .device(slot)
+                    .map_or(0, |usage| usage.swapped(self.devices.host.memory)),
+            };
+            (slot, process.suspension.moved(Some(slot)).saturating_add(hook))
+        };
+        let bytes: Vec<_> = slots(self.devices.len()).map(on).collect();
+        let group = process.group;
+        for (slot, bytes) in bytes {
+            self.swap_grants.set_overhead(id, slot, bytes);
+        }
+        self.bound_swap(group);
+        self.observe(id);
+    }
+
+    /// Returns the bound that moving a process's memory to the host would exceed.
+    fn exceeded_by(&self, process: &Process) -> Option<String> {
+        let own = process.settings.own(MEMORY_SWAP_MAX, None);
+        let bytes = sums::current(process, None, &self.devices);
+        let after = sums::swapped(process, None, &self.devices).saturating_add(bytes);
+        if own.is_some_and(|most| after > most.number()) {
+            return Some("memory.swap.max of the process is too small".to_owned());
+        }
+        for id in self.chain(process.group) {
+            let on = |slot: usize| sums::current(process, Some(slot), &self.devices);
+            let mut slots = slots(self.devices.len());
+            let is_over = self.swap_grants.room(id, None) < bytes
+                || slots.any(|slot| self.swap_grants.room(id, Some(slot)) < on(slot));
+            if is_over {
+                return Some("memory.swap.max of a group is too small".to_owned());
+            }
+        }
+        None
+    }
+}
+
+impl Tree {
+    /// Stores the major version of the driver.
+    pub fn set_driver(&self, major: Option<u32>) {
+        self.state.lock().driver = major;
+    }
+
+    /// Returns the processes whose suspension or resumption is not complete.
+    pub fn pending_suspensions(&self) -> Vec<Pending> {
+        let state = self.state.lock();
+        let all = state.processes.values();
+        all.filter_map(|process| process.pending(&state.devices))
+            .collect()
+    }
+
+    /// Returns whether a process is to be suspended; `false` if it has left.
+    pub fn is_suspend_wanted(&self, id: ProcessId) -> bool {
+        let state = self.state.lock();
+        state.processes.get(&id).is_some_and(|process| process.suspends())
+    }
+
+    /// Returns the bound that moving a process's memory to the host would exceed, for people.
+    pub fn suspend_bound(&self, id: ProcessId) -> Option<String> {
+        let state = self.state.lock();
+        state.exceeded_by(state.processes.get(&id)?)
+    }
+
+    /// Notes the step that is under way.
+    pub fn set_suspend_step(&self, id: ProcessId, step: Option<Step>) {
+        self.update(|state, notices| {
+            state.change_suspension(id, notices, |suspension| suspension.step = step);
+        });
+    }
+
+    /// Notes that a step has failed. Nothing more is done until `gcgroup.suspend` is written again.
+    pub fn fail_suspension(&self, id: ProcessId, step: Step, reason: String) {
+        self.update(|state, notices| {
+            state.change_suspension(id, notices, |suspension| {
+                suspension.step = None;
+                suspension.failure = Some((step, reason));
+            });
+        });
+    }
+
+    /// Tells the library's helper thread to make no driver calls, or to make them again.
+    pub fn hold_helper(&self, id: ProcessId, is_held: bool) {
+        self.update(|state, notices| {
+            if let Some(process) = state.processes.get(&id) {
+                enforce::hold_helper(process, is_held);
+                notices.push(Notice::Ring(id));
+            }
+        });
+    }
+
+    /// Stores, on disk, whether the driver may have locked the process.
+    pub fn set_suspend_locked(&self, id: ProcessId, is_locked: bool) {
+        self.update(|state, notices| {
+            state.change_suspension(id, notices, |suspension| {
+                suspension.is_locked = is_locked;
+                if !is_locked {
+                    suspension.step = None;
+                }
+            });
+            notices.push(Notice::SettingsChanged(id));
+        });
+    }
+
+    /// Counts a process's memory as moved to the host, and frees its charges of device memory.
+    pub fn set_suspended(&self, id: ProcessId) {
+        self.update(|state, notices| {
+            let Some(process) = state.processes.get(&id) else {
+                return;
+            };
+            let on = |slot| (slot, sums::current(process, Some(slot), &state.devices));
+            let moved = slots(state.devices.len()).map(on);
+            let moved: Box<[_]> = moved.filter(|(_, bytes)| *bytes > 0).collect();
+            state.change_suspension(id, notices, |suspension| {
+                suspension.is_locked = true;
+                suspension.moved = Some(moved);
+                suspension.step = None;
+            });
+            state.grants.set_suspended(id, true);
+            state.charge_suspended(id);
+            notices.push(Notice::Rung(id));
+        });
+    }
+
+    /// Charges a process's memory on the devices again, if all groups above have room for it. Returns whether
+    /// they have.
+    pub fn charge_resumed(&self, id: ProcessId) -> bool {
+        self.state.lock().grants.resume(id)
+    }
+
+    /// Undoes [`charge_resumed`](Self::charge_resumed).
+    pub fn uncharge_resumed(&self, id: ProcessId) {
+        self.state.lock().grants.set_suspended(id, true);
+    }
+
+    /// Counts a process's memory as on the devices again.
+    pub fn set_resumed(&self, id: ProcessId) {
+        self.update(|state, notices| {
+            state.change_suspension(id, notices, |suspension| suspension.moved = None);
+            state.grants.set_suspended(id, false);
+            state.charge_suspended(id);
+            notices.push(Notice::Rung(id));
+        });
+    }
+}

@@ -1,0 +1,244 @@
+//! Suspends and resumes processes: a thread that decides what is due, and one for each process in which a
+//! helper calls the driver.
+#![doc = include_str!("suspend.md")]
+
+mod helper;
+mod room;
+mod steps;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gcgroupfs_model::tree::{Listener, Notice, Pending, ProcessId, Step, Tree};
+use gcgroupfs_sys::launch::Launcher;
+
+use self::room::Room;
+use self::steps::{Goal, Task};
+
+/// Time between two looks while a process is being suspended or resumed.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Time between two looks while processes wait for room, or have not initialized the driver.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
+/// Longest time until submitted work has completed.
+const DRAIN: Duration = Duration::from_secs(60);
+/// Longest time until the library's helper thread has stopped calling the driver.
+const HOLD: Duration = Duration::from_secs(5);
+/// Largest number of processes that are suspended or resumed at once.
+const MOST_TASKS: usize = 16;
+
+/// Starts the thread. It lasts as long as the daemon.
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn start(tree: Arc<Tree>, launcher: Arc<Launcher>) -> io::Result<()> {
+    let (woken, receiver) = sync_channel(1);
+    tree.listen(Arc::new(Ear(woken)));
+    let (done, finished) = channel();
+    let suspender = Suspender {
+        tree,
+        launcher,
+        room: Room::default(),
+        waits: HashMap::new(),
+        busy: HashMap::new(),
+        done,
+        finished,
+    };
+    thread::Builder::new()
+        .name("suspend".to_owned())
+        .spawn(move || suspender.run(&receiver))?;
+    Ok(())
+}
+
+/// Wakes the thread when a process may have to be suspended or resumed.
+#[derive(Debug)]
+struct Ear(SyncSender<()>);
+
+impl Listener for Ear {
+    fn notice(&self, notice: &Notice) {
+        if matches!(
+            notice,
+            Notice::SuspendAsked
+                | Notice::Joined { .. }
+                | Notice::SettingsChanged(_)
+                | Notice::GroupChanged(_)
+        ) {
+            // Full: the thread is about to look anyway.
+            let _ = self.0.try_send(());
+        }
+    }
+}
+
+struct Suspender {
+    tree: Arc<Tree>,
+    launcher: Arc<Launcher>,
+    room: Room,
+    /// Step of each process that waits, and since when.
+    waits: HashMap<ProcessId, (Step, Instant)>,
+    /// Processes for which a task runs, with the devices on which it takes memory.
+    busy: HashMap<ProcessId, Vec<usize>>,
+    done: Sender<ProcessId>,
+    finished: Receiver<ProcessId>,
+}
+
+impl Suspender {
+    fn run(mut self, woken: &Receiver<()>) {
+        // The tree, and so the other end, lasts as long as the thread.
+        loop {
+            while let Ok(id) = self.finished.try_recv() {
+                self.busy.remove(&id);
+            }
+            let pending = self.tree.pending_suspensions();
+            let there: HashSet<_> = pending.iter().map(|one| one.id).collect();
+            self.waits.retain(|id, _| there.contains(id));
+            self.look(&pending);
+            let is_patient = pending.iter().all(|one| {
+                let wait = self.waits.get(&one.id);
+                wait.is_some_and(|(step, _)| matches!(step, Step::Room | Step::Check))
+            });
+            if pending.is_empty() && self.busy.is_empty() {
+                let _ = woken.recv();
+            } else {
+                let pause = if is_patient && self.busy.is_empty() {
+                    LONG_PAUSE
+                } else {
+                    PAUSE
+                };
+                let _ = woken.recv_timeout(pause);
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn look(&mut self, pending: &[Pending]) {
+        let mut resuming = Vec::new();
+        for one in pending
+            .iter()
+            .filter(|one| !self.busy.contains_key(&one.id))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            match (one.is_wanted, one.is_locked, &one.moved) {
+                (true, false, _) => self.prepare(&one),
+                (true, true, _) => self.begin(&one, Goal::Suspended),
+                (false, false, _) => {
+                    self.tree.hold_helper(one.id, false);
+                    self.tree.set_suspend_step(one.id, None);
+                }
+                (false, true, None) => self.begin(&one, Goal::Running),
+                (false, true, Some(_)) => resuming.push(one),
+            }
+        }
+        self.resume(resuming);
+    }
+
+    /// Takes a process that is not locked one step further.
+    fn prepare(&mut self, one: &Pending) {
+        let waited = |suspender: &mut Self, step: Step| {
+            let wait = suspender.waits.entry(one.id).or_insert((step, Instant::now()));
+            if wait.0 != step {
+                *wait = (step, Instant::now());
+            }
+            wait.1.elapsed()
+        };
+        match one.step {
+            None => {
+                waited(self, Step::Check);
+                self.tree.set_suspend_step(one.id, Some(Step::Check));
+                self.begin(one, Goal::Checked);
+            }
+            Some(Step::Check) => {
+                // It had not initialized the driver.
+                if waited(self, Step::Check) >= LONG_PAUSE {
+                    self.waits.remove(&one.id);
+                    self.begin(one, Goal::Checked);
+                }
+            }
+            Some(Step::Hold) => {
+                if one.is_held {
+                    self.begin(one, Goal::Suspended);
+                } else if waited(self, Step::Hold) >= HOLD {
+                    self.tree.hold_helper(one.id, false);
+                    let reason = "the library in the process does not answer, or is older than the daemon";
+                    steps::fail(&self.tree, one, Step::Hold, reason.to_owned());
+                }
+            }
+            Some(_) => {
+                if one.is_drained {
+                    waited(self, Step::Hold);
+                    self.tree.hold_helper(one.id, true);
+                    self.tree.set_suspend_step(one.id, Some(Step::Hold));
+                } else if waited(self, Step::Drain) >= DRAIN {
+                    let reason = format!("submitted work has not completed within {} s", DRAIN.as_secs());
+                    steps::fail(&self.tree, one, Step::Drain, reason);
+                }
+            }
+        }
+    }
+
+    /// Resumes the processes for which there is room: those of higher priority first, and none before one of
+    /// higher priority that waits for the same device. Memory of a device is given to one process at a time,
+    /// because it is not taken at once.
+    fn resume(&mut self, mut waiting: Vec<Pending>) {
+        for one in &waiting {
+            if self
+                .waits
+                .get(&one.id)
+                .is_none_or(|(step, _)| *step != Step::Room)
+            {
+                self.waits.insert(one.id, (Step::Room, Instant::now()));
+                self.tree.set_suspend_step(one.id, Some(Step::Room));
+            }
+        }
+        waiting.sort_by_key(|one| (one.priority, self.waits.get(&one.id).map(|(_, since)| *since)));
+        let mut taken: HashSet<usize> = self.busy.values().flatten().copied().collect();
+        for one in waiting {
+            let moved = one.moved.as_deref().unwrap_or_default();
+            let is_free = moved
+                .iter()
+                .all(|(device, bytes)| !taken.contains(device) && self.room.has(&self.tree, *device, *bytes));
+            if is_free && self.busy.len() < MOST_TASKS && self.tree.charge_resumed(one.id) {
+                self.begin(&one, Goal::Running);
+            }
+            taken.extend(moved.iter().map(|(device, _)| *device));
+        }
+    }
+
+    /// Starts a task, unless too many run.
+    fn begin(&mut self, one: &Pending, goal: Goal) {
+        if self.busy.len() >= MOST_TASKS {
+            return;
+        }
+        let devices = one.moved.iter().flatten().map(|(device, _)| *device);
+        self.busy.insert(one.id, devices.collect());
+        let task = Task {
+            tree: self.tree.clone(),
+            launcher: self.launcher.clone(),
+            process: one.clone(),
+            goal,
+        };
+        let (done, id) = (self.done.clone(), one.id);
+        let started = thread::Builder::new()
+            .name(format!("suspend-{}", one.pid))
+            .spawn(move || {
+                // Sent also if the task panics, so that the process is not forgotten.
+                let _done = Done(done, id);
+                task.run();
+            });
+        if started.is_err() {
+            self.busy.remove(&one.id);
+        }
+    }
+}
+
+/// Reports the end of a task.
+struct Done(Sender<ProcessId>, ProcessId);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        let _ = self.0.send(self.1);
+    }
+}

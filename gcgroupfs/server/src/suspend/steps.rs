@@ -1,0 +1,232 @@
+//! Calls of the driver for one process, derived from its state there and from the goal. The state is asked
+//! for before each step, so a helper that was killed, and an earlier daemon, need to leave no word.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use gcgroupfs_model::tree::{Pending, Step, Tree};
+use gcgroupfs_sys::checkpoint::{CudaError, Operation, ProcessState};
+use gcgroupfs_sys::launch::Launcher;
+
+use super::helper::{Failure, Helper};
+use super::room::missing_on_host;
+
+/// Longest time of an operation, besides that for the bytes that move.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Time in the driver after which a lock fails, milliseconds.
+const LOCK_MSEC: u32 = 10_000;
+/// Least speed of moves, bytes per second.
+const SPEED: u64 = 256 << 20;
+/// Most operations for one goal: a rollback included.
+const MOST_OPERATIONS: usize = 8;
+
+/// The state that a process is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// Known to be one that can be suspended.
+    Checked,
+    Suspended,
+    Running,
+}
+
+/// Row of the table of steps.
+struct Row {
+    goal: Goal,
+    from: ProcessState,
+    step: Step,
+    operation: Operation,
+}
+
+/// The steps to each goal. A step that fails on the way to a suspension makes [`Goal::Running`] the goal.
+const STEPS: &[Row] = &[
+    row(
+        Goal::Suspended,
+        ProcessState::Running,
+        Step::Lock,
+        Operation::Lock(LOCK_MSEC),
+    ),
+    row(
+        Goal::Suspended,
+        ProcessState::Locked,
+        Step::Checkpoint,
+        Operation::Checkpoint,
+    ),
+    row(
+        Goal::Running,
+        ProcessState::Checkpointed,
+        Step::Restore,
+        Operation::Restore,
+    ),
+    row(
+        Goal::Running,
+        ProcessState::Locked,
+        Step::Unlock,
+        Operation::Unlock,
+    ),
+];
+
+const fn row(goal: Goal, from: ProcessState, step: Step, operation: Operation) -> Row {
+    Row {
+        goal,
+        from,
+        step,
+        operation,
+    }
+}
+
+/// Why a step has failed.
+type Reason = (Step, String);
+
+/// A process and what is wanted of it.
+pub(super) struct Task {
+    pub(super) tree: Arc<Tree>,
+    pub(super) launcher: Arc<Launcher>,
+    pub(super) process: Pending,
+    pub(super) goal: Goal,
+}
+
+impl Task {
+    pub(super) fn run(&self) {
+        let Pending { pid, start_time, .. } = self.process;
+        let mut helper = Helper::new(self.launcher.clone(), pid, start_time);
+        match self.goal {
+            Goal::Checked => self.check(&mut helper),
+            Goal::Suspended => self.suspend(&mut helper),
+            Goal::Running => self.settle(&mut helper, Goal::Running),
+        }
+    }
+
+    /// Examines whether the process can be suspended, before anything changes.
+    fn check(&self, helper: &mut Helper) {
+        let (tree, id) = (&self.tree, self.process.id);
+        let reason = match helper.perform(Operation::GetState, PATIENCE) {
+            Ok(ProcessState::Running) => self.bound(),
+            Ok(_) => Some("another program has locked it in the driver".to_owned()),
+            // It has not initialized the driver yet, or is ending.
+            Err(Failure::Driver(CudaError::INVALID_VALUE)) => return,
+            Err(failure) => Some(failure.to_string()),
+        };
+        match reason {
+            Some(reason) => fail(tree, &self.process, Step::Check, reason),
+            None => tree.set_suspend_step(id, Some(Step::Drain)),
+        }
+    }
+
+    /// Returns the bound on host memory that the process would exceed.
+    fn bound(&self) -> Option<String> {
+        let bound = self.tree.suspend_bound(self.process.id);
+        bound.or_else(|| missing_on_host(self.process.bytes))
+    }
+
+    fn suspend(&self, helper: &mut Helper) {
+        let (tree, process) = (&self.tree, &self.process);
+        if !process.is_locked {
+            if let Some(reason) = self.bound() {
+                tree.hold_helper(process.id, false);
+                return fail(tree, process, Step::Check, reason);
+            }
+            // On disk before it is locked: the next daemon must know.
+            tree.set_suspend_locked(process.id, true);
+        }
+        self.settle(helper, Goal::Suspended);
+    }
+
+    /// Drives the process to the goal, or back, and stores what has become of it.
+    fn settle(&self, helper: &mut Helper, goal: Goal) {
+        let (tree, process) = (&self.tree, &self.process);
+        let (state, failure) = self.drive(helper, goal);
+        match state {
+            Some(ProcessState::Running) => {
+                if process.moved.is_some() {
+                    tree.set_resumed(process.id);
+                }
+                tree.hold_helper(process.id, false);
+                tree.set_suspend_locked(process.id, false);
+                if failure.is_none() {
+                    info!("{} is resumed", process.pid);
+                }
+            }
+            Some(ProcessState::Checkpointed) => {
+                if process.moved.is_some() {
+                    tree.uncharge_resumed(process.id);
+                }
+                if process.moved.is_none() {
+                    tree.set_suspended(process.id);
+                    info!("{} is suspended: {} bytes were moved", process.pid, process.bytes);
+                }
+            }
+            // Restored, and not unlocked.
+            Some(ProcessState::Locked) if process.moved.is_some() => tree.set_resumed(process.id),
+            // Neither: what it holds is counted as before.
+            _ if process.moved.is_some() => tree.uncharge_resumed(process.id),
+            _ => {}
+        }
+        // What was free has been taken by others meanwhile.
+        let waits = process.moved.is_some() && self.lacks_room(&failure);
+        if let Some((step, reason)) = failure.filter(|_| !waits) {
+            fail(tree, process, step, reason);
+        }
+    }
+
+    /// Returns whether a restore has failed for lack of memory; then it is tried again.
+    fn lacks_room(&self, failure: &Option<Reason>) -> bool {
+        let memory = Failure::Driver(CudaError::OUT_OF_MEMORY).to_string();
+        let lacks = |(step, reason): &Reason| *step == Step::Restore && *reason == memory;
+        let lacks = failure.as_ref().is_some_and(lacks);
+        if lacks {
+            self.tree.set_suspend_step(self.process.id, Some(Step::Room));
+        }
+        lacks
+    }
+
+    /// Performs steps until there is none from the state reached. Returns that state, if it is known, and the
+    /// first failure.
+    fn drive(&self, helper: &mut Helper, mut goal: Goal) -> (Option<ProcessState>, Option<Reason>) {
+        let moving = Duration::from_secs(self.process.bytes.max(self.moved_bytes()) / SPEED);
+        let patience = PATIENCE + moving;
+        let mut failed: Option<Reason> = None;
+        let mut last = Step::Check;
+        for _ in 0..MOST_OPERATIONS {
+            let state = match helper.perform(Operation::GetState, patience) {
+                Ok(state) => state,
+                Err(failure) => return (None, failed.or(Some((last, failure.to_string())))),
+            };
+            if state == ProcessState::Failed {
+                let reason = "the driver cannot continue the process".to_owned();
+                return (Some(state), failed.or(Some((last, reason))));
+            }
+            // Not wanted any more.
+            if goal == Goal::Suspended && !self.tree.is_suspend_wanted(self.process.id) {
+                goal = Goal::Running;
+            }
+            let Some(row) = STEPS.iter().find(|row| row.goal == goal && row.from == state) else {
+                return (Some(state), failed);
+            };
+            last = row.step;
+            self.tree.set_suspend_step(self.process.id, Some(row.step));
+            if let Err(failure) = helper.perform(row.operation, patience) {
+                failed.get_or_insert((row.step, failure.to_string()));
+                if goal == Goal::Running {
+                    let state = helper.perform(Operation::GetState, patience).ok();
+                    return (state, failed);
+                }
+                goal = Goal::Running;
+            }
+        }
+        (None, failed)
+    }
+
+    fn moved_bytes(&self) -> u64 {
+        let moved = self.process.moved.iter().flatten();
+        moved.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// Notes and logs that a step has failed.
+pub(super) fn fail(tree: &Tree, process: &Pending, step: Step, reason: String) {
+    let what = if process.is_wanted { "suspended" } else { "resumed" };
+    warn!("{} cannot be {what}: step {}: {reason}", process.pid, step.name());
+    tree.fail_suspension(process.id, step, reason);
+}

@@ -1,0 +1,227 @@
+//! The driver's functions that move another process's memory to the host and back (`cuCheckpointProcess*`,
+//! from driver 570), for the helper process that calls them.
+
+use std::ffi::{c_int, c_uint};
+
+use libloading::Library;
+
+/// A result of the driver other than `CUDA_SUCCESS` (`CUresult`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaError(pub u32);
+
+impl CudaError {
+    /// `CUDA_ERROR_INVALID_VALUE`: also for a process that does not use the driver.
+    pub const INVALID_VALUE: Self = Self(1);
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    /// `CUDA_ERROR_NOT_SUPPORTED`: also for a driver without these functions.
+    pub const NOT_SUPPORTED: Self = Self(801);
+    /// `CUDA_ERROR_SHARED_OBJECT_INIT_FAILED`: there is no driver.
+    pub const NO_DRIVER: Self = Self(303);
+}
+
+/// State of a process in the driver (`CUprocessState`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessState {
+    Running,
+    /// Its driver calls wait.
+    Locked,
+    /// Its driver calls wait, and its memory is on the host.
+    Checkpointed,
+    /// The driver cannot continue the process.
+    Failed,
+}
+
+impl ProcessState {
+    fn from_word(word: u32) -> Self {
+        match word {
+            0 => Self::Running,
+            1 => Self::Locked,
+            2 => Self::Checkpointed,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// An operation on a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    GetState,
+    /// Makes further driver calls wait, once all work has completed, or fails after so many milliseconds.
+    Lock(u32),
+    Checkpoint,
+    Restore,
+    Unlock,
+}
+
+/// Length of an encoded operation, bytes.
+pub const OPERATION_LENGTH: usize = 5;
+
+impl Operation {
+    /// Returns the operation as a packet.
+    pub fn to_bytes(self) -> [u8; OPERATION_LENGTH] {
+        let (kind, argument) = match self {
+            Self::GetState => (b's', 0),
+            Self::Lock(msec) => (b'l', msec),
+            Self::Checkpoint => (b'c', 0),
+            Self::Restore => (b'r', 0),
+            Self::Unlock => (b'u', 0),
+        };
+        let [a, b, c, d] = argument.to_le_bytes();
+        [kind, a, b, c, d]
+    }
+
+    /// Returns the operation of a packet.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (kind, argument) = bytes.split_first()?;
+        let argument = u32::from_le_bytes(argument.try_into().ok()?);
+        Some(match kind {
+            b's' => Self::GetState,
+            b'l' => Self::Lock(argument),
+            b'c' => Self::Checkpoint,
+            b'r' => Self::Restore,
+            b'u' => Self::Unlock,
+            _ => return None,
+        })
+    }
+}
+
+/// Arguments of a lock (`CUcheckpointLockArgs`).
+#[repr(C)]
+struct LockArgs {
+    timeout_ms: c_uint,
+    reserved: [u32; 15],
+}
+
+/// Arguments of the other operations; the longest is that of a restore, 72 bytes. Zeroes are the defaults.
+#[repr(C)]
+struct NoArgs([u64; 16]);
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+/// The loaded driver.
+#[derive(Debug)]
+pub struct Driver(Library);
+
+impl Driver {
+    /// Loads and initializes the driver. It must be initialized in the process that restores.
+    ///
+    /// # Errors
+    /// Those of `cuInit`; [`CudaError::NO_DRIVER`].
+    pub fn load() -> Result<Self> {
+        // SAFETY: the driver's initializers may run in any process.
+        let library = unsafe { Library::new("libcuda.so.1") };
+        let driver = Self(library.map_err(|_| CudaError::NO_DRIVER)?);
+        // SAFETY: the driver's signature of this function.
+        let init = unsafe { driver.0.get::<unsafe extern "C" fn(c_uint) -> u32>(b"cuInit\0") };
+        let init = init.map_err(|_| CudaError::NO_DRIVER)?;
+        // SAFETY: 0 is the only value that is defined.
+        check(unsafe { init(0) })?;
+        Ok(driver)
+    }
+
+    /// Performs an operation on a process, and returns the state that it leads to.
+    ///
+    /// # Errors
+    /// Those of the driver; [`CudaError::NOT_SUPPORTED`] if it has no such functions.
+    pub fn perform(&self, pid: i32, operation: Operation) -> Result<ProcessState> {
+        match operation {
+            Operation::GetState => return self.state(pid),
+            Operation::Lock(timeout_ms) => {
+                let mut args = LockArgs {
+                    timeout_ms,
+                    reserved: [0; 15],
+                };
+                self.call(b"cuCheckpointProcessLock\0", pid, &mut args)?;
+            }
+            Operation::Checkpoint => {
+                self.call(b"cuCheckpointProcessCheckpoint\0", pid, &mut NoArgs([0; 16]))?
+            }
+            Operation::Restore => self.call(b"cuCheckpointProcessRestore\0", pid, &mut NoArgs([0; 16]))?,
+            Operation::Unlock => self.call(b"cuCheckpointProcessUnlock\0", pid, &mut NoArgs([0; 16]))?,
+        }
+        Ok(match operation {
+            Operation::Checkpoint => ProcessState::Checkpointed,
+            Operation::Lock(_) | Operation::Restore => ProcessState::Locked,
+            Operation::GetState | Operation::Unlock => ProcessState::Running,
+        })
+    }
+
+    fn state(&self, pid: c_int) -> Result<ProcessState> {
+        let mut word = 0;
+        self.call(b"cuCheckpointProcessGetState\0", pid, &mut word)?;
+        Ok(ProcessState::from_word(word))
+    }
+
+    /// Calls a function of the driver with a pid and a pointer.
+    fn call<T>(&self, name: &[u8], pid: c_int, argument: &mut T) -> Result<()> {
+        // SAFETY: all functions whose names are passed here have this signature.
+        let function = unsafe { self.0.get::<unsafe extern "C" fn(c_int, *mut T) -> u32>(name) };
+        let function = function.map_err(|_| CudaError::NOT_SUPPORTED)?;
+        // SAFETY: the argument is of the function's type or longer, and writable.
+        check(unsafe { function(pid, argument) })
+    }
+}
+
+fn check(result: u32) -> Result<()> {
+    match result {
+        0 => Ok(()),
+        error => Err(CudaError(error)),
+    }
+}
+
+/// Length of an encoded answer, bytes.
+pub const ANSWER_LENGTH: usize = 8;
+
+/// Returns the answer to an operation as a packet.
+pub fn answer_to_bytes(answer: Result<ProcessState>) -> [u8; ANSWER_LENGTH] {
+    let [result, state] = match answer {
+        Ok(state) => [0, state as u32],
+        Err(CudaError(error)) => [error, 0],
+    };
+    let both = u64::from(state) << 32 | u64::from(result);
+    both.to_le_bytes()
+}
+
+/// Returns the answer of a packet.
+pub fn answer_from_bytes(bytes: [u8; ANSWER_LENGTH]) -> Result<ProcessState> {
+    let [a, b, c, d, e, f, g, h] = bytes;
+    check(u32::from_le_bytes([a, b, c, d]))?;
+    Ok(ProcessState::from_word(u32::from_le_bytes([e, f, g, h])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_and_answers_survive_their_encoding() {
+        for operation in [
+            Operation::GetState,
+            Operation::Lock(10_000),
+            Operation::Checkpoint,
+            Operation::Restore,
+            Operation::Unlock,
+        ] {
+            assert_eq!(Operation::from_bytes(&operation.to_bytes()), Some(operation));
+        }
+        for packet in [&b""[..], b"s", b"x\0\0\0\0", b"s\0\0\0\0\0"] {
+            assert_eq!(Operation::from_bytes(packet), None);
+        }
+        for answer in [
+            Ok(ProcessState::Running),
+            Ok(ProcessState::Locked),
+            Ok(ProcessState::Checkpointed),
+            Ok(ProcessState::Failed),
+            Err(CudaError::NOT_SUPPORTED),
+        ] {
+            assert_eq!(answer_from_bytes(answer_to_bytes(answer)), answer);
+        }
+    }
+
+    #[test]
+    fn arguments_are_as_long_as_the_driver_expects() {
+        assert_eq!(size_of::<LockArgs>(), 64);
+        assert!(size_of::<NoArgs>() >= 72);
+    }
+}
