@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds all programs into a relocatable tree:
 #
-#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
+#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-kubelet-plugin,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
 #   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
@@ -41,7 +41,8 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-exporter -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
+    -p gcgroupfs -p gcgroup-exporter -p gcgroup-kubelet-plugin -p gcgroup-hook -p gcgroup-load -p gcgroup-contention \
+    -p simgpu-cuda -p simgpu-nvml
 # Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload -p gcgroup-preload
 
@@ -51,7 +52,7 @@ place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
     case $profile,$1 in
-        dev,* | *,scripts/* | *,*.yml | *,*.json) cp "$1" "$fresh" ;;
+        dev,* | *,scripts/* | *,*.yml | *,*.yaml | *,*.toml | *,*.json) cp "$1" "$fresh" ;;
         *) strip --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
@@ -63,6 +64,7 @@ place() {
 
 place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
 place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
+place "$built/gcgroup-kubelet-plugin" "$dist/bin/gcgroup-kubelet-plugin"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
 place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
@@ -82,6 +84,10 @@ done
 for file in alerts.yml grafana.json; do
     place "gcgroupfs/exporter/$file" "$dist/share/$file"
 done
+for file in daemonset.yaml gcgroupfs.toml; do
+    place "gcgroupfs/kubelet-plugin/$file" "$dist/share/kubelet-plugin/$file"
+done
+place scripts/container-image.py "$dist/share/kubelet-plugin/container-image.py"
 # The copy that containers preload.
 place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
 rm -rf "$dist/share/man"

@@ -22,8 +22,10 @@ sudo=
 
 # First line: required packages. Second line: packages that some tests use if available.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
-tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
+tests="busybox-static containerd etcd-server g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
 tests="$tests tmux valgrind"
+# scripts/cluster/build-kubernetes.sh and kubernetes.sh.
+tests="$tests containernetworking-plugins dpkg-dev golang-go iproute2 openssl"
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"

@@ -56,7 +56,7 @@ if [ "$quick" = no ]; then
     fi
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
-        step shellcheck scripts/*.sh scripts/cluster/*.sh scripts/gc-* .ci/run
+        step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/gc-* .ci/run
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
@@ -103,5 +103,10 @@ if [ "$quick" = no ]; then
     fi
     if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
         step timeout --kill-after=30 480 scripts/test-cluster.sh ray
+    fi
+    if have apt-get "the Kubernetes plugin with a real node" && [ "$(id -u)" = 0 ]; then
+        # The first run on a machine builds Kubernetes.
+        step scripts/cluster/build-kubernetes.sh
+        step timeout --kill-after=10 540 scripts/test-cluster.sh kubernetes
     fi
 fi
