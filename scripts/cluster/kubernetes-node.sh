@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154  # assigned by the script that sources this file
 # Starts a Kubernetes node with API server and scheduler, for scripts/cluster/kubernetes.sh, which sources
-# this file in network, mount and PID namespaces of their own. Needs $work (a directory on a plain filesystem),
-# $cgroup (made in each hierarchy) and $PATH with the programs.
+# this file in network, mount and PID namespaces of their own. Needs $work (a directory on a plain
+# filesystem), $cgroup (made in each hierarchy) and $PATH with the programs.
 
 address=10.88.6.1
 service=10.96.0.1

@@ -42,6 +42,7 @@ if [ "${1-}" != --inside ]; then
     work=$(mktemp -d)
     cgroup=gcgroup-node-$$
 
+    # shellcheck disable=SC2317  # called by the trap
     tidy() {
         [ -z "${KEEP-}" ] || { mkdir -p "$KEEP" && cp -r "$work/log/." "$KEEP" 2> /dev/null; } || :
         # The last processes may take a moment to leave their cgroups.
@@ -92,6 +93,7 @@ kubectl() {
 # shellcheck source=scripts/cluster/kubernetes-steps.sh
 . "$here/kubernetes-steps.sh"
 
+# shellcheck disable=SC2317  # called by the trap
 explain() {
     local status=$?
     [ "$status" != 0 ] || return
