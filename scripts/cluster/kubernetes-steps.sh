@@ -324,9 +324,16 @@ kill_plugin() {
     done
 }
 
+has_registered_again() {
+    kubectl -n gcgroup-system logs plugin |
+        awk '/the kubelet has restarted/ { seen = 1 } /: registered$/ { done = seen } END { exit !done }'
+}
+
 kubelet_killed_gets_the_resources_again() {
     kill9 kubelet
     start_kubelet
+    # A pod that comes before is rejected for good.
+    wait_for "the plugin registers again" 60 has_registered_again
     wait_for "units are offered" 60 has_allocatable gcgroup.io/gpu-memory 16
     all_held
     starts after-kubelet 1
