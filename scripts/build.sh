@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds all programs into a relocatable tree:
 #
-#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-load,gcgroup-contention,gc-*}
+#   bin/{gcgroupfs,gcgroup-exporter,gcgroup-kubelet-plugin,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so,libgcgroup_slurm.so}
 #   share/                                      manual pages, completions, service, example configuration
 #   install.sh                                  installs these
@@ -69,7 +69,8 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 packages="-p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
-[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-contention -p gcgroup-slurm"
+[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-kubelet-plugin \
+    -p gcgroup-contention -p gcgroup-slurm"
 # shellcheck disable=SC2086  # a list of options
 cargo build --locked --profile "$profile" ${triple:+--target "$triple"} $packages
 # Always without unwinder and allocator, in every profile.
@@ -81,7 +82,7 @@ place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
     case $profile,$1 in
-        dev,* | *,scripts/* | *,*.yml | *,*.json) cp "$1" "$fresh" ;;
+        dev,* | *,scripts/* | *,*.yml | *,*.yaml | *,*.toml | *,*.json) cp "$1" "$fresh" ;;
         *) "${tools}strip" --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
@@ -102,6 +103,7 @@ ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
 if [ "$is_whole" = yes ]; then
     place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
     place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
+    place "$built/gcgroup-kubelet-plugin" "$dist/bin/gcgroup-kubelet-plugin"
     place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
     place "$built/libgcgroup_slurm.so" "$dist/lib/libgcgroup_slurm.so"
     for script in scripts/gc-*; do
@@ -114,6 +116,10 @@ if [ "$is_whole" = yes ]; then
     for file in alerts.yml grafana.json; do
         place "gcgroupfs/exporter/$file" "$dist/share/$file"
     done
+    for file in daemonset.yaml gcgroupfs.toml; do
+        place "gcgroupfs/kubelet-plugin/$file" "$dist/share/kubelet-plugin/$file"
+    done
+    place scripts/container-image.py "$dist/share/kubelet-plugin/container-image.py"
     # The copy that containers preload.
     place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
     rm -rf "$dist/share/man"

@@ -72,6 +72,7 @@ lib/libgcgroup.so lib/libgcgroup.so 755
 lib/libgcgroup_slurm.so lib/libgcgroup_slurm.so 755
 bin/gcgroupfs bin/gcgroupfs 755
 bin/gcgroup-exporter bin/gcgroup-exporter 755
+bin/gcgroup-kubelet-plugin bin/gcgroup-kubelet-plugin 755
 bin/gcgroup-load bin/gcgroup-load 755
 bin/gc-autopreempt bin/gc-autopreempt 755
 bin/gc-freeze bin/gc-freeze 755
@@ -86,6 +87,9 @@ share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
 share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
 share/grafana.json share/doc/gcgroupfs/grafana.json 644
+share/kubelet-plugin/container-image.py share/doc/gcgroupfs/kubelet-plugin/container-image.py 755
+share/kubelet-plugin/daemonset.yaml share/doc/gcgroupfs/kubelet-plugin/daemonset.yaml 644
+share/kubelet-plugin/gcgroupfs.toml share/doc/gcgroupfs/kubelet-plugin/gcgroupfs.toml 644
 share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
 TABLE
 }
@@ -140,7 +144,7 @@ if [ "$uninstall" = yes ]; then
         rm -f "$root$prefix/$file"
     done
     rm -f "$manifest"
-    rmdir "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
+    rmdir "$root$prefix/share/doc/gcgroupfs/kubelet-plugin" "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
     echo "removed from $root$prefix; a daemon that was started by hand still runs"
     exit 0
 fi

@@ -5,6 +5,7 @@
 #   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
 #   gcgroup-exporter_VERSION_ARCH.deb  metrics and web page
 #   gcgroup-slurm_VERSION_ARCH.deb   SPANK plugin of Slurm
+#   gcgroup-kubelet-plugin_VERSION_ARCH.deb  Kubernetes device plugin
 #   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
 #   SHA256SUMS
 #
@@ -87,6 +88,11 @@ mv "$all/bin/gcgroup-exporter" "$exporter/bin"
 mv "$all/share/man/man1/gcgroup-exporter.1.gz" "$exporter/share/man/man1"
 mv "$all/share/doc/gcgroupfs/alerts.yml" "$all/share/doc/gcgroupfs/grafana.json" \
     "$exporter/share/doc/gcgroup-exporter/examples"
+plugin=$work/gcgroup-kubelet-plugin/usr
+mkdir -p "$plugin/bin" "$plugin/share/man/man1" "$plugin/share/doc/gcgroup-kubelet-plugin"
+mv "$all/bin/gcgroup-kubelet-plugin" "$plugin/bin"
+mv "$all/share/man/man1/gcgroup-kubelet-plugin.1.gz" "$plugin/share/man/man1"
+mv "$all/share/doc/gcgroupfs/kubelet-plugin" "$plugin/share/doc/gcgroup-kubelet-plugin/examples"
 mv "$work/all" "$work/gcgroupfs"
 
 # shlibs FILE...: prints the packages that they need.
@@ -196,6 +202,20 @@ Description: Slurm plugin that enforces shares of GPUs with gcgroupfs
  describes it. A plugin serves one version of Slurm.
 EOF
 
+document gcgroup-kubelet-plugin
+control gcgroup-kubelet-plugin <<EOF
+Section: admin
+Depends: $(shlibs "$plugin/bin/gcgroup-kubelet-plugin")
+Enhances: gcgroupfs
+Description: Kubernetes device plugin for shares of GPUs
+ Offers memory of GPUs in units of 1 GiB, and whole cards, to the kubelet. It
+ tells the gcgroupfs daemon what each pod has been given, and the daemon
+ enforces it for all processes of the pod.
+ .
+ It runs in a DaemonSet or on the host. The manifest, and a program that makes
+ the image without a registry, are among the examples.
+EOF
+
 tree=gcgroupfs-$version-$arch
 mkdir "$work/$tree"
 cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
@@ -203,5 +223,6 @@ rm -f "$work/$tree/bin/gcgroup-contention"
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
     gzip -9n > "$out/$tree.tar.gz"
 (cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" \
-    "gcgroup-exporter_${version}_$arch.deb" "gcgroup-slurm_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
+    "gcgroup-exporter_${version}_$arch.deb" "gcgroup-slurm_${version}_$arch.deb" \
+    "gcgroup-kubelet-plugin_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
 cat "$out/SHA256SUMS"

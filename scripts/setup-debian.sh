@@ -4,7 +4,12 @@
 set -eu
 
 usage() {
-    echo "usage: scripts/setup-debian.sh [--no-python]"
+    cat <<'EOT'
+usage: scripts/setup-debian.sh [--no-python]
+
+environment:
+  KUBERNETES   yes: also what the test of the Kubernetes plugin needs (no)
+EOT
 }
 
 python=yes
@@ -28,6 +33,10 @@ tests="$tests tmux valgrind"
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 # A Slurm cluster for scripts/test-cluster.sh.
 tests="$tests iproute2 munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
+# A Kubernetes node, which is built from source (scripts/cluster/build-kubernetes.sh).
+if [ "${KUBERNETES:-no}" = yes ]; then
+    tests="$tests busybox-static containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"
+fi
 
 # Often installed by other means.
 command -v node > /dev/null || tests="$tests nodejs"

@@ -116,6 +116,7 @@ dpkg -i /test/one/*.deb
 gcgroupfs --version
 gcgroup-load --help > /test/help
 gcgroup-exporter --version
+gcgroup-kubelet-plugin --version
 for file in /usr/bin/gc*; do
     [ -f "/usr/share/man/man1/${file##*/}.1.gz" ] || echo "excluded by this system's dpkg: manual of $file"
 done
@@ -144,14 +145,14 @@ echo /usr/lib/libgcgroup.so > /etc/ld.so.preload
 echo "--- upgrade"
 dpkg -i /test/two/*.deb
 [ "$(cat /etc/ld.so.preload)" = /usr/lib/libgcgroup.so ] || fail "the upgrade changed /etc/ld.so.preload"
-dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm |
-    grep -c next | grep -qx 4 || fail "not upgraded"
+dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin |
+    grep -c next | grep -qx 5 || fail "not upgraded"
 [ "$(/bin/true 2>&1)" = "" ] || fail "a program complains"
 
 echo "--- removal and purge"
-dpkg -r gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm
+dpkg -r gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin
 [ ! -e /etc/ld.so.preload ] || fail "/etc/ld.so.preload is left"
-dpkg -P gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm
+dpkg -P gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin
 state > /test/after
 diff /test/before /test/after || fail "the purge left files, or took some"
 EOF

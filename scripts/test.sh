@@ -113,4 +113,9 @@ if [ "$quick" = no ]; then
     if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
         step timeout --kill-after=30 480 scripts/test-cluster.sh ray
     fi
+    if [ "$(id -u)" = 0 ] && scripts/cluster/build-kubernetes.sh --has; then
+        step timeout --kill-after=10 540 scripts/test-cluster.sh kubernetes
+    else
+        echo "=== left out, Kubernetes is not built here (CONTRIBUTING.md): the plugin on a real node"
+    fi
 fi

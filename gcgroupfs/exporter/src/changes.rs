@@ -229,6 +229,7 @@ mod tests {
             nr_processes: processes.len(),
             processes_dropped: 0,
             groups_dropped: 0,
+            pods: crate::pods::Pods::default(),
         }
     }
 

@@ -2,11 +2,11 @@
 //! no privileges.
 
 mod changes;
-mod client;
 mod files;
 mod metrics;
 mod owner;
 mod page;
+mod pods;
 mod sampler;
 mod snapshot;
 mod textfile;
@@ -49,6 +49,9 @@ struct Cli {
     /// Accept requests to this name, beside localhost and addresses (repeatable)
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
+    /// Name pods and containers by FILE, which gcgroup-kubelet-plugin --report writes
+    #[arg(long, value_name = "FILE")]
+    pods: Option<PathBuf>,
     /// Show at most N processes: those that hold most memory
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_processes: usize,
@@ -72,7 +75,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         processes: cli.max_processes,
         groups: cli.max_groups,
     };
-    let sampler = Arc::new(Sampler::new(&cli.socket, caps));
+    let sampler = Arc::new(Sampler::new(&cli.socket, caps, cli.pods.as_deref()));
     if let Some(file) = &cli.textfile {
         return textfile::write(file, &sampler);
     }

@@ -73,6 +73,10 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
         ("(processes)", snapshot.nr_processes.to_string()),
         ("(processes dropped)", snapshot.processes_dropped.to_string()),
         ("(groups dropped)", snapshot.groups_dropped.to_string()),
+        (
+            "(without devices)",
+            snapshot.pods.nr_without_devices().to_string(),
+        ),
         ("(read)", snapshot.took.as_micros().to_string()),
     ] {
         root.insert(name, value);
@@ -103,7 +107,11 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
     for group in &snapshot.groups {
         let mut files = group.files.clone();
         files.insert("(processes)", group.nr_processes.to_string());
-        rows.push((On::Group, vec![("group", format!("/{}", group.path))], files));
+        let mut labels = vec![("group", format!("/{}", group.path))];
+        if let Some(pod) = snapshot.pods.of_group(&group.path) {
+            labels.extend([("namespace", pod.namespace.clone()), ("pod", pod.name.clone())]);
+        }
+        rows.push((On::Group, labels, files));
     }
     rows
 }
@@ -117,6 +125,7 @@ fn process_labels(process: &Process) -> Labels {
         ("user", process.user.clone()),
         ("group", group.unwrap_or_default()),
         ("container", process.owner.container.clone()),
+        ("namespace", process.owner.namespace.clone()),
         ("pod", process.owner.pod.clone()),
         ("job", process.owner.job.clone()),
     ];

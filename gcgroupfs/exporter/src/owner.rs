@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use gcgroup_client::cgroup;
 use nix::unistd::User;
 use serde::Serialize;
+
+use crate::pods::Pods;
 
 /// Maximum number of cached user names.
 const MAX_USERS: usize = 1024;
@@ -12,9 +15,11 @@ const MAX_USERS: usize = 1024;
 /// Container, pod and job of a process, as its cgroup's path names them; empty: in none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Owner {
-    /// First 12 digits of the container's id.
+    /// Name of the container, or the first 12 digits of its id if that is not known.
     pub(crate) container: String,
-    /// UID of the Kubernetes pod.
+    /// Namespace of the Kubernetes pod, if it is known.
+    pub(crate) namespace: String,
+    /// Name of the Kubernetes pod, or its UID if that is not known.
     pub(crate) pod: String,
     /// Number of the Slurm job.
     pub(crate) job: String,
@@ -27,18 +32,24 @@ impl Owner {
             .map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
 
+    /// Replaces the pod's UID and the container's id by names, as far as they are known.
+    pub(crate) fn name(&mut self, pods: &Pods) {
+        if let Some(pod) = pods.pod(&self.pod) {
+            if let Some(name) = pod.container(&self.container) {
+                self.container = name.to_owned();
+            }
+            self.namespace.clone_from(&pod.namespace);
+            self.pod.clone_from(&pod.name);
+        }
+    }
+
     /// Parses /proc/PID/cgroup.
     fn parse(text: &str) -> Self {
         let mut owner = Self::default();
-        let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-        for name in paths.flat_map(|path| path.split('/')) {
-            let name = name
-                .strip_suffix(".scope")
-                .or(name.strip_suffix(".slice"))
-                .unwrap_or(name);
-            if let Some(id) = container(name) {
-                owner.container = id;
-            } else if let Some(uid) = pod(name) {
+        for name in cgroup::names(text) {
+            if let Some(id) = cgroup::container_id(name) {
+                owner.container = id.get(..12).unwrap_or_default().to_owned();
+            } else if let Some(uid) = cgroup::pod_uid(name) {
                 owner.pod = uid;
             } else if let Some(job) = name
                 .strip_prefix("job_")
@@ -49,25 +60,6 @@ impl Owner {
         }
         owner
     }
-}
-
-/// Returns the first 12 digits of a container's id: 64 hexadecimal digits, after the runtime's name or alone.
-fn container(name: &str) -> Option<String> {
-    let id = name.rsplit_once('-').map_or(name, |(_, id)| id);
-    let is_id = id.len() == 64 && is_all(id, |c| c.is_ascii_hexdigit());
-    is_id.then(|| id.get(..12).unwrap_or_default().to_owned())
-}
-
-/// Returns the UID in the name of a pod's cgroup: `podUID`, or `kubepods-burstable-podUID` with underscores.
-fn pod(name: &str) -> Option<String> {
-    let name = name
-        .rsplit_once('-')
-        .filter(|_| name.starts_with("kubepods-"))
-        .map_or(name, |(_, last)| last);
-    let uid = name.strip_prefix("pod")?;
-    let is_uid =
-        uid.len() >= 32 && uid.len() <= 36 && is_all(uid, |c| c.is_ascii_hexdigit() || "-_".contains(c));
-    is_uid.then(|| uid.replace('_', "-"))
 }
 
 fn is_all(text: &str, test: impl FnMut(char) -> bool) -> bool {
@@ -103,6 +95,7 @@ mod tests {
             container: container.to_owned(),
             pod: pod.to_owned(),
             job: job.to_owned(),
+            ..Owner::default()
         }
     }
 

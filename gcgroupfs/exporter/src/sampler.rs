@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gcgroup_client::Client;
 use serde::Serialize;
 
 use crate::changes::{Event, Wait, changes, waits};
-use crate::client::Client;
 use crate::owner::Users;
 use crate::snapshot::{Caps, DEVICE_STAT, Snapshot, now};
 
@@ -62,14 +62,17 @@ pub(crate) struct State {
 pub(crate) struct Sampler {
     socket: PathBuf,
     caps: Caps,
+    pods: Option<PathBuf>,
     state: Mutex<State>,
 }
 
 impl Sampler {
-    pub(crate) fn new(socket: &Path, caps: Caps) -> Self {
+    /// Returns a reader that names pods by a file, if there is one.
+    pub(crate) fn new(socket: &Path, caps: Caps, pods: Option<&Path>) -> Self {
         Self {
             socket: socket.to_owned(),
             caps,
+            pods: pods.map(Path::to_owned),
             state: Mutex::default(),
         }
     }
@@ -79,6 +82,7 @@ impl Sampler {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read_at.is_none_or(|at| at.elapsed() >= FRESH) {
             let read = Snapshot::read(&self.socket, self.caps, &mut state.users);
+            let read = read.map(|snapshot| snapshot.with_names(self.pods.as_deref()));
             state.store(read);
         }
         show(&state)

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
+use gcgroup_client::Client;
 use serde::Deserialize;
 
-use crate::client::Client;
 use crate::files::{Files, flat_keyed};
 use crate::owner::{Owner, Users};
+use crate::pods::Pods;
 
 /// Files of processes, and of processes on a device where they have them.
 const PROCESS_FILES: [&str; 11] = [
@@ -102,6 +103,8 @@ pub(crate) struct Snapshot {
     pub(crate) nr_processes: usize,
     pub(crate) processes_dropped: usize,
     pub(crate) groups_dropped: usize,
+    /// Names of Kubernetes pods; empty where they are not known.
+    pub(crate) pods: Pods,
 }
 
 /// Line of the daemon's list.
@@ -157,7 +160,17 @@ impl Snapshot {
             root,
             nr_processes,
             groups_dropped,
+            pods: Pods::default(),
         })
+    }
+
+    /// Names pods and containers by a file. Without it, or if it cannot be read, UIDs and ids remain.
+    pub(crate) fn with_names(mut self, file: Option<&Path>) -> Self {
+        self.pods = file.and_then(|file| Pods::read(file).ok()).unwrap_or_default();
+        for process in &mut self.processes {
+            process.owner.name(&self.pods);
+        }
+        self
     }
 
     /// Returns whether the daemon shows what NVML tells of each GPU.

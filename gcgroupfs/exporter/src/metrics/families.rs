@@ -207,6 +207,9 @@ families! {
     Node Gauge "journal_damaged_lines" "Damaged lines of the stored settings when the daemon started" {
         "gcgroup.events" "journal_damaged" number;
     }
+    Node Gauge "pod_containers_without_devices" "Containers started without the devices that they ask for, by --pods" {
+        "(without devices)" () number;
+    }
     Node Gauge "processes_dropped" "Processes left out because there are more than --max-processes" {
         "(processes dropped)" () number;
     }

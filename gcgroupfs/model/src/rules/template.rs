@@ -11,7 +11,7 @@ use crate::file::is_taken;
 use crate::tree::MAX_DEPTH;
 
 /// Fields that braces may contain, for people to read.
-const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN} or {wish}";
+const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN}, {pod} or {wish}";
 
 /// Longest name of a directory, bytes.
 const LONGEST: usize = 255;
@@ -35,6 +35,8 @@ enum Part {
     Exe,
     /// Last component of the kernel cgroup's path, or the first component that matches.
     Cgroup(Option<Pattern>),
+    /// UID of the Kubernetes pod that the kernel cgroup's path names.
+    Pod,
     /// The process's wish, which is a path.
     Wish,
 }
@@ -127,6 +129,11 @@ impl Part {
                     format!("its group is named by a part {pattern} of its cgroup, which has none")
                 })
             }
+            Self::Pod => {
+                let mut names = facts.cgroups.iter().flat_map(|path| path.split('/'));
+                let uid = names.find_map(pod_uid);
+                Ok(uid.ok_or("its group is named by its pod, but its cgroup is in none")?)
+            }
             Self::Wish => Ok(facts
                 .wish
                 .clone()
@@ -191,12 +198,28 @@ fn parse_field(field: &str) -> Result<Part, String> {
         "comm" => Part::Comm,
         "exe" => Part::Exe,
         "cgroup" => Part::Cgroup(None),
+        "pod" => Part::Pod,
         "wish" => Part::Wish,
         _ => match field.strip_prefix("cgroup:") {
             Some(pattern) => Part::Cgroup(Some(Pattern::new(pattern).map_err(|error| error.to_string())?)),
             None => return Err(format!("unknown {{{field}}}, expected {FIELDS}")),
         },
     })
+}
+
+/// Returns the UID in the name of a pod's cgroup: `podUID`, or `kubepods-burstable-podUID.slice` with
+/// underscores in the UID.
+fn pod_uid(name: &str) -> Option<String> {
+    let last = match name.strip_suffix(".slice") {
+        Some(name) => name.strip_prefix("kubepods-")?.rsplit('-').next()?,
+        None => name,
+    };
+    let uid = last.strip_prefix("pod")?;
+    let is_uid = (32..=36).contains(&uid.len())
+        && uid
+            .bytes()
+            .all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
+    is_uid.then(|| uid.replace('_', "-"))
 }
 
 fn user(facts: &Facts) -> String {
@@ -302,6 +325,43 @@ mod tests {
             ..Facts::default()
         };
         assert!(Template::new("{cgroup}").unwrap().render(&long).is_err());
+    }
+
+    #[test]
+    fn render_names_pod_alike_with_both_cgroup_drivers() {
+        let uid = "8d3f1c2a-0b1c-4d5e-8f90-123456789abc";
+        let low = uid.replace('-', "_");
+        let rendered = |path: &str| {
+            let facts = Facts {
+                cgroups: vec![path.to_owned()],
+                ..Facts::default()
+            };
+            Template::new("pods/{pod}").unwrap().render(&facts)
+        };
+        for path in [
+            format!("/kubepods/besteffort/pod{uid}/0123"),
+            format!("/kubepods/pod{uid}/0123"),
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{low}.slice/cri-containerd-0123.scope"
+            ),
+            format!("/kubepods.slice/kubepods-pod{low}.slice/crio-0123.scope"),
+        ] {
+            assert_eq!(rendered(&path).unwrap(), format!("pods/{uid}"), "{path}");
+        }
+        // The UID of a static pod is a hash.
+        let hash = "0123456789abcdef0123456789abcdef";
+        assert_eq!(
+            rendered(&format!("/node/kubepods/pod{hash}/0")).unwrap(),
+            format!("pods/{hash}")
+        );
+        for path in [
+            "/",
+            "/kubepods/burstable",
+            "/kubepods/pod/1",
+            "/user.slice/podman.slice",
+        ] {
+            assert!(rendered(path).is_err(), "{path}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! Client of the daemon's socket: reads control files and the list of processes.
+//! Client of the daemon's socket: reads and writes control files, lists processes, makes and removes groups.
 //!
 //! The packets are described in `gcgroupfs/server/src/protocol.rs`.
+
+pub mod cgroup;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -32,10 +34,13 @@ const HEADER: usize = 8;
 const GET: u32 = 1;
 const SET: u32 = 2;
 const LIST: u32 = 3;
+const MAKE: u32 = 4;
+const REMOVE: u32 = 5;
+const LIST_GROUPS: u32 = 9;
 
 /// Connection to the daemon.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub struct Client {
     socket: OwnedFd,
     end: Instant,
 }
@@ -45,7 +50,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon listens there.
-    pub(crate) fn connect(path: &Path) -> anyhow::Result<Self> {
+    pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let connected = || {
             let socket = socket(
                 AddressFamily::Unix,
@@ -71,7 +76,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(crate) fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Errno>> {
+    pub fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Errno>> {
         self.read(GET, path)
     }
 
@@ -79,18 +84,45 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(crate) fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
-        let mut text = Vec::new();
-        let packet = request(SET, 0, path, value)?;
-        Ok(self.ask(&packet, &mut text)?.map(drop))
+    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
+        self.change(SET, path, value)
+    }
+
+    /// Makes a group. The inner error is the errno that mkdir(2) gives at the mount.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub fn make(&mut self, path: &str) -> anyhow::Result<Result<(), Errno>> {
+        self.change(MAKE, path, "")
+    }
+
+    /// Removes a group. The inner error is the errno that rmdir(2) gives at the mount.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub fn remove(&mut self, path: &str) -> anyhow::Result<Result<(), Errno>> {
+        self.change(REMOVE, path, "")
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(crate) fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
+    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
         self.read(LIST, &names.join("\n"))
+    }
+
+    /// Returns a JSON line for each group, and for each group and device, with the contents of these files.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
+        self.read(LIST_GROUPS, &names.join("\n"))
+    }
+
+    fn change(&mut self, operation: u32, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
+        let packet = request(operation, 0, path, value)?;
+        Ok(self.ask(&packet, &mut Vec::new())?.map(drop))
     }
 
     fn read(&mut self, operation: u32, name: &str) -> anyhow::Result<Result<String, Errno>> {

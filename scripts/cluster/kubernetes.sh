@@ -1,0 +1,119 @@
+#!/bin/bash
+# Tests gcgroup-kubelet-plugin with a real kubelet, API server, scheduler and containerd, and simulated GPUs,
+# in namespaces of their own, which end with this script.
+set -eu
+
+usage() {
+    cat <<'USAGE'
+usage: scripts/test-cluster.sh kubernetes
+
+Needs root, and Debian 12 for the first run, which builds Kubernetes (build-kubernetes.sh).
+
+environment:
+  GCGROUP_DIST   a built tree (<repository>/target/dist, which is built if it has no plugin)
+  KEEP           directory to which the logs are copied
+USAGE
+}
+
+here=$(cd "$(dirname "$0")" && pwd -P)
+repo=$(cd "$here/../.." && pwd -P)
+
+fail() {
+    echo "kubernetes.sh: $*" >&2
+    exit 1
+}
+
+# Seconds for all steps together.
+limit=480
+
+if [ "${1-}" != --inside ]; then
+    case ${1-} in
+        '') ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+    [ "$(id -u)" = 0 ] || fail "needs root"
+    for tool in containerd ctr runc etcd ip openssl curl; do
+        command -v "$tool" > /dev/null || fail "$tool is missing: KUBERNETES=yes scripts/setup-debian.sh"
+    done
+    programs=$("$here/build-kubernetes.sh")
+    dist=${GCGROUP_DIST:-$repo/target/dist}
+    [ -x "$dist/bin/gcgroup-kubelet-plugin" ] || DIST=$dist "$repo/scripts/build.sh"
+    work=$(mktemp -d)
+    cgroup=gcgroup-node-$$
+
+    # shellcheck disable=SC2317  # called by the trap
+    tidy() {
+        [ -z "${KEEP-}" ] || { mkdir -p "$KEEP" && cp -r "$work/log/." "$KEEP" 2> /dev/null; } || :
+        # The last processes may take a moment to leave their cgroups.
+        for _ in $(seq 100); do
+            find /sys/fs/cgroup/*/"$cgroup" -depth -type d -exec rmdir {} + 2> /dev/null || :
+            ls -d /sys/fs/cgroup/*/"$cgroup" > /dev/null 2>&1 || break
+            sleep 0.1
+        done
+        rm -rf "$work"
+    }
+    trap tidy EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    for hierarchy in /sys/fs/cgroup/*/; do
+        [ ! -e "$hierarchy/cgroup.procs" ] || mkdir -p "$hierarchy$cgroup"
+    done
+    export work cgroup dist programs PATH="$programs:$PATH:/usr/sbin:/sbin"
+    status=0
+    timeout --kill-after=10 "$limit" unshare --net --mount --propagation private --pid --fork --kill-child=KILL \
+        --mount-proc "$0" --inside || status=$?
+    [ "$status" != 124 ] || echo "kubernetes.sh: ended after $limit s" >&2
+    exit "$status"
+fi
+
+# Inside of the namespaces, as pid 1: whatever it leaves ends with it.
+
+# wait_for WHAT SECONDS COMMAND...: waits until the command succeeds.
+wait_for() {
+    local what=$1 end=$((SECONDS + $2))
+    shift 2
+    until "$@" > "$work/last" 2>&1; do
+        if [ "$SECONDS" -ge "$end" ]; then
+            echo "kubernetes.sh: not in time: $what" >&2
+            cat "$work/last" >&2
+            exit 1
+        fi
+        sleep 0.3
+    done
+}
+
+# Bounded, because a client waits forever for a server that does not answer.
+kubectl() {
+    timeout 20 "$programs/kubectl" "$@"
+}
+
+# shellcheck source=scripts/cluster/kubernetes-node.sh
+. "$here/kubernetes-node.sh"
+# shellcheck source=scripts/cluster/kubernetes-steps.sh
+. "$here/kubernetes-steps.sh"
+
+# shellcheck disable=SC2317  # called by the trap
+explain() {
+    local status=$?
+    [ "$status" != 0 ] || return
+    echo "--- state" >&2
+    kubectl get pods -A -o wide >&2 || :
+    kubectl get events -A --field-selector type=Warning >&2 || :
+    kubectl -n gcgroup-system logs plugin --tail=30 >&2 || :
+    for log in gcgroupfs kubelet containerd kube-apiserver; do
+        echo "--- end of the log of $log" >&2
+        tail -8 "$work/log/$log" >&2 || :
+    done
+}
+trap explain EXIT
+
+prepare_files
+prepare_network
+started=$SECONDS
+for step in "${steps[@]}"; do
+    began=$SECONDS
+    "$step"
+    echo "ok ${step//_/ } ($((SECONDS - began)) s)"
+done
+echo "kubernetes: ${#steps[@]} steps passed in $((SECONDS - started)) s"
