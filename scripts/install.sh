@@ -87,7 +87,7 @@ share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
 share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
 share/grafana.json share/doc/gcgroupfs/grafana.json 644
-share/kubelet-plugin/container-image.py share/doc/gcgroupfs/kubelet-plugin/container-image.py 755
+share/kubelet-plugin/container-image.py share/doc/gcgroupfs/kubelet-plugin/container-image.py 644
 share/kubelet-plugin/daemonset.yaml share/doc/gcgroupfs/kubelet-plugin/daemonset.yaml 644
 share/kubelet-plugin/gcgroupfs.toml share/doc/gcgroupfs/kubelet-plugin/gcgroupfs.toml 644
 share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644

@@ -16,7 +16,7 @@ fn main() {
     let header = fs::read_to_string(HEADER).ok();
     let word = given.or_else(|| defined(&header?));
     let version = word.and_then(|word| parse(&word)).unwrap_or(DEFAULT);
-    println!("cargo:rustc-env=GCGROUP_SLURM_VERSION={version}");
+    println!("cargo:rustc-env=SLURM_VERSION={version}");
     // The plugin's threads run until slurmstepd ends.
     println!("cargo:rustc-link-arg-cdylib=-Wl,-z,nodelete");
     // Unit tests have no Slurm, and call none of its functions.

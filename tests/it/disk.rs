@@ -146,7 +146,7 @@ fn write_on_a_full_disk_holds_and_is_stored_later() {
         let dir = Dir::of(&case.mount, shell.pid());
         assert_eq!(
             case.mount.read("", "gcgroup.events"),
-            "journal_degraded 0\njournal_damaged 0"
+            "journal_degraded 0\njournal_damaged 0\nunmanaged 0"
         );
         let filler = fill(&small);
         for n in 1..=200_u64 {

@@ -35,7 +35,6 @@ pub(crate) fn command(program: &Path, preload: Option<&Path>) -> Command {
     if tree().is_none() || !is_aarch64(program) {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", artifacts().simgpu_of_daemon());
-        preload.map(|library| command.env("LD_PRELOAD", library));
         return command;
     }
     // The emulator is a program of this machine, so these libraries must not be in its own environment.
@@ -49,6 +48,14 @@ pub(crate) fn command(program: &Path, preload: Option<&Path>) -> Command {
     command.args(["-L", LIBRARIES, "-R", ADDRESSES]).arg(program);
     command.env("QEMU_SET_ENV", set);
     command
+}
+
+/// Adds the preloaded library of a program for this machine, in place of one that the daemon is given.
+pub(crate) fn preload(command: &mut Command, program: &Path, library: Option<&Path>) {
+    let is_emulated = tree().is_some() && is_aarch64(program);
+    if let Some(library) = library.filter(|_| !is_emulated) {
+        command.env("LD_PRELOAD", library);
+    }
 }
 
 /// Returns whether a file is a program for AArch64.

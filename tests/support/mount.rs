@@ -229,6 +229,7 @@ impl Mount {
             // By default a context costs nothing, so that the charge equals the request.
             .env("SIMGPU_CONTEXT_MEMORY", "0")
             .envs(self.config.environment.iter().cloned());
+        emulated::preload(&mut command, program, preload);
         command
     }
 

@@ -74,7 +74,7 @@ pub static spank_plugin_version: c_uint = 1;
 
 /// Returns the version of Slurm that build.rs has found.
 const fn version() -> c_uint {
-    let digits = env!("GCGROUP_SLURM_VERSION").as_bytes();
+    let digits = env!("SLURM_VERSION").as_bytes();
     let (mut version, mut at) = (0, 0);
     while at < digits.len() {
         version = version * 10 + (digits[at] - b'0') as c_uint;

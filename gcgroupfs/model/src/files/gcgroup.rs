@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::file::Contents::{self, Events, List};
 use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
-use crate::tree::{GCGROUP_LEASE, GCGROUP_LEASE_ACTION, GCGROUP_SUSPEND, View};
+use crate::tree::{LEASE, LEASE_ACTION, SUSPEND, View};
 
 /// A list that a scan of all devices fills.
 const AUDIT: Asked = Asked {
@@ -105,15 +105,15 @@ pub(super) const FILES: &[ControlFile] = &[
     },
     ControlFile {
         on: On::GROUPS,
-        ..ControlFile::of(GCGROUP_LEASE)
+        ..ControlFile::of(LEASE)
     },
     ControlFile {
         on: On::GROUPS,
-        ..ControlFile::of(GCGROUP_LEASE_ACTION)
+        ..ControlFile::of(LEASE_ACTION)
     },
     ControlFile {
         on: On::WHOLE,
-        ..ControlFile::of(GCGROUP_SUSPEND)
+        ..ControlFile::of(SUSPEND)
     },
     ControlFile {
         name: "gcgroup.stat",

@@ -172,15 +172,15 @@ fn example_groups_jobs_pods_containers_services() {
             &format!(
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pod}.slice/cri-containerd-1.scope"
             ),
-            &format!("pods/kubepods-burstable-pod{pod}.slice"),
+            &format!("pods/{}", pod.replace('_', "-")),
         ),
         (
             &format!("/kubepods.slice/kubepods-pod{pod}.slice/crio-1.scope"),
-            &format!("pods/kubepods-pod{pod}.slice"),
+            &format!("pods/{}", pod.replace('_', "-")),
         ),
         (
             &format!("/kubepods/besteffort/pod{pod}/1"),
-            &format!("pods/pod{pod}"),
+            &format!("pods/{}", pod.replace('_', "-")),
         ),
         ("/system.slice/docker-4f1c.scope", "docker/docker-4f1c.scope"),
         ("/docker/4f1c", "docker/4f1c"),

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::{COMPUTE_FREEZE, GCGROUP_SUSPEND, MEMORY_VISIBLE, Ranked, Value};
+use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Ranked, SUSPEND, Value};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
@@ -44,7 +44,7 @@ impl Inherited {
         };
         Self {
             freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
-            suspend: self.suspend || settings.of_group(GCGROUP_SUSPEND, None).is_on(),
+            suspend: self.suspend || settings.of_group(SUSPEND, None).is_on(),
             rank: settings.rank(None, self.rank),
             visible: settings.nearest(MEMORY_VISIBLE, None).or(self.visible),
             devices: devices.iter().map(on).collect(),

@@ -3,9 +3,7 @@
 //! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
 //! What the action requires is derived from the time, not stored: a new lease ends it.
 
-use super::settings::{
-    COMPUTE_FREEZE, GCGROUP_LEASE, GCGROUP_LEASE_ACTION, GCGROUP_SUSPEND, HeldValue, Setting, Value,
-};
+use super::settings::{COMPUTE_FREEZE, HeldValue, LEASE, LEASE_ACTION, SUSPEND, Setting, Value};
 use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
 use crate::error::{Error, Result};
 
@@ -41,7 +39,7 @@ pub const LEASE_ACTIONS: &[LeaseAction] = &[
     LeaseAction {
         name: "suspend",
         rank: 1,
-        effect: Effect::Holds(GCGROUP_SUSPEND),
+        effect: Effect::Holds(SUSPEND),
         doc: "the group is suspended as by gcgroup.suspend",
     },
     LeaseAction {
@@ -101,12 +99,12 @@ pub(super) struct Lease {
 
 /// Returns the end of the lease in milliseconds since boot; `None` without a lease.
 fn end(settings: &Settings) -> Option<u64> {
-    let end = settings.of_group(GCGROUP_LEASE, None);
+    let end = settings.of_group(LEASE, None);
     (end != Value::MAX).then(|| end.number())
 }
 
 fn action(settings: &Settings) -> &'static LeaseAction {
-    let rank = settings.of_group(GCGROUP_LEASE_ACTION, None).number();
+    let rank = settings.of_group(LEASE_ACTION, None).number();
     lease_action(rank).unwrap_or(&LEASE_ACTIONS[0])
 }
 
@@ -119,7 +117,7 @@ pub(super) fn held(group: &Group) -> Option<HeldValue> {
         setting,
         device: None,
         value: Value::Flag(true),
-        by_root: group.settings.root(GCGROUP_LEASE, None).is_some(),
+        by_root: group.settings.root(LEASE, None).is_some(),
     })
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::Kind;
 
 use super::process::{Process, slots};
-use super::settings::{COMPUTE_FREEZE, GCGROUP_SUSPEND, MEMORY_SWAP_MAX};
+use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, SUSPEND};
 use super::{Devices, Edit, Notice, ProcessId, State, Sums, Tree, enforce, sums};
 use crate::error::{Error, Result};
 
@@ -131,7 +131,7 @@ pub struct Pending {
 impl Process {
     /// Returns whether the process is to be suspended, by its own setting or that of a group above.
     pub(super) fn suspends(&self) -> bool {
-        self.settings.get(GCGROUP_SUSPEND, None).is_on() || self.inherited.suspend()
+        self.settings.get(SUSPEND, None).is_on() || self.inherited.suspend()
     }
 
     /// Returns why the process cannot be suspended, as far as that is known without the driver.

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::cli::run_options::Write;
-use gcgroupfs_model::tree::{GCGROUP_LEASE, GCGROUP_LEASE_ACTION, LEASE_ACTIONS};
+use gcgroupfs_model::tree::{LEASE, LEASE_ACTION, LEASE_ACTIONS};
 
 /// Units of a time, in seconds.
 const UNITS: &[(char, u64)] = &[('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
@@ -47,12 +47,8 @@ impl LeaseOptions {
     /// Returns the values for the control files of the job's group. The action comes first: it is known when
     /// the lease begins.
     pub(super) fn writes(&self) -> impl Iterator<Item = Write> {
-        let action = self
-            .action
-            .map(|action| (GCGROUP_LEASE_ACTION.name, action.to_owned()));
-        let seconds = self
-            .seconds
-            .map(|seconds| (GCGROUP_LEASE.name, seconds.to_string()));
+        let action = self.action.map(|action| (LEASE_ACTION.name, action.to_owned()));
+        let seconds = self.seconds.map(|seconds| (LEASE.name, seconds.to_string()));
         action.into_iter().chain(seconds).map(|(file, value)| Write {
             device: None,
             file,

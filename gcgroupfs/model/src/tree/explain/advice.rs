@@ -3,7 +3,7 @@
 use super::{Case, Line, Place, Subject};
 use crate::tree::process::Process;
 use crate::tree::refusals::Cause;
-use crate::tree::settings::{COMPUTE_FREEZE, GCGROUP_LEASE, GCGROUP_SUSPEND, MEMORY_LIMIT, Setting, Tighter};
+use crate::tree::settings::{COMPUTE_FREEZE, LEASE, MEMORY_LIMIT, SUSPEND, Setting, Tighter};
 
 impl<'a> Case<'a> {
     pub(super) fn advice(&self) -> Vec<Line> {
@@ -49,12 +49,12 @@ impl<'a> Case<'a> {
             }
         }
         for place in self.expired() {
-            texts.extend(self.change(GCGROUP_LEASE, place, "SECONDS"));
+            texts.extend(self.change(LEASE, place, "SECONDS"));
         }
         for place in self.places() {
-            let value = place.settings().written(GCGROUP_SUSPEND, self.uuid(place.device));
+            let value = place.settings().written(SUSPEND, self.uuid(place.device));
             if value.is_some_and(|value| value.is_on()) {
-                texts.extend(self.change(GCGROUP_SUSPEND, place, "0"));
+                texts.extend(self.change(SUSPEND, place, "0"));
             }
         }
         let mut lines: Vec<Line> = Vec::new();

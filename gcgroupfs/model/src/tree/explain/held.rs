@@ -1,7 +1,7 @@
 //! Values that other processes hold, and leases.
 
 use super::{Case, Line, Place, Subject, shown};
-use crate::tree::settings::{GCGROUP_LEASE, Setting};
+use crate::tree::settings::{LEASE, Setting};
 use crate::tree::{Group, lease};
 
 impl<'a> Case<'a> {
@@ -49,7 +49,7 @@ impl<'a> Case<'a> {
     /// Returns what is to be said about the value of `gcgroup.lease` in a place; `None` for other settings.
     pub(super) fn lease(&self, setting: &Setting, place: Place<'_>) -> Option<String> {
         match place.entity {
-            Subject::Group(group) if setting == GCGROUP_LEASE => self.state.describe_lease(group),
+            Subject::Group(group) if setting == LEASE => self.state.describe_lease(group),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use super::{Case, Line, Place, Subject};
 use crate::text::size;
 use crate::tree::enforce;
 use crate::tree::process::{Process, slots};
-use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, GCGROUP_SUSPEND, Setting};
+use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, SUSPEND, Setting};
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
@@ -31,7 +31,7 @@ impl Case<'_> {
 
     /// Returns what is known of a suspension.
     fn suspended(&self) -> Vec<String> {
-        let files = self.settings_on(GCGROUP_SUSPEND, None).join(", ");
+        let files = self.settings_on(SUSPEND, None).join(", ");
         let Subject::Process(process) = self.subject else {
             let asked = (!files.is_empty()).then(|| format!("suspended by {files}"));
             return asked.into_iter().collect();

@@ -112,9 +112,9 @@ pub const SETTINGS: &[&Setting] = &[
     COMPUTE_PRIORITY,
     COMPUTE_MAX,
     COMPUTE_FREEZE,
-    GCGROUP_LEASE,
-    GCGROUP_LEASE_ACTION,
-    GCGROUP_SUSPEND,
+    LEASE,
+    LEASE_ACTION,
+    SUSPEND,
     #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
@@ -264,7 +264,7 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
     ..Setting::PLAIN
 };
 
-pub const GCGROUP_LEASE: &Setting = &Setting {
+pub const LEASE: &Setting = &Setting {
     name: "gcgroup.lease",
     key: "lease",
     kind: Kind::Seconds,
@@ -280,7 +280,7 @@ pub const GCGROUP_LEASE: &Setting = &Setting {
     ..Setting::PLAIN
 };
 
-pub const GCGROUP_LEASE_ACTION: &Setting = &Setting {
+pub const LEASE_ACTION: &Setting = &Setting {
     name: "gcgroup.lease.action",
     key: "lease_action",
     kind: Kind::LeaseAction,
@@ -293,7 +293,7 @@ pub const GCGROUP_LEASE_ACTION: &Setting = &Setting {
     ..Setting::PLAIN
 };
 
-pub const GCGROUP_SUSPEND: &Setting = &Setting {
+pub const SUSPEND: &Setting = &Setting {
     name: "gcgroup.suspend",
     key: "suspend",
     kind: Kind::Flag,
