@@ -56,4 +56,4 @@ cargo test --locked --target "$triple" -p gcgroup-abi -p gcgroup-hook --lib -- \
     freeze::no_kernel_starts_after_frozen_1_until_thaw \
     odd_times::only_the_thread_cancelled_at_a_frozen_gate_ends \
     odd_times::only_the_cancelled_thread_with_refused_allocation_ends
-GCGROUP_TEST_AARCH64=$target/dist-aarch64 cargo test --locked -p gcgroup-tests --test it -- "$@"
+GCGROUP_TEST_EMULATED=$target/dist-aarch64 cargo test --locked -p gcgroup-tests --test it -- "$@"

@@ -70,7 +70,7 @@ impl Artifacts {
 
 /// Returns the built tree: `GCGROUP_DIST` if set, otherwise one in the target directory, which is built first
 /// unless it is newer than all inputs. Concurrent processes wait for the one that builds. Governed programs
-/// come from the tree `GCGROUP_TEST_AARCH64` if set.
+/// come from the tree `GCGROUP_TEST_EMULATED` if set.
 pub fn artifacts() -> &'static Artifacts {
     static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
     ARTIFACTS.get_or_init(|| {

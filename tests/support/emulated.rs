@@ -22,7 +22,7 @@ const ADDRESSES: &str = "0x1000000000";
 
 /// Returns the tree of programs and libraries for AArch64, if tests are to run these.
 pub(crate) fn tree() -> Option<PathBuf> {
-    std::env::var_os("GCGROUP_TEST_AARCH64").map(PathBuf::from)
+    std::env::var_os("GCGROUP_TEST_EMULATED").map(PathBuf::from)
 }
 
 /// Returns the compiler for test programs that have no own.
