@@ -200,7 +200,7 @@ fn suspended_group_moves_as_a_whole_and_back() {
 
 #[test]
 fn resumption_waits_for_the_limit_of_its_group() {
-    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     std::fs::create_dir(mount.path().join("team")).expect("root may make groups");
     mount.write("team", "memory.limit", "100M");
     let (mut first, mut second) = (mount.obedient(), mount.obedient());
@@ -219,6 +219,18 @@ fn resumption_waits_for_the_limit_of_its_group() {
             .contains("suspend_step room")
     });
     assert_eq!(mount.number("team", "memory.current", ""), 64 * MIB);
+    mount.kill9();
+    mount.restart();
+    wait_until("it waits for room under the next daemon", || {
+        mount.governs(first.pid())
+            && mount.governs(second.pid())
+            && mount
+                .read(first.pid(), "gcgroup.events")
+                .contains("suspend_step room")
+    });
+    assert!(is_suspended(&mount, first.pid()));
+    assert_eq!(mount.number("team", "memory.current", ""), 64 * MIB);
+    assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     mount.write("team", "memory.limit", "max");
     wait_until("the process is resumed", || is_running(&mount, first.pid()));
     assert_eq!(mount.number("team", "memory.current", ""), 128 * MIB);

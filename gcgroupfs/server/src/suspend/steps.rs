@@ -201,6 +201,11 @@ impl Task {
             if goal == Goal::Suspended && !self.tree.is_suspend_wanted(self.process.id) {
                 goal = Goal::Running;
             }
+            // Moved under an earlier daemon, or for a request that has ended: the process is counted as
+            // suspended, and then waits for room. Failures before do not matter, since the memory was moved.
+            if goal == Goal::Running && state == ProcessState::Checkpointed && self.process.moved.is_none() {
+                return (Some(state), None);
+            }
             let Some(row) = STEPS.iter().find(|row| row.goal == goal && row.from == state) else {
                 return (Some(state), failed);
             };
