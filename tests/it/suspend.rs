@@ -105,7 +105,7 @@ fn memory_that_the_hook_has_moved_counts_once_and_returns() {
     });
     dir.write("memory.limit", 64 * MIB + CONTEXT);
     wait_until("half of the memory is swapped out", || {
-        dir.number("memory.swap.current") == 64 * MIB
+        dir.number("memory.swap.current") == 64 * MIB && dir.number("memory.current") == 64 * MIB + CONTEXT
     });
     suspend(&mount, pid);
     assert_eq!(dir.number("memory.current"), 0);

@@ -29,6 +29,10 @@ const DRAIN: Duration = Duration::from_secs(60);
 const HOLD: Duration = Duration::from_secs(5);
 /// Largest number of processes that are suspended or resumed at once.
 const MOST_TASKS: usize = 16;
+/// Number of them at which only processes of root are begun.
+const MOST_OTHERS: usize = 12;
+/// Largest number of them that belong to one user other than root.
+const MOST_PER_UID: usize = 4;
 
 /// Starts the thread. It lasts as long as the daemon.
 ///
@@ -78,10 +82,19 @@ struct Suspender {
     room: Room,
     /// Step of each process that waits, and since when.
     waits: HashMap<ProcessId, (Step, Instant)>,
-    /// Processes for which a task runs, with the devices on which it takes memory.
-    busy: HashMap<ProcessId, Vec<usize>>,
+    /// Processes for which a task runs.
+    busy: HashMap<ProcessId, Busy>,
     done: Sender<ProcessId>,
     finished: Receiver<ProcessId>,
+}
+
+/// Slot and devices that a task occupies.
+#[derive(Debug)]
+struct Busy {
+    /// User of the process.
+    uid: u32,
+    /// Devices on which it takes memory.
+    devices: Vec<usize>,
 }
 
 impl Suspender {
@@ -123,12 +136,16 @@ impl Suspender {
         {
             match (one.is_wanted, one.is_locked, &one.moved) {
                 (true, false, _) => self.prepare(&one),
-                (true, true, _) => self.begin(&one, Goal::Suspended),
+                (true, true, _) => {
+                    self.begin(&one, Goal::Suspended);
+                }
                 (false, false, _) => {
                     self.tree.hold_helper(one.id, false);
                     self.tree.set_suspend_step(one.id, None);
                 }
-                (false, true, None) => self.begin(&one, Goal::Running),
+                (false, true, None) => {
+                    self.begin(&one, Goal::Running);
+                }
                 (false, true, Some(_)) => resuming.push(one),
             }
         }
@@ -180,8 +197,8 @@ impl Suspender {
     }
 
     /// Resumes the processes for which there is room: those of higher priority first, and none before one of
-    /// higher priority that waits for the same device. Memory of a device is given to one process at a time,
-    /// because it is not taken at once.
+    /// higher priority for which the same device lacks memory. One that waits for the limit of a group holds
+    /// no other back. Memory of a device is given to one process at a time, because it is not taken at once.
     fn resume(&mut self, mut waiting: Vec<Pending>) {
         for one in &waiting {
             if self
@@ -194,26 +211,41 @@ impl Suspender {
             }
         }
         waiting.sort_by_key(|one| (one.priority, self.waits.get(&one.id).map(|(_, since)| *since)));
-        let mut taken: HashSet<usize> = self.busy.values().flatten().copied().collect();
+        let taken = self.busy.values().flat_map(|busy| &busy.devices);
+        let mut queue = Queue {
+            taken: taken.copied().collect(),
+            wanted: HashMap::new(),
+        };
         for one in waiting {
             let moved = one.moved.as_deref().unwrap_or_default();
-            let is_free = moved
-                .iter()
-                .all(|(device, bytes)| !taken.contains(device) && self.room.has(&self.tree, *device, *bytes));
-            if is_free && self.busy.len() < MOST_TASKS && self.tree.charge_resumed(one.id) {
-                self.begin(&one, Goal::Running);
+            let (room, tree) = (&mut self.room, &self.tree);
+            let has_turn = queue.admit(one.priority, moved, |device, bytes| room.has(tree, device, bytes));
+            if has_turn && self.has_slot(one.uid) && self.tree.charge_resumed(one.id) {
+                if self.begin(&one, Goal::Running) {
+                    queue.taken.extend(moved.iter().map(|(device, _)| *device));
+                } else {
+                    self.tree.uncharge_resumed(one.id);
+                }
             }
-            taken.extend(moved.iter().map(|(device, _)| *device));
         }
     }
 
-    /// Starts a task, unless too many run.
-    fn begin(&mut self, one: &Pending, goal: Goal) {
-        if self.busy.len() >= MOST_TASKS {
-            return;
+    /// Returns whether a task may be started for a process of a user.
+    fn has_slot(&self, uid: u32) -> bool {
+        has_slot(uid, self.busy.values().map(|busy| busy.uid))
+    }
+
+    /// Starts a task, unless too many run. Returns whether it was started.
+    fn begin(&mut self, one: &Pending, goal: Goal) -> bool {
+        if !self.has_slot(one.uid) {
+            return false;
         }
         let devices = one.moved.iter().flatten().map(|(device, _)| *device);
-        self.busy.insert(one.id, devices.collect());
+        let busy = Busy {
+            uid: one.uid,
+            devices: devices.collect(),
+        };
+        self.busy.insert(one.id, busy);
         let task = Task {
             tree: self.tree.clone(),
             launcher: self.launcher.clone(),
@@ -231,6 +263,55 @@ impl Suspender {
         if started.is_err() {
             self.busy.remove(&one.id);
         }
+        started.is_ok()
+    }
+}
+
+/// Returns whether a task may be started for a process of `uid`, beside those for processes of the users
+/// `busy`.
+fn has_slot(uid: u32, busy: impl Iterator<Item = u32>) -> bool {
+    let (mut nr_all, mut nr_own) = (0, 0);
+    for user in busy {
+        nr_all += 1;
+        nr_own += usize::from(user == uid);
+    }
+    match uid {
+        0 => nr_all < MOST_TASKS,
+        _ => nr_all < MOST_OTHERS && nr_own < MOST_PER_UID,
+    }
+}
+
+/// Devices on which processes that wait for room cannot be resumed now.
+#[derive(Debug)]
+struct Queue {
+    /// Devices on which memory is being taken.
+    taken: HashSet<usize>,
+    /// Devices that lack memory for a waiting process, with its `compute.priority`.
+    wanted: HashMap<usize, u32>,
+}
+
+impl Queue {
+    /// Returns whether a waiting process can be resumed: `moved` are its bytes by device. Call it for
+    /// processes of higher priority first.
+    fn admit(
+        &mut self,
+        priority: u32,
+        moved: &[(usize, u64)],
+        mut has_room: impl FnMut(usize, u64) -> bool,
+    ) -> bool {
+        let must_wait = |device: &usize| {
+            let first = self.wanted.get(device);
+            self.taken.contains(device) || first.is_some_and(|first| *first < priority)
+        };
+        if moved.iter().any(|(device, _)| must_wait(device)) {
+            return false;
+        }
+        let lacking = moved.iter().filter(|(device, bytes)| !has_room(*device, *bytes));
+        let lacking: Vec<usize> = lacking.map(|(device, _)| *device).collect();
+        for device in &lacking {
+            self.wanted.entry(*device).or_insert(priority);
+        }
+        lacking.is_empty()
     }
 }
 
@@ -240,5 +321,43 @@ struct Done(Sender<ProcessId>, ProcessId);
 impl Drop for Done {
     fn drop(&mut self) {
         let _ = self.0.send(self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_lack_of_memory_holds_lower_priorities_back() {
+        let mut queue = Queue {
+            taken: HashSet::from([3]),
+            wanted: HashMap::new(),
+        };
+        assert!(!queue.admit(2, &[(0, 9), (1, 1)], |_, bytes| bytes < 5));
+        assert!(!queue.admit(4, &[(0, 1)], |_, _| true), "one of priority 2 waits");
+        assert!(queue.admit(2, &[(0, 1)], |_, _| true), "it has the same priority");
+        assert!(queue.admit(4, &[(1, 1)], |_, _| true), "device 1 had room");
+        assert!(
+            !queue.admit(0, &[(3, 1)], |_, _| true),
+            "another takes memory there"
+        );
+        assert!(queue.admit(15, &[], |_, _| false));
+    }
+
+    #[test]
+    fn no_user_but_root_takes_all_tasks() {
+        let of = |users: &[(u32, usize)]| {
+            let users = users.iter();
+            users
+                .flat_map(|(uid, tasks)| std::iter::repeat_n(*uid, *tasks))
+                .collect::<Vec<_>>()
+        };
+        let has = |uid, busy: &[u32]| has_slot(uid, busy.iter().copied());
+        assert!(has(1000, &of(&[(1000, 3), (0, 8)])));
+        assert!(!has(1000, &of(&[(1000, 4)])));
+        let others = of(&[(1000, 4), (1001, 4), (1002, 4)]);
+        assert!(!has(1003, &others) && has(0, &others));
+        assert!(has(0, &of(&[(0, 15)])) && !has(0, &of(&[(0, 16)])));
     }
 }

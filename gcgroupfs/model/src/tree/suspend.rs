@@ -7,13 +7,15 @@ use gcgroup_abi::Kind;
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, SUSPEND};
-use super::{Devices, Edit, Notice, ProcessId, State, Sums, Tree, enforce, sums};
+use super::{Devices, Edit, Entity, Notice, ProcessId, State, Sums, Tree, enforce, sums};
 use crate::error::{Error, Result};
 
 /// First drivers (major version) that move processes: at all, with managed memory, and with CUDA IPC.
 const SINCE: u32 = 570;
 const SINCE_MANAGED: u32 = 580;
 const SINCE_IPC: u32 = 610;
+
+const TOO_OLD: &str = "the driver is older than 570 and cannot move processes";
 
 /// A step of a suspension or of a resumption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +111,8 @@ impl Suspension {
 pub struct Pending {
     pub id: ProcessId,
     pub pid: u32,
+    /// User of the process.
+    pub uid: u32,
     /// Start time of the process, in clock ticks since boot.
     pub start_time: u64,
     /// Whether it is to be suspended; otherwise to be resumed.
@@ -135,20 +139,19 @@ impl Process {
     }
 
     /// Returns why the process cannot be suspended, as far as that is known without the driver.
-    fn cannot_suspend(&self, driver: Option<u32>, devices: &Devices) -> Option<Error> {
+    fn cannot_suspend(&self, driver: Option<u32>, devices: &Devices) -> Option<&'static str> {
         let kinds = Sums::of(self, None, devices).kinds;
         let holds = |kind: Kind| kinds.get(kind as usize).is_some_and(|bytes| *bytes > 0);
         let older = |than: u32| driver.is_some_and(|driver| driver < than);
-        let reason = if older(SINCE) {
-            "the driver is older than 570 and cannot move processes"
+        if older(SINCE) {
+            Some(TOO_OLD)
         } else if older(SINCE_MANAGED) && holds(Kind::Managed) {
-            "the process has managed memory, which drivers before 580 cannot move"
+            Some("the process has managed memory, which drivers before 580 cannot move")
         } else if older(SINCE_IPC) && holds(Kind::Ipc) {
-            "the process has opened memory of another process, which drivers before 610 cannot move"
+            Some("the process has opened memory of another process, which drivers before 610 cannot move")
         } else {
-            return None;
-        };
-        Some(Error::NotSupported(reason))
+            None
+        }
     }
 
     fn pending(&self, devices: &Devices) -> Option<Pending> {
@@ -165,6 +168,7 @@ impl Process {
         Some(Pending {
             id: self.id,
             pid: self.identity.pid,
+            uid: self.identity.uid,
             start_time: self.identity.start_time,
             is_wanted,
             is_locked: suspension.is_locked,
@@ -179,16 +183,25 @@ impl Process {
 }
 
 impl Edit<'_> {
-    /// Checks a value of `gcgroup.suspend`.
+    /// Checks a value of `gcgroup.suspend`. Processes in a group do not count: one that cannot be suspended
+    /// fails alone.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if a process here cannot be suspended.
+    /// `EOPNOTSUPP` if the process, or with this driver any process, cannot be suspended.
     pub(super) fn check_suspend(&self, is_on: bool) -> Result<()> {
         let state = self.state();
-        let cannot = |process: &&Process| process.cannot_suspend(state.driver, &state.devices);
-        let mut errors = self.processes()?.into_iter();
-        match errors.find_map(|process| cannot(&process)) {
-            Some(error) if is_on => Err(error),
+        let reason = match self.directory().whose() {
+            Entity::Process(id) => {
+                let process = state.processes.get(&id).ok_or(Error::Gone)?;
+                process.cannot_suspend(state.driver, &state.devices)
+            }
+            _ => state
+                .driver
+                .is_some_and(|driver| driver < SINCE)
+                .then_some(TOO_OLD),
+        };
+        match reason {
+            Some(reason) if is_on => Err(Error::NotSupported(reason)),
             _ => Ok(()),
         }
     }
@@ -288,10 +301,13 @@ impl Tree {
         state.processes.get(&id).is_some_and(|process| process.suspends())
     }
 
-    /// Returns the bound that moving a process's memory to the host would exceed, for people.
-    pub fn suspend_bound(&self, id: ProcessId) -> Option<String> {
+    /// Returns why a process cannot be suspended, for people: what the driver cannot move, or the bound that
+    /// moving its memory to the host would exceed.
+    pub fn suspend_refusal(&self, id: ProcessId) -> Option<String> {
         let state = self.state.lock();
-        state.exceeded_by(state.processes.get(&id)?)
+        let process = state.processes.get(&id)?;
+        let reason = process.cannot_suspend(state.driver, &state.devices);
+        reason.map(str::to_owned).or_else(|| state.exceeded_by(process))
     }
 
     /// Notes the step that is under way.
@@ -301,12 +317,17 @@ impl Tree {
         });
     }
 
-    /// Notes that a step has failed. Nothing more is done until `gcgroup.suspend` is written again.
-    pub fn fail_suspension(&self, id: ProcessId, step: Step, reason: String) {
+    /// Notes that a step has failed. Nothing more is done until `gcgroup.suspend` is written again; if it has
+    /// been since `process` was listed, the failure is of no interest.
+    pub fn fail_suspension(&self, process: &Pending, step: Step, reason: String) {
         self.update(|state, notices| {
+            let id = process.id;
+            let suspends = state.processes.get(&id).map(|process| process.suspends());
             state.change_suspension(id, notices, |suspension| {
                 suspension.step = None;
-                suspension.failure = Some((step, reason));
+                if suspends == Some(process.is_wanted) {
+                    suspension.failure = Some((step, reason));
+                }
             });
         });
     }

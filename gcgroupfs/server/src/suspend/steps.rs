@@ -102,7 +102,7 @@ impl Task {
     fn check(&self, helper: &mut Helper) {
         let (tree, id) = (&self.tree, self.process.id);
         let reason = match helper.perform(Operation::GetState, PATIENCE) {
-            Ok(ProcessState::Running) => self.bound(),
+            Ok(ProcessState::Running) => self.refusal(),
             Ok(_) => Some("another program has locked it in the driver".to_owned()),
             // It has not initialized the driver yet, or is ending.
             Err(Failure::Driver(CudaError::INVALID_VALUE)) => return,
@@ -114,16 +114,16 @@ impl Task {
         }
     }
 
-    /// Returns the bound on host memory that the process would exceed.
-    fn bound(&self) -> Option<String> {
-        let bound = self.tree.suspend_bound(self.process.id);
-        bound.or_else(|| missing_on_host(self.process.bytes))
+    /// Returns why the process cannot be suspended, as far as the daemon knows.
+    fn refusal(&self) -> Option<String> {
+        let refusal = self.tree.suspend_refusal(self.process.id);
+        refusal.or_else(|| missing_on_host(self.process.bytes))
     }
 
     fn suspend(&self, helper: &mut Helper) {
         let (tree, process) = (&self.tree, &self.process);
         if !process.is_locked {
-            if let Some(reason) = self.bound() {
+            if let Some(reason) = self.refusal() {
                 tree.hold_helper(process.id, false);
                 return fail(tree, process, Step::Check, reason);
             }
@@ -185,12 +185,21 @@ impl Task {
     /// first failure.
     fn drive(&self, helper: &mut Helper, mut goal: Goal) -> (Option<ProcessState>, Option<Reason>) {
         let moving = Duration::from_secs(self.process.bytes.max(self.moved_bytes()) / SPEED);
-        let patience = PATIENCE + moving;
+        let patience = |operation: &Operation| match operation {
+            Operation::Checkpoint | Operation::Restore => PATIENCE.saturating_add(moving),
+            _ => PATIENCE,
+        };
         let mut failed: Option<Reason> = None;
         let mut last = Step::Check;
         for _ in 0..MOST_OPERATIONS {
-            let state = match helper.perform(Operation::GetState, patience) {
+            let state = match helper.perform(Operation::GetState, PATIENCE) {
                 Ok(state) => state,
+                // It is ending, or executes another program than the one that may have been locked.
+                Err(Failure::Driver(CudaError::INVALID_VALUE))
+                    if failed.is_none() && self.process.moved.is_none() =>
+                {
+                    return (Some(ProcessState::Running), None);
+                }
                 Err(failure) => return (None, failed.or(Some((last, failure.to_string())))),
             };
             if state == ProcessState::Failed {
@@ -211,10 +220,10 @@ impl Task {
             };
             last = row.step;
             self.tree.set_suspend_step(self.process.id, Some(row.step));
-            if let Err(failure) = helper.perform(row.operation, patience) {
+            if let Err(failure) = helper.perform(row.operation, patience(&row.operation)) {
                 failed.get_or_insert((row.step, failure.to_string()));
                 if goal == Goal::Running {
-                    let state = helper.perform(Operation::GetState, patience).ok();
+                    let state = helper.perform(Operation::GetState, PATIENCE).ok();
                     return (state, failed);
                 }
                 goal = Goal::Running;
@@ -233,5 +242,5 @@ impl Task {
 pub(super) fn fail(tree: &Tree, process: &Pending, step: Step, reason: String) {
     let what = if process.is_wanted { "suspended" } else { "resumed" };
     warn!("{} cannot be {what}: step {}: {reason}", process.pid, step.name());
-    tree.fail_suspension(process.id, step, reason);
+    tree.fail_suspension(process, step, reason);
 }
