@@ -54,12 +54,13 @@ pub enum Error {
     TooMany { per_user: usize, all: usize },
     #[error(
         "too many holds: at most {per_user} processes of one user and {all} in all hold settings, each of at \
-         most {targets} processes and groups"
+         most {targets} processes and groups, and at most {values} values are held on one of these"
     )]
     TooManyHolds {
         per_user: usize,
         all: usize,
         targets: usize,
+        values: usize,
     },
     #[error("too many open files; close some")]
     TooManyOpen,
@@ -91,8 +92,8 @@ pub enum Error {
     BeyondRoot { rule: &'static str, bound: String },
     #[error("root has set it; only root can unset it")]
     SetByRoot,
-    #[error("root froze the group that the process is in; only root can move it out")]
-    FrozenByRoot,
+    #[error("root froze or suspended the group that the process is in; only root can move it out")]
+    StoppedByRoot,
     #[error("expected {expected}, got {got:?}")]
     BadValue { expected: &'static str, got: String },
     #[error("out of range: expected {expected}, got {got:?}")]
@@ -153,7 +154,7 @@ impl Error {
             Self::NoCreate => errno::EACCES,
             Self::ReadOnly | Self::WriteOnly | Self::NotOwner { .. } => errno::EACCES,
             Self::Closed | Self::NotWritable | Self::Contained | Self::NotAdmitted => errno::EACCES,
-            Self::BeyondRoot { .. } | Self::SetByRoot | Self::FrozenByRoot => errno::EPERM,
+            Self::BeyondRoot { .. } | Self::SetByRoot | Self::StoppedByRoot => errno::EPERM,
             Self::BadValue { .. } => errno::EINVAL,
             Self::OutOfRange { .. } => errno::ERANGE,
             Self::NoMemorySize | Self::NotSupported(_) => errno::EOPNOTSUPP,

@@ -1,7 +1,7 @@
 //! Write access of control files to the tree.
 
 use super::process::{Process, slots};
-use super::settings::{COMPUTE_PRIORITY, Setting, Value};
+use super::settings::{COMPUTE_PRIORITY, SUSPEND, Setting, Value};
 use super::{
     Action, Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, UserChange,
     View, enforce,
@@ -90,6 +90,11 @@ impl<'a> Edit<'a> {
     ) -> Result<(Value, Option<String>)> {
         if setting.hold_option.is_none() {
             return Err(Error::NotSupported("this file's value cannot be held"));
+        }
+        if *setting == *SUSPEND && self.directory.device.is_some() {
+            return Err(Error::NotSupported(
+                "a process or group can only be suspended as a whole",
+            ));
         }
         let before = self.settings()?.get(setting, self.uuid().as_deref());
         let value = setting.parse(text, before, self.memory())?;

@@ -25,8 +25,17 @@ const MAX_HOLDERS: usize = 4096;
 /// Number of holders at which only root may have another.
 const MAX_OTHERS: usize = 3072;
 
-/// Maximum number of processes and groups on which one process holds values.
+/// Maximum number of processes and groups on which one process of root holds values.
 const MAX_TARGETS: usize = 256;
+
+/// Maximum number of processes and groups on which one process of another user holds values.
+const MAX_TARGETS_OF_OTHERS: usize = 64;
+
+/// Maximum number of values that are held on one process or group.
+const MAX_ON_TARGET: usize = 64;
+
+/// Number of values held on one process or group at which only root may hold another there.
+const MAX_ON_TARGET_OF_OTHERS: usize = 48;
 
 /// A process that holds values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -75,6 +84,35 @@ impl Hold {
     }
 }
 
+fn max_targets(is_root: bool) -> usize {
+    match is_root {
+        true => MAX_TARGETS,
+        false => MAX_TARGETS_OF_OTHERS,
+    }
+}
+
+fn max_on_target(is_root: bool) -> usize {
+    match is_root {
+        true => MAX_ON_TARGET,
+        false => MAX_ON_TARGET_OF_OTHERS,
+    }
+}
+
+fn too_many(is_root: bool) -> Error {
+    Error::TooManyHolds {
+        per_user: MAX_PER_UID,
+        all: MAX_HOLDERS,
+        targets: max_targets(is_root),
+        values: max_on_target(is_root),
+    }
+}
+
+/// Returns whether one of the values in `new` takes the place of `old`.
+fn is_replaced(old: &Hold, new: &[Hold]) -> bool {
+    let mut new = new.iter();
+    new.any(|new| (new.holder, &new.device, &new.setting) == (old.holder, &old.device, &old.setting))
+}
+
 impl Holders {
     fn add(&mut self, holder: Holder) {
         if let Entry::Vacant(entry) = self.targets.entry(holder) {
@@ -93,13 +131,9 @@ impl Holders {
         let has_room = held.is_some()
             || (self.users.total() < MAX_HOLDERS
                 && (is_root || (self.users.total() < MAX_OTHERS && self.users.of(holder.uid) < MAX_PER_UID)));
-        match has_room && nr_targets <= MAX_TARGETS {
+        match has_room && nr_targets <= max_targets(is_root) {
             true => Ok(()),
-            false => Err(Error::TooManyHolds {
-                per_user: MAX_PER_UID,
-                all: MAX_HOLDERS,
-                targets: MAX_TARGETS,
-            }),
+            false => Err(too_many(is_root)),
         }
     }
 
@@ -199,31 +233,45 @@ impl State {
             }
             let edit = Edit::new(self, *directory, caller);
             let (value, device) = edit.parse_held(setting, text)?;
-            holds.entry(directory.entity).or_default().push(Hold {
+            let new = Hold {
                 holder,
                 device,
                 setting: setting.key.to_owned(),
                 value,
-            });
+            };
+            let there = holds.entry(directory.entity).or_default();
+            there.retain(|old| !is_replaced(old, std::slice::from_ref(&new)));
+            there.push(new);
         }
         let is_root = self.is_root(caller);
         (self.holders).admit(holder, is_root, &holds.keys().copied().collect())?;
+        for (entity, new) in &holds {
+            let there = self.holds_on(*entity).iter();
+            let nr_others = there.filter(|old| !is_replaced(old, new)).count();
+            if nr_others + new.len() > max_on_target(is_root) {
+                return Err(too_many(is_root));
+            }
+        }
         for (entity, new) in holds {
             self.holders.note(holder, entity);
             let whole = Directory { entity, device: None };
             let add = |holds: &mut Vec<Hold>| {
-                let is_replaced = |old: &Hold| {
-                    let mut new = new.iter();
-                    new.any(|new| {
-                        (new.holder, &new.device, &new.setting) == (old.holder, &old.device, &old.setting)
-                    })
-                };
-                holds.retain(|old| !is_replaced(old));
+                holds.retain(|old| !is_replaced(old, &new));
                 holds.extend(new.iter().cloned());
             };
             self.change_holds(whole, add, notices);
         }
         Ok(())
+    }
+
+    /// Returns the values that are held on a process or group.
+    fn holds_on(&self, entity: u64) -> &[Hold] {
+        let whole = Directory { entity, device: None };
+        match whole.whose() {
+            Entity::Root => &[],
+            Entity::Process(id) => self.processes.get(&id).map_or(&[], |process| &process.holds),
+            Entity::Group(id) => self.groups.get(&id).map_or(&[], |group| &group.holds),
+        }
     }
 
     /// Changes the holds on a process or group, and applies the change.

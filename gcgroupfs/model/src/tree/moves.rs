@@ -48,8 +48,8 @@ impl State {
     ///
     /// # Errors
     /// `ESRCH` if no such process is registered; `EPERM` if it is not the caller's, if the caller may not
-    /// write `gcgroup.procs` of the closest common ancestor, or if root froze a group that it would leave;
-    /// [`Error::Gone`].
+    /// write `gcgroup.procs` of the closest common ancestor, or if root froze or suspended a group that it
+    /// would leave; [`Error::Gone`].
     pub(super) fn relocate(
         &mut self,
         pid: u32,
@@ -85,10 +85,10 @@ impl State {
         let is_held = |id| {
             self.groups
                 .get(id)
-                .is_some_and(|group| group.settings.is_frozen_by_root())
+                .is_some_and(|group| group.settings.is_stopped_by_root())
         };
         if !self.is_root(caller) && left.iter().any(is_held) {
-            return Err(Error::FrozenByRoot);
+            return Err(Error::StoppedByRoot);
         }
         if from == to {
             return Ok(());

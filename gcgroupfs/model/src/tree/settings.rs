@@ -208,12 +208,13 @@ impl Settings {
         self.rank(device, Ranked::default()).in_force()
     }
 
-    /// Returns whether root froze the process or group, or holds it frozen, as a whole or on a device.
-    pub fn is_frozen_by_root(&self) -> bool {
-        let mut all = self
-            .all()
-            .filter_map(|(_, values)| values.get(COMPUTE_FREEZE).root);
-        all.any(Value::is_on) || self.held.is_by_root(COMPUTE_FREEZE)
+    /// Returns whether root froze or suspended the process or group, or holds it so, as a whole or on a
+    /// device.
+    pub fn is_stopped_by_root(&self) -> bool {
+        [COMPUTE_FREEZE, SUSPEND].into_iter().any(|setting| {
+            let mut all = self.all().filter_map(|(_, values)| values.get(setting).root);
+            all.any(Value::is_on) || self.held.is_by_root(setting)
+        })
     }
 
     /// Sets a value. One that inherits, for the process as a whole, also replaces those on its devices.

@@ -13,6 +13,7 @@ mod leases;
 mod peaks;
 mod requests;
 mod settings;
+mod suspend;
 mod swap;
 mod writes;
 

@@ -163,14 +163,18 @@ fn refused_hold_changes_nothing() {
 #[test]
 fn holders_and_targets_are_bounded() {
     let world = World::new(1);
-    world.join(100);
+    for pid in 0..8 {
+        world.join(100 + pid);
+    }
     let holder = |pid, uid| Holder {
         pid,
         start_time: 1,
         uid,
     };
-    let hold =
-        |pid, caller: Caller| hold_by(&world, holder(pid, caller.uid), caller, "100/compute.freeze", "1");
+    let hold = |pid, caller: Caller| {
+        let path = format!("{}/compute.freeze", 100 + pid % 8);
+        hold_by(&world, holder(pid, caller.uid), caller, &path, "1")
+    };
     for pid in 1..=256 {
         hold(pid, OWNER).unwrap();
     }
@@ -186,6 +190,63 @@ fn holders_and_targets_are_bounded() {
     }
     let refused = hold_by(&world, ONE, ROOT, "100/compute.freeze", "1").unwrap_err();
     assert_eq!(refused.errno(), libc::EAGAIN);
+    world.tree.end_holder(257, 1);
+    for pid in 200..=264 {
+        world.join(pid);
+        let held = hold_by(&world, TWO, OWNER, &format!("{pid}/compute.freeze"), "1");
+        assert_eq!(held.is_ok(), pid < 264, "{pid}");
+    }
+}
+
+#[test]
+fn values_on_one_process_or_group_are_bounded() {
+    let world = World::new(1);
+    world.join(100);
+    let hold = |pid, caller: Caller| {
+        let holder = Holder {
+            pid,
+            start_time: 1,
+            uid: caller.uid,
+        };
+        hold_by(&world, holder, caller, "100/compute.freeze", "1")
+    };
+    for pid in 1..=48 {
+        hold(pid, OWNER).unwrap();
+    }
+    let refused = hold(49, OWNER).unwrap_err();
+    assert_eq!(refused.errno(), libc::EAGAIN);
+    assert_eq!(world.tree.holders().len(), 48);
+    hold(48, OWNER).unwrap();
+    for pid in 49..=64 {
+        hold(pid, ROOT).unwrap();
+    }
+    assert_eq!(hold(65, ROOT).unwrap_err().errno(), libc::EAGAIN);
+    world.tree.end_holder(1, 1);
+    assert_eq!(hold(49, OWNER).unwrap_err().errno(), libc::EAGAIN);
+    hold(65, ROOT).unwrap();
+}
+
+#[test]
+fn suspension_is_held_on_the_whole_only() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let Ok(Node::Dir(device)) = resolve(&world.tree, "100/0") else {
+        panic!("no directory of the device")
+    };
+    let held = |directory| {
+        let new = NewHold {
+            directory,
+            setting: setting("gcgroup.suspend"),
+            text: "1",
+        };
+        let change = world.tree.hold(ONE, ROOT, &[new])?;
+        world.tree.finish(change);
+        Ok::<_, crate::error::Error>(())
+    };
+    assert_eq!(held(device).unwrap_err().errno(), libc::EOPNOTSUPP);
+    assert!(!world.tree.is_suspend_wanted(id));
+    held(device.whole()).unwrap();
+    assert!(world.tree.is_suspend_wanted(id));
 }
 
 #[test]
