@@ -24,6 +24,12 @@ const COMING_BACK: Duration = Duration::from_secs(2);
 /// Time for which a process without a hook must be listed before it is sent a signal.
 const BEFORE_SIGNAL: Duration = Duration::from_secs(5);
 
+/// Most bytes that are read of a process's maps: those of about 150,000 mappings.
+const MOST_MAPS: u64 = 16 << 20;
+
+/// Name of `nvidia-cuda-mps-server` in the kernel, which holds the memory of all clients of MPS.
+const MPS_SERVER: &str = "nvidia-cuda-mps";
+
 /// Bytes that each context of a process explains: the context itself, and what the driver reserves in it for
 /// stacks, heaps and queues.
 const PER_CONTEXT: u64 = 2 << 30;
@@ -66,7 +72,7 @@ impl Audit {
         self.began.elapsed() >= COMING_BACK
     }
 
-    /// Notes a process without a hook that is on a device and holds `bytes` there, and acts as configured.
+    /// Notes a process without a hook that is on a device and holds `bytes` there, and takes the action.
     pub(crate) fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>, action: OnUnmanaged) {
         let noted = self.note(pid, device, bytes, Reason::NoHook);
         if let Some(seen) = noted.filter(|_| action == OnUnmanaged::Signal) {
@@ -74,9 +80,9 @@ impl Audit {
         }
     }
 
-    /// Sends SIGTERM to a process that has been found for [`BEFORE_SIGNAL`], once. A process that has loaded
-    /// the hook is spared: it may be a governed one that is stopped, and so has not registered with this
-    /// daemon.
+    /// Sends SIGTERM to a process that has been found for [`BEFORE_SIGNAL`], once. The server of MPS is
+    /// spared, and a process that has loaded the hook: it may be a governed one that is stopped, and so has
+    /// not registered with this daemon.
     fn signal(&mut self, seen: Seen) {
         let Some(first) = self.first.get_mut(&seen) else {
             return;
@@ -94,7 +100,15 @@ impl Audit {
         if !process::is_alive(pid, start_time) {
             return;
         }
-        match procfs::read(pid, "maps") {
+        if process::stat(pid).is_ok_and(|stat| *stat.comm == *MPS_SERVER) {
+            warn!(
+                PID = pid,
+                GPU = device,
+                "{pid} is sent no signal: it is the server of MPS"
+            );
+            return;
+        }
+        match procfs::read_at_most(pid, "maps", MOST_MAPS) {
             Ok(maps) if maps.windows(HOOK.len()).any(|part| part == HOOK.as_bytes()) => {
                 warn!(
                     PID = pid,

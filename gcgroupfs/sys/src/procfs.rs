@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::mpsc::{Sender, channel};
@@ -59,6 +60,22 @@ struct Readers {
 /// * Otherwise that of open(2) or read(2).
 pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
     bounded(pid, move || fs::read(format!("/proc/{pid}/{name}")))
+}
+
+/// Reads at most `most` bytes of `/proc/PID/NAME`.
+///
+/// # Errors
+/// As for [`read`]; `EFBIG` if there are more.
+pub fn read_at_most(pid: u32, name: &'static str, most: u64) -> nix::Result<Vec<u8>> {
+    bounded(pid, move || {
+        let mut text = Vec::new();
+        let file = fs::File::open(format!("/proc/{pid}/{name}"))?;
+        file.take(most.saturating_add(1)).read_to_end(&mut text)?;
+        match u64::try_from(text.len()) {
+            Ok(length) if length <= most => Ok(text),
+            _ => Err(std::io::Error::from_raw_os_error(libc::EFBIG)),
+        }
+    })
 }
 
 /// Returns the target of the link `/proc/PID/NAME`.
@@ -199,6 +216,10 @@ mod tests {
         assert_eq!(read_link(me, "exe").unwrap(), std::env::current_exe().unwrap());
         // kernel.pid_max is 2^22 at most.
         assert_eq!(read(1 << 23, "stat"), Err(Errno::ESRCH));
+        let comm = read(me, "comm").unwrap();
+        let length = u64::try_from(comm.len()).unwrap();
+        assert_eq!(read_at_most(me, "comm", length), Ok(comm));
+        assert_eq!(read_at_most(me, "comm", length - 1), Err(Errno::EFBIG));
     }
 
     #[test]

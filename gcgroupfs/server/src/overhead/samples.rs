@@ -10,7 +10,9 @@ use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
-use gcgroupfs_model::tree::{Blocks, ContextRequest, Evidence, Ledger, Measured, ProcessId, Tree};
+use gcgroupfs_model::tree::{
+    Blocks, ContextRequest, Evidence, Ledger, Measured, OnUnmanaged, ProcessId, Tree,
+};
 
 /// A governed process: its number, its pid and its shared blocks.
 type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -149,7 +151,12 @@ impl Samples {
         };
         tree.show_held(device, &shown);
         if can_tell {
-            self.find_unmanaged(tree, device, &held);
+            // Elsewhere a pid of the driver may be that of another process here.
+            let action = match source.sees_everybody() {
+                true => tree.on_unmanaged(),
+                false => OnUnmanaged::Log,
+            };
+            self.find_unmanaged(tree, device, &held, action);
         }
     }
 
@@ -225,10 +232,10 @@ impl Samples {
 
     /// Lists the processes on the device that have no hook. They are looked up after the device was asked: a
     /// process registers before it uses one.
-    fn find_unmanaged(&mut self, tree: &Tree, device: usize, held: &Held) {
+    fn find_unmanaged(&mut self, tree: &Tree, device: usize, held: &Held, action: OnUnmanaged) {
         let unmanaged = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
         for (pid, bytes) in unmanaged {
-            self.audit.no_hook(*pid, device, *bytes, tree.on_unmanaged());
+            self.audit.no_hook(*pid, device, *bytes, action);
         }
     }
 
