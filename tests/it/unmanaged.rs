@@ -152,7 +152,9 @@ fn unmanaged_process_is_sent_a_signal_if_configured() {
         mount.log().contains(&spared)
     });
     assert!(server.is_running());
-    assert!(mount.log().contains(&format!("SIGTERM sent to {}", bare.pid())));
+    wait_until("the signal is logged", || {
+        mount.log().contains(&format!("SIGTERM sent to {}", bare.pid()))
+    });
     stopped.signal(Signal::SIGCONT);
     wait_until("the stopped process has registered again", || {
         governed_pids(&mount).contains(&stopped.pid())
