@@ -91,8 +91,12 @@ struct List {
 
 impl Pod {
     /// Returns the UID that its cgroup and the kubelet's checkpoint have.
+    ///
+    /// Users can set the annotation. The kubelet's UID of a static pod is a hash without dashes, which is
+    /// never the UID of another pod.
     pub(crate) fn uid(&self) -> &str {
-        self.annotation(MIRROR).unwrap_or(&self.metadata.uid)
+        let of_static = self.annotation(MIRROR).filter(|uid| is_hash(uid));
+        of_static.unwrap_or(&self.metadata.uid)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -135,6 +139,11 @@ impl Pod {
             Some((id, status.name.as_str()))
         })
     }
+}
+
+/// Returns whether a UID is the hash of a static pod: 32 hexadecimal digits.
+fn is_hash(uid: &str) -> bool {
+    uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Parses a `PodList`.
@@ -250,8 +259,23 @@ pub(crate) mod tests {
 
     #[test]
     fn mirror_of_static_pod_has_the_uid_of_the_kubelet() {
-        let mirror = serde_json::json!({ "kubernetes.io/config.mirror": "hash" });
-        assert_eq!(pod("u", "p", mirror, "Running").uid(), "hash");
+        let hash = "0123456789abcdef0123456789abcdef";
+        let mirror = serde_json::json!({ "kubernetes.io/config.mirror": hash });
+        assert_eq!(pod("u", "p", mirror, "Running").uid(), hash);
+    }
+
+    #[test]
+    fn annotation_does_not_give_the_uid_of_another_pod() {
+        for uid in [
+            "6d1c2ff8-6e2f-4f0b-9d3a-0a1b2c3d4e5f",
+            "",
+            "0123456789abcdef0123456789abcde",
+            "0123456789abcdef0123456789abcdeg",
+            "../456789abcdef0123456789abcdef00",
+        ] {
+            let mirror = serde_json::json!({ "kubernetes.io/config.mirror": uid });
+            assert_eq!(pod("u", "p", mirror, "Running").uid(), "u", "{uid}");
+        }
     }
 
     #[test]
