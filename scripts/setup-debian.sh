@@ -32,7 +32,7 @@ tests="$tests tmux valgrind"
 # For scripts/test-aarch64.sh.
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 # A Slurm cluster for scripts/test-cluster.sh.
-tests="$tests iproute2 munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
+tests="$tests iproute2 munge procps slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
 # A Kubernetes node, which is built from source (scripts/cluster/build-kubernetes.sh).
 if [ "${KUBERNETES:-no}" = yes ]; then
     tests="$tests busybox-static containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"

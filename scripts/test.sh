@@ -111,7 +111,7 @@ if [ "$quick" = no ]; then
         step scripts/test-packages.sh
     fi
     if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
-        step timeout --kill-after=30 480 scripts/test-cluster.sh ray
+        step timeout --kill-after=30 900 scripts/test-cluster.sh ray
     fi
     if [ "$(id -u)" = 0 ] && scripts/cluster/build-kubernetes.sh --has; then
         step timeout --kill-after=10 540 scripts/test-cluster.sh kubernetes

@@ -26,7 +26,7 @@ fail() {
 repo=$(cd "$(dirname "$0")/../.." && pwd -P)
 if [ -z "${IN_NAMESPACE-}" ]; then
     [ "$(id -u)" = 0 ] || fail "run as root: namespaces are made"
-    for program in gcc ip munged scontrol slurmctld slurmd srun; do
+    for program in gcc ip munged pgrep scontrol slurmctld slurmd srun; do
         command -v "$program" > /dev/null || { "$repo/scripts/setup-debian.sh" --no-python && break; }
     done
     unshare --mount --pid --net --uts --fork --mount-proc true 2> /dev/null || {
