@@ -29,6 +29,8 @@ pub(crate) struct Arguments {
     pub(crate) shares: bool,
     /// Whether users' options may not exceed the job's shards.
     pub(crate) bound: bool,
+    /// Lowest number that `--gpu-priority` accepts.
+    pub(crate) highest_priority: u8,
     /// Whether GPU time and peak memory are added to the job's `AdminComment`.
     pub(crate) usage: bool,
     /// File to which a line is appended for each step.
@@ -47,6 +49,7 @@ impl Default for Arguments {
             best_effort: false,
             shares: true,
             bound: false,
+            highest_priority: 8,
             usage: true,
             usage_log: None,
             suspend: OnSuspend::Freeze,
@@ -85,6 +88,10 @@ impl Arguments {
                     "bound" => (arguments.shares, arguments.bound) = (true, true),
                     _ => bail!("shares: yes, no or bound is expected, not {value:?}"),
                 },
+                "highest-priority" => match value.parse() {
+                    Ok(number @ 0..=15) => arguments.highest_priority = number,
+                    _ => bail!("highest-priority: a number from 0 to 15 is expected, not {value:?}"),
+                },
                 "usage" => arguments.usage = flag()?,
                 "suspend" => {
                     arguments.suspend = match value {
@@ -114,7 +121,7 @@ mod tests {
     fn every_argument_is_read() {
         assert_eq!(parse("").unwrap(), Arguments::default());
         let line = "socket=/s library=/l.so scontrol=/b/scontrol usage-log=/u group=/hpc/ best-effort=yes \
-                    shares=bound usage=no suspend=reclaim";
+                    shares=bound highest-priority=4 usage=no suspend=reclaim";
         let wanted = Arguments {
             socket: "/s".into(),
             library: Some("/l.so".into()),
@@ -122,6 +129,7 @@ mod tests {
             best_effort: true,
             shares: true,
             bound: true,
+            highest_priority: 4,
             usage: false,
             usage_log: Some("/u".into()),
             suspend: OnSuspend::Reclaim,
@@ -138,6 +146,8 @@ mod tests {
             "shares=half",
             "suspend=",
             "usage=1",
+            "highest-priority=16",
+            "highest-priority=",
             "group=",
             "required",
             "x=y",

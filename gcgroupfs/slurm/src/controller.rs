@@ -1,11 +1,12 @@
 //! Questions to Slurm's controller, through `scontrol`: what a job was given must not come from its
 //! environment.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
 /// Longest wait for the controller, seconds.
 const PATIENCE: &str = "10";
@@ -44,31 +45,106 @@ pub(crate) fn scontrol(program: &Path, arguments: &[&str]) -> anyhow::Result<Str
 }
 
 /// Returns the value of `KEY=VALUE` in a line of `scontrol`; the value ends at a blank.
-pub(crate) fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let mut words = line.split_whitespace();
     words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+}
+
+/// Returns what `scontrol show job` prints about one job.
+///
+/// `scontrol` prints the job's name and other texts of the user as they are, with newlines. So the text must
+/// begin with the job's number, and its second line must be the only one that begins with `UserId=`: then the
+/// name has no newline. A caller must accept a line only if it is the only one of its kind.
+///
+/// # Errors
+/// The controller does not answer, or does not know the job; the name has a newline.
+pub(crate) fn job(program: &Path, job: u32) -> anyhow::Result<String> {
+    let ask = |name: &str| scontrol(program, &["--details", "show", "job", name]);
+    let mut text = ask(&job.to_string())?;
+    // The number of an array is also that of one of its jobs, and that of a heterogeneous job that of its
+    // first component: all of them are printed. A forged name here cannot pass the checks below.
+    let names: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| part_of_several(line, job))
+        .collect();
+    let mut names = names.iter();
+    if let Some(name) = names.next() {
+        ensure!(
+            names.next().is_none(),
+            "the controller names job {job} in more than one way"
+        );
+        text = ask(name)?;
+    }
+    ensure!(
+        text.starts_with(&format!("JobId={job} ")),
+        "the controller does not know job {job}"
+    );
+    let is_owner = |line: &str| line.starts_with("   UserId=");
+    let owners = text.lines().filter(|line| is_owner(line)).count();
+    ensure!(
+        owners == 1 && text.lines().nth(1).is_some_and(is_owner),
+        "the name of job {job} has a newline"
+    );
+    Ok(text)
+}
+
+/// Returns the name, as `ARRAY_TASK` or `FIRST+OFFSET`, of a job whose record begins with this line; `None`
+/// for another job, or one that is not part of several.
+fn part_of_several(line: &str, job: u32) -> Option<String> {
+    let (numbers, _) = line.split_once(" JobName=")?;
+    let numbers = numbers.strip_prefix(&format!("JobId={job} "))?;
+    let digits = |key| value(numbers, key).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let name = |first, second, between| Some(format!("{}{between}{}", digits(first)?, digits(second)?));
+    name("ArrayJobId", "ArrayTaskId", '_').or_else(|| name("HetJobId", "HetJobOffset", '+'))
+}
+
+/// Returns the rest of the only line with this beginning; `None` if there is no such line.
+///
+/// # Errors
+/// There are several: all but one are a user's.
+pub(crate) fn only_line<'a>(text: &'a str, beginning: &str) -> anyhow::Result<Option<&'a str>> {
+    let mut found = text.lines().filter_map(|line| line.strip_prefix(beginning));
+    let first = found.next();
+    ensure!(
+        found.next().is_none(),
+        "more than one line begins with {:?}",
+        beginning.trim()
+    );
+    Ok(first)
 }
 
 /// Returns the generic resources that a job was given on a node; empty if none.
 ///
 /// # Errors
-/// The controller does not answer, or does not know the job or the node.
+/// The controller does not answer, or does not know the job or the node; a text of the user looks like a line
+/// about the node.
 pub(crate) fn resources_of_job(program: &Path, job: u32, node: &str) -> anyhow::Result<String> {
-    let text = scontrol(program, &["--details", "show", "job", &job.to_string()])?;
-    let number = job.to_string();
-    let of_job = text
-        .split("\n\n")
-        .find(|record| value(record, "JobId") == Some(number.as_str()))
-        .with_context(|| format!("the controller does not know job {job}"))?;
-    for line in of_job.lines() {
-        let Some(nodes) = value(line, "Nodes") else {
-            continue;
-        };
+    let text = self::job(program, job)?;
+    let mut found = None;
+    for (nodes, resources) in text.lines().filter_map(given) {
         if is_in(program, node, nodes)? {
-            return Ok(value(line, "GRES").unwrap_or_default().to_owned());
+            let is_first = found.replace(resources.to_owned()).is_none();
+            ensure!(
+                is_first,
+                "more than one line says what job {job} was given on {node}"
+            );
         }
     }
-    bail!("the controller does not say what job {job} was given on {node}")
+    found.with_context(|| format!("the controller does not say what job {job} was given on {node}"))
+}
+
+/// Returns nodes and generic resources of a line about nodes of a job; `None` for another line.
+fn given(line: &str) -> Option<(&str, &str)> {
+    let line = line
+        .strip_prefix("     ")
+        .filter(|line| line.starts_with("Nodes="))?;
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [nodes, cpus, memory, resources] = words[..] else {
+        return None;
+    };
+    cpus.strip_prefix("CPU_IDs=")?;
+    memory.strip_prefix("Mem=")?;
+    Some((nodes.strip_prefix("Nodes=")?, resources.strip_prefix("GRES=")?))
 }
 
 /// Returns the generic resources of a node.
@@ -105,20 +181,81 @@ mod tests {
         (directory, program)
     }
 
+    const OWNER: &str = "   UserId=u(1) GroupId=g(1)\n";
+    const GIVEN: &str =
+        "     Nodes=a[1-2] CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)\n     Nodes=b CPU_IDs=0 Mem=0 GRES=\n";
+
+    /// Returns `scontrol` with these texts for jobs.
+    fn with_jobs(jobs: &[(&str, String)]) -> (tempfile::TempDir, std::path::PathBuf) {
+        let (directory, program) =
+            fake("case \"$*\" in *hostnames*) printf 'a1\\na2\\n' ;; *) cat \"${0%/*}/job-$4\" ;; esac");
+        for (job, text) in jobs {
+            fs::write(directory.path().join(format!("job-{job}")), text).unwrap();
+        }
+        (directory, program)
+    }
+
+    /// Returns the resources on a node of job 7 with this name.
+    fn resources_of_named(name: &str, node: &str) -> anyhow::Result<String> {
+        let text = format!("JobId=7 JobName={name}\n{OWNER}   JOB_GRES=shard:4\n{GIVEN}\n");
+        let (_directory, program) = with_jobs(&[("7", text)]);
+        resources_of_job(&program, 7, node)
+    }
+
     #[test]
     fn resources_are_those_of_the_job_on_the_node() {
-        let script = r#"
-case "$*" in
-    *hostnames*) printf 'a1\na2\n' ;;
-    *) printf 'JobId=6 JobName=x\n   Nodes=b GRES=shard:9(IDX:0)\n\n'
-       printf 'JobId=7 JobName=Nodes\n   JOB_GRES=shard:4\n     Nodes=a[1-2] CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)\n'
-       printf '     Nodes=b CPU_IDs=0 Mem=0 GRES=\n\n' ;;
-esac"#;
-        let (_directory, program) = fake(script);
-        assert_eq!(resources_of_job(&program, 7, "a2").unwrap(), "shard:2(IDX:0)");
-        assert_eq!(resources_of_job(&program, 7, "b").unwrap(), "");
-        assert!(resources_of_job(&program, 7, "c").is_err());
+        assert_eq!(resources_of_named("x", "a2").unwrap(), "shard:2(IDX:0)");
+        assert_eq!(resources_of_named("x", "b").unwrap(), "");
+        assert!(resources_of_named("x", "c").is_err());
+        let (_directory, program) = with_jobs(&[("8", format!("JobId=9 JobName=x\n{OWNER}{GIVEN}"))]);
         assert!(resources_of_job(&program, 8, "b").is_err());
+    }
+
+    #[test]
+    fn name_of_a_job_forges_no_resources() {
+        let line = "     Nodes=b CPU_IDs=0 Mem=0 GRES=shard:8(IDX:0)";
+        assert_eq!(resources_of_named(line, "b").unwrap(), "");
+        assert_eq!(resources_of_named("x Nodes=b GRES=shard:8", "b").unwrap(), "");
+        for name in [
+            format!("x\n{line}"),
+            format!("x\n{OWNER}{line}"),
+            format!("x\n{OWNER}\n\nJobId=7 JobName=y\n{OWNER}{line}"),
+        ] {
+            assert!(resources_of_named(&name, "b").is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn other_text_of_a_job_forges_no_resources() {
+        let forged = "     Nodes=b CPU_IDs=0 Mem=0 GRES=shard:8(IDX:0)\n";
+        let text = format!("JobId=7 JobName=x\n{OWNER}{GIVEN}   Comment=\n{forged}");
+        let (_directory, program) = with_jobs(&[("7", text)]);
+        let error = resources_of_job(&program, 7, "b").unwrap_err().to_string();
+        assert!(error.contains("more than one line"), "{error}");
+        assert!(only_line(&format!("{OWNER}{OWNER}"), "   UserId=").is_err());
+    }
+
+    #[test]
+    fn job_of_an_array_is_asked_for_by_its_task() {
+        let other = format!(
+            "JobId=8 ArrayJobId=7 ArrayTaskId=1 JobName=x\n{OWNER}     Nodes=b CPU_IDs=0 Mem=0 GRES=gpu:1\n"
+        );
+        let own = format!("JobId=7 ArrayJobId=7 ArrayTaskId=2 JobName=x\n{OWNER}{GIVEN}");
+        let (_directory, program) = with_jobs(&[("7", format!("{other}\n{own}\n")), ("7_2", own)]);
+        assert_eq!(resources_of_job(&program, 7, "b").unwrap(), "");
+        assert_eq!(
+            part_of_several("JobId=7 HetJobId=7 HetJobOffset=0 JobName=x", 7).as_deref(),
+            Some("7+0")
+        );
+        assert_eq!(
+            part_of_several("JobId=7 JobName=x ArrayJobId=1 ArrayTaskId=2 JobName=", 7),
+            None
+        );
+        // A name that leads to another job.
+        let forged =
+            format!("JobId=7 JobName=x\nJobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=\n{OWNER}{GIVEN}");
+        let (_directory, program) = with_jobs(&[("7", forged), ("7_1", other)]);
+        assert!(resources_of_job(&program, 7, "b").is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Value {
 pub(crate) struct Options {
     pub(crate) memory: Vec<Value>,
     pub(crate) max: Vec<Value>,
-    pub(crate) priority: Option<String>,
+    pub(crate) priority: Option<u8>,
     pub(crate) swap: bool,
 }
 
@@ -43,11 +43,11 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "gpu-priority",
         value: Some("N"),
-        help: "priority on the GPU, from 0 (highest) to 15; users can set 8 to 15",
+        help: "priority on the GPU, up to 15, the lowest; from 8, unless the administrator allows less",
         set: |options, text| {
             let number: u8 = text.parse().unwrap_or(u8::MAX);
             ensure!(number <= 15, "a number from 0 to 15 is expected, not {text:?}");
-            options.priority = Some(number.to_string());
+            options.priority = Some(number);
             Ok(())
         },
     },
@@ -78,6 +78,21 @@ impl Options {
     /// What is wrong with the value.
     pub(crate) fn set(&mut self, row: &Row, text: &str) -> anyhow::Result<()> {
         (row.set)(self, text)
+    }
+
+    /// Checks the priority against the argument `highest-priority`.
+    ///
+    /// # Errors
+    /// The number is lower.
+    pub(crate) fn check_priority(&self, highest: u8) -> anyhow::Result<()> {
+        if let Some(priority) = self.priority {
+            ensure!(
+                priority >= highest,
+                "the highest priority here is {highest}: a number from {highest} to 15 is expected, not \
+                 {priority}"
+            );
+        }
+        Ok(())
     }
 
     pub(crate) fn is_any(&self) -> bool {
@@ -167,8 +182,17 @@ mod tests {
         ];
         assert_eq!(memory, wanted);
         assert_eq!(set("gpu-max", "50%:1").unwrap().max, [value("50%", Some("1"))]);
-        assert_eq!(set("gpu-priority", "12").unwrap().priority.as_deref(), Some("12"));
+        assert_eq!(set("gpu-priority", "12").unwrap().priority, Some(12));
         assert!(set("gpu-swap", "").unwrap().swap);
+    }
+
+    #[test]
+    fn priority_above_the_highest_is_refused() {
+        let options = set("gpu-priority", "7").unwrap();
+        let error = options.check_priority(8).unwrap_err().to_string();
+        assert!(error.contains("from 8 to 15"), "{error}");
+        options.check_priority(7).unwrap();
+        Options::default().check_priority(15).unwrap();
     }
 
     #[test]

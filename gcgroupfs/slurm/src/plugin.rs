@@ -52,7 +52,11 @@ pub(crate) fn take_option(row: &Row, value: &str) -> anyhow::Result<()> {
     let Some(state) = state.as_mut() else {
         return Ok(());
     };
-    let set = state.options.set(row, value);
+    let mut set = state.options.set(row, value);
+    // In slurmstepd, where users cannot evade the check, `Step::begin` reports it without draining the node.
+    if set.is_ok() && spank::context() == Context::Submission {
+        set = state.options.check_priority(state.arguments.highest_priority);
+    }
     set.with_context(|| format!("--{}", row.name))
 }
 

@@ -29,6 +29,9 @@ const BATCH: u32 = 0xffff_fffb;
 /// The preload library beside the plugin.
 const LIBRARY: &str = "libgcgroup.so";
 
+/// Variables of a step with GPUs or shards, by Slurm. Users can change them: nothing is granted by them.
+const GPU_VARIABLES: &[&str] = &["SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE"];
+
 /// A step that runs in a group.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -54,6 +57,8 @@ struct Given<'a> {
     step_shards: Option<u64>,
     is_batch: bool,
     is_bound: bool,
+    /// Whether the controller has not said what the job was given.
+    is_unknown: bool,
 }
 
 impl Step {
@@ -67,6 +72,8 @@ impl Step {
         arguments: &Arguments,
         options: &Options,
     ) -> anyhow::Result<Option<Self>> {
+        let checked = options.check_priority(arguments.highest_priority);
+        checked.context("--gpu-priority")?;
         let job = spank
             .item(Item::JobId)
             .context("Slurm does not tell the job's number")?;
@@ -74,8 +81,22 @@ impl Step {
             .item(Item::StepId)
             .context("Slurm does not tell the step's number")?;
         let node = env::var("SLURMD_NODENAME").context("SLURMD_NODENAME is not set")?;
+        let mut is_unknown = false;
         let of_job = if arguments.shares {
-            controller::resources_of_job(&arguments.scontrol, job, &node)?
+            match controller::resources_of_job(&arguments.scontrol, job, &node) {
+                Ok(of_job) => of_job,
+                Err(error)
+                    if options.is_any()
+                        || GPU_VARIABLES.iter().any(|name| spank.variable(name).is_some()) =>
+                {
+                    return Err(error);
+                }
+                Err(error) => {
+                    spank::log_error(&format!("the step may use no GPU memory: {error:#}"));
+                    is_unknown = true;
+                    String::new()
+                }
+            }
         } else {
             String::new()
         };
@@ -92,6 +113,7 @@ impl Step {
                 .and_then(|count| count.parse().ok()),
             is_batch: step == BATCH,
             is_bound: arguments.bound,
+            is_unknown,
         };
         let is_required = given.needs_group() && !arguments.best_effort;
         let name = step_name(step);
@@ -142,11 +164,12 @@ impl Step {
             Some(library) => library.clone(),
             None => beside_plugin()?,
         };
-        if self.is_required && !library.exists() {
+        if library.exists() {
+            let before = spank.variable("LD_PRELOAD").unwrap_or_default();
+            spank.set_variable("LD_PRELOAD", &preload(&before, &library.to_string_lossy()))?;
+        } else if self.is_required {
             return Err(anyhow!("no preload library at {}", library.display()));
         }
-        let before = spank.variable("LD_PRELOAD").unwrap_or_default();
-        spank.set_variable("LD_PRELOAD", &preload(&before, &library.to_string_lossy()))?;
         spank.set_variable(GCGROUP_GROUP.name, &self.group)?;
         spank.set_variable(GCGROUP_SOCKET.name, &arguments.socket.to_string_lossy())?;
         let word = if self.is_required { "1" } else { "0" };
@@ -166,7 +189,10 @@ struct Write {
 impl Given<'_> {
     /// Returns whether the step must not start without its group.
     fn needs_group(&self) -> bool {
-        self.options.is_any() || self.allocation.has_gpus || self.allocation.shards.is_some()
+        self.is_unknown
+            || self.options.is_any()
+            || self.allocation.has_gpus
+            || self.allocation.shards.is_some()
     }
 
     /// Returns what is to be written, for the groups of the job and of the step.
@@ -183,6 +209,9 @@ impl Given<'_> {
                 is_default,
             });
         };
+        if self.is_unknown {
+            write(format!("{step}/memory.limit"), "0", false);
+        }
         if let Some(shards) = &self.allocation.shards {
             let of_step = self
                 .step_shards
@@ -217,8 +246,8 @@ impl Given<'_> {
                 }
             }
         }
-        if let Some(priority) = &self.options.priority {
-            write(format!("{step}/compute.priority"), priority, false);
+        if let Some(priority) = self.options.priority {
+            write(format!("{step}/compute.priority"), &priority.to_string(), false);
         }
         if self.options.swap {
             write(format!("{step}/memory.swap.max"), "max", false);
@@ -304,6 +333,7 @@ mod tests {
             step_shards,
             is_batch,
             is_bound,
+            is_unknown: false,
         };
         let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
         let texts = writes.into_iter().map(|write| {
@@ -357,9 +387,30 @@ mod tests {
             step_shards: None,
             is_batch: false,
             is_bound: false,
+            is_unknown: false,
         };
         let error = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap_err();
         assert!(error.to_string().contains("no GPU 2"), "{error}");
+        assert!(given.needs_group());
+    }
+
+    #[test]
+    fn step_of_unknown_resources_has_no_gpu_memory() {
+        let given = Given {
+            options: &Options::default(),
+            allocation: Allocation::default(),
+            step_shards: None,
+            is_batch: false,
+            is_bound: false,
+            is_unknown: true,
+        };
+        let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+        let wanted = Write {
+            file: "j/s/memory.limit".to_owned(),
+            value: "0".to_owned(),
+            is_default: false,
+        };
+        assert_eq!(writes, [wanted]);
         assert!(given.needs_group());
     }
 

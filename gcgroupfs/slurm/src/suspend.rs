@@ -106,25 +106,41 @@ impl Watcher {
             return Ok(());
         }
         thread::sleep(UNTIL_STOPPED);
-        let members = client.get(&format!("{}/gcgroup.procs", self.group))?;
-        let members: Vec<Pid> = members
-            .lines()
-            .filter_map(|pid| Some(Pid::from_raw(pid.parse().ok()?)))
-            .collect();
+        let members = self.members(client)?;
         for pid in &members {
             let _ = kill(*pid, Signal::SIGCONT);
         }
         let moved = self.move_out(client);
-        for pid in &members {
-            let _ = kill(*pid, Signal::SIGSTOP);
-        }
+        self.signal(client, &members, Signal::SIGSTOP)?;
         // The controller notes the end of the suspension before it continues the processes.
         if !self.is_suspended() {
-            for pid in &members {
-                let _ = kill(*pid, Signal::SIGCONT);
-            }
+            self.signal(client, &members, Signal::SIGCONT)?;
         }
         moved
+    }
+
+    /// Returns the processes of the step now.
+    fn members(&self, client: &mut Client) -> anyhow::Result<BTreeSet<Pid>> {
+        let members = client.get(&format!("{}/gcgroup.procs", self.group))?;
+        let pids = members.lines().filter_map(|pid| pid.parse().ok());
+        Ok(pids.map(Pid::from_raw).collect())
+    }
+
+    /// Signals those of the processes that are still of the step: the number of another one may have been
+    /// given to a process of another user.
+    fn signal(&self, client: &mut Client, earlier: &BTreeSet<Pid>, signal: Signal) -> anyhow::Result<()> {
+        // The daemon may have been started again since.
+        let now = match self.members(client) {
+            Ok(now) => now,
+            Err(_) => {
+                *client = Client::connect_patiently(&self.socket)?;
+                self.members(client)?
+            }
+        };
+        for pid in now.intersection(earlier) {
+            let _ = kill(*pid, signal);
+        }
+        Ok(())
     }
 
     /// Requests the move and waits for its end.
@@ -153,12 +169,15 @@ impl Watcher {
 
     /// Returns whether the controller has suspended the job; false if it does not answer.
     fn is_suspended(&self) -> bool {
-        let shown = controller::scontrol(
-            &self.scontrol,
-            &["--oneliner", "show", "job", &self.job.to_string()],
-        );
-        shown.is_ok_and(|text| controller::value(&text, "JobState") == Some("SUSPENDED"))
+        controller::job(&self.scontrol, self.job).is_ok_and(|text| is_suspended(&text))
     }
+}
+
+/// Returns whether the controller's text about a job says that it is suspended; false if another text in it
+/// looks like that line.
+fn is_suspended(text: &str) -> bool {
+    let state = controller::only_line(text, "   JobState=");
+    state.is_ok_and(|state| state.is_some_and(|state| state.split(' ').next() == Some("SUSPENDED")))
 }
 
 /// Returns the value of a key in a file of flat keys, or 0.
@@ -194,6 +213,20 @@ fn are_all_stopped() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_line_of_the_state_suspends() {
+        assert!(is_suspended(
+            "JobId=7 JobName=x\n   JobState=SUSPENDED Reason=None\n"
+        ));
+        for text in [
+            "JobId=7 JobName=x JobState=SUSPENDED\n   JobState=RUNNING Reason=None\n",
+            "JobId=7 JobName=x\n   JobState=SUSPENDED Reason=None\n   JobState=RUNNING Reason=None\n",
+            "JobId=7 JobName=x\n",
+        ] {
+            assert!(!is_suspended(text), "{text}");
+        }
+    }
 
     #[test]
     fn numbers_are_read_by_key() {

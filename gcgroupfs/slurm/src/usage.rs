@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::arguments::Arguments;
-use crate::controller::scontrol;
+use crate::controller::{self, scontrol};
 use crate::daemon::Client;
 use crate::spank;
 use crate::step::Step;
@@ -125,19 +125,29 @@ fn add_to_comment(program: &Path, lock: &Path, job: u32, part: &str) -> anyhow::
     // Against other steps of this node. The holder runs scontrol, which takes at most 10 s each time.
     let lock = File::create(lock).with_context(|| lock.display().to_string())?;
     lock.lock()?;
+    let update = |comment: &str| {
+        let setting = format!("AdminComment={comment}");
+        scontrol(program, &["update", &format!("JobId={job}"), &setting])
+    };
+    let mut has_written = false;
     for _ in 0..ATTEMPTS {
-        let text = scontrol(program, &["show", "job", &job.to_string()])?;
+        let text = controller::job(program, job)?;
         // A line of its own: an administrator's comment may have blanks.
-        let mut lines = text.lines().map(str::trim);
-        let before = lines
-            .find_map(|line| line.strip_prefix("AdminComment="))
-            .unwrap_or_default();
+        let before = match controller::only_line(&text, "   AdminComment=") {
+            Ok(before) => before.unwrap_or_default().trim(),
+            Err(error) if has_written => {
+                // There was no comment before, but a text of the user that looked like one.
+                update(part)?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
         if before.split(';').any(|other| other == part) {
             return Ok(());
         }
         let separator = if before.is_empty() { "" } else { ";" };
-        let setting = format!("AdminComment={before}{separator}{part}");
-        scontrol(program, &["update", &format!("JobId={job}"), &setting])?;
+        update(&format!("{before}{separator}{part}"))?;
+        has_written = true;
     }
     bail!("other nodes replace the comment of job {job}")
 }
@@ -154,7 +164,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (program, state) = (directory.path().join("scontrol"), directory.path().join("state"));
         let script = format!(
-            "#!/bin/sh\ncase $1 in update) echo \"$3\" > {0} ;; *) echo JobId=7; echo \"   $(cat {0}) \" ;; esac\n",
+            "#!/bin/sh\ncase $1 in update) echo \"$3\" > {0} ;; *) echo 'JobId=7 JobName=x'; echo '   UserId=u'; echo \"   $(cat {0}) \" ;; esac\n",
             state.display()
         );
         fs::write(&program, script).unwrap();

@@ -130,7 +130,7 @@ test_limit_of_each_gpu_holds() {
 }
 
 test_invalid_option_is_refused_at_submission() {
-    for option in --gpu-memory=lots --gpu-memory=8G:x --gpu-priority=16 --gpu-max=50; do
+    for option in --gpu-memory=lots --gpu-memory=8G:x --gpu-priority=16 --gpu-priority=7 --gpu-max=50; do
         if as_user srun -w n1 "$option" true 2> "$WORK/out/invalid"; then
             check "$option" accepted refused
         fi
@@ -140,6 +140,12 @@ test_invalid_option_is_refused_at_submission() {
         check "GPU 5" accepted refused
     fi
     has "$WORK/out/invalid" "there is no GPU 5 on this node"
+}
+
+test_name_of_a_job_does_not_change_its_shards() {
+    as_user srun -w n1 -J 'x Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:8(IDX:0)' --gres=shard:2 "$WORK/gpu" \
+        "alloc linear $((200 * MIB))" "alloc linear $((100 * MIB))" > "$WORK/out/forged"
+    check answers "$(answers "$WORK/out/forged")" "ok error 2 "
 }
 
 test_shards_are_limits_of_memory_and_time() {
