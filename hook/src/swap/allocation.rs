@@ -1,4 +1,4 @@
-//! One movable allocation of the program. It consists of blocks of at most [`LARGEST`] bytes under one range
+//! One movable allocation of the program. It consists of blocks of at most `LARGEST` bytes under one range
 //! of addresses, and each block moves by itself: frameworks allocate most of a device at once.
 
 use std::sync::Arc;

@@ -36,6 +36,9 @@ fn values(file: &str) -> &'static [&'static str] {
         "compute.policy" => &["weighted", "strict", "none"],
         // A valid value would kill the programs that the test watches.
         "gcgroup.kill" => &["", "0", "2"],
+        "gcgroup.lease.action" => &["freeze", "suspend", "", "stop"],
+        "gcgroup.lease" => &["max", "max", "1", "-1"],
+        "gcgroup.suspend" => &["0", "0", "0", "1", "2"],
         _ => &["", "1"],
     }
 }
