@@ -132,8 +132,10 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
     match made {
         Ok(allocation) => {
             swap.enter_allocation(&allocation, target.index);
+            let allocation = Arc::new(allocation);
+            swap.enter(Arc::clone(&allocation));
+            swap.allow_new_peers(&allocation, access);
             answer(address, CUdeviceptr(allocation.base));
-            swap.enter(Arc::new(allocation));
             Some(Ok(()))
         }
         Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(target.index))),

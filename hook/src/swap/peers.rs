@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::MAX_DEVICES;
 
 use super::Swap;
+use super::allocation::Allocation;
+use super::physical::Access;
 use crate::shared::device::LocalDevice;
 
 /// The peers of each device, a bit for each.
@@ -37,6 +39,15 @@ impl Swap {
         // A block that is mapped anew meanwhile has the peer already.
         for block in self.all().iter().filter(|block| block.local == local) {
             block.allow(peer);
+        }
+    }
+
+    /// Gives access to the peers that were enabled while the allocation was made with `access`. Called once
+    /// the allocation is entered: [`Self::enable_peer`] finds it from then on.
+    pub(super) fn allow_new_peers(&self, allocation: &Allocation, access: Access) {
+        let now = self.access(allocation.local);
+        for peer in now.peers_since(access).filter_map(LocalDevice::of) {
+            allocation.blocks().for_each(|block| block.allow(peer));
         }
     }
 }

@@ -211,6 +211,12 @@ impl Access {
         Self { device, peers: 0 }
     }
 
+    /// Returns the peers that `earlier` does not have.
+    pub(super) fn peers_since(self, earlier: Self) -> impl Iterator<Item = CUdevice> {
+        let peers = self.peers & !earlier.peers;
+        Self { peers, ..self }.peers()
+    }
+
     fn peers(self) -> impl Iterator<Item = CUdevice> {
         (0..).take(64).filter(move |device| self.peers >> device & 1 != 0)
     }
@@ -266,4 +272,19 @@ pub(super) fn copy(to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
     let stream = Stream::new()?;
     stream.copy(to, from, size)?;
     stream.wait()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_new_peers_are_listed() {
+        let with = |peers| Access { device: 0, peers };
+        let since = |now, earlier| with(now).peers_since(with(earlier)).collect::<Vec<_>>();
+        assert_eq!(since(0b1010, 0), [1, 3]);
+        assert_eq!(since(0b1010, 0b10), [3]);
+        assert_eq!(since(0b1010, 0b1010), []);
+        assert_eq!(since(1 << 63, 1), [63]);
+    }
 }
