@@ -150,3 +150,25 @@ fn allocation_that_fails_half_way_is_served_otherwise() {
         assert_eq!(dir.number("memory.current"), 0, "{fault}");
     }
 }
+
+/// Tests a driver that does not unmap the first part: the others are freed, and it is freed when the program
+/// tries again.
+#[test]
+fn free_that_fails_for_one_part_frees_the_others() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_FAULTS", "cuMemUnmap=999@1,cuMemUnmap=999@2")
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
+    let truth = mount.truth();
+    for left in [PART, 0] {
+        assert_eq!(calls.call("cuMemFree_v2 $block").is_err(), left > 0, "{left}");
+        assert_eq!(dir.number("memory.current"), left);
+        assert_eq!(dir.key("memory.stat", "linear"), left);
+        assert_eq!(truth.used(calls.pid(), 0), left);
+    }
+}

@@ -122,3 +122,24 @@ fn peer_has_access_once_the_program_enables_it() {
         assert_eq!(rights(&mut calls, block), 3, "{block}");
     }
 }
+
+/// Tests that a full device at the first allocation does not decide for the later ones.
+#[test]
+fn adapters_use_memory_after_the_trial_lacked_memory() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_QUIRKS", "rdma")
+            .env("SIMGPU_FAULTS", "cuMemCreate=2@1")
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut calls = Calls::start(&mount);
+    for is_capable in [false, true] {
+        calls.ok(&format!("cuMemAlloc_v2 &block {SIZE}"));
+        calls.put("capable", 0, 8, 0);
+        calls.ok(&format!(
+            "cuPointerGetAttribute &capable {IS_GPU_DIRECT_RDMA_CAPABLE} $block"
+        ));
+        assert_eq!(calls.get("capable") == 1, is_capable);
+    }
+}

@@ -92,7 +92,7 @@ impl Swap {
             self.add_movable(block, index);
             match block.place() {
                 Where::Device => self.add_swappable(block, index),
-                Where::Host => self.take_kind(block, index),
+                Where::Host => self.take_kind(block.size, index),
             }
         }
     }
@@ -102,13 +102,12 @@ impl Swap {
         match last {
             Where::Device => {
                 self.uncharge_block(index, block.size);
+                self.take_kind(block.size, index);
                 self.take_swappable(block, index);
             }
             Where::Host => {
                 self.uncharge_swap(index, block.size);
                 self.uncharge_host(index, block.size);
-                // `leave_allocation` subtracts the kind again.
-                self.add_kind(block, index);
             }
         }
         self.take_movable(block, index);
@@ -116,6 +115,8 @@ impl Swap {
 
     /// Uncounts an allocation whose blocks have all been freed.
     pub(super) fn leave_allocation(&self, allocation: &Allocation, index: usize) {
+        // The kind was subtracted block by block and is subtracted again here.
+        self.add_kind(allocation.size, index);
         self.memory.count_out(&entry(allocation, index));
     }
 
@@ -126,12 +127,12 @@ impl Swap {
         match to {
             Where::Device => {
                 self.uncharge_swap(index, block.size);
-                self.add_kind(block, index);
+                self.add_kind(block.size, index);
                 self.add_swappable(block, index);
             }
             Where::Host => {
                 self.uncharge_block(index, block.size);
-                self.take_kind(block, index);
+                self.take_kind(block.size, index);
                 self.take_swappable(block, index);
             }
         }
@@ -152,8 +153,8 @@ impl Swap {
         self.add_movable(block, to);
         self.take_movable(block, from);
         if is_in_both == is_on_host {
-            self.add_kind(block, to);
-            self.take_kind(block, from);
+            self.add_kind(block.size, to);
+            self.take_kind(block.size, from);
             self.add_swappable(block, to);
             self.take_swappable(block, from);
         }
@@ -182,15 +183,15 @@ impl Swap {
         self.usage().devices.get(index)?.kinds.get(Kind::Linear as usize)
     }
 
-    fn add_kind(&self, block: &Block, index: usize) {
+    fn add_kind(&self, size: u64, index: usize) {
         if let Some(kind) = self.kind(index) {
-            kind.fetch_add(block.size, Relaxed);
+            kind.fetch_add(size, Relaxed);
         }
     }
 
-    fn take_kind(&self, block: &Block, index: usize) {
+    fn take_kind(&self, size: u64, index: usize) {
         if let Some(kind) = self.kind(index) {
-            kind.fetch_sub(block.size, Relaxed);
+            kind.fetch_sub(size, Relaxed);
         }
     }
 

@@ -239,15 +239,20 @@ pub(crate) fn context_gone(swap: &Swap, context: u32) {
     }
 }
 
-/// Frees all blocks. An error leaves those that are not freed yet.
+/// Frees all blocks. Returns the first error; the blocks that the driver does not unmap stay as they were.
 fn forget(swap: &Swap, allocation: &Allocation) -> CUresult {
-    let mut index = None;
+    let (mut index, mut result) = (None, Ok(()));
     for block in allocation.blocks() {
-        if let Some(last) = block.end(swap)? {
-            swap.leave_block(block, last);
-            index = Some(last.1);
+        match block.end(swap) {
+            Ok(Some(last)) => {
+                swap.leave_block(block, last);
+                index = Some(last.1);
+            }
+            Ok(None) => {}
+            Err(error) => result = result.and(Err(error)),
         }
     }
+    result?;
     allocation.range.give_back();
     let index = index.unwrap_or_else(|| swap.session.devices.index(allocation.local));
     swap.leave_allocation(allocation, index);

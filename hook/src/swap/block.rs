@@ -270,13 +270,17 @@ impl Block {
     /// Pins the block to the device. Returns whether it must be brought back for that.
     pub(super) fn pin(&self, swap: &Swap) -> bool {
         let mut placed = self.placed.lock();
+        // Freed while another block of the allocation could not be: its charges are gone.
+        if let Body::Gone = placed.body {
+            return false;
+        }
         let _ = self.settle_locked(swap, &mut placed);
         if placed.place == Where::Device {
             swap.take_swappable(self, placed.index);
         }
         swap.take_movable(self, placed.index);
         self.is_pinned.store(true, Relaxed);
-        !matches!(placed.body, Body::Gone) && placed.place == Where::Host
+        placed.place == Where::Host
     }
 
     /// Unmaps the block for good and releases its memory. Returns where it was last and the slot that is

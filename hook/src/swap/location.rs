@@ -196,7 +196,8 @@ fn name(location: CUmemLocation) -> String {
     }
 }
 
-/// Returns the locations to try: the device's own node, other nodes with memory, any node.
+/// Returns the locations to try: the device's own node, other nodes with memory and
+/// processors, any node.
 fn candidates(nodes: &Path, device: CUdevice) -> Result<Vec<CUmemLocation>, CUerror> {
     let mut version = 0;
     driver::cuDriverGetVersion(&mut version)?;
@@ -258,9 +259,11 @@ impl Nodes {
         self.online == self.with_memory && self.online == self.with_processors
     }
 
-    /// Returns the nodes with memory, the device's own first.
+    /// Returns the device's own node, then the other nodes with memory and processors. A node without
+    /// processors may be the memory of a GPU (Grace Hopper), of this one or of another.
     fn in_order(&self, own: Option<i32>) -> Vec<i32> {
-        let others = self.with_memory.iter().copied();
+        let is_host = |node: &i32| self.with_processors.is_empty() || self.with_processors.contains(node);
+        let others = self.with_memory.iter().copied().filter(is_host);
         let own_or_first = own.or_else(|| self.with_memory.is_empty().then_some(0));
         let others = others.filter(|node| Some(*node) != own_or_first);
         own_or_first.into_iter().chain(others).take(MOST).collect()
@@ -301,6 +304,14 @@ mod tests {
         assert_eq!(nodes(&[0, 1]).in_order(None), [0, 1]);
         assert_eq!(nodes(&[]).in_order(None), [0]);
         assert_eq!(nodes(&[0]).in_order(Some(1)), [1, 0]);
+        // The memory of GPUs.
+        assert_eq!(nodes(&[0, 1, 2, 10]).in_order(Some(1)), [1, 0]);
+        assert_eq!(nodes(&[0, 1, 2, 10]).in_order(Some(2)), [2, 0, 1]);
+        let unknown = Nodes {
+            with_processors: Vec::new(),
+            ..nodes(&[0, 1])
+        };
+        assert_eq!(unknown.in_order(None), [0, 1]);
         assert!(nodes(&[0, 1]).are_alike());
         assert!(!nodes(&[0]).are_alike());
         assert!(Nodes::default().are_alike(), "a host without NUMA");

@@ -43,16 +43,21 @@ impl Swap {
             let (mut is_offered, device) = (0, local.device());
             let attribute = CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
             let asked = driver::cuDeviceGetAttribute(&mut is_offered, attribute, device);
-            asked.is_ok() && is_offered != 0 && probe(location, device, true).is_ok()
+            if asked.is_err() || is_offered == 0 {
+                return Some(false);
+            }
+            match probe(location, device, true) {
+                Ok(()) => Some(true),
+                // The device is full: tried again at the next allocation.
+                Err(Useless::Refused(CUerror::OUT_OF_MEMORY)) => None,
+                Err(_) => Some(false),
+            }
         };
         let known = self.rdma.get(usize::from(local.number()));
         let is_rdma = known.is_some_and(|known| match known.get() {
             Some(known) => *known,
             // No lock is held over the driver's calls.
-            None => {
-                let found = is_rdma();
-                *known.get_or_init(|| found)
-            }
+            None => is_rdma().is_some_and(|found| *known.get_or_init(|| found)),
         });
         Memory::new(location, size, is_rdma)
     }
