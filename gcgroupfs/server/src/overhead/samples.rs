@@ -24,6 +24,8 @@ pub(super) struct Samples {
     uses: UseRecords,
     unconfirmed: Unconfirmed,
     idle: Idle,
+    /// Last estimate of a process's bytes beyond its allocations, by device.
+    shares: HashMap<usize, u64>,
     audit: Audit,
     /// Number of audits that had been asked for at the last sample.
     asked: u64,
@@ -170,9 +172,11 @@ impl Samples {
     }
 
     /// Returns the bytes beyond its allocations that are estimated for each process whose bytes are not
-    /// known; `None` if there is no such process, or a ledger has changed since it was read.
+    /// known: the lesser of the last two estimates, since memory of a process that ends, or of an allocation
+    /// that is not yet charged in full, is in use for a moment. `None` if there is no such process, no earlier
+    /// estimate, or a ledger has changed since it was read.
     fn estimate(
-        &self,
+        &mut self,
         source: &impl Source,
         device: usize,
         held: Option<&Held>,
@@ -184,6 +188,7 @@ impl Samples {
             .filter(|(_, told)| **told == Shown::Unknown)
             .map(|(before, _)| before.ledger)
             .collect::<Option<_>>()?;
+        let last = self.shares.remove(&device);
         if unknown.is_empty() {
             return None;
         }
@@ -197,7 +202,9 @@ impl Samples {
         }
         let known = held.into_iter().flat_map(HashMap::values).flatten();
         let known = known.fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        self.idle.share(device, used, known, &unknown)
+        let share = self.idle.share(device, used, known, &unknown)?;
+        self.shares.insert(device, share);
+        last.map(|last| last.min(share))
     }
 
     /// Records whether there is evidence that the process uses the device as it claims.
