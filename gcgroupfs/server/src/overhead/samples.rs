@@ -173,8 +173,8 @@ impl Samples {
 
     /// Returns the bytes beyond its allocations that are estimated for each process whose bytes are not
     /// known: the lesser of the last two estimates, since memory of a process that ends, or of an allocation
-    /// that is not yet charged in full, is in use for a moment. `None` if there is no such process, no earlier
-    /// estimate, or a ledger has changed since it was read.
+    /// that is not yet charged in full, is in use for a moment. `None` if there is no such process, no
+    /// earlier estimate, or a ledger has changed since it was read.
     fn estimate(
         &mut self,
         source: &impl Source,
