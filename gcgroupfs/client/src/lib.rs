@@ -1,9 +1,11 @@
-//! Client of the daemon's socket: reads and writes control files, lists processes, makes and removes groups.
+//! Client of the daemon's socket: reads and writes control files, lists processes, makes and removes groups,
+//! and begins jobs.
 //!
 //! The packets are described in `gcgroupfs/server/src/protocol.rs`.
 
 pub mod cgroup;
 
+use std::fmt::{self, Display};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ use nix::sys::time::TimeVal;
 /// Longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Longest time that a client may be used, so that a slow daemon cannot hold up a request for long.
+/// Time for which a client may be used by default, so that a slow daemon cannot hold up its caller for long.
 const LIFE: Duration = Duration::from_secs(15);
 
 /// Longest packet of an answer, bytes.
@@ -36,21 +38,49 @@ const SET: u32 = 2;
 const LIST: u32 = 3;
 const MAKE: u32 = 4;
 const REMOVE: u32 = 5;
+const BEGIN: u32 = 8;
 const LIST_GROUPS: u32 = 9;
+
+/// Refusal of a request by the daemon: the errno that the operation gives at the mount, and the reason, which
+/// may be empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub errno: Errno,
+    pub why: String,
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.errno.desc())?;
+        match self.why.as_str() {
+            "" => Ok(()),
+            why => write!(f, ": {why}"),
+        }
+    }
+}
 
 /// Connection to the daemon.
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
+    life: Duration,
     end: Instant,
 }
 
 impl Client {
-    /// Connects.
+    /// Connects, for requests within 15 s.
     ///
     /// # Errors
     /// No daemon listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
+        Self::connect_for(path, LIFE)
+    }
+
+    /// Connects, for requests within `life`. The descriptor is closed on exec.
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub fn connect_for(path: &Path, life: Duration) -> anyhow::Result<Self> {
         let connected = || {
             let socket = socket(
                 AddressFamily::Unix,
@@ -68,39 +98,40 @@ impl Client {
             connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), errno.desc()))?;
         Ok(Self {
             socket,
-            end: Instant::now() + LIFE,
+            life,
+            end: Instant::now() + life,
         })
     }
 
-    /// Returns the text of a control file, or the errno that reading it at the mount gives.
+    /// Returns the text of a control file.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Errno>> {
+    pub fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Refusal>> {
         self.read(GET, path)
     }
 
-    /// Writes a control file. The inner error is the errno that writing it at the mount gives.
+    /// Writes a control file.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
+    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Refusal>> {
         self.change(SET, path, value)
     }
 
-    /// Makes a group. The inner error is the errno that mkdir(2) gives at the mount.
+    /// Makes a group.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn make(&mut self, path: &str) -> anyhow::Result<Result<(), Errno>> {
+    pub fn make(&mut self, path: &str) -> anyhow::Result<Result<(), Refusal>> {
         self.change(MAKE, path, "")
     }
 
-    /// Removes a group. The inner error is the errno that rmdir(2) gives at the mount.
+    /// Removes a group.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn remove(&mut self, path: &str) -> anyhow::Result<Result<(), Errno>> {
+    pub fn remove(&mut self, path: &str) -> anyhow::Result<Result<(), Refusal>> {
         self.change(REMOVE, path, "")
     }
 
@@ -108,7 +139,7 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
+    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Refusal>> {
         self.read(LIST, &names.join("\n"))
     }
 
@@ -116,16 +147,34 @@ impl Client {
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Errno>> {
+    pub fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Refusal>> {
         self.read(LIST_GROUPS, &names.join("\n"))
     }
 
-    fn change(&mut self, operation: u32, path: &str, value: &str) -> anyhow::Result<Result<(), Errno>> {
+    /// Makes a transient group for this process and its descendants, which is held while this process lives
+    /// or the connection is open. Returns its path and the connection, which takes no further requests.
+    /// `name` is the group's in `group`; `program` is the path of the job's program, for the rules.
+    ///
+    /// # Errors
+    /// No daemon answers, or its answer is invalid.
+    pub fn begin(
+        mut self,
+        group: &str,
+        name: &str,
+        program: &str,
+    ) -> anyhow::Result<Result<(String, OwnedFd), Refusal>> {
+        let packet = request(BEGIN, 0, group, &format!("{name}\0{program}"))?;
+        let mut path = Vec::new();
+        let begun = self.ask(&packet, &mut path)?;
+        Ok(begun.map(|_| (String::from_utf8_lossy(&path).into_owned(), self.socket)))
+    }
+
+    fn change(&mut self, operation: u32, path: &str, value: &str) -> anyhow::Result<Result<(), Refusal>> {
         let packet = request(operation, 0, path, value)?;
         Ok(self.ask(&packet, &mut Vec::new())?.map(drop))
     }
 
-    fn read(&mut self, operation: u32, name: &str) -> anyhow::Result<Result<String, Errno>> {
+    fn read(&mut self, operation: u32, name: &str) -> anyhow::Result<Result<String, Refusal>> {
         let mut text = Vec::new();
         loop {
             let before = text.len();
@@ -136,7 +185,7 @@ impl Client {
             let packet = request(operation, u32::try_from(before)?, name, "")?;
             let total = match self.ask(&packet, &mut text)? {
                 Ok(total) => total,
-                Err(errno) => return Ok(Err(errno)),
+                Err(refusal) => return Ok(Err(refusal)),
             };
             if text.len() == before || text.len() >= total {
                 return Ok(Ok(String::from_utf8_lossy(&text).into_owned()));
@@ -145,11 +194,11 @@ impl Client {
     }
 
     /// Sends a request, appends the answer's part to `text`, and returns the length of the whole.
-    fn ask(&mut self, packet: &[u8], text: &mut Vec<u8>) -> anyhow::Result<Result<usize, Errno>> {
+    fn ask(&mut self, packet: &[u8], text: &mut Vec<u8>) -> anyhow::Result<Result<usize, Refusal>> {
         ensure!(
             Instant::now() < self.end,
             "the daemon takes longer than {} s",
-            LIFE.as_secs()
+            self.life.as_secs()
         );
         let descriptor = self.socket.as_raw_fd();
         send(descriptor, packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
@@ -170,7 +219,10 @@ impl Client {
             bail!("the daemon's answer is too short");
         };
         if status != 0 {
-            return Ok(Err(Errno::from_raw(i32::try_from(status).unwrap_or_default())));
+            return Ok(Err(Refusal {
+                errno: Errno::from_raw(i32::try_from(status).unwrap_or_default()),
+                why: String::from_utf8_lossy(part).into_owned(),
+            }));
         }
         text.extend(part);
         Ok(Ok(usize::try_from(total)?))

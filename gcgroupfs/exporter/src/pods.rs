@@ -38,7 +38,7 @@ impl Pods {
     /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read, or has another format.
+    /// The file cannot be read, or has another format.
     pub(crate) fn read(file: &Path) -> anyhow::Result<Self> {
         let name = file.display();
         let text = fs::read(file).with_context(|| format!("cannot read {name}"))?;

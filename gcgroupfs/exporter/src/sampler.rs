@@ -110,7 +110,7 @@ impl Sampler {
         let set = set.map_err(|error| error.to_string())?;
         // What was read before is out of date.
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;
-        set.map_err(|errno| format!("{path}: {}", errno.desc()))
+        set.map_err(|refusal| format!("{path}: {refusal}"))
     }
 }
 

@@ -130,7 +130,7 @@ impl Snapshot {
         // The daemon samples the GPUs when it is asked, and shows the sample to the next reader.
         read(&mut client, DEVICE_STAT)?;
         let text = client.list(&PROCESS_FILES)?;
-        let text = text.map_err(|errno| anyhow!("cannot list processes: {}", errno.desc()))?;
+        let text = text.map_err(|refusal| anyhow!("cannot list processes: {refusal}"))?;
         let mut processes = processes(&text, users)?;
         let (nr_processes, paths) = (processes.len(), group_paths(&processes));
         cap(&mut processes, caps.processes);

@@ -36,7 +36,7 @@ impl Resource {
     /// Returns the UUID of the card that an id names.
     ///
     /// # Errors
-    /// It is no id of this resource.
+    /// The id is not of this resource.
     pub(crate) fn card(self, id: &str) -> anyhow::Result<&str> {
         let uuid = match self {
             Self::Card => Some(id),

@@ -53,7 +53,7 @@ impl Daemon {
         let mut client = Client::connect(&self.socket)?;
         let mut read = |name: &str| {
             let text = client.get(name)?;
-            text.map_err(|errno| anyhow!("cannot read {name}: {}", errno.desc()))
+            text.map_err(|refusal| anyhow!("cannot read {name}: {refusal}"))
         };
         // The daemon samples the cards when it is asked, and shows the sample to the next reader.
         read("devices.stat")?;
@@ -76,13 +76,15 @@ impl Daemon {
         self.applied.remove(uid);
         for path in [PODS, &group] {
             match client.make(path)? {
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(errno) => bail!("cannot make group {path}: {}", errno.desc()),
+                Err(refusal) if refusal.errno != Errno::EEXIST => {
+                    bail!("cannot make group {path}: {refusal}")
+                }
+                _ => {}
             }
         }
         let mut set = |path: &str, value: &str| match client.set(path, value)? {
             Ok(()) => Ok(()),
-            Err(errno) => Err(anyhow!("cannot write {value} to {path}: {}", errno.desc())),
+            Err(refusal) => Err(anyhow!("cannot write {value} to {path}: {refusal}")),
         };
         for card in cards {
             let limit = terms.limits.get(&card.uuid).copied();
@@ -105,7 +107,7 @@ impl Daemon {
         self.applied.retain(|uid, _| uids.contains(uid));
         let mut client = Client::connect(&self.socket)?;
         let text = client.list_groups(&["gcgroup.events"])?;
-        let text = text.map_err(|errno| anyhow!("cannot list groups: {}", errno.desc()))?;
+        let text = text.map_err(|refusal| anyhow!("cannot list groups: {refusal}"))?;
         for uid in pods(&text)? {
             if !uids.contains(&uid) {
                 // A group with processes stays until they have ended.

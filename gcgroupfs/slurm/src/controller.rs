@@ -14,7 +14,7 @@ const PATIENCE: &str = "10";
 /// Runs `scontrol` and returns what it prints.
 ///
 /// # Errors
-/// It fails, or takes longer than 10 s.
+/// The program fails, or takes longer than 10 s.
 pub(crate) fn scontrol(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let mut child = Command::new("timeout")
         .args(["--kill-after=1", PATIENCE])

@@ -75,7 +75,7 @@ impl Options {
     /// Sets the option of a row.
     ///
     /// # Errors
-    /// What is wrong with the value.
+    /// The value is not one of the option; the text says what is expected.
     pub(crate) fn set(&mut self, row: &Row, text: &str) -> anyhow::Result<()> {
         (row.set)(self, text)
     }

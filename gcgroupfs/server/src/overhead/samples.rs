@@ -26,6 +26,8 @@ pub(super) struct Samples {
     idle: Idle,
     /// Last estimate of a process's bytes beyond its allocations, by device.
     shares: HashMap<usize, u64>,
+    /// Processes and devices whose overhead is estimated.
+    estimated: HashSet<(ProcessId, usize)>,
     audit: Audit,
     /// Number of audits that had been asked for at the last sample.
     asked: u64,
@@ -63,9 +65,6 @@ impl Samples {
         {
             return AUDIT_PERIOD - age;
         }
-        if processes.is_empty() {
-            self.note_idle(tree, source);
-        }
         self.looked = Some(Instant::now());
         let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
@@ -97,6 +96,7 @@ impl Samples {
     /// Drops what is remembered of processes that have gone.
     fn retain(&mut self, there: &HashSet<ProcessId>) {
         self.last.retain(|(id, _), _| there.contains(id));
+        self.estimated.retain(|(id, _)| there.contains(id));
         self.uses.retain(|id| there.contains(&id));
         self.unconfirmed.retain(there);
     }
@@ -135,14 +135,14 @@ impl Samples {
                 // A process that is not listed holds nothing.
                 Shown::Bytes(bytes) => {
                     shown.push((*id, bytes.unwrap_or(0)));
-                    tree.set_overhead_estimated(*id, device, false);
+                    self.note_estimated(look, *id, false);
                     self.measure(look, process, before, bytes);
                 }
                 Shown::Unknown => {
                     if let Some((ledger, share)) = before.ledger.zip(share) {
                         let bytes = ledger.allocations().saturating_add(share);
                         shown.push((*id, bytes));
-                        tree.set_overhead_estimated(*id, device, true);
+                        self.note_estimated(look, *id, true);
                         self.settle(look, process, Some(ledger), bytes);
                     }
                 }
@@ -151,6 +151,10 @@ impl Samples {
         let Some(held) = held else {
             return;
         };
+        // Governed processes need not be listed.
+        if processes.is_empty() && held.is_empty() {
+            self.idle.note(device, source.used(device));
+        }
         tree.show_held(device, &shown);
         if can_tell {
             // Elsewhere a pid of the driver may be that of another process here.
@@ -162,12 +166,14 @@ impl Samples {
         }
     }
 
-    /// Notes what the devices have in use on which there is no process.
-    fn note_idle(&mut self, tree: &Tree, source: &impl Source) {
-        for device in 0..tree.nr_devices() {
-            if source.held(device).is_some_and(|held| held.is_empty()) {
-                self.idle.note(device, source.used(device));
-            }
+    /// Tells the tree whether a process's overhead is estimated, if that has changed.
+    fn note_estimated(&mut self, Look { tree, device }: Look<'_>, id: ProcessId, is_estimated: bool) {
+        let has_changed = match is_estimated {
+            true => self.estimated.insert((id, device)),
+            false => self.estimated.remove(&(id, device)),
+        };
+        if has_changed {
+            tree.set_overhead_estimated(id, device, is_estimated);
         }
     }
 
