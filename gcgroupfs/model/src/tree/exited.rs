@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use gcgroup_abi::Submission;
 
 use super::process::Process;
-use super::{Devices, Identity, Sums, sums};
+use super::{Devices, Identity, Sums, Tree, sums};
 
 /// Number of lines of `exited`.
 const NR_EXITED: usize = 64;
@@ -53,9 +53,14 @@ impl Exited {
     }
 }
 
-impl Exited {
-    pub fn identity(&self) -> &Identity {
-        &self.identity
+impl Tree {
+    /// Returns the line of `exited` about a process.
+    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String)> {
+        let state = self.state.lock();
+        let mut exited = state.exited.iter();
+        let found =
+            exited.find(|exited| (exited.identity.pid, exited.identity.start_time) == (pid, start_time))?;
+        Some((found.identity.clone(), found.to_string()))
     }
 }
 
