@@ -34,8 +34,16 @@ impl Step {
     }
 }
 
+/// What the helper demands of its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Advance,
+    /// End what is in progress, and hold nothing: no step follows until the process is resumed.
+    Stop,
+}
+
 /// A kind of work that the helper does. Each call is one step, which does not wait.
-pub(crate) type Work = Box<dyn FnMut() -> Step>;
+pub(crate) type Work = Box<dyn FnMut(Order) -> Step>;
 
 /// The process that a helper thread serves.
 pub(crate) trait Duties: Copy {
@@ -99,12 +107,15 @@ struct Helper<D> {
     retry: Duration,
     /// How long until unfinished work must be continued.
     wake: Option<Duration>,
+    /// Whether all work has stopped for a suspension.
+    has_stopped: bool,
 }
 
 impl<D: Duties> Helper<D> {
     fn new(duties: D) -> Self {
         Self {
             work: duties.work(),
+            has_stopped: duties.session().usage().suspend_generation.load(Relaxed) != 0,
             had_daemon: duties.session().connection.lock().is_some(),
             duties,
             lost: None,
@@ -177,25 +188,17 @@ impl<D: Duties> Helper<D> {
                 .map_or(Heard::Lost, client::listen);
             match heard {
                 Heard::Nothing => return,
-                Heard::Doorbell if self.is_suspended() => {}
+                // A locked driver does not return.
+                Heard::Doorbell if self.suspension() != 0 => {}
                 Heard::Doorbell => self.duties.look_for_devices(),
                 Heard::Lost => return self.lose(),
             }
         }
     }
 
-    /// Returns whether this thread must make no driver calls, and acknowledges that.
-    fn is_suspended(&self) -> bool {
-        let session = self.duties.session();
-        let order = session.control().suspend_generation.load(Acquire);
-        if order == 0 {
-            return false;
-        }
-        let seen = &session.usage().suspend_generation;
-        if seen.swap(order, Release) != order {
-            session.ring();
-        }
-        true
+    /// Returns the number of the daemon's order to make no driver calls; 0: there is none.
+    fn suspension(&self) -> u32 {
+        self.duties.session().control().suspend_generation.load(Acquire)
     }
 
     fn lose(&mut self) {
@@ -246,21 +249,31 @@ impl<D: Duties> Helper<D> {
         self.retry = (self.retry * 2).min(seldom);
     }
 
-    /// Advances each kind of work by one step, unless the process is suspended: a driver call would wait
-    /// until it is resumed, and nothing could reach this thread.
+    /// Advances each kind of work by one step. While the process is suspended there is none: a driver call
+    /// would wait until it is resumed, and nothing could reach this thread.
     fn work(&mut self) {
-        if self.is_suspended() {
-            self.wake = None;
-            return;
+        let number = self.suspension();
+        let order = match number {
+            0 => Order::Advance,
+            _ => Order::Stop,
+        };
+        let all = match (order, self.has_stopped) {
+            (Order::Stop, true) => Step::default(),
+            _ => {
+                let steps = self.work.iter_mut().map(|step| step(order));
+                steps.fold(Step::default(), Step::and)
+            }
+        };
+        self.has_stopped = order == Order::Stop;
+        let session = self.duties.session();
+        let has_heard = session.usage().suspend_generation.swap(number, Release) == number;
+        if all.has_news || !has_heard {
+            session.ring();
         }
-        let all = self
-            .work
-            .iter_mut()
-            .fold(Step::default(), |all, step| all.and(step()));
-        if all.has_news {
-            self.duties.session().ring();
-        }
-        self.wake = all.wake;
+        self.wake = match order {
+            Order::Advance => all.wake,
+            Order::Stop => None,
+        };
     }
 }
 

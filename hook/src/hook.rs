@@ -292,11 +292,11 @@ impl Duties for &'static Hook {
         let (mut mover, mut settling) = (Mover::new(hook.swap), Settling::new());
         let compute = hook.compute;
         vec![
-            Box::new(move || drain.step(compute)),
-            Box::new(move || progress.step(compute)),
-            Box::new(move || watch.step(compute)),
-            Box::new(move || mover.step(hook.swap)),
-            Box::new(move || settling.step(hook.memory)),
+            Box::new(move |_| drain.step(compute)),
+            Box::new(move |_| progress.step(compute)),
+            Box::new(move |_| watch.step(compute)),
+            Box::new(move |order| mover.step(hook.swap, order)),
+            Box::new(move |_| settling.step(hook.memory)),
         ]
     }
 

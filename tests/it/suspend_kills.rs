@@ -5,7 +5,7 @@ use std::fs;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, helper, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts, helper, wait_for, wait_until};
 
 use crate::driver::Dir;
 use crate::suspend::{is_running, resume, suspend};
@@ -172,4 +172,57 @@ fn daemon_killed_at_any_step_continues_from_the_state_in_the_driver() {
         assert_eq!(Dir::of(mount, pid).number("memory.current"), 64 * MIB, "{step}");
         assert_eq!(reached.program.ask("verify"), "verified 1", "{step}");
     }
+}
+
+/// Runs a frozen program of which 64 of 128 MiB are being copied to the host, for two seconds, and whose
+/// suspension waits for the library's helper thread.
+#[track_caller]
+fn reach_hold_in_a_move(config: Config) -> (Mount, Governed) {
+    let config = config.env("SIMGPU_CONTEXT_MEMORY", 0);
+    let mount = Mount::with(config.env("SIMGPU_HOST_BANDWIDTH", "32M"));
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let pid = program.pid();
+    for _ in 0..4 {
+        let answer = program.ask(&format!("alloc linear {}", 32 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    mount.write(pid, "compute.freeze", "1");
+    wait_until("it is frozen", || events(&mount, pid).contains("frozen 1\n"));
+    mount.write(pid, "memory.limit", "64M");
+    wait_until("the move has begun", || {
+        Dir::of(&mount, pid).number("memory.swap.current") != 0
+    });
+    mount.write(pid, "gcgroup.suspend", "1");
+    wait_until("the helper thread is waited for", || {
+        events(&mount, pid).contains("suspend_step hold")
+    });
+    (mount, program)
+}
+
+#[test]
+fn suspension_ends_a_move_and_counts_its_memory_once() {
+    let (mount, mut program) = reach_hold_in_a_move(Config::default());
+    let (pid, dir) = (program.pid(), Dir::of(&mount, program.pid()));
+    wait_until("the process is suspended", || {
+        events(&mount, pid).contains("suspended 1\n")
+    });
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.number("memory.swap.current"), 128 * MIB);
+    dir.write("memory.limit", "max");
+    mount.write(pid, "compute.freeze", "0");
+    resume(&mount, pid);
+    wait_until("all memory is on the GPU", || {
+        dir.number("memory.swap.current") == 0 && dir.number("memory.current") == 128 * MIB
+    });
+    assert_eq!(program.ask("verify"), "verified 4");
+}
+
+#[test]
+fn program_goes_on_when_the_daemon_is_killed_before_the_lock_during_a_move() {
+    let (mut mount, mut program) = reach_hold_in_a_move(Config::default().arg("--grace").arg("100"));
+    mount.kill9();
+    assert_eq!(program.ask("verify"), "verified 4");
 }

@@ -232,8 +232,8 @@ pub struct Usage {
     /// Ordering: the hook adds `Release` after `host_claim`; the daemon loads `Acquire`: the claim is at
     /// least as new as the number.
     pub host_request: AtomicU32,
-    /// The last `suspend_generation` of the control block that the helper thread has seen: it makes no driver
-    /// calls until that is 0.
+    /// The `suspend_generation` of the control block that the helper thread has seen: it has ended its moves
+    /// and makes no driver calls. 0 once it has seen 0.
     ///
     /// Ordering: the helper stores `Release` after its last driver call; the daemon loads `Acquire`.
     pub suspend_generation: AtomicU32,

@@ -48,6 +48,8 @@ pub(super) struct Device {
     /// Whether the device is held because memory was moved out while it was frozen. That memory returns
     /// before any submission passes.
     is_kept: bool,
+    /// Whether the device is held again at the next step; it was until the moves were stopped.
+    is_kept_later: bool,
     /// Requested bytes that are still to be moved out.
     asked: u64,
     /// Whether the request was made for other processes, to which the room is lent.
@@ -82,6 +84,7 @@ impl Device {
         Self {
             phase: Phase::Rest,
             is_kept: false,
+            is_kept_later: false,
             asked: 0,
             is_lent: false,
             gone: 0,
@@ -137,6 +140,14 @@ impl Device {
         }
     }
 
+    /// Ends the current move and releases every hold, until the next step.
+    pub(super) fn stop(&mut self, swap: &Swap, index: usize) {
+        if self.leave(swap, index).is_kept {
+            swap.compute.holds.release(Scope::Device(index));
+            self.is_kept_later = true;
+        }
+    }
+
     fn keep(&mut self, swap: &Swap, index: usize) {
         if !std::mem::replace(&mut self.is_kept, true) {
             swap.compute.hold(Scope::Device(index));
@@ -180,6 +191,9 @@ impl Device {
 
     /// Reads requests and changed limits from the control block.
     pub(super) fn hear(&mut self, swap: &Swap, index: usize) {
+        if std::mem::take(&mut self.is_kept_later) {
+            self.keep(swap, index);
+        }
         let Some(control) = swap.control().devices.get(index) else {
             return;
         };

@@ -17,7 +17,7 @@ use super::settings::SwapSettings;
 use super::turn;
 use crate::compute::hold::Scope;
 use crate::driver::exit::in_driver;
-use crate::helper::Step;
+use crate::helper::{Order, Step};
 use crate::shared::environment;
 use crate::sys;
 
@@ -55,10 +55,14 @@ impl Mover {
         }
     }
 
-    /// Advances the moves of each device by one step.
-    pub(crate) fn step(&mut self, swap: &Swap) -> Step {
+    /// Advances the moves of each device by one step, or ends them.
+    pub(crate) fn step(&mut self, swap: &Swap, order: Order) -> Step {
         let mut all = Step::default();
         if !swap.is_on() {
+            return all;
+        }
+        if order == Order::Stop {
+            self.stop(swap);
             return all;
         }
         // Before a move releases its hold.
@@ -114,6 +118,19 @@ impl Mover {
                 swap.compute.holds.release(Scope::Device(index));
             }
         }
+    }
+
+    /// Ends the moves in progress and frees what only they need, so that the process is charged for its
+    /// blocks alone. Submissions stay held only while some block has nothing mapped at its addresses.
+    fn stop(&mut self, swap: &Swap) {
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            device.stop(swap, index);
+        }
+        swap.count_moving(false);
+        while settle(swap) {}
+        self.prefill.give_way(swap);
+        in_driver(|| while swap.let_go(true) {});
+        self.keep(swap);
     }
 
     /// Frees pool memory that has expired or that other processes need, and makes memory in advance. Returns
