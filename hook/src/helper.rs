@@ -34,7 +34,7 @@ impl Step {
     }
 }
 
-/// What the helper demands of its work.
+/// Instruction to a kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Advance,
