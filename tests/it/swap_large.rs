@@ -172,3 +172,46 @@ fn free_that_fails_for_one_part_frees_the_others() {
         assert_eq!(truth.used(calls.pid(), 0), left);
     }
 }
+
+/// Other processes need the memory that parts would take until the last of them failed.
+#[test]
+fn allocation_that_fits_nowhere_takes_no_memory() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (trace, meminfo) = (directory.path().join("trace"), directory.path().join("meminfo"));
+    let megabytes = |size: u64| size * 1024;
+    let text = format!(
+        "MemTotal: {} kB\nMemAvailable: {} kB\n",
+        megabytes(8192),
+        megabytes(1024 + 512)
+    );
+    std::fs::write(&meminfo, text).expect("a file");
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_MEMORY", "1G")
+            .env("SIMGPU_TRACE", trace.display())
+            .env("GCGROUP_MEMINFO", meminfo.display())
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let created = || {
+        let lines = std::fs::read_to_string(&trace).expect("the trace");
+        lines
+            .lines()
+            .filter(|line| line.contains(" cuMemCreate "))
+            .count()
+    };
+    let before = created();
+    assert!(
+        calls
+            .call(&format!("cuMemAlloc_v2 &block {}", 2048 * MIB))
+            .is_err()
+    );
+    assert_eq!(created(), before, "memory was taken");
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.key("memory.stat", "swap_pool"), 0);
+    calls.ok(&format!("cuMemAlloc_v2 &block {}", 768 * MIB));
+    assert_ne!(created(), before);
+}

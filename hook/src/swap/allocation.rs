@@ -115,6 +115,9 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
     let made = match swap.charge_block(target, size) {
         Ok(()) => {
             let make = || {
+                if size > LARGEST && free_memory().is_some_and(|free| free < size) {
+                    return Err(CUerror::OUT_OF_MEMORY);
+                }
                 let memory = sizes(size).map(|size| swap.new_device_memory(target.local, size));
                 Allocation::new(asked, memory.collect::<Result<_, _>>()?, Where::Device)
             };
@@ -144,10 +147,18 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
     }
 }
 
+/// Returns the free bytes of the device of the current context. An allocation of several blocks that does not
+/// fit is refused before one is made: until the last one failed, other processes would lack that memory.
+fn free_memory() -> Option<u64> {
+    let (mut free, mut total) = (0, 0);
+    driver::cuMemGetInfo_v2(&mut free, &mut total).ok()?;
+    u64::try_from(free).ok()
+}
+
 /// Allocates in host memory.
 fn alloc_out(swap: &Swap, asked: Asked, size: u64) -> Result<Allocation, CUerror> {
-    let Target { index, local, .. } = asked.target;
-    if swap.swap_room(index) < size {
+    let index = asked.target.index;
+    if swap.swap_room(index) < size || swap.room_on_host() < size {
         return Err(CUerror::OUT_OF_MEMORY);
     }
     let _stalled = Stalled::new(swap.usage(), Pressure::Memory);
@@ -157,13 +168,13 @@ fn alloc_out(swap: &Swap, asked: Asked, size: u64) -> Result<Allocation, CUerror
         match pool_memory(swap, asked.target, size, began) {
             Ok(one) => memory.push(one),
             Err(error) => {
-                memory.into_iter().for_each(|one| swap.keep(local, index, one));
+                keep_all(swap, asked.target, memory);
                 return Err(error);
             }
         }
     }
     if !swap.charge_swap(index, size) {
-        memory.into_iter().for_each(|one| swap.keep(local, index, one));
+        keep_all(swap, asked.target, memory);
         return Err(CUerror::OUT_OF_MEMORY);
     }
     swap.leave_pool(index, size);
@@ -175,6 +186,14 @@ fn alloc_out(swap: &Swap, asked: Asked, size: u64) -> Result<Allocation, CUerror
     // The device is full: processes may have to take turns.
     swap.session.ring();
     made
+}
+
+/// Keeps memory of a failed allocation in the pool, which the helper frees when nothing needs it.
+fn keep_all(swap: &Swap, target: Target, memory: Vec<Memory>) {
+    for one in memory {
+        swap.keep(target.local, target.index, one);
+    }
+    swap.session.line.wake();
 }
 
 /// Returns host memory that is counted as part of the pool. Waits for other processes and the daemon.
