@@ -267,7 +267,7 @@ impl Device {
                     swap.count_swap_fail(index);
                 }
                 // The request is answered; a move caused by a limit may find room later.
-                let is_hopeful = !swap.is_host_refused.load(Relaxed);
+                let is_hopeful = !swap.is_host_refused();
                 (is_hopeful && excess(swap, index) != 0).then_some(AGAIN)
             }
         };

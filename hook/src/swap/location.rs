@@ -7,9 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use gcgroup_abi::MAX_DEVICES;
 use gcgroup_abi::environment::GCGROUP_NODES;
+use parking_lot::Mutex;
 
 use super::LEAST;
 use super::Swap;
@@ -30,6 +32,9 @@ const MAPS_HOST: i32 = 12_050;
 const ALL_NODES: i32 = 13_020;
 /// Failed attempts to make memory at a location, although the host had it, after which it is left.
 const STRIKES: u32 = 3;
+/// How long host memory is not tried after every location has failed for lack of memory: a container may be
+/// at its limit for a while, though the host has free memory.
+const RETRY: Duration = Duration::from_secs(60);
 /// Most nodes that are tried.
 const MOST: usize = 64;
 
@@ -51,6 +56,10 @@ struct OfDevice {
     strikes: AtomicU32,
     /// Whether memory has been made at any location.
     has_worked: AtomicBool,
+    /// Whether a location has failed with an error other than `CUDA_ERROR_OUT_OF_MEMORY`.
+    has_other_error: AtomicBool,
+    /// When every location had failed for lack of memory.
+    refused: Mutex<Option<Instant>>,
     /// Number of locations of which the log says that they have failed.
     told: AtomicUsize,
 }
@@ -60,16 +69,7 @@ impl Locations {
         let named = sys::variable(GCGROUP_NODES.name).filter(|name| !name.is_empty());
         Self {
             nodes: named.map_or_else(|| "/sys/devices/system/node".into(), PathBuf::from),
-            devices: [const {
-                OfDevice {
-                    list: OnceLock::new(),
-                    at: AtomicUsize::new(0),
-                    probed: AtomicUsize::new(0),
-                    strikes: AtomicU32::new(0),
-                    has_worked: AtomicBool::new(false),
-                    told: AtomicUsize::new(0),
-                }
-            }; MAX_DEVICES],
+            devices: [const { OfDevice::new() }; MAX_DEVICES],
         }
     }
 }
@@ -94,12 +94,16 @@ impl Swap {
         loop {
             let at = known.at.load(Relaxed);
             let Some(&location) = list.get(at) else {
-                return Err(known.end_of_list());
+                match known.begin_again() {
+                    true => continue,
+                    false => return Err(known.end_of_list()),
+                }
             };
             let error = match known.make(at, location, device, size) {
                 Ok(memory) => return Ok(memory),
                 Err(Useless::Stuck) => {
                     known.has_worked.store(false, Relaxed);
+                    known.has_other_error.store(true, Relaxed);
                     known.at.store(list.len(), Relaxed);
                     return Err(self.lose_piece(local));
                 }
@@ -110,6 +114,9 @@ impl Swap {
             }
             if !known.is_useless(at, location, device) {
                 return Err(Failed::of(error, Goal::Device));
+            }
+            if error != CUerror::OUT_OF_MEMORY {
+                known.has_other_error.store(true, Relaxed);
             }
             if known.at.compare_exchange(at, at + 1, Relaxed, Relaxed).is_ok() {
                 known.strikes.store(0, Relaxed);
@@ -122,6 +129,19 @@ impl Swap {
 }
 
 impl Swap {
+    /// Returns whether every location has failed, for good or for a while.
+    pub(super) fn is_host_refused(&self) -> bool {
+        if !self.is_host_refused.load(Relaxed) {
+            return false;
+        }
+        let begin = |begun, device: &OfDevice| device.begin_again() | begun;
+        let has_begun = self.locations.devices.iter().fold(false, begin);
+        if has_begun {
+            self.is_host_refused.store(false, Relaxed);
+        }
+        !has_begun
+    }
+
     /// Charges a piece that the driver does not unmap, which belongs to no block.
     fn lose_piece(&self, local: LocalDevice) -> Failed {
         let index = self.session.devices.index(local);
@@ -131,6 +151,19 @@ impl Swap {
 }
 
 impl OfDevice {
+    const fn new() -> Self {
+        Self {
+            list: OnceLock::new(),
+            at: AtomicUsize::new(0),
+            probed: AtomicUsize::new(0),
+            strikes: AtomicU32::new(0),
+            has_worked: AtomicBool::new(false),
+            has_other_error: AtomicBool::new(false),
+            refused: Mutex::new(None),
+            told: AtomicUsize::new(0),
+        }
+    }
+
     /// Makes memory at a location, after a small piece if it is the first there.
     fn make(
         &self,
@@ -158,11 +191,30 @@ impl OfDevice {
     /// process may have is used up: the next attempt begins with the first location.
     fn end_of_list(&self) -> Failed {
         if !self.has_worked.load(Relaxed) {
+            // A driver that maps no host memory has no locations.
+            if self.at.load(Relaxed) > 0 && !self.has_other_error.load(Relaxed) {
+                self.refused.lock().get_or_insert_with(Instant::now);
+            }
             return Failed::Refused;
         }
+        self.start_over();
+        Failed::NoRoom
+    }
+
+    /// Starts with the first location again if it is time to. Returns whether it is.
+    fn begin_again(&self) -> bool {
+        let mut refused = self.refused.lock();
+        let is_due = refused.is_some_and(|since| since.elapsed() >= RETRY);
+        if is_due {
+            *refused = None;
+            self.start_over();
+        }
+        is_due
+    }
+
+    fn start_over(&self) {
         self.probed.store(0, Relaxed);
         self.at.store(0, Relaxed);
-        Failed::NoRoom
     }
 
     /// Returns whether a location that has just failed is to be left.
@@ -291,6 +343,21 @@ mod tests {
         for text in ["", "\n", "x", "3-", "-1"] {
             assert_eq!(numbers(text), [], "{text}");
         }
+    }
+
+    #[test]
+    fn lack_of_memory_is_no_refusal_for_good() {
+        let device = OfDevice::new();
+        device.at.store(2, Relaxed);
+        assert_eq!(device.end_of_list(), Failed::Refused);
+        assert!(!device.begin_again(), "too early");
+        *device.refused.lock().as_mut().unwrap() -= RETRY;
+        assert!(device.begin_again());
+        assert_eq!(device.at.load(Relaxed), 0);
+        assert!(!device.begin_again(), "once");
+        device.has_other_error.store(true, Relaxed);
+        assert_eq!(device.end_of_list(), Failed::Refused);
+        assert!(device.refused.lock().is_none(), "it is for good");
     }
 
     #[test]

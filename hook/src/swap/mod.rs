@@ -180,7 +180,7 @@ impl Swap {
 
     /// Returns whether blocks can no longer be moved to the host while the program runs.
     fn is_host_no_use(&self) -> bool {
-        self.is_host_refused.load(Relaxed) || self.is_stuck.load(Relaxed)
+        self.is_host_refused() || self.is_stuck.load(Relaxed)
     }
 
     fn count_absent(&self, was: bool, is: bool) {

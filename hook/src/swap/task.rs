@@ -150,7 +150,7 @@ impl Look<'_> {
         if movable.is_empty() {
             return Found::Nothing;
         }
-        let to = match swap.is_host_refused.load(Relaxed) {
+        let to = match swap.is_host_refused() {
             false => Goal::Host,
             true if self.is_frozen && elsewhere::is_all_frozen(swap.compute) => Goal::Aside,
             true => return Found::Refused,
