@@ -9,7 +9,8 @@ use serde_json::Value;
 use support::{artifacts, python, repository};
 
 /// Parts of the check that need no NVIDIA library except the driver.
-const ON_ANY_DRIVER: [&str; 17] = [
+const ON_ANY_DRIVER: [&str; 18] = [
+    "across",
     "background",
     "contention",
     "driver",

@@ -32,6 +32,23 @@ fn all_parts_report_a_missing_driver_at_once() {
 }
 
 #[test]
+fn copies_that_fail_on_partly_swapped_memory_are_explained() {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--sim", "--parts", "across"])
+        .arg(out.path())
+        .env("SIMGPU_QUIRKS", "mixed-copies")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let entry = &results(out.path())["across"];
+    assert_eq!(entry["state"], "FAIL");
+    let reason = entry["reason"].as_str().unwrap();
+    assert!(reason.contains("of which a part is swapped out"), "{reason}");
+    assert!(reason.contains("device_host: copy_to_device"), "{reason}");
+    assert!(!reason.contains("kernel"), "{reason}");
+}
+
+#[test]
 fn probes_run_without_a_daemon() {
     let (out, dist) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tree = artifacts().dist();

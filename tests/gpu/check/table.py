@@ -18,6 +18,7 @@ FACTS = [
     Part("lookups", 5, 45),
     Part("markers", 12, 60),
     Part("vmm", 15, 60),
+    Part("across", 4, 45),
     Part("nvml", 15, 45),
     Part("background", 10, 45),
     Part("checkpoint", 20, 75),

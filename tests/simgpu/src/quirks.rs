@@ -21,6 +21,8 @@ quirks! {
     /// Copies between the program's pageable memory and host memory of `cuMemCreate` fail, unless processors
     /// have access to the latter.
     PageableCopies = "pageable-copies";
+    /// Copies fail that touch mapped memory of the device and of the host on one side.
+    MixedCopies = "mixed-copies";
     /// Network adapters can use memory of `cuMemAlloc`, and mapped memory that was created for it.
     Rdma = "rdma";
     /// As `rdma`, but devices get no access to mapped memory that was created for it.

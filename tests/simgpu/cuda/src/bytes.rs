@@ -182,6 +182,9 @@ impl Copy {
             if Quirk::PageableCopies.is_on() && self.is_out_of_reach(space) {
                 return Err(INVALID_VALUE);
             }
+            if Quirk::MixedCopies.is_on() && self.is_mixed(side, space) {
+                return Err(INVALID_VALUE);
+            }
             for offset in [0, (self.depth - 1) * side.layer + (self.height - 1) * side.pitch] {
                 side.endpoint
                     .chunks(space, offset, self.width)
@@ -208,6 +211,17 @@ impl Copy {
         sides
             .iter()
             .any(|(one, other)| is_pageable(one) && is_barred(other))
+    }
+
+    /// Returns whether a side begins in memory of the host and ends in memory of a device, or the other way
+    /// round.
+    fn is_mixed(&self, side: &Side, space: &Space) -> bool {
+        let Endpoint::Space(first) = side.endpoint else {
+            return false;
+        };
+        let last = (self.depth - 1) * side.layer + (self.height - 1) * side.pitch + self.width - 1;
+        let is_host = |address| space.find(address).map(|block| block.device == HOST);
+        is_host(first) != first.checked_add(last).and_then(is_host)
     }
 
     /// Copies the bytes.
