@@ -12,6 +12,7 @@ use simgpu::shield::Shield;
 use simgpu::{Faults, Strike};
 
 use crate::abi::{CUerror, CUresult};
+use crate::checkpoint;
 use crate::process::Process;
 
 /// Context passed to the body of a driver function.
@@ -66,8 +67,12 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     }
     let strike = watch.faults.strike(name);
     match strike {
-        // Here no value needs to be dropped yet.
-        Some(Strike::Cancel) => pthread_testcancel(),
+        // Here no value needs to be dropped yet. A thread that ends here is in no call.
+        Some(Strike::Cancel) => {
+            checkpoint::leave();
+            pthread_testcancel();
+            checkpoint::enter();
+        }
         // SAFETY: passes only a number. The signal goes to this thread, which continues only after the whole
         // process was stopped.
         Some(Strike::Stop) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
