@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::compute::Compute;
 use crate::compute::drain::Drain;
+use crate::compute::measure::Measure;
 use crate::compute::progress::Progress;
 use crate::compute::watch::Watch;
 use crate::driver::cuda::{CUerror, CUresult};
@@ -288,13 +289,16 @@ impl Duties for &'static Hook {
 
     fn work(&self) -> Vec<Work> {
         let hook = *self;
-        let (mut drain, mut progress, mut watch) = (Drain::new(), Progress::new(), Watch::new());
+        let (mut drain, mut progress) = (Drain::new(), Progress::new());
+        let (mut watch, mut measure) = (Watch::new(), Measure::new());
         let (mut mover, mut settling) = (Mover::new(hook.swap), Settling::new());
         let compute = hook.compute;
         vec![
             Box::new(move |_| drain.step(compute)),
             Box::new(move |_| progress.step(compute)),
             Box::new(move |_| watch.step(compute)),
+            // After the watch, which ends a period when the gate opens.
+            Box::new(move |_| measure.step(compute)),
             Box::new(move |order| mover.step(hook.swap, order)),
             Box::new(move |_| settling.step(hook.memory)),
         ]

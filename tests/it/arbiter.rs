@@ -59,7 +59,7 @@ fn used(mount: &Mount, job: &Governed) -> u64 {
 
 #[test]
 fn equal_priorities_close_no_gate_and_arbiter_sleeps() {
-    let mount = Mount::new();
+    let mount = Mount::with(Config::default().measured_when_read());
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
     for job in &jobs {
         goes_on(&mount, job.pid(), 0, 2_000);

@@ -71,6 +71,8 @@ mod gpu_check;
 #[cfg(test)]
 mod gpu_check_ended;
 #[cfg(test)]
+mod gpu_seconds;
+#[cfg(test)]
 mod green;
 #[cfg(test)]
 mod group_kill;

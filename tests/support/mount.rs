@@ -56,7 +56,18 @@ impl Config {
     /// busy.
     #[must_use]
     pub fn without_turns(self) -> Self {
-        let path = repository().join("tests/data/no_turns.toml");
+        self.configured("no_turns.toml")
+    }
+
+    /// Has GPU time measured only while it is read, so that the arbiter sleeps where priorities are equal.
+    #[must_use]
+    pub fn measured_when_read(self) -> Self {
+        self.configured("measured_when_read.toml")
+    }
+
+    /// Uses a configuration from `tests/data`.
+    fn configured(self, name: &str) -> Self {
+        let path = repository().join("tests/data").join(name);
         self.arg("--config")
             .arg(path.to_str().expect("the path is UTF-8"))
     }

@@ -138,7 +138,11 @@ pub struct ControlDevice {
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. The
     /// hook compares it with its own again under a lock.
     pub peak_generation: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Nonzero: the hook measures for how long the device has work also while the gate is [`Gate::Run`], if
+    /// it can (`measures_time` of the usage block).
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub measures_time: AtomicU32,
     /// GPU time charged to the process on this device, nanoseconds, computed by the daemon from the
     /// `busy_nsec` of all its processes.
     ///

@@ -221,7 +221,10 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed`, never written.
     reserved_stocks: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Nonzero: the process measures for how long each device has work while its gate is open.
+    ///
+    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
+    pub measures_time: AtomicU32,
     /// Claim: bytes of host memory that the process is about to take for a block; 0: none. Set before
     /// `host_request` is incremented, and reset to 0 when the memory is made or no longer wanted.
     ///
@@ -357,6 +360,7 @@ const _: () = {
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, asks_to_swap) == 68);
     assert!(offset_of!(Usage, reserved_stocks) == 72);
+    assert!(offset_of!(Usage, measures_time) == 76);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
     assert!(offset_of!(Usage, suspend_generation) == 92);

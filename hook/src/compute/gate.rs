@@ -156,10 +156,10 @@ impl Passing<'_> {
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
             let is_watched = self.compute.program.slots.are_watched();
-            if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
-                return;
-            }
             let stream = call.stream();
+            if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
+                return self.note_if_armed(stream);
+            }
             if is_watched && let Some(index) = self.closed_device(call, stream) {
                 self.bound.uncount(self.shape.what);
                 wait_closed(self.compute, index);
@@ -182,7 +182,7 @@ impl Passing<'_> {
                     }
                     return self.note(stream);
                 }
-                Gate::Run => return,
+                Gate::Run => return self.note_if_armed(stream),
                 _ => return self.note(stream),
             }
         }
@@ -206,6 +206,13 @@ impl Passing<'_> {
     fn is_capturing(&self) -> bool {
         let captures = &self.compute.program.contexts.captures;
         captures.is_any() && captures.is_by(sys::gettid())
+    }
+
+    /// Begins a busy period of a device that is measured while its gate is open.
+    fn note_if_armed(&self, stream: usize) {
+        if self.compute.program.slots.is_armed(self.bound.index()) {
+            self.note(stream);
+        }
     }
 
     fn note(&self, stream: usize) {

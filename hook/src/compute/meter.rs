@@ -185,7 +185,7 @@ mod tests {
     /// A third thread holds the list repeatedly, so that the two others reach it at varying times.
     #[test]
     fn note_while_round_ends_is_repeated_in_next_round() {
-        const ROUNDS: usize = 20_000;
+        const ROUNDS: usize = 2_000;
         let compute = Compute::of_test(NO_LIMIT);
         let usage = &compute.usage().devices[OTHER_DEVICE];
         let meter = &compute.meters[OTHER_DEVICE];

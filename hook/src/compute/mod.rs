@@ -3,7 +3,7 @@
 //! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
 //! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
 //! which devices that is. `meter` measures for how long there was work, `graphs` knows what a graph has in it
-//! and `graph_devices` where; `drain`, `progress` and `watch` wait for work in the helper thread.
+//! and `graph_devices` where; `drain`, `progress`, `watch` and `measure` wait for work in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 
@@ -15,6 +15,7 @@ pub mod gate;
 pub mod graph_devices;
 pub mod graph_exec;
 pub mod hold;
+pub(crate) mod measure;
 pub mod meter;
 pub mod named;
 pub mod progress;

@@ -130,6 +130,12 @@ impl Bound<'_> {
     }
 
     /// Withdraws an [`Self::enter`].
+    /// Returns how many submissions have begun; wraps.
+    pub(super) fn nr_entered(&self) -> u64 {
+        let entered = self.entrance.entered.iter().map(|count| count.load(Acquire));
+        entered.fold(0, u64::wrapping_add)
+    }
+
     pub(crate) fn uncount(&self, what: Submission) {
         self.entrance.withdraw(what);
         self.tell_entry(what, u64::MAX);
@@ -250,14 +256,14 @@ pub(super) fn leave_behind(bound: Bound<'_>, device: &UsageDevice) {
     }
 }
 
-/// Points a slot at the gate of the device with that index; with `is_watched`, every submission takes the
-/// slow path.
-pub(super) fn point(control: &Control, bound: Bound<'_>, index: usize, is_watched: bool) {
+/// Points a slot at the gate of the device with that index; with `is_closed`, every submission takes the slow
+/// path.
+pub(super) fn point(control: &Control, bound: Bound<'_>, index: usize, is_closed: bool) {
     let Some(device) = control.devices.get(index) else {
         return;
     };
     if bound.extra.is_none() {
-        let gate = if is_watched { &CLOSED } else { &device.gate };
+        let gate = if is_closed { &CLOSED } else { &device.gate };
         bound.entrance.gate.store(ptr::from_ref(gate).cast_mut(), Release);
     }
     bound

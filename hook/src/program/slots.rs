@@ -10,7 +10,8 @@
 
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
@@ -42,6 +43,8 @@ pub(crate) struct Slots {
     extras: Mutex<Vec<&'static Extra>>,
     /// Whether every submission must take the slow path, which examines its destination.
     are_watched: AtomicBool,
+    /// Devices, one bit each, to which the next submission must take the slow path.
+    armed: AtomicU64,
 }
 
 impl Slots {
@@ -53,6 +56,7 @@ impl Slots {
             nr_used: AtomicU32::new(0),
             extras: Mutex::new(Vec::new()),
             are_watched: AtomicBool::new(false),
+            armed: AtomicU64::new(0),
         })
     }
 
@@ -93,9 +97,50 @@ impl Slots {
         // A thread that takes a slot holds this lock, so it sees the word or its slot is seen below.
         let _extras = self.extras.lock();
         self.are_watched.store(is_wanted, Relaxed);
+        self.point_all(session, |_| true);
+    }
+
+    pub(crate) fn is_armed(&self, index: usize) -> bool {
+        self.armed.load(Relaxed) & 1_u64 << index != 0
+    }
+
+    /// Sends submissions to the device with that index through the slow path, or ends that.
+    pub(crate) fn arm(&self, session: &Session, index: usize, is_wanted: bool) {
+        // As in `watch`.
+        let _extras = self.extras.lock();
+        match is_wanted {
+            true => self.armed.fetch_or(1_u64 << index, Relaxed),
+            false => self.armed.fetch_and(!(1_u64 << index), Relaxed),
+        };
+        self.point_all(session, |bound| bound.index() == index);
+    }
+
+    fn point_all(&self, session: &Session, is_meant: impl Fn(&Bound<'_>) -> bool) {
         self.in_block(session)
-            .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX))
-            .for_each(|bound| point(session.control(), bound, bound.index(), is_wanted));
+            .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX) && is_meant(bound))
+            .for_each(|bound| self.point(session, bound, bound.index()));
+    }
+
+    /// Points a slot at the gate of the device with that index, or at one that is always closed.
+    fn point(&self, session: &Session, bound: Bound<'_>, index: usize) {
+        let is_closed = self.are_watched() || self.is_armed(index);
+        point(session.control(), bound, index, is_closed);
+    }
+
+    /// Returns how many submissions to the device with that index have begun; wraps.
+    pub(crate) fn nr_entered(&self, session: &Session, index: usize) -> u64 {
+        let extras = self.extras.lock();
+        let bound = self
+            .in_block(session)
+            .chain(extras.iter().map(|extra| extra.bound()));
+        let entered = bound
+            .filter(|bound| bound.index() == index)
+            .map(|bound| bound.nr_entered());
+        let before = session.usage().devices.get(index).map_or(0, |device| {
+            let each = device.shared_exited.iter().map(|count| count.load(Relaxed));
+            each.fold(0, u64::wrapping_add)
+        });
+        entered.fold(before, u64::wrapping_add)
     }
 
     /// Returns the threads inside submissions to any device.
@@ -317,7 +362,7 @@ impl Slots {
             _ => {}
         }
         bound.side.local.store(u32::from(local.number()), Relaxed);
-        point(session.control(), bound, index, self.are_watched());
+        self.point(session, bound, index);
         bound.side.tid.store(tid, Release);
     }
 
@@ -332,7 +377,7 @@ impl Slots {
             let index = session.devices.index(local);
             if bound.index() != index && bound.side.tid.load(Acquire) != 0 {
                 bound.fold(session.usage());
-                point(session.control(), bound, index, self.are_watched());
+                self.point(session, bound, index);
             }
         }
     }

@@ -14,6 +14,10 @@ use super::policy::{Decision, Policy, Time, Turns, View};
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
 const DIVISION: u64 = 2_000_000;
+/// As [`DIVISION`], while nobody watches and there are no quotas.
+const COARSE: u64 = 10_000_000;
+/// Nanoseconds between ticks while a single process is busy and measures its time by itself.
+const SELDOM: u64 = 100_000_000;
 
 /// The state that a gate is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub(super) struct Order {
     /// Whether the process must ring when its work ends.
     pub wants_end: bool,
     pub memory: Share,
+    /// Whether the process is to measure its work while its gate is open.
+    pub measures: bool,
 }
 
 #[cfg(test)]
@@ -44,6 +50,7 @@ impl Order {
             is_parked: false,
             resident_limit: 0,
         },
+        measures: false,
     };
 }
 
@@ -204,7 +211,10 @@ impl<Id: Copy + Ord> Gpu<Id> {
         };
         self.turns = decision.turns;
 
-        let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
+        // What a process measures by itself need not be demanded of all.
+        let is_asked = |one: &Seen<Id>| one.is_watched && !(settings.measures != 0 && one.is_measuring);
+        let is_measured = seen.iter().any(is_asked) || quotas.iter().any(|quotas| quotas.has_any);
+        let measures = settings.measures != 0 && seen.iter().any(|one| one.is_busy && one.is_measuring);
         let ends_soon =
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let mut orders = Vec::with_capacity(seen.len());
@@ -236,15 +246,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 .is_some_and(|turn| turn.priority == one.priority);
             member.hold(now, one, holds);
             member.take_turn(*by_policy || is_extra || memory.is_parked);
-            member.is_tracked = gate != Gate::Run;
+            member.is_tracked = gate != Gate::Run || (settings.measures != 0 && one.is_measuring);
             let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
                 window: window(is_narrow, quotas, settings),
                 patience: settings.patience + member.debt_length(quotas.over_until, settings),
-                wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
+                wants_bell: member.is_tracked && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
                 memory,
+                measures: settings.measures != 0,
             });
         }
         let waits = self.members().any(Member::waits);
@@ -252,7 +263,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             order.wants_end = waits && member.is_busy && !member.is_held;
         }
         Plan {
-            next: self.next(now, &decision, is_measured, settings),
+            next: self.next(now, &decision, (is_measured, measures), settings),
             orders,
             memory_turn,
             memory_news: self.memory.take_news(),
@@ -330,10 +341,22 @@ impl<Id: Copy + Ord> Gpu<Id> {
     /// Returns when to tick next: when the policy's decision changes, and `wide` before that if turns change
     /// (windows become narrow). While a process waits: when the linger of idle processes ends, and after
     /// [`Settings::tick`], since the end of work may not have been rung. While several measured processes are
-    /// busy: after [`DIVISION`]. Every other event is rung.
-    fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
+    /// busy: after [`DIVISION`] or [`COARSE`]; while one is: after [`SELDOM`]. Every other event is rung.
+    fn next(
+        &self,
+        now: Time,
+        decision: &Decision,
+        (is_measured, measures): (bool, bool),
+        settings: &Settings,
+    ) -> Option<Time> {
         let waits = self.members().any(Member::waits);
-        let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;
+        let busy = self.members().filter(|member| member.is_busy).count();
+        let division = match (is_measured, busy) {
+            (true, 2..) => Some(DIVISION),
+            (false, 2..) if measures => Some(COARSE),
+            (_, 1..) if measures => Some(SELDOM),
+            _ => None,
+        };
         let leases = self
             .members()
             .filter(|member| waits && !member.is_held && !member.is_busy && member.has_demand)
@@ -341,7 +364,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let tick = waits.then_some(now + settings.tick());
         let narrows = decision.next.filter(|_| decision.takes_turns);
         let narrows = narrows.map(|end| end.saturating_sub(wide(settings)));
-        let division = is_shared.then_some(now + DIVISION);
+        let division = division.map(|pause| now + pause);
         leases
             .chain(decision.next)
             .chain(narrows)

@@ -27,6 +27,8 @@ pub struct Seen<Id> {
     pub is_frozen: bool,
     /// Whether its `compute.stat` was read within the last [`Settings::watch`].
     pub is_watched: bool,
+    /// Whether it measures its work also while its gate is open.
+    pub is_measuring: bool,
     pub memory: Holding,
 }
 

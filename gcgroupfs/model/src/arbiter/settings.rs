@@ -8,6 +8,7 @@ use super::policy::{self, Policy};
 /// Units of options.
 const USEC: u64 = 1000;
 const PERCENT: u64 = 1;
+const FLAG: u64 = 1;
 
 /// Longest time in which a process repays GPU time that it used out of its turn or beyond its quota,
 /// nanoseconds. What is still owed then is remitted: a process that only waited for another process may have
@@ -82,6 +83,8 @@ options! {
         "after this time a waiting process submits one batch, whatever the daemon says";
     watch_usec => watch * USEC: 0..=3_600_000_000 = 10_000_000,
         "GPU time is measured for this long after compute.stat was read";
+    always_measure => measures * FLAG: 0..=1 = 1,
+        "1: GPU time is always measured, with drivers from CUDA 12.5 on; 0: only as watch_usec says";
     memory_turn_move_percent => turn_move_percent * PERCENT: 0..=50 = 5,
         "memory turns last so long that moving memory takes this part of them; 0: no memory turns";
     memory_turn_least_usec => turn_least * USEC: 100_000..=60_000_000 = 1_000_000,
@@ -182,7 +185,8 @@ mod tests {
                 assert!(read(name, number).is_ok(), "{name} = {number}");
             }
             assert_eq!(read(name, default).unwrap(), Options::default(), "{name}");
-            assert_ne!(read(name, most).unwrap(), Options::default(), "{name}");
+            let other = if default == most { least } else { most };
+            assert_ne!(read(name, other).unwrap(), Options::default(), "{name}");
             for number in [least - 1, most + 1] {
                 let said = read(name, number).unwrap_err().to_string();
                 let expected = format!("a number from {least} to {most}, got {number}");

@@ -139,6 +139,7 @@ impl State {
             wants_bell: order.wants_bell,
             wants_end: order.wants_end,
             memory: order.memory,
+            measures: order.measures,
         }
     }
 

@@ -32,8 +32,8 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: usage_usec (GPU time charged, measured under a quota, where priorities differ, and for 10 s \
-              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), memory_turn (of a process: 1, it has the memory turn of a GPU; 2, it \
+        doc: "Flat keys: usage_usec (GPU time charged, at most 0.1 s old; with drivers before CUDA 12.5 it is measured only \
+              under a quota, where priorities differ, and for 10 s after each read), nr_launches, nr_graphs, nr_copies (submissions so far), memory_turn (of a process: 1, it has the memory turn of a GPU; 2, it \
               waits for one; 0, neither), @COUNTERS@.",
     },
     ControlFile {

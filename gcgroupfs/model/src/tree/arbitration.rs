@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{ControlDevice, Gate};
 
 use super::memory_holders::holding;
+use super::process::Measured;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
 use crate::arbiter::{MemoryTurn, Policy, Seen, Share};
 
@@ -18,6 +19,8 @@ pub struct GateOrder {
     pub wants_bell: bool,
     pub wants_end: bool,
     pub memory: Share,
+    /// Whether the process is to measure its work while the gate is open.
+    pub measures: bool,
 }
 
 impl GateOrder {
@@ -32,6 +35,7 @@ impl GateOrder {
             is_parked: false,
             resident_limit: 0,
         },
+        measures: false,
     };
 }
 
@@ -137,9 +141,12 @@ impl Arbitration<'_> {
                 nr_waiting: usage.nr_waiting(),
                 is_frozen: enforce::is_closed(control),
                 is_watched: is_watched(process.id),
+                is_measuring: process.usage().measures_time(),
                 memory: holding(process, device, total.min(host_memory)),
             };
-            let evidence = &mut process.kept_mut(Some(device))?.evidence;
+            let kept = process.kept_mut(Some(device))?;
+            kept.measured = Measured { now, busy_nsec };
+            let evidence = &mut kept.evidence;
             if *evidence == Evidence::Unknown {
                 *evidence = Evidence::Asked;
                 notices.push(Notice::AuditAsked);
@@ -211,5 +218,39 @@ impl Arbitration<'_> {
             .get(&seen.id)
             .and_then(|process| process.usage().device(device));
         usage.is_some_and(|usage| usage.has_begun(seen.nr_waiting))
+    }
+}
+
+impl State {
+    /// Charges the GPU time since the last tick to a process that leaves. Time in which other processes have
+    /// work too is divided equally, as by the hardware.
+    pub(super) fn charge_rest(&mut self, id: ProcessId) {
+        let now = self.now();
+        for device in 0..self.devices.len() {
+            let busy = |process: &Process| {
+                let usage = process.usage().device(device)?;
+                (usage.claims_use() && process.usage().measures_time()).then(|| usage.busy(now))
+            };
+            let Some((process, (busy_nsec, _))) = self
+                .processes
+                .get(&id)
+                .and_then(|process| Some((&**process, busy(process)?)))
+            else {
+                continue;
+            };
+            let before = process.measured(device);
+            let rest = busy_nsec
+                .saturating_sub(before.busy_nsec)
+                .min(now.saturating_sub(before.now));
+            if before.now == 0 || rest == 0 {
+                continue;
+            }
+            let others = self.processes.values().filter(|other| other.id != id);
+            let nr_busy = 1 + others
+                .filter_map(|other| busy(other))
+                .filter(|(_, is_busy)| *is_busy)
+                .count() as u64;
+            enforce::charge(process, device, rest / nr_busy);
+        }
     }
 }

@@ -278,6 +278,9 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     };
     control.window_usec.store(order.window_usec, Relaxed);
     control.patience_usec.store(order.patience_usec, Relaxed);
+    if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
+        moved.is_news = true;
+    }
     control.set_wants_bell(order.wants_bell, order.wants_end);
     if control.resident_limit.load(Relaxed) != order.memory.resident_limit {
         control.resident_limit.store(order.memory.resident_limit, Relaxed);

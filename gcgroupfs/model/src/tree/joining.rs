@@ -129,6 +129,7 @@ impl State {
     ) -> Option<Box<Process>> {
         self.leave_stalls(id);
         self.sample_bytes(id);
+        self.charge_rest(id);
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

@@ -64,8 +64,17 @@ pub(super) struct Kept {
     /// State of the gate while it is not frozen.
     pub(super) gate: Gate,
     pub(super) evidence: Evidence,
+    /// The last reading of its work.
+    pub(super) measured: Measured,
     /// Whether the overhead is estimated rather than measured.
     pub(super) is_overhead_estimated: bool,
+}
+
+/// For how long a process had work on a device at `now`, nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Measured {
+    pub now: u64,
+    pub busy_nsec: u64,
 }
 
 /// Result of looking for evidence, other than the process's claim, that it uses a device.
@@ -92,6 +101,7 @@ impl Default for Kept {
             memory_turn: MemoryTurn::None,
             gate: Gate::Run,
             evidence: Evidence::default(),
+            measured: Measured::default(),
             is_overhead_estimated: false,
         }
     }
@@ -163,6 +173,13 @@ impl Process {
             None => Some(&mut self.whole),
             Some(index) => self.devices.get_mut(index),
         }
+    }
+
+    /// Returns the last reading of its work on a device.
+    pub(super) fn measured(&self, device: usize) -> Measured {
+        self.devices
+            .get(device)
+            .map_or(Measured::default(), |kept| kept.measured)
     }
 
     /// Adds the state for one more device.

@@ -104,6 +104,11 @@ impl<'a> Untrusted<'a> {
         self.usage.suspend_generation.load(Acquire)
     }
 
+    /// Returns whether the process measures its work while its gate is open.
+    pub(super) fn measures_time(self) -> bool {
+        self.usage.measures_time.load(Relaxed) != 0
+    }
+
     /// Returns the number of the last claim of host memory; [`host_claim`](Self::host_claim) is at least as
     /// new.
     pub(super) fn host_request(self) -> u32 {

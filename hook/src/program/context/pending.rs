@@ -121,6 +121,24 @@ impl Context {
         })
     }
 
+    /// Adds markers for everything in flight that no stream waits for; `None` if the driver has set none.
+    pub(crate) fn mark_whole(self: &Arc<Self>, pending: &mut Vec<PendingMarker>) -> Option<Passed> {
+        let mut is_set = true;
+        let marked = self.visit(|inner| {
+            if let Some(green) = self.green() {
+                return self.mark_green(green, pending);
+            }
+            let Ok(marker) = self.markers.record_context(self.handle()) else {
+                is_set = false;
+                return Passed::NotYet;
+            };
+            pending.push(PendingMarker::new(self, marker, false));
+            self.mark_orphans(&inner.orphans, pending);
+            Passed::Yes
+        });
+        is_set.then_some(marked)
+    }
+
     /// Adds markers for the work on those of `streams` that still exist, and on all destroyed ones.
     pub(crate) fn mark_streams(
         self: &Arc<Self>,

@@ -185,6 +185,7 @@ impl Player {
             },
             is_frozen: now < self.frozen_until,
             is_watched: false,
+            is_measuring: false,
             memory: Holding::default(),
         }
     }

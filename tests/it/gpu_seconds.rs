@@ -1,0 +1,110 @@
+//! Tests that GPU time is measured while nobody reads it, against what the simulated GPU has done. Bounds are
+//! wide, for busy machines; the benchmarks measure how exact it is.
+
+use support::{Config, Governed, Mount, wait_until};
+
+use crate::driver::Dir;
+
+/// Nanoseconds of GPU time after which a job is frozen and compared.
+const LEAST_USEC: u64 = 1_500_000;
+
+fn throughput(mount: &Mount, kernel_usec: &str, more: &[&str]) -> Governed {
+    let fixed = ["throughput", "--kernel-usec", kernel_usec, "--duration", "3600"];
+    mount.load(&[&fixed[..], more].concat())
+}
+
+/// Lets jobs run, freezes them, and returns for each the measured over the true GPU time.
+fn ratios(mount: &Mount, jobs: &[Governed]) -> Vec<f64> {
+    let truth = mount.truth();
+    wait_until("the jobs have run", || {
+        jobs.iter()
+            .all(|job| truth.usage_usec(job.pid(), 0) >= LEAST_USEC)
+    });
+    let dirs: Vec<Dir> = jobs.iter().map(|job| Dir::of(mount, job.pid())).collect();
+    // Nobody has read the time until now.
+    dirs.iter().for_each(|dir| dir.write("compute.freeze", 1));
+    wait_until("the jobs are frozen", || dirs.iter().all(Dir::is_frozen));
+    let usage = |dir: &Dir| dir.key("compute.stat", "usage_usec");
+    dirs.iter()
+        .zip(jobs)
+        .map(|(dir, job)| {
+            let mut last = usage(dir);
+            wait_until("the time stands still", || {
+                let is_same = last == usage(dir);
+                last = usage(dir);
+                is_same
+            });
+            let ratio = last as f64 / truth.usage_usec(job.pid(), 0) as f64;
+            println!("measured over true time: {ratio:.3}");
+            ratio
+        })
+        .collect()
+}
+
+/// `most` is absent where a busy machine can let the GPU idle between kernels: that counts as work if no look
+/// falls into the pause.
+#[track_caller]
+fn assert_near(ratios: &[f64], most: Option<f64>, what: &str) {
+    let is_near = |ratio: &f64| *ratio > 0.7 && most.is_none_or(|most| *ratio < most);
+    assert!(ratios.iter().all(is_near), "{what}: {ratios:?}");
+}
+
+#[test]
+fn time_of_one_job_is_measured_without_readers() {
+    let short = ["10", "100"].map(|kernel| (kernel, None));
+    let long = ["1000", "10000", "100000"].map(|kernel| (kernel, Some(3.0)));
+    for (kernel, most) in short.into_iter().chain(long) {
+        let mount = Mount::new();
+        let job = throughput(&mount, kernel, &["--depth", "64"]);
+        println!("kernels of {kernel} us");
+        assert_near(&ratios(&mount, &[job]), most, kernel);
+    }
+}
+
+#[test]
+fn time_of_two_jobs_is_divided_without_readers() {
+    for (first, second) in [("1000", "1000"), ("1000", "5000")] {
+        let mount = Mount::new();
+        let jobs = [first, second].map(|kernel| throughput(&mount, kernel, &["--depth", "64"]));
+        println!("kernels of {first} and {second} us");
+        assert_near(&ratios(&mount, &jobs), Some(3.0), first);
+    }
+}
+
+#[test]
+fn time_of_graphs_is_measured_without_readers() {
+    let mount = Mount::new();
+    let job = throughput(&mount, "500", &["--graph", "10", "--depth", "16"]);
+    assert_near(&ratios(&mount, &[job]), Some(3.0), "graphs");
+}
+
+#[test]
+fn time_of_an_ended_job_is_in_exited_and_in_the_totals() {
+    let mount = Mount::new();
+    let mut job = mount.obedient();
+    let pid = job.pid();
+    assert_eq!(job.ask("launch 50 10000"), "launched 50");
+    assert_eq!(job.ask("sync"), "synchronised");
+    let truly = mount.truth().usage_usec(pid, 0);
+    job.signal(nix::sys::signal::Signal::SIGKILL);
+    job.wait();
+    wait_until("it has left", || !mount.governs(pid));
+    let exited = mount.read("", "exited");
+    let line = exited
+        .lines()
+        .find(|line| line.starts_with(&format!("{pid} ")))
+        .expect("a line");
+    let told = line.split(' ').find_map(|pair| pair.strip_prefix("usage_usec="));
+    let told: u64 = told.expect("the time").parse().expect("a number");
+    assert!(told >= truly * 7 / 10 && told <= truly * 2, "{told} of {truly}");
+    assert!(mount.number("", "compute.stat", "usage_usec") >= told);
+}
+
+#[test]
+fn measuring_can_be_left_to_readers() {
+    let mount = Mount::with(Config::default().measured_when_read());
+    let mut job = mount.obedient();
+    assert_eq!(job.ask("launch 50 2000"), "launched 50");
+    assert_eq!(job.ask("sync"), "synchronised");
+    assert_eq!(mount.number(job.pid(), "compute.stat", "usage_usec"), 0);
+}
