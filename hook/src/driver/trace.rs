@@ -1,5 +1,5 @@
-//! Trace of the hook in a file: `GCGROUP_TRACE`. It shows on which functions of a driver the hook works, which
-//! of them a program calls, and what the driver refuses to the hook itself.
+//! Trace of the hook in a file: `GCGROUP_TRACE`. It shows on which functions of a driver the hook works,
+//! which of them a program calls, and what the driver refuses to the hook itself.
 //!
 //! Without the variable no call of the program costs anything. With it, each hooked function first calls the
 //! driver through a stub, which logs the call and binds the function to the driver's own: so the first call
@@ -49,8 +49,8 @@ pub(crate) fn line(text: impl FnOnce() -> String) {
 }
 
 /// Traces that the hooked function `name`, the row of that number, has been bound to the driver's function:
-/// as the library exports it, and as `cuGetProcAddress` returns it, each null if there is none. Its first call
-/// will be traced.
+/// as the library exports it, and as `cuGetProcAddress` returns it, each null if there is none. Its first
+/// call will be traced.
 pub(crate) fn bound(
     number: usize,
     name: &'static CStr,
