@@ -9,14 +9,19 @@ use serde_json::Value;
 use support::{artifacts, python, repository};
 
 /// Parts of the check that need no NVIDIA library except the driver.
-const ON_ANY_DRIVER: [&str; 17] = [
+const ON_ANY_DRIVER: [&str; 25] = [
     "background",
+    "barriers",
     "contention",
+    "contexts",
     "driver",
+    "host_pieces",
     "interception_c",
     "interception_ctypes",
     "kill_daemon",
     "kill_process",
+    "launch_bound",
+    "launches",
     "ledger",
     "load_governed",
     "lookups",
@@ -24,6 +29,9 @@ const ON_ANY_DRIVER: [&str; 17] = [
     "overhead_driver",
     "preflight",
     "priority",
+    "remap",
+    "shared_by_processes",
+    "sharing",
     "slicing",
     "swap",
     "vmm",
@@ -134,6 +142,66 @@ fn preflight_tries_every_system_call_and_says_what_is_missing() {
     assert!(!reason.contains("needed without another way"), "{reason}");
     let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
     assert_eq!(machine["commit"], "abc");
+}
+
+/// Runs one part on a machine that differs by `variables`; returns its entry in the results.
+fn part_on(variables: &[(&str, &str)], part: &str) -> Value {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--sim", "--parts", part])
+        .arg(out.path())
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let entry = results(out.path())[part].clone();
+    assert!(entry.is_object(), "{output:?}");
+    entry
+}
+
+#[test]
+fn refusals_of_the_driver_are_explained_and_not_failures() {
+    for (name, value, part, said) in [
+        (
+            "SIMGPU_QUIRKS",
+            "pageable-copies",
+            "host_pieces",
+            "copies FAIL without access, pageable",
+        ),
+        (
+            "SIMGPU_HOST_LOCATIONS",
+            "numa:*=crash,host=801",
+            "host_pieces",
+            "at numa:0: signal 11",
+        ),
+        (
+            "SIMGPU_QUIRKS",
+            "vmm-attributes",
+            "sharing",
+            "sync_memops works on linear;",
+        ),
+        (
+            "SIMGPU_QUIRKS",
+            "rdma",
+            "sharing",
+            "rdma_capable works on linear, mapped_rdma;",
+        ),
+        (
+            "SIMGPU_FAULTS",
+            "cuCtxRecordEvent=801",
+            "contexts",
+            "DOES NOT COVER primary legacy",
+        ),
+        (
+            "SIMGPU_FAULTS",
+            "cuStreamWriteValue32*=801",
+            "barriers",
+            "barrier refused",
+        ),
+    ] {
+        let entry = part_on(&[(name, value)], part);
+        assert_eq!(entry["state"], "PASS", "{value}: {entry}");
+        let reason = entry["reason"].as_str().unwrap();
+        assert!(reason.contains(said), "{value}: {reason}");
+    }
 }
 
 #[test]
