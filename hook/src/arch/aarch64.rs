@@ -211,4 +211,47 @@ macro_rules! landed_text {
     };
 }
 
+/// A jump to the function of the C library in the version that glibc 2.28 has too.
+macro_rules! import_text {
+    ($name:ident) => {
+        concat!(
+            ".symver gcgroup_import_",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            "@GLIBC_2.17\n",
+            "adrp x16, :got:gcgroup_import_",
+            stringify!($name),
+            "\n",
+            "ldr x16, [x16, :got_lo12:gcgroup_import_",
+            stringify!($name),
+            "]\n",
+            "br x16"
+        )
+    };
+}
+
+/// A jump to the function that the only operand names.
+macro_rules! go_text {
+    () => {
+        "b {}"
+    };
+}
+
+/// A jump to the function whose address is at the symbol `gcgroup` and a name.
+macro_rules! jump_text {
+    ($name:ident) => {
+        concat!(
+            "adrp x16, gcgroup",
+            stringify!($name),
+            "\n",
+            "ldr x16, [x16, :lo12:gcgroup",
+            stringify!($name),
+            "]\n",
+            "br x16"
+        )
+    };
+}
+
 pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {go_text, import_text, jump_text};

@@ -169,4 +169,43 @@ macro_rules! landed_text {
     };
 }
 
+/// A jump to the function of the C library in the version that glibc 2.28 has too.
+macro_rules! import_text {
+    (pthread_setname_np) => {
+        crate::arch::import_text!(pthread_setname_np, "GLIBC_2.12")
+    };
+    ($name:ident) => {
+        crate::arch::import_text!($name, "GLIBC_2.2.5")
+    };
+    ($name:ident, $version:literal) => {
+        concat!(
+            ".symver gcgroup_import_",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            "@",
+            $version,
+            "\n",
+            "jmp qword ptr [rip + gcgroup_import_",
+            stringify!($name),
+            "@GOTPCREL]"
+        )
+    };
+}
+
+/// A jump to the function that the only operand names.
+macro_rules! go_text {
+    () => {
+        "jmp {}"
+    };
+}
+
+/// A jump to the function whose address is at the symbol `gcgroup` and a name.
+macro_rules! jump_text {
+    ($name:ident) => {
+        concat!("jmp qword ptr [rip + gcgroup", stringify!($name), "]")
+    };
+}
+
 pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {go_text, import_text, jump_text};

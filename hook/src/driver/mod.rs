@@ -12,5 +12,6 @@ pub(crate) mod streams;
 pub(crate) mod thread;
 pub(crate) mod trace;
 pub(crate) mod unwind;
+pub(crate) mod unwinder;
 
 pub use functions::*;
