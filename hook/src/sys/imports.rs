@@ -1,9 +1,10 @@
 //! Functions of the C library in versions that glibc 2.28 has too.
 //!
-//! The linker takes the newest version of a function. Glibc 2.34 moved those of libpthread and libdl into libc
-//! and gave them a new version, glibc 2.33 made functions of `stat`, and glibc 2.30 `gettid`. `scripts/build.sh` links the library so
-//! that calls of `NAME`, those of Rust's standard library too, go to `__wrap_NAME`, which is defined here
-//! (`--wrap` of ld(1), options in `../../imports.options`). In any other build these definitions are unused.
+//! The linker takes the newest version of a function. Glibc 2.34 moved those of libpthread and libdl into
+//! libc and gave them a new version, glibc 2.33 made functions of `stat`, and glibc 2.30 `gettid`.
+//! `scripts/build.sh` links the library so that calls of `NAME`, those of Rust's standard library too, go
+//! to `__wrap_NAME`, which is defined here (`--wrap` of ld(1), options in `../../imports.options`). In any
+//! other build these definitions are unused.
 
 use std::ffi::{c_char, c_int};
 
