@@ -191,6 +191,12 @@ fn refusals_of_the_driver_are_explained_and_not_failures() {
             "DOES NOT COVER primary legacy",
         ),
         (
+            "SIMGPU_QUIRKS",
+            "record-primary",
+            "contexts",
+            "DOES NOT COVER cuCtxCreate legacy",
+        ),
+        (
             "SIMGPU_FAULTS",
             "cuStreamWriteValue32*=801",
             "barriers",
@@ -201,6 +207,53 @@ fn refusals_of_the_driver_are_explained_and_not_failures() {
         assert_eq!(entry["state"], "PASS", "{value}: {entry}");
         let reason = entry["reason"].as_str().unwrap();
         assert!(reason.contains(said), "{value}: {reason}");
+    }
+}
+
+#[test]
+fn prices_of_calls_are_in_the_answers() {
+    let prices = "first-launch-usec=50000,first-launch-bytes=4M,stall-usec=5000,marker-nsec=3000,\
+                  bare-marker-nsec=1000,set-access-usec=2000";
+    let facts = |part| part_on(&[("SIMGPU_PRICES", prices)], part)["facts"].take();
+    let launches = facts("launches");
+    for way in ["lazy", "eager"] {
+        assert!(launches[way]["first"].as_f64() >= Some(50.0), "{launches}");
+        assert_eq!(launches[way]["mib_of_memory"], 8.0, "{launches}");
+    }
+    assert!(
+        launches["launch_usec"]["max"].as_f64() >= Some(5000.0),
+        "{launches}"
+    );
+    let barriers = facts("barriers");
+    let usec = &barriers["device_usec"];
+    assert!(usec["barrier"]["min"].as_f64() >= Some(13.0), "{barriers}");
+    assert!(
+        usec["no_barrier_old_call"]["min"].as_f64() >= Some(11.0),
+        "{barriers}"
+    );
+    assert!(usec["no_barrier"]["refused"].is_string(), "{barriers}");
+    let vmm = facts("vmm");
+    let took = &vmm["usec"]["device"]["2"]["set_access"]["min"];
+    assert!(took.as_f64() >= Some(2000.0), "{vmm}");
+}
+
+/// Tests the product where the driver refuses what it prefers: it has other ways.
+#[test]
+fn governed_programs_work_with_each_refusal_of_the_driver() {
+    for variables in [
+        [("SIMGPU_QUIRKS", "record-primary"), ("SIMGPU_PRICES", "")],
+        [("SIMGPU_QUIRKS", "no-memory-operations"), ("SIMGPU_PRICES", "")],
+        [
+            ("SIMGPU_QUIRKS", "record-primary,no-memory-operations,nvml-zero"),
+            (
+                "SIMGPU_PRICES",
+                "first-launch-usec=20000,first-launch-bytes=2M,stall-usec=2000",
+            ),
+        ],
+    ] {
+        let entry = part_on(&variables, "load_governed");
+        assert_eq!(entry["state"], "PASS", "{variables:?}: {entry}");
+        assert_eq!(entry["reason"], "counted, capped, frozen and thawed");
     }
 }
 
