@@ -1,6 +1,6 @@
 //! Time and memory that calls take on real drivers and not here: one row each, set by its name in
-//! `SIMGPU_PRICES`, a list of `NAME=NUMBER` separated by commas. Each process reads it for itself; what is not
-//! named costs nothing.
+//! `SIMGPU_PRICES`, a list of `NAME=NUMBER` separated by commas. Each process reads it for itself; what is
+//! not named costs nothing.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
