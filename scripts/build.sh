@@ -68,7 +68,14 @@ built=$target/$profile
 # LD_PRELOAD and the simulated driver must not affect the build tools.
 unset LD_PRELOAD LD_LIBRARY_PATH
 
-packages="-p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
+# The hook runs with glibc 2.28, and without libgcc_s (hook/src/sys/imports.rs, hook/src/driver/unwinder.rs):
+# what is linked as libgcc_s is the copy of the unwinder for static linking.
+instead=$target/instead-of-libgcc_s
+mkdir -p "$instead"
+echo 'INPUT(-lgcc_eh)' > "$instead/libgcc_s.so"
+cargo rustc --locked --profile "$profile" ${triple:+--target "$triple"} -p gcgroup-hook --lib --crate-type cdylib -- \
+    -L "native=$instead" -C "link-arg=-Wl,@$repo/hook/imports.options"
+packages="-p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
 [ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-kubelet-plugin \
     -p gcgroup-contention -p gcgroup-slurm"
 # shellcheck disable=SC2086  # a list of options
@@ -144,6 +151,18 @@ needed=$(readelf -d "$dist/lib/libgcgroup.so") || fail "readelf cannot read $dis
 case $needed in
     *'(NEEDED)'*) fail "libgcgroup.so needs another library" ;;
 esac
+# The libraries are loaded in containers with an older glibc, and without other libraries.
+needed=$("${tools}readelf" -d "$dist/lib/libgcgroup_hook.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+for library in $needed; do
+    case $library in
+        libc.so.6 | ld-linux-*.so.* | libpthread.so.0 | libdl.so.2) ;;
+        *) fail "libgcgroup_hook.so needs $library" ;;
+    esac
+done
+newest=$("${tools}objdump" -T "$dist/lib/libgcgroup.so" "$dist/lib/libgcgroup_hook.so" \
+    | sed -n 's/.*[( ]GLIBC_\([0-9.]*\)[) ].*/\1/p' | sort -Vu | tail -n 1)
+[ "$(printf '%s\n2.28\n' "$newest" | sort -V | tail -n 1)" = 2.28 ] || fail "the libraries need glibc $newest, not 2.28: see hook/src/sys/imports.rs"
+echo "newest symbol of glibc in the libraries: $newest"
 if [ "$profile" != dev ]; then
     below "$dist/lib/libgcgroup.so" 65536
     below "$dist/lib/libgcgroup_hook.so" 1114112

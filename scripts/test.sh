@@ -88,6 +88,11 @@ fi
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
+    # The hook's unit tests once more, linked as scripts/build.sh links the library: with its own unwinder.
+    # The target keeps these options from build scripts.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    options="-L native=$PWD/target/instead-of-libgcc_s -C link-arg=-Wl,@$PWD/hook/imports.options"
+    step env RUSTFLAGS="$options" cargo test --locked --target "$host" -p gcgroup-hook --lib --quiet
     if scripts/test-aarch64.sh --has; then
         step timeout --kill-after=10 900 env --default-signal scripts/test-aarch64.sh
     else

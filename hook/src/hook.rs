@@ -33,6 +33,7 @@ use crate::swap::Swap;
 use crate::swap::mover::Mover;
 use crate::sys;
 use crate::sys::descriptor::Descriptor;
+use crate::sys::log;
 use crate::sys::own::Own;
 
 #[derive(Debug)]
@@ -77,6 +78,7 @@ pub(crate) fn get() -> Option<&'static Hook> {
     if hook.own.is_own() {
         return Some(hook);
     }
+    log::line(|| "this process is a copy of a governed one, and registers by itself".to_owned());
     reset();
     None
 }

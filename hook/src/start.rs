@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use gcgroup_abi::{Bridge, Resolve, VERSION};
 
-use crate::driver::{interpose, library};
+use crate::driver::{interpose, library, trace, unwinder};
 use crate::symbols;
 use crate::table::ROWS;
 
@@ -22,6 +22,8 @@ pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Res
     }
     // SAFETY: valid by the caller's contract, and of this version.
     library::set_bridge(unsafe { &*bridge });
+    unwinder::prepare();
+    trace::start();
     interpose::say_panics_once();
     Some(resolve)
 }

@@ -11,7 +11,7 @@ use crate::coverage;
 use crate::driver::cuda::{CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::library::{self, CUDA, Library, forget_error};
-use crate::driver::thread;
+use crate::driver::{thread, trace};
 use crate::hook;
 use crate::rows::{Row, parts};
 
@@ -20,7 +20,7 @@ use crate::rows::{Row, parts};
 pub(crate) fn wrapper(rows: &[Row], name: &CStr, real: *mut c_void) -> Option<*mut c_void> {
     prepare(Library::of(name), rows, Some(real))?;
     let row = rows.iter().find(|row| row.name == name)?;
-    row.real.is(real).then_some(row.ours.0)
+    is(row, real).then_some(row.ours.0)
 }
 
 /// Replaces the result of `cuGetProcAddress` for `symbol` if it is the driver's function of a row.
@@ -42,6 +42,7 @@ pub(crate) fn get_proc_address(
         *found = ours;
     } else if !found.is_null() && is_unknown(symbol) {
         library::note_unknown(hook::get().map(|process| process.session.usage()));
+        trace::line(|| format!("not hooked: {symbol:?}"));
     }
     Ok(())
 }
@@ -66,9 +67,14 @@ fn of_address(rows: &[Row], symbol: &CStr, real: *mut c_void) -> Option<*mut c_v
         name == symbol || parts(name).base == symbol
     };
     rows.iter()
-        .filter(|row| row.real.is(real))
+        .filter(|row| is(row, real))
         .find(is_meant)
         .map(|row| row.ours.0)
+}
+
+/// Returns whether the row's function is at `address`.
+fn is(row: &Row, address: *mut c_void) -> bool {
+    row.real.is(address) || trace::behind(row.real.address()) == address
 }
 
 /// Looks up the driver's function of every row of a library, once; `None` if the library is not loaded. A row
@@ -82,15 +88,14 @@ fn prepare(library: &Library, rows: &[Row], member: Option<*mut c_void>) -> Opti
     let by_version = library
         .find(c"cuGetProcAddress_v2")
         .filter(|address| !address.is_null());
-    for row in rows
-        .iter()
-        .filter(|row| row.name.to_bytes().starts_with(library.prefix))
-    {
+    let rows = rows.iter().enumerate();
+    for (number, row) in rows.filter(|(_, row)| row.name.to_bytes().starts_with(library.prefix)) {
         let exported = library.find(row.name)?;
         let given = by_version
             .and_then(|ask| ask_by_version(ask, row))
             .unwrap_or(null_mut());
         row.real.set(exported, given);
+        trace::bound(number, row.name, row.ours.0, row.real, [exported, given]);
     }
     forget_error();
     library.is_prepared.store(true, Release);
@@ -145,6 +150,11 @@ mod tests {
         for row in ROWS {
             assert!(seen.insert(row.name), "{:?}", row.name);
         }
+    }
+
+    #[test]
+    fn every_row_has_a_stub_for_the_trace() {
+        assert!(ROWS.len() <= trace::STUBS, "{}", ROWS.len());
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn preload_library_exports_table_and_needs_no_library() {
 }
 
 #[test]
-fn hook_exports_one_symbol_and_needs_only_libc() {
+fn hook_exports_one_symbol_and_needs_only_glibc() {
     let library = artifacts().hook();
     assert_eq!(
         symbols(&library, "--defined-only"),
@@ -71,7 +71,8 @@ fn hook_exports_one_symbol_and_needs_only_libc() {
     );
     let common = [
         "libc.so.6",
-        "libgcc_s.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
         "ld-linux-x86-64.so.2",
         "ld-linux-aarch64.so.1",
     ];

@@ -9,15 +9,20 @@ use serde_json::Value;
 use support::{artifacts, python, repository};
 
 /// Parts of the check that need no NVIDIA library except the driver.
-const ON_ANY_DRIVER: [&str; 18] = [
+const ON_ANY_DRIVER: [&str; 26] = [
     "across",
     "background",
+    "barriers",
     "contention",
+    "contexts",
     "driver",
+    "host_pieces",
     "interception_c",
     "interception_ctypes",
     "kill_daemon",
     "kill_process",
+    "launch_bound",
+    "launches",
     "ledger",
     "load_governed",
     "lookups",
@@ -25,6 +30,9 @@ const ON_ANY_DRIVER: [&str; 18] = [
     "overhead_driver",
     "preflight",
     "priority",
+    "remap",
+    "shared_by_processes",
+    "sharing",
     "slicing",
     "swap",
     "vmm",
@@ -135,6 +143,119 @@ fn preflight_tries_every_system_call_and_says_what_is_missing() {
     assert!(!reason.contains("needed without another way"), "{reason}");
     let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
     assert_eq!(machine["commit"], "abc");
+}
+
+/// Runs one part on a machine that differs by `variables`; returns its entry in the results.
+fn part_on(variables: &[(&str, &str)], part: &str) -> Value {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--sim", "--parts", part])
+        .arg(out.path())
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let entry = results(out.path())[part].clone();
+    assert!(entry.is_object(), "{output:?}");
+    entry
+}
+
+#[test]
+fn refusals_of_the_driver_are_explained_and_not_failures() {
+    for (name, value, part, said) in [
+        (
+            "SIMGPU_QUIRKS",
+            "pageable-copies",
+            "host_pieces",
+            "copies FAIL without access, pageable",
+        ),
+        (
+            "SIMGPU_HOST_LOCATIONS",
+            "numa:*=crash,host=801",
+            "host_pieces",
+            "at numa:0: signal 11",
+        ),
+        (
+            "SIMGPU_QUIRKS",
+            "vmm-attributes",
+            "sharing",
+            "sync_memops works on linear;",
+        ),
+        (
+            "SIMGPU_QUIRKS",
+            "rdma",
+            "sharing",
+            "rdma_capable works on linear, mapped_rdma;",
+        ),
+        (
+            "SIMGPU_FAULTS",
+            "cuCtxRecordEvent=801",
+            "contexts",
+            "DOES NOT COVER primary legacy",
+        ),
+        (
+            "SIMGPU_QUIRKS",
+            "record-primary",
+            "contexts",
+            "DOES NOT COVER cuCtxCreate legacy",
+        ),
+        (
+            "SIMGPU_FAULTS",
+            "cuStreamWriteValue32*=801",
+            "barriers",
+            "barrier refused",
+        ),
+    ] {
+        let entry = part_on(&[(name, value)], part);
+        assert_eq!(entry["state"], "PASS", "{value}: {entry}");
+        let reason = entry["reason"].as_str().unwrap();
+        assert!(reason.contains(said), "{value}: {reason}");
+    }
+}
+
+#[test]
+fn prices_of_calls_are_in_the_answers() {
+    let prices = "first-launch-usec=50000,first-launch-bytes=4M,stall-usec=5000,marker-nsec=3000,\
+                  bare-marker-nsec=1000,set-access-usec=2000";
+    let facts = |part| part_on(&[("SIMGPU_PRICES", prices)], part)["facts"].take();
+    let launches = facts("launches");
+    for way in ["lazy", "eager"] {
+        assert!(launches[way]["first"].as_f64() >= Some(50.0), "{launches}");
+        assert_eq!(launches[way]["mib_of_memory"], 8.0, "{launches}");
+    }
+    assert!(
+        launches["launch_usec"]["max"].as_f64() >= Some(5000.0),
+        "{launches}"
+    );
+    let barriers = facts("barriers");
+    let usec = &barriers["device_usec"];
+    assert!(usec["barrier"]["min"].as_f64() >= Some(13.0), "{barriers}");
+    assert!(
+        usec["no_barrier_old_call"]["min"].as_f64() >= Some(11.0),
+        "{barriers}"
+    );
+    assert!(usec["no_barrier"]["refused"].is_string(), "{barriers}");
+    let vmm = facts("vmm");
+    let took = &vmm["usec"]["device"]["2"]["set_access"]["min"];
+    assert!(took.as_f64() >= Some(2000.0), "{vmm}");
+}
+
+/// Tests the product where the driver refuses what it prefers: it has other ways.
+#[test]
+fn governed_programs_work_with_each_refusal_of_the_driver() {
+    for variables in [
+        [("SIMGPU_QUIRKS", "record-primary"), ("SIMGPU_PRICES", "")],
+        [("SIMGPU_QUIRKS", "no-memory-operations"), ("SIMGPU_PRICES", "")],
+        [
+            ("SIMGPU_QUIRKS", "record-primary,no-memory-operations,nvml-zero"),
+            (
+                "SIMGPU_PRICES",
+                "first-launch-usec=20000,first-launch-bytes=2M,stall-usec=2000",
+            ),
+        ],
+    ] {
+        let entry = part_on(&variables, "load_governed");
+        assert_eq!(entry["state"], "PASS", "{variables:?}: {entry}");
+        assert_eq!(entry["reason"], "counted, capped, frozen and thawed");
+    }
 }
 
 #[test]

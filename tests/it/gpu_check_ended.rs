@@ -168,3 +168,27 @@ fn killed_check_is_cleaned_up() {
     kill(halfway.python(), Signal::SIGKILL).unwrap();
     assert_eq!(halfway.ends(), Some(137));
 }
+
+#[test]
+fn failed_part_keeps_the_trace_of_its_programs() {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--sim", "--parts", "load_governed"])
+        .arg(out.path())
+        .env("SIMGPU_FAULTS", "cuStreamCreate*=999")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let entry = &results(out.path())["load_governed"];
+    assert_eq!(entry["state"], "FAIL", "{output:?}");
+    let evidence = out.path().join("evidence/load_governed");
+    let trace = fs::read_to_string(evidence.join("trace.txt")).unwrap();
+    for text in [
+        " bound: cuLaunchKernel 0x",
+        " first call: cuStreamCreate",
+        " governed by the daemon at ",
+    ] {
+        assert!(trace.contains(text), "{text}: {trace}");
+    }
+    assert!(evidence.join("output.txt").exists());
+    assert!(!out.path().join("evidence/driver").exists());
+}

@@ -10,10 +10,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use support::{Mount, artifacts, wait_for, wait_until};
+use support::{Config, Mount, artifacts, wait_for, wait_until};
 use tempfile::TempDir;
 
-use crate::driver::{DriverShell, driver_shell};
+use crate::driver::{Dir, DriverShell, driver_shell};
 
 const REFUSED: &str = "error 2";
 
@@ -227,6 +227,50 @@ fn log_says_which_user_changed_what() {
     let log = mount.log();
     assert_eq!(log.matches(&writer).count(), lines.len(), "{log}");
     assert!(!log.contains("BY_UID"), "{log}");
+}
+
+#[test]
+fn trace_has_bound_functions_first_calls_and_failed_calls() {
+    for driver in ["11.8", "13.5"] {
+        let mount = Mount::with(Config::default().env("SIMGPU_DRIVER", driver));
+        let path = mount.root().join(format!("trace-{driver}"));
+        let mut command = mount.command(driver_shell());
+        command
+            .env("GCGROUP_TRACE", &path)
+            .env("SIMGPU_FAULTS", "cuDeviceGetUuid_v2=801");
+        let mut shell = DriverShell::spawn(command);
+        for index in 0..3 {
+            assert_eq!(shell.ask("alloc linear 4096"), format!("ok {index}"));
+            assert_eq!(shell.ask(&format!("free {index}")), "ok");
+            assert_eq!(shell.ask("spin 10 5"), "ok");
+            assert_eq!(shell.ask("sync"), "ok");
+        }
+        assert_eq!(Dir::of(&mount, shell.pid()).launches(), 15);
+        shell.quit();
+        let text = fs::read_to_string(&path).expect("the trace exists");
+        let count = |line: &str| text.lines().filter(|one| one.contains(line)).count();
+        assert_eq!(count(" hook "), 1, "{text}");
+        for name in ["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuMemFree_v2"] {
+            let bound = text
+                .lines()
+                .find(|line| line.contains(&format!(" bound: {name} 0x")));
+            assert!(
+                bound.is_some_and(|line| line.contains(", exported 0x")),
+                "{name}: {text}"
+            );
+            let first = text
+                .lines()
+                .filter(|line| line.ends_with(&format!(" first call: {name}")));
+            assert_eq!(first.count(), 1, "{name}: {text}");
+        }
+        assert_eq!(
+            count(" absent: cuGreenCtxCreate"),
+            usize::from(driver == "11.8"),
+            "{text}"
+        );
+        assert_eq!(count(" governed by the daemon at "), 1, "{text}");
+        assert!(count(" own call failed: cuDeviceGetUuid_v2 801") > 0, "{text}");
+    }
 }
 
 #[test]

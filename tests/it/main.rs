@@ -213,6 +213,8 @@ mod simgpu_old;
 #[cfg(test)]
 mod simgpu_pools;
 #[cfg(test)]
+mod simgpu_prices;
+#[cfg(test)]
 mod simgpu_sparse;
 #[cfg(test)]
 mod simgpu_symbols;

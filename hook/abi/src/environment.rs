@@ -68,6 +68,10 @@ variables! {
     /// allocation, each completed freeze and each move. It must be a regular file or absent, not a symbolic
     /// link; it is made with mode 0600.
     GCGROUP_LOG = "FILE", "hook";
+    /// File to which the hook appends what it does, to find out why a program is not governed: the lines of
+    /// GCGROUP_LOG, each hooked function with its addresses, the first call of each that reaches the driver,
+    /// and each driver call of its own that fails. A file as for GCGROUP_LOG.
+    GCGROUP_TRACE = "FILE", "hook";
     /// File that is read in place of /proc/meminfo, for tests.
     GCGROUP_MEMINFO = "FILE", "hook, gcgroupfs";
     /// Directory that is read in place of /sys/devices/system/node, for tests.

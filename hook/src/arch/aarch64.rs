@@ -123,6 +123,46 @@ macro_rules! admit_text {
     };
 }
 
+/// Bytes of a stub of `stubs_text`: two instructions.
+pub(crate) const STUB_BYTES: usize = 8;
+
+/// `count` stubs, one for each hooked function whose first call is traced. Each jumps to `traced` with its
+/// own end in `x16`.
+macro_rules! stubs_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(".rept {count}", "adr x16, . + 8", "b {traced}", ".endr", $($operands)*)
+    };
+}
+
+/// Calls `called(end of the stub)` with every argument preserved and jumps to the address that it returns.
+macro_rules! traced_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            "stp x0, x1, [sp, -80]!",
+            ".cfi_def_cfa_offset 80",
+            "stp x2, x3, [sp, 16]",
+            "stp x4, x5, [sp, 32]",
+            "stp x6, x7, [sp, 48]",
+            "stp x8, x30, [sp, 64]",
+            ".cfi_offset x30, -8",
+            "mov x0, x16",
+            "bl {called}",
+            "mov x16, x0",
+            "ldp x8, x30, [sp, 64]",
+            "ldp x6, x7, [sp, 48]",
+            "ldp x4, x5, [sp, 32]",
+            "ldp x2, x3, [sp, 16]",
+            "ldp x0, x1, [sp], 80",
+            ".cfi_restore x30",
+            ".cfi_def_cfa_offset 0",
+            "br x16",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
 /// Calls `call(data)`; returns its result in `x1` and 0 in `x0`.
 macro_rules! stop_text {
     ($($operands:tt)*) => {
@@ -171,4 +211,47 @@ macro_rules! landed_text {
     };
 }
 
-pub(crate) use {admit_text, landed_text, stop_text, submission_text};
+/// A jump to the function of the C library in the version that glibc 2.28 has too.
+macro_rules! import_text {
+    ($name:ident) => {
+        concat!(
+            ".symver gcgroup_import_",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            "@GLIBC_2.17\n",
+            "adrp x16, :got:gcgroup_import_",
+            stringify!($name),
+            "\n",
+            "ldr x16, [x16, :got_lo12:gcgroup_import_",
+            stringify!($name),
+            "]\n",
+            "br x16"
+        )
+    };
+}
+
+/// A jump to the function that the only operand names.
+macro_rules! go_text {
+    () => {
+        "b {}"
+    };
+}
+
+/// A jump to the function whose address is at the symbol `gcgroup` and a name.
+macro_rules! jump_text {
+    ($name:ident) => {
+        concat!(
+            "adrp x16, gcgroup",
+            stringify!($name),
+            "\n",
+            "ldr x16, [x16, :lo12:gcgroup",
+            stringify!($name),
+            "]\n",
+            "br x16"
+        )
+    };
+}
+
+pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {go_text, import_text, jump_text};

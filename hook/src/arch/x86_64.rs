@@ -94,6 +94,42 @@ macro_rules! admit_text {
     };
 }
 
+/// Bytes of a stub of `stubs_text`: a call.
+pub(crate) const STUB_BYTES: usize = 5;
+
+/// `count` stubs, one for each hooked function whose first call is traced. Each calls `traced` and never
+/// continues.
+macro_rules! stubs_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(".rept {count}", "call {traced}", ".endr", $($operands)*)
+    };
+}
+
+/// Calls `called(end of the stub)` with every argument preserved and jumps to the address that it returns.
+macro_rules! traced_text {
+    ($($operands:tt)*) => {
+        ::core::arch::naked_asm!(
+            ".cfi_startproc",
+            ".cfi_adjust_cfa_offset 8",
+            ".irp register, rdi, rsi, rdx, rcx, r8, r9",
+            "push \\register",
+            ".cfi_adjust_cfa_offset 8",
+            ".endr",
+            "mov rdi, qword ptr [rsp + 48]",
+            "call {called}",
+            ".irp register, r9, r8, rcx, rdx, rsi, rdi",
+            "pop \\register",
+            ".cfi_adjust_cfa_offset -8",
+            ".endr",
+            "add rsp, 8",
+            ".cfi_adjust_cfa_offset -8",
+            "jmp rax",
+            ".cfi_endproc",
+            $($operands)*
+        )
+    };
+}
+
 /// Calls `call(data)`; returns its result in `rdx` and 0 in `rax`.
 macro_rules! stop_text {
     ($($operands:tt)*) => {
@@ -133,4 +169,43 @@ macro_rules! landed_text {
     };
 }
 
-pub(crate) use {admit_text, landed_text, stop_text, submission_text};
+/// A jump to the function of the C library in the version that glibc 2.28 has too.
+macro_rules! import_text {
+    (pthread_setname_np) => {
+        crate::arch::import_text!(pthread_setname_np, "GLIBC_2.12")
+    };
+    ($name:ident) => {
+        crate::arch::import_text!($name, "GLIBC_2.2.5")
+    };
+    ($name:ident, $version:literal) => {
+        concat!(
+            ".symver gcgroup_import_",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            "@",
+            $version,
+            "\n",
+            "jmp qword ptr [rip + gcgroup_import_",
+            stringify!($name),
+            "@GOTPCREL]"
+        )
+    };
+}
+
+/// A jump to the function that the only operand names.
+macro_rules! go_text {
+    () => {
+        "jmp {}"
+    };
+}
+
+/// A jump to the function whose address is at the symbol `gcgroup` and a name.
+macro_rules! jump_text {
+    ($name:ident) => {
+        concat!("jmp qword ptr [rip + gcgroup", stringify!($name), "]")
+    };
+}
+
+pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {go_text, import_text, jump_text};

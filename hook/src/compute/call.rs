@@ -24,6 +24,16 @@ pub(crate) const IN_CONFIG: u32 = 0xe;
 const STREAM_OF_LAUNCH: u32 = 8;
 /// Offset of `hStream` in a `CUlaunchConfig`, bytes: after grid and block dimensions and shared memory size.
 const STREAM_IN_CONFIG: usize = 32;
+/// Offsets of `attrs` and `numAttrs` in a `CUlaunchConfig`, and of an attribute's value in a
+/// `CUlaunchAttribute`, and the size of the latter, bytes.
+const ATTRIBUTES_IN_CONFIG: usize = 40;
+const COUNT_IN_CONFIG: usize = 48;
+const VALUE_IN_ATTRIBUTE: usize = 8;
+const ATTRIBUTE_BYTES: usize = 72;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const PROGRAMMATIC: u32 = 6;
+/// Most attributes that are looked at: more than the driver knows.
+const MOST_ATTRIBUTES: usize = 64;
 
 /// Arguments of a call, as the fast path of a submission pushed them ([`arch::pushed`]).
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +60,19 @@ impl Arguments {
         (structure != 0).then(|| unsafe { *std::ptr::with_exposed_provenance::<usize>(structure + offset) })
     }
 
+    /// Returns whether the `CUlaunchConfig` in the first argument permits the kernel to start before the one
+    /// in front of it has ended.
+    fn is_programmatic(self) -> bool {
+        let count = self.word_in_first(COUNT_IN_CONFIG).unwrap_or(0) & u32::MAX as usize;
+        let list = self.word_in_first(ATTRIBUTES_IN_CONFIG).unwrap_or(0);
+        let word = |at: usize| {
+            // SAFETY: the driver reads this word too; by the program's word the list has `count` attributes.
+            unsafe { *std::ptr::with_exposed_provenance::<u32>(at) }
+        };
+        let mut attributes = (0..count.min(MOST_ATTRIBUTES)).map(|index| list + index * ATTRIBUTE_BYTES);
+        list != 0 && attributes.any(|at| word(at) == PROGRAMMATIC && word(at + VALUE_IN_ATTRIBUTE) != 0)
+    }
+
     /// Returns the stream's handle; a default stream is `LEGACY` or `PER_THREAD`.
     fn stream(self, call: u32) -> usize {
         let handle = match call >> 4 & 0xf {
@@ -72,7 +95,7 @@ pub(super) fn shape(what: Submission, call: u32, arguments: Arguments) -> Shape 
         IN_CONFIG => {
             let dimensions = [0, 8, 16].map(|offset| arguments.word_in_first(offset).unwrap_or(0) as u64);
             let [one, two, three] = dimensions;
-            Shape::new(what, &[word(1), one, two, three])
+            Shape::new(what, &[word(1), one, two, three]).overlapping(arguments.is_programmatic())
         }
         // `cuLaunchKernel` and `cuLaunchCooperativeKernel`: the dimensions follow the function.
         STREAM_OF_LAUNCH => {
@@ -115,5 +138,37 @@ impl Call {
             Self::Passed(..) => DeviceSet::default(),
             Self::Handled(_, devices) => devices,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A launch with these attributes: number and value.
+    fn is_overlapping(attributes: &[(u32, u32)], count: usize) -> bool {
+        let words = attributes.iter().map(|&(number, value)| {
+            let mut words = [0_u32; ATTRIBUTE_BYTES / 4];
+            (words[0], words[VALUE_IN_ATTRIBUTE / 4]) = (number, value);
+            words
+        });
+        let list: Vec<_> = words.collect();
+        let mut config = [0_usize; 7];
+        config[ATTRIBUTES_IN_CONFIG / 8] = list.as_ptr().expose_provenance();
+        config[COUNT_IN_CONFIG / 8] = count;
+        let mut pushed = [0_usize; 16];
+        pushed[arch::pushed(0)] = config.as_ptr().expose_provenance();
+        Arguments(pushed.as_ptr()).is_programmatic()
+    }
+
+    #[test]
+    fn programmatic_serialisation_is_found_among_attributes() {
+        assert!(is_overlapping(&[(2, 1), (PROGRAMMATIC, 1)], 2));
+        assert!(!is_overlapping(&[(2, 1), (PROGRAMMATIC, 0)], 2));
+        assert!(!is_overlapping(&[(2, 1), (PROGRAMMATIC, 1)], 1));
+        assert!(!is_overlapping(&[(2, PROGRAMMATIC)], 1));
+        assert!(!is_overlapping(&[], 0));
+        let pushed = [0_usize; 16];
+        assert!(!Arguments(pushed.as_ptr()).is_programmatic());
     }
 }

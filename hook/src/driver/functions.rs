@@ -27,7 +27,8 @@ macro_rules! calls {
                 let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
                 $crate::driver::thread::hold();
                 // SAFETY: memory that it writes to is borrowed for the call, and large enough by its type.
-                unsafe { real($($arg),*) }
+                let result = unsafe { real($($arg),*) };
+                $crate::driver::trace::own_call(NAME, result)
             }
         )*
     };

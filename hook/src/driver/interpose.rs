@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::thread::{self, Inside};
 use crate::driver::unwind::{self, Call, Unwinding};
+use crate::sys::log;
 
 /// Calls the driver with the program's own arguments.
 pub type Next<'a> = &'a dyn Fn() -> CUresult;
@@ -57,8 +58,13 @@ impl Real {
         let call = if exported.is_null() { given } else { exported };
         if !call.is_null() {
             self.given.store(given, Relaxed);
-            self.address.store(call, Relaxed);
+            self.call_through(call);
         }
+    }
+
+    /// Directs later calls to `address`, which is this function or jumps to it.
+    pub(crate) fn call_through(&self, address: *mut c_void) {
+        self.address.store(address, Relaxed);
     }
 
     /// Returns whether `address` is this function.
@@ -222,11 +228,12 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).ok()
 }
 
-/// Installs a panic hook that prints one line to standard error, for the first panic only.
+/// Installs a panic hook that prints one line to standard error, for the first panic only, and logs each.
 pub(crate) fn say_panics_once() {
     std::panic::set_hook(Box::new(|panic| {
         static SAID: Once = Once::new();
         thread::hold();
+        log::line(|| format!("internal error: {panic}"));
         SAID.call_once(|| eprintln!("gcgroup: internal error: {panic}; the program continues"));
     }));
 }

@@ -123,6 +123,22 @@ impl Library {
     }
 }
 
+/// Loads a library and returns the addresses of its functions; `None` if it or one of them is not there.
+pub(crate) fn functions(file: &CStr, names: &[&CStr]) -> Option<Vec<*mut c_void>> {
+    let bridge = bridge()?;
+    // SAFETY: the C library's dlopen with a C string.
+    let handle = unsafe { (bridge.dlopen)(file.as_ptr(), libc::RTLD_LAZY) };
+    // SAFETY: the C library's dlsym with a valid handle and a C string.
+    let find = |name: &&CStr| unsafe { (bridge.dlsym)(handle, name.as_ptr()) };
+    let found: Option<Vec<_>> = (!handle.is_null())
+        .then(|| names.iter().map(find).collect::<Vec<_>>())
+        .filter(|found| found.iter().all(|address| !address.is_null()));
+    if found.is_none() {
+        forget_error();
+    }
+    found
+}
+
 /// Clears the error that a failed call of the hook left for the program's next `dlerror`.
 pub(crate) fn forget_error() {
     // SAFETY: takes no argument, and its result may be ignored.

@@ -10,6 +10,8 @@ pub mod nvml;
 pub(crate) mod out_pointer;
 pub(crate) mod streams;
 pub(crate) mod thread;
+pub(crate) mod trace;
 pub(crate) mod unwind;
+pub(crate) mod unwinder;
 
 pub use functions::*;

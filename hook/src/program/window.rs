@@ -1,15 +1,17 @@
 //! In-flight window: limits the work that a thread keeps queued while others may need the device, in GPU time
 //! instead of a number of calls.
 //!
-//! The thread sets a marker on its streams every quarter of a window. It does not submit while its queued
-//! work, with the new submission, would take longer than the window (or, if the submission alone takes longer
-//! than that, while more than three quarters of a window are queued). So a process of higher priority waits
-//! for one window or one submission, whichever is longer. The cost of a submission is learned from when
-//! markers pass. Until the first submission of a kind has passed, which may take any time, nothing is queued
-//! behind it. A submission that ran while another process had the device has shared it, and counts only if
-//! many in a row agree (`costs`). The costs of kernels and graphs are learned one by one (`shapes`): the
-//! first of each is marked alone. If one of several milliseconds always shares the device, its cost is the
-//! GPU time that the daemon has charged for it until the next submission.
+//! The thread sets a marker on its streams every quarter of a window, or every half where markers are slow,
+//! and none in front of a kernel that may overlap with the one before it, unless it must wait. It does not
+//! submit while its queued work, with the new submission, would take longer than the window (or, if the
+//! submission alone takes longer than that, while more than three quarters of a window are queued). So a
+//! process of higher priority waits for one window or one submission, whichever is longer. The cost of a
+//! submission is learned from when markers pass. Until the first submission of a kind has passed, which may
+//! take any time, nothing is queued behind it. A submission that ran while another process had the device
+//! has shared it, and counts only if many in a row agree (`costs`). The costs of kernels and graphs are
+//! learned one by one (`shapes`): the first of each is marked alone. If one of several milliseconds always
+//! shares the device, its cost is the GPU time that the daemon has charged for it until the next
+//! submission.
 
 mod costs;
 mod queued;
@@ -23,6 +25,7 @@ use std::sync::Arc;
 use self::costs::{Costs, Load, Longest};
 pub(crate) use self::shapes::Shape;
 use super::context::{Context, PendingMarker};
+use crate::sys;
 
 /// Time after an expected end at which it is polled, nanoseconds: late rather than early.
 const LOOK: u64 = 20_000;
@@ -68,6 +71,8 @@ pub(crate) struct Window {
     charged: u64,
     /// The last submission if it was alone in the queue and shared the device.
     unsettled: Option<Unsettled>,
+    /// Shortest time in which a marker was set, nanoseconds; 0 before the first.
+    marking: u64,
 }
 
 /// A submission whose cost is known when all of its GPU time has been charged.
@@ -104,6 +109,7 @@ impl Window {
             isolates: false,
             charged: 0,
             unsettled: None,
+            marking: 0,
         }
     }
 
@@ -137,11 +143,12 @@ impl Window {
         if self.left(now) <= limit {
             self.tried = 0;
             let is_alone = self.isolates || self.costs.shapes.is_new(shape.key);
-            self.mark(context, stream, if is_alone { 0 } else { window / 4 }, now);
+            let least = self.least(shape, if is_alone { 0 } else { self.interval(window) });
+            self.mark(context, stream, least, now);
             return Admission::Room;
         }
-        // All of the queue must be marked to learn when it has ended.
-        self.mark(context, stream, 0, now);
+        // All of the queue must be marked to learn when it has ended; most of it does before this submission.
+        self.mark(context, stream, [0; 2], now);
         if self.left(now) <= limit {
             self.tried = 0;
             return Admission::Room;
@@ -161,7 +168,7 @@ impl Window {
             return None;
         }
         self.look(now);
-        self.mark(context, stream, 0, now);
+        self.mark(context, stream, [0; 2], now);
         let running = self.in_flight.front()?;
         let (cost, ran) = self.taken(running, now);
         Some(cost.saturating_sub(ran).max(ran.saturating_sub(cost) / 8) + LOOK)
@@ -315,22 +322,43 @@ impl Window {
         };
     }
 
-    /// Sets markers on streams with more than `least` nanoseconds of work since their last one. `in_use` is
-    /// the stream of the current call, which surely exists.
-    fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: u64, now: u64) {
+    /// Returns the nanoseconds of work on a stream between two markers: a quarter of a window, or up to half
+    /// of it, so that setting markers takes at most one hundredth of the time.
+    fn interval(&self, window: u64) -> u64 {
+        (window / 4).max(self.marking.saturating_mul(100).min(window / 2))
+    }
+
+    /// Returns the largest load, nanoseconds, of the stream of a submission that needs no marker in front of
+    /// the submission, and that of other streams, which is `least`. A marker in front of a submission that
+    /// may overlap with the one before it would keep the two apart.
+    fn least(&self, shape: Shape, least: u64) -> [u64; 2] {
+        [if shape.overlaps { u64::MAX } else { least }, least]
+    }
+
+    /// Sets markers on streams with more than `least` nanoseconds of work since their last one: of `in_use`,
+    /// the stream of the current call, which surely exists, and of other streams.
+    fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: [u64; 2], now: u64) {
         let Some(context) = context else { return };
         let Self {
             costs,
             in_flight,
             unmarked,
+            marking,
             ..
         } = self;
         unmarked.retain(|(stream, load, at)| {
-            if costs.of_load(load) <= least {
+            let is_in_use = *stream == in_use;
+            if costs.of_load(load) <= least[usize::from(!is_in_use)] {
                 return true;
             }
-            let marker = context.mark_own(*stream, *stream == in_use);
+            let began = sys::now();
+            let marker = context.mark_own(*stream, is_in_use);
             let is_marked = marker.is_some();
+            if is_marked {
+                let took = sys::now().saturating_sub(began).max(1);
+                // The minimum: other times include waits for the processor.
+                *marking = if *marking == 0 { took } else { took.min(*marking) };
+            }
             in_flight.extend(marker.map(|marker| Batch {
                 marker,
                 load: *load,

@@ -47,7 +47,7 @@ impl Session {
     /// There is no memory for the blocks.
     pub(crate) fn new(options: Options) -> io::Result<Self> {
         if let Some(path) = &options.log {
-            log::start(path);
+            log::LOG.start(path);
         }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
@@ -170,6 +170,7 @@ impl Session {
 
     /// Opens the gates, because the daemon has been away for longer than announced.
     pub(crate) fn open_gates(&self, keep_frozen: bool) {
+        log::line(|| "gates opened: the daemon has been away for too long".to_owned());
         // Without memory the gates stay as they were.
         let _ = self.blocks.open_gates(keep_frozen);
     }

@@ -1,8 +1,8 @@
-//! Log of the hook in a file: `GCGROUP_LOG`. Without the variable a line costs one load.
+//! Files to which the hook writes lines: `GCGROUP_LOG` and `GCGROUP_TRACE`. Without these variables a line
+//! costs two loads.
 //!
-//! The file is opened for each line: the hook keeps no descriptor that the program could close. Symbolic
-//! links are not followed, and only regular files are written, so that no write waits for a reader. At most
-//! [`MOST`] lines are written in a second.
+//! A file is opened for each line: the hook keeps no descriptor that the program could close. Symbolic links
+//! are not followed, and only regular files are written, so that no write waits for a reader.
 
 use std::ffi::{CString, OsStr, c_int};
 use std::mem::MaybeUninit;
@@ -12,40 +12,78 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lines in one second.
-const MOST: u32 = 1000;
+/// Log of events.
+pub(crate) static LOG: Sink = Sink::new(1000);
+/// Log of events, hooked functions and failed driver calls.
+pub(crate) static TRACE: Sink = Sink::new(10_000);
 
-/// Path of the file; unset without a log.
-static FILE: OnceLock<CString> = OnceLock::new();
-
-/// Directs all later lines to the file at `path`. Only the first call counts.
-pub(crate) fn start(path: &OsStr) {
-    // The program may change its directory later.
-    let path = std::path::absolute(Path::new(path)).ok();
-    let path = path.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
-    if let Some(path) = path {
-        let _ = FILE.set(path);
-    }
+/// A file to which lines are appended.
+pub(crate) struct Sink {
+    /// Path of the file; unset without one.
+    file: OnceLock<CString>,
+    /// The largest number of lines in one second.
+    most: u32,
+    second: AtomicU64,
+    nr_lines: AtomicU32,
 }
 
-/// Writes one line, if there is a log: time in seconds since 1970, pid, thread and text. Never fails.
+/// Writes one line to each file that there is: time in seconds since 1970, pid, thread and text. Never fails.
 #[inline]
 pub(crate) fn line(text: impl FnOnce() -> String) {
-    if let Some(path) = FILE.get() {
-        write(path, &text());
+    if LOG.is_on() || TRACE.is_on() {
+        let text = text();
+        LOG.write(&text);
+        TRACE.write(&text);
     }
 }
 
-#[cold]
-fn write(path: &CString, text: &str) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if !is_allowed(now.as_secs()) {
-        return;
+impl Sink {
+    const fn new(most: u32) -> Self {
+        Self {
+            file: OnceLock::new(),
+            most,
+            second: AtomicU64::new(0),
+            nr_lines: AtomicU32::new(0),
+        }
     }
-    let (pid, tid) = (std::process::id(), super::gettid());
-    let (seconds, msec) = (now.as_secs(), now.subsec_millis());
-    let text = text.replace(char::is_control, " ");
-    append(path, &format!("{seconds}.{msec:03} {pid} {tid} {text}\n"));
+
+    /// Directs all later lines to the file at `path`. Only the first call counts.
+    pub(crate) fn start(&self, path: &OsStr) {
+        // The program may change its directory later.
+        let path = std::path::absolute(Path::new(path)).ok();
+        let path = path.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+        if let Some(path) = path {
+            let _ = self.file.set(path);
+        }
+    }
+
+    /// Returns whether lines are written.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.file.get().is_some()
+    }
+
+    /// Writes one line to this file alone, if there is one.
+    #[cold]
+    pub(crate) fn write(&self, text: &str) {
+        let Some(path) = self.file.get() else { return };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if !self.is_allowed(now.as_secs()) {
+            return;
+        }
+        let (pid, tid) = (std::process::id(), super::gettid());
+        let (seconds, msec) = (now.as_secs(), now.subsec_millis());
+        let text = text.replace(char::is_control, " ");
+        append(path, &format!("{seconds}.{msec:03} {pid} {tid} {text}\n"));
+    }
+
+    /// Returns whether another line may be written in this second. Threads that race may write a few more.
+    fn is_allowed(&self, second: u64) -> bool {
+        if self.second.swap(second, Relaxed) != second {
+            self.nr_lines.store(0, Relaxed);
+        }
+        self.nr_lines.fetch_add(1, Relaxed) < self.most
+    }
 }
 
 /// Appends a line with one write(2). System calls are made directly, because those of the C library are
@@ -78,16 +116,6 @@ fn append(path: &CString, line: &str) {
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-/// Returns whether another line may be written in this second. Threads that race may write a few more.
-fn is_allowed(second: u64) -> bool {
-    static SECOND: AtomicU64 = AtomicU64::new(0);
-    static NR: AtomicU32 = AtomicU32::new(0);
-    if SECOND.swap(second, Relaxed) != second {
-        NR.store(0, Relaxed);
-    }
-    NR.fetch_add(1, Relaxed) < MOST
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -111,8 +139,12 @@ mod tests {
     fn lines_are_appended_to_a_private_file() {
         let directory = directory("appended");
         let path = directory.join("log");
-        write(&name(&path), "one\nforged");
-        write(&name(&path), "two");
+        let sink = Sink::new(2);
+        sink.write("no file yet");
+        sink.start(path.as_os_str());
+        sink.second.store(u64::MAX, Relaxed);
+        sink.write("one\nforged");
+        sink.write("two");
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let pid = std::process::id();

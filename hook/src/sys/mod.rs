@@ -10,6 +10,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 pub(crate) mod descriptor;
+pub(crate) mod imports;
 pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod own;
@@ -44,10 +45,11 @@ pub(crate) fn errno(error: &io::Error) -> Option<i32> {
     failed.map_or_else(|| error.raw_os_error(), |failed| Some(failed.errno))
 }
 
-/// Returns the calling thread's id.
+/// Returns the calling thread's id. By the system call, since glibc has a function for it from 2.30 on.
 pub(crate) fn gettid() -> u32 {
     // SAFETY: takes nothing, cannot fail.
-    unsafe { libc::gettid() }.cast_unsigned()
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+    u32::try_from(tid).unwrap_or(0)
 }
 
 /// Returns an environment variable. `None` in a program that runs with elevated privileges (set-user-ID),

@@ -53,7 +53,8 @@ def start(mount, seconds=30):
         let_go()
     with open(LOG, "a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [GCGROUPFS, "mount", *([mount] if mount else ["--no-fuse"]), "--state-dir", f"{WORK}/state"],
+            [GCGROUPFS, "mount", *([mount] if mount else ["--no-fuse"]), "--state-dir", f"{WORK}/state",
+             "--log", "debug"],
             stderr=log, stdout=log, stdin=subprocess.DEVNULL, preexec_fn=os.setpgrp)
     with open(PID, "w", encoding="ascii") as file:
         file.write(str(process.pid))

@@ -89,7 +89,8 @@ class Check:
     def run(self, part, most, probe):
         """Runs a part in a process group of its own, and ends all processes that it leaves."""
         stem = f"{os.environ['GPU_CHECK_WORK']}/parts/{part.name}"
-        os.environ["GPU_CHECK_PART"] = part.name
+        # For the hooks of governed programs.
+        os.environ.update(GPU_CHECK_PART=part.name, GCGROUP_TRACE=f"{stem}.trace")
         limit = min(most, self.left())
         self.results.begins(part.name, probe=probe)
         began = time.monotonic()
@@ -122,7 +123,7 @@ class Check:
         else:
             self.results.ends(part.name, STATES.get(status, "FAIL"), words, **facts)
         if self.results.entries[part.name]["state"] == "FAIL":
-            evidence.write("output.txt", "".join(f"--- std{kind}\n{evidence.text(f'{stem}.{kind}')}\n" for kind in ("out", "err")))
+            evidence.of_part(stem)
         self.consequences(part, left)
 
     def daemon_died(self, part):

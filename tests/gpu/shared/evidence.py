@@ -10,10 +10,12 @@ import subprocess
 
 # Characters of output and log that are kept, and seconds for a debugger and for a command.
 TAIL, DEBUGGER_PATIENCE, PATIENCE = 64 << 10, 12, 5
+# Characters of the hooks' trace: 600 lines for each governed program of a part.
+TRACE_TAIL = 1 << 20
 # Files of a process, and of each of its threads, that say what it waits for.
 OF_PROCESS = ("cmdline", "status", "limits", "cgroup", "maps")
 OF_THREAD = ("comm", "wchan", "syscall", "stack")
-# Files of evidence of one part; more would be repetition.
+# Files of evidence of one part's processes; more would be repetition.
 MOST = 12
 
 
@@ -27,10 +29,10 @@ def folder():
     return path
 
 
-def write(name, content):
-    """Stores evidence, unless the part has enough of it."""
+def write(name, content, most=MOST):
+    """Stores evidence, unless the part has `most` files of it."""
     path = folder()
-    if path and content and len(os.listdir(path)) < MOST:
+    if path and content and len(os.listdir(path)) < most:
         with open(os.path.join(path, name), "w", encoding="utf-8") as file:
             file.write(content)
 
@@ -111,6 +113,14 @@ def of_process(pid, why):
     if not os.path.exists(f"{path}/control-files.txt"):
         write("control-files.txt", control_files())
         write("daemon.log", text(os.path.join(os.environ.get("GPU_CHECK_WORK", ""), "daemon.log")))
+
+
+def of_part(stem):
+    """Stores the output of a part that has failed, and the trace that the hooks of its programs wrote."""
+    said = "".join(f"--- std{kind}\n{text(f'{stem}.{kind}')}\n" for kind in ("out", "err"))
+    write("output.txt", said, MOST + 1)
+    if os.path.exists(f"{stem}.trace"):
+        write("trace.txt", text(f"{stem}.trace", TRACE_TAIL), MOST + 2)
 
 
 def of_crash(words, said, env):

@@ -143,7 +143,7 @@ class Parts(unittest.TestCase):
     def test_parts_are_chosen_by_name_after_the_driver(self):
         self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "vmm", "swap"])
         self.assertEqual(table.chosen(["facts"]), table.FACTS)
-        self.assertEqual(table.chosen(["product", "vmm"])[:2], [table.DRIVER, table.FACTS[4]])
+        self.assertEqual([part.name for part in table.chosen(["product", "vmm"])[:2]], ["driver", "vmm"])
         with self.assertRaisesRegex(ValueError, "no part vmn"):
             table.chosen(["vmn"])
 

@@ -22,6 +22,7 @@
 //!   allocation is refused because of it.
 //! - `SIMGPU_CONTEXT_SIZES`, `SIMGPU_GREEN_SIZE`, `SIMGPU_CODE_SIZE`: device memory that contexts and modules
 //!   take (`cost.rs` of the driver).
+//! - `SIMGPU_PRICES`: time and memory that calls take on real drivers (`price.rs` of the driver).
 //! - `SIMGPU_QUIRKS`: behaviour of other drivers and machines (`quirks`).
 //! - `SIMGPU_HOST_LOCATIONS`: what becomes of `cuMemCreate` at host locations: a list of `LOCATION=OUTCOME`.
 //!   LOCATION is `numa:NODE`, `numa:*` or `host`; OUTCOME is a `CUresult` other than 0, `crash` (SIGSEGV) or

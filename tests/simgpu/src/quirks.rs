@@ -27,6 +27,10 @@ quirks! {
     Rdma = "rdma";
     /// As `rdma`, but devices get no access to mapped memory that was created for it.
     RdmaRefused = "rdma-refused";
+    /// `cuCtxRecordEvent` returns `CUDA_ERROR_INVALID_CONTEXT` for contexts other than primary ones.
+    RecordPrimary = "record-primary";
+    /// The functions of stream memory operations exist and return `CUDA_ERROR_NOT_SUPPORTED`.
+    NoMemoryOperations = "no-memory-operations";
     /// NVML lists processes with 0 bytes.
     NvmlZero = "nvml-zero";
     /// NVML lists no processes.

@@ -18,6 +18,9 @@ pub(crate) struct Shape {
     pub(crate) what: Submission,
     /// 0: only the kind is known.
     pub(super) key: u64,
+    /// Whether it may start before the submission in front of it has ended (programmatic stream
+    /// serialisation).
+    pub(super) overlaps: bool,
 }
 
 impl Shape {
@@ -26,13 +29,26 @@ impl Shape {
         const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
         let mix = |key: u64, word: &u64| (key.rotate_left(23) ^ word).wrapping_mul(FACTOR);
         let key = words.iter().fold(what as u64, mix) | 1;
-        Self { what, key }
+        Self {
+            what,
+            key,
+            overlaps: false,
+        }
+    }
+
+    /// Returns the shape of a submission that may start before the one in front of it has ended, if it does.
+    pub(crate) fn overlapping(self, overlaps: bool) -> Self {
+        Self { overlaps, ..self }
     }
 }
 
 impl From<Submission> for Shape {
     fn from(what: Submission) -> Self {
-        Self { what, key: 0 }
+        Self {
+            what,
+            key: 0,
+            overlaps: false,
+        }
     }
 }
 

@@ -323,6 +323,24 @@ fn cost_of_each_shape_is_known_from_its_second_launch() {
 }
 
 #[test]
+fn slow_markers_are_set_less_often() {
+    let mut window = Window::new();
+    assert_eq!(window.interval(WINDOW), 125_000);
+    for (marking, interval) in [(1_000, 125_000), (2_000, 200_000), (900_000, 250_000)] {
+        window.marking = marking;
+        assert_eq!(window.interval(WINDOW), interval);
+    }
+}
+
+#[test]
+fn no_marker_keeps_an_overlapping_kernel_from_its_predecessor() {
+    let window = Window::new();
+    let shape = Shape::new(Submission::Kernel, &[1]);
+    assert_eq!(window.least(shape, 7), [7, 7]);
+    assert_eq!(window.least(shape.overlapping(true), 7), [u64::MAX, 7]);
+}
+
+#[test]
 fn shared_cost_is_the_gpu_time_charged_until_the_next_launch() {
     let mut window = Window::new();
     let shape = Shape::new(Submission::Kernel, &[1]);

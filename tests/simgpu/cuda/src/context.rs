@@ -180,6 +180,11 @@ impl Context {
         self.handle as u64
     }
 
+    /// Returns whether this is a device's primary context.
+    pub(crate) fn is_primary(&self) -> bool {
+        self.is_primary
+    }
+
     /// Returns the context that owns objects created in this one, except streams: the primary context of a
     /// green context, otherwise itself.
     pub(crate) fn base(&self) -> &Context {

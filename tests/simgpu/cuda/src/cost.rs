@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use simgpu::Held;
 use simgpu::config::parse_bytes;
 
-use crate::abi::CUerror;
+use crate::abi::{CUerror, CUresult};
 use crate::error::OUT_OF_MEMORY;
 use crate::image::Image;
+use crate::price::Price;
 use crate::process::Process;
 
 struct Costs {
@@ -68,6 +69,13 @@ impl Charged {
     pub(crate) fn module(process: &'static Process, index: usize, image: &Image) -> Result<Charged, CUerror> {
         let variables: u64 = image.globals.iter().map(|(_, bytes)| bytes).sum();
         Charged::new(process, index, costs().code.map_or(0, |code| code + variables))
+    }
+
+    /// Charges what the first launch of a function takes until the process ends.
+    pub(crate) fn first_launch(process: &'static Process, index: usize) -> CUresult {
+        let charged = Charged::new(process, index, Price::FirstLaunchMemory.get())?;
+        std::mem::forget(charged);
+        Ok(())
     }
 
     fn new(process: &'static Process, index: usize, bytes: u64) -> Result<Charged, CUerror> {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use simgpu::shield::Bell;
-use simgpu::{Export, Watch};
+use simgpu::{Export, Quirk, Watch};
 
 use crate::abi::{CUcontext, CUerror, CUevent, CUresult, CUstream, Out};
 use crate::call::{Call, driver};
 use crate::context::Context;
-use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::op::Op;
 use crate::process::Process;
 use crate::shared_event::SharedEvent;
@@ -220,7 +220,11 @@ driver! {
         elapsed(call, milliseconds, start, end)
     }
     fn cuCtxRecordEvent(context: CUcontext, event: CUevent) |call| {
-        call.context_of(context)?.record(call, event)
+        let context = call.context_of(context)?;
+        if Quirk::RecordPrimary.is_on() && !context.is_primary() {
+            return Err(INVALID_CONTEXT);
+        }
+        context.record(call, event)
     }
     fn cuCtxWaitEvent(context: CUcontext, event: CUevent) |call| {
         call.context_of(context)?.wait_event(call, event)

@@ -1,5 +1,6 @@
 //! Kernels: effect and duration of launches.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use simgpu::Cost;
@@ -8,9 +9,11 @@ use simgpu::memory::Space;
 use crate::abi::{CUcontext, CUerror, CUfunction, CUlaunchConfig, CUresult, CUstream, In, Raw};
 use crate::bytes;
 use crate::call::{Call, driver};
+use crate::cost::Charged;
 use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE};
 use crate::module::Code;
 use crate::op::Op;
+use crate::price::{self, Price};
 use crate::process::Process;
 use crate::stream::PER_THREAD;
 
@@ -115,7 +118,7 @@ impl Known {
             .map_or(Known::Nothing, |(_, known)| *known)
     }
 
-    fn sizes(self) -> &'static [usize] {
+    pub(crate) fn sizes(self) -> &'static [usize] {
         match self {
             Known::Nothing => &[],
             Known::Spin | Known::Work => &[8],
@@ -283,6 +286,12 @@ pub(crate) fn launch(
 ) -> CUresult {
     let stream = call.stream(stream)?;
     let launch = prepare(call, function, shape, params, extra, stream.context)?;
+    if !call.code(function)?.was_launched.swap(true, Relaxed) {
+        Price::FirstLaunch.wait(1);
+        let index = call.context_of(stream.context)?.index;
+        Charged::first_launch(call.process, index)?;
+    }
+    price::stall();
     call.enqueue(&stream, Op::Kernel(launch))
 }
 

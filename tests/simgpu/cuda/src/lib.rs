@@ -49,6 +49,7 @@ mod pool;
 mod pool_calls;
 mod pool_chunk;
 mod pool_share;
+mod price;
 mod primary;
 mod process;
 mod registry;

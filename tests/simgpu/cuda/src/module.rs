@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use parking_lot::Mutex;
 use simgpu::memory::Kind;
@@ -61,6 +61,8 @@ pub(crate) struct Code {
     pub(crate) known: Known,
     /// Maximum bytes of dynamic shared memory, as set by the program.
     shared: AtomicU32,
+    /// Whether it was launched before.
+    pub(crate) was_launched: AtomicBool,
 }
 
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
@@ -74,6 +76,7 @@ impl Code {
             name: c_name,
             known: Known::by_name(name),
             shared: AtomicU32::new(SHARED_BY_DEFAULT),
+            was_launched: AtomicBool::new(false),
         })
     }
 
@@ -252,6 +255,20 @@ fn attribute(call: Call, value: Out<i32>, attribute: u32, function: CUfunction) 
     value.set(call.code(function)?.attribute(attribute)?)
 }
 
+/// Stores where a parameter lies, bytes, and how large it is, unless that is not asked for.
+fn parameter(
+    call: Call,
+    function: CUfunction,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> CUresult {
+    let code = call.code(function)?;
+    let bytes = code.known.sizes().get(index).ok_or(INVALID_VALUE)?;
+    offset.set(index * 8)?;
+    if size.is_null() { Ok(()) } else { size.set(*bytes) }
+}
+
 driver! {
     fn cuModuleLoad(module: Out<CUmodule>, path: Text) |call| { load(call, module, read_file(path.get()?)?) }
     fn cuModuleLoadData(module: Out<CUmodule>, code: Raw) |call| { load(call, module, image::at(code)?) }
@@ -347,5 +364,11 @@ driver! {
     fn cuFuncSetCacheConfig(function: CUfunction, _config: u32) |call| { call.code(function).map(|_| ()) }
     fn cuFuncSetSharedMemConfig(function: CUfunction, _config: u32) |call| { call.code(function).map(|_| ()) }
     fn cuFuncIsLoaded(state: Out<u32>, function: CUfunction) |call| { call.code(function)?; state.set(1) }
+    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: Out<usize>, size: Out<usize>) |call| {
+        parameter(call, function, index, offset, size)
+    }
+    fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: Out<usize>, size: Out<usize>) |call| {
+        parameter(call, kernel, index, offset, size)
+    }
     fn cuFuncLoad(function: CUfunction) |call| { call.code(function).map(|_| ()) }
 }

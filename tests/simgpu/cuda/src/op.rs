@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use simgpu::{Route, Watch, Work};
+use simgpu::{Cost, Route, Watch, Work};
 
 use crate::abi::{CUerror, CUresult, Raw};
 use crate::bytes::{Copy, Fill};
@@ -127,7 +127,10 @@ impl Op {
             }
             Op::Store(store) => {
                 let run = or_fault(Box::new(move || store.run(process.space)));
-                Work::Do(Box::new(move |_| run()))
+                match store.cost() {
+                    0 => Work::Do(Box::new(move |_| run())),
+                    ns => Work::Kernel(Cost::Device(ns), Box::new(run)),
+                }
             }
             Op::Until(condition) => {
                 Work::Wait(Box::new(move || condition.is_met(process.space)), Watch::Polled)

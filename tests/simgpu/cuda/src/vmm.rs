@@ -10,6 +10,7 @@ use crate::abi::{
 use crate::call::{Call, driver};
 use crate::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::host_location::is_node;
+use crate::price::Price;
 use crate::process::Process;
 use crate::{null, physical};
 
@@ -194,6 +195,7 @@ driver! {
     }
     fn cuMemUnmap(address: CUdeviceptr, size: usize) null {} |call| { unmap(call, address, size) }
     fn cuMemSetAccess(address: CUdeviceptr, size: usize, list: In<CUmemAccessDesc>, count: usize) null {} |call| {
+        Price::SetAccess.wait(count as u64);
         set_access(call, address, size, list, count)
     }
     fn cuMemGetAccess(flags: Out<u64>, location: In<CUmemLocation>, address: CUdeviceptr) |call| {

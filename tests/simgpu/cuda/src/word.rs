@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use simgpu::Quirk;
 use simgpu::memory::Space;
 
 use crate::abi::{CUdeviceptr, CUerror, CUresult, CUstream, Raw};
 use crate::bytes;
 use crate::call::{Call, driver};
-use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
+use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED};
 use crate::op::Op;
+use crate::price::Price;
 use crate::process;
 
 /// A word to write.
@@ -17,6 +19,8 @@ pub(crate) struct Store {
     address: u64,
     value: u64,
     size: u64,
+    /// Nanoseconds of the device.
+    cost: u64,
 }
 
 /// A word to wait for.
@@ -26,6 +30,9 @@ pub(crate) struct Until {
     compare: u32,
 }
 
+/// `CUstreamWriteValue_flags`.
+const WRITE_DEFAULT: u32 = 0;
+const WRITE_NO_MEMORY_BARRIER: u32 = 1;
 const WAIT_GEQ: u32 = 0;
 const WAIT_EQ: u32 = 1;
 const WAIT_AND: u32 = 2;
@@ -37,8 +44,18 @@ impl Store {
     fn new(call: Call, address: u64, value: u64, size: u64) -> Result<Store, CUerror> {
         let reachable = address.is_multiple_of(size) && call.process.space.chunks(address, size).is_some();
         reachable
-            .then_some(Store { address, value, size })
+            .then_some(Store {
+                address,
+                value,
+                size,
+                cost: 0,
+            })
             .ok_or(INVALID_VALUE)
+    }
+
+    /// Returns the nanoseconds that the write takes the device.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
     }
 
     /// Writes the word.
@@ -123,19 +140,56 @@ impl Until {
     }
 }
 
-fn write(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u64) -> CUresult {
+fn write(call: Call, stream: CUstream, word: (CUdeviceptr, u64, u64), flags: u32) -> CUresult {
+    check_offered()?;
     let stream = call.stream(stream)?;
-    call.enqueue(&stream, Op::Store(Store::new(call, address, value, size)?))
+    let (address, value, size) = word;
+    let price = match flags {
+        WRITE_DEFAULT => Price::Marker,
+        WRITE_NO_MEMORY_BARRIER => Price::BareMarker,
+        _ => return Err(INVALID_VALUE),
+    };
+    let store = Store::new(call, address, value, size)?;
+    call.enqueue(
+        &stream,
+        Op::Store(Store {
+            cost: price.get(),
+            ..store
+        }),
+    )
+}
+
+/// Writes by the calls of CUDA 11.7, which always have a memory barrier (cuda.h).
+fn write_v2(call: Call, stream: CUstream, word: (CUdeviceptr, u64, u64), flags: u32) -> CUresult {
+    if flags != WRITE_DEFAULT {
+        return Err(INVALID_VALUE);
+    }
+    write(call, stream, word, flags)
+}
+
+fn check_offered() -> CUresult {
+    if Quirk::NoMemoryOperations.is_on() {
+        Err(NOT_SUPPORTED)
+    } else {
+        Ok(())
+    }
 }
 
 /// Writes a word at once, in null mode, where all earlier work of any stream is done.
 fn write_at_once(address: CUdeviceptr, value: u64, size: u64) {
     if let Ok(process) = process::get() {
-        let _ = Store { address, value, size }.run(process.space);
+        let _ = Store {
+            address,
+            value,
+            size,
+            cost: 0,
+        }
+        .run(process.space);
     }
 }
 
 fn wait(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u64, flags: u32) -> CUresult {
+    check_offered()?;
     let stream = call.stream(stream)?;
     call.enqueue(
         &stream,
@@ -182,6 +236,7 @@ impl BatchOp {
 /// Submits a batch; as documented, up to 256 operations, none of which is executed if one is invalid.
 fn batch(call: Call, stream: CUstream, count: u32, list: Raw, flags: u32) -> CUresult {
     const MOST: u32 = 256;
+    check_offered()?;
     let stream = call.stream(stream)?;
     if count > MOST || flags != 0 {
         return Err(INVALID_VALUE);
@@ -190,17 +245,17 @@ fn batch(call: Call, stream: CUstream, count: u32, list: Raw, flags: u32) -> CUr
 }
 
 driver! {
-    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
-        write(call, stream, address, u64::from(value), 4)
+    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWriteValue32_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
+        write(call, stream, (address, u64::from(value), 4), flags)
     }
-    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_v2_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
-        write(call, stream, address, u64::from(value), 4)
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWriteValue32_v2_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
+        write_v2(call, stream, (address, u64::from(value), 4), flags)
     }
-    fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_ptsz null { write_at_once(address, value, 8); } |call| {
-        write(call, stream, address, value, 8)
+    fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) twin cuStreamWriteValue64_ptsz null { write_at_once(address, value, 8); } |call| {
+        write(call, stream, (address, value, 8), flags)
     }
-    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_v2_ptsz null { write_at_once(address, value, 8); } |call| {
-        write(call, stream, address, value, 8)
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) twin cuStreamWriteValue64_v2_ptsz null { write_at_once(address, value, 8); } |call| {
+        write_v2(call, stream, (address, value, 8), flags)
     }
     fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWaitValue32_ptsz null {} |call| {
         wait(call, stream, address, u64::from(value), 4, flags)

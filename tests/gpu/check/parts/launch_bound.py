@@ -1,0 +1,54 @@
+"""Measures a stream of 10 us kernels ungoverned, and with the gate in each state in which a program runs: run,
+track and arbitrate."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+from statistics import median
+
+import control
+from part import load, main
+
+# A quota of all GPU time: the process is arbitrated and never throttled for long.
+ALL_OF_IT = "100000 100000"
+
+
+def run(state, seconds):
+    """Returns the kernels per second in a state."""
+    arguments = ("throughput", "--kernel", "spin", "--kernel-usec", 10, "--depth", 64, "--duration", seconds,
+                 "--interval", 0.1)
+    with load(*arguments, bare=state == "bare") as program:
+        program.until("ready")
+        if state == "arbitrate":
+            control.put(program.pid, "compute.max", ALL_OF_IT)
+        rates = []
+        while (line := program.line()).startswith("kernels"):
+            if state == "track":
+                # Reading it has the process publish when its work begins and ends.
+                control.get(program.pid, "compute.stat")
+            rates.append(line.split())
+        return between(rates)
+
+
+def between(lines):
+    """Returns the kernels per second between the second and the last progress line."""
+    first, last = lines[1], lines[-1]
+    kernels, nsec = (int(last[index]) - int(first[index]) for index in (1, -1))
+    return kernels / max(nsec, 1) * 1e9
+
+
+def body(sim, facts):
+    seconds, rounds = (1, 1) if sim else (2, 3)
+    rates = {}
+    for _ in range(rounds):
+        for state in ("bare", "run", "track", "arbitrate"):
+            rates.setdefault(state, []).append(run(state, seconds))
+            facts["kernels_per_second"] = rates
+    alone = median(rates["bare"])
+    facts["of_ungoverned"] = {state: median(seen) / alone for state, seen in rates.items() if state != "bare"}
+    return f"{alone:.0f} kernels of 10 usec a second ungoverned; of that " + ", ".join(
+        f"{state} {part:.3f}" for state, part in facts["of_ungoverned"].items())
+
+
+main(body)
