@@ -162,10 +162,14 @@ pub struct RegistrationReply {
     pub abi: u32,
     /// 0 if accepted, with a descriptor; otherwise an errno, and the process is not governed.
     pub status: u32,
+    /// Whether a rule forbids CUDA to the process while it is not governed. Sent as the highest bit of the
+    /// word of `status`.
+    pub bars_cuda: bool,
 }
 
 impl RegistrationReply {
     pub const LENGTH: usize = 8 + 8;
+    const BARS_CUDA: u32 = 1 << 31;
 
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
@@ -173,7 +177,7 @@ impl RegistrationReply {
         let mut at = Writer { out: &mut out, at: 0 };
         at.header(Tag::RegistrationReply);
         at.u32(self.abi);
-        at.u32(self.status);
+        at.u32(self.status | if self.bars_cuda { Self::BARS_CUDA } else { 0 });
         out
     }
 
@@ -181,9 +185,11 @@ impl RegistrationReply {
     /// [`Malformed`].
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::RegistrationReply, Self::LENGTH)?;
+        let (abi, word) = (at.u32()?, at.u32()?);
         Ok(Self {
-            abi: at.u32()?,
-            status: at.u32()?,
+            abi,
+            status: word & !Self::BARS_CUDA,
+            bars_cuda: word & Self::BARS_CUDA != 0,
         })
     }
 }
@@ -292,8 +298,14 @@ mod tests {
             lacks_helper: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
-        let reply = RegistrationReply { abi: 7, status: 95 };
-        assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        for bars_cuda in [false, true] {
+            let reply = RegistrationReply {
+                abi: 7,
+                status: 95,
+                bars_cuda,
+            };
+            assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        }
         assert_eq!(tag(&bare(Tag::Doorbell)), Ok(Tag::Doorbell));
     }
 
@@ -321,7 +333,14 @@ mod tests {
         longer[..Hello::LENGTH].copy_from_slice(&hello);
         assert_eq!(Hello::from_bytes(&longer), Err(Malformed::Length));
         assert_eq!(
-            Hello::from_bytes(&RegistrationReply { abi: 1, status: 0 }.to_bytes()),
+            Hello::from_bytes(
+                &RegistrationReply {
+                    abi: 1,
+                    status: 0,
+                    bars_cuda: false
+                }
+                .to_bytes()
+            ),
             Err(Malformed::Tag)
         );
     }

@@ -29,8 +29,9 @@ pub(crate) enum Refusal {
     Forbidden(io::Error),
     /// The daemon has this other version of the blocks.
     Version(u32),
-    /// The daemon refuses this process with this errno.
-    Refused(u32),
+    /// The daemon refuses this process with this errno; `bars_cuda` if one of its rules forbids CUDA to the
+    /// process while it is not governed.
+    Refused { errno: u32, bars_cuda: bool },
 }
 
 impl Refusal {
@@ -47,20 +48,20 @@ impl Refusal {
             Self::NoDescriptor => 4,
             Self::Version(_) => 5,
             Self::Forbidden(_) => 6,
-            Self::Refused(errno) => errno.saturating_add(7),
+            Self::Refused { errno, .. } => errno.saturating_add(7),
         }
     }
 
     /// Returns whether a listening daemon may admit the process on a retry.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Unanswered)
-            || matches!(self, Self::Refused(errno) if *errno == libc::EAGAIN.cast_unsigned())
+            || matches!(self, Self::Refused { errno, .. } if *errno == libc::EAGAIN.cast_unsigned())
     }
 
     /// Returns whether the daemon refuses for lack of permission (EACCES, EPERM).
     pub(crate) fn is_for_permission(&self) -> bool {
         const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
-        matches!(self, Self::Refused(errno) if PERMISSION.contains(errno))
+        matches!(self, Self::Refused { errno, .. } if PERMISSION.contains(errno))
     }
 }
 
@@ -127,7 +128,10 @@ fn accepted_reply(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Des
         return Err(Refusal::Version(reply.abi));
     }
     if reply.status != 0 {
-        return Err(Refusal::Refused(reply.status));
+        return Err(Refusal::Refused {
+            errno: reply.status,
+            bars_cuda: reply.bars_cuda,
+        });
     }
     match packet.file {
         Some(control) => Ok((socket, Descriptor::here(control)?)),
@@ -360,6 +364,7 @@ mod tests {
             &RegistrationReply {
                 abi: VERSION,
                 status: 0,
+                bars_cuda: false,
             }
             .to_bytes(),
             file.as_raw_fd(),
@@ -380,6 +385,7 @@ mod tests {
                 RegistrationReply {
                     abi: VERSION + 1,
                     status: 0,
+                    bars_cuda: false,
                 },
                 format!("Version({})", VERSION + 1),
             ),
@@ -387,13 +393,15 @@ mod tests {
                 RegistrationReply {
                     abi: VERSION,
                     status: 95,
+                    bars_cuda: true,
                 },
-                "Refused(95)".to_owned(),
+                "Refused { errno: 95, bars_cuda: true }".to_owned(),
             ),
             (
                 RegistrationReply {
                     abi: VERSION,
                     status: 0,
+                    bars_cuda: false,
                 },
                 "Unanswered".to_owned(),
             ),

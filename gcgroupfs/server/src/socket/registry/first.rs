@@ -45,7 +45,8 @@ impl Registry {
     ///
     /// # Errors
     /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
-    /// examined; `EACCES` if the process insists on another group.
+    /// examined; `EACCES` if the process, or the rule that it matches, insists on another
+    /// group.
     fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
         let (pid, hello, who) = (first.pid, first.hello, first.who);
         for _ in 0..MAX_GROUP_CHOICES {
@@ -67,8 +68,9 @@ impl Registry {
                 troubles,
             } = find_initial_group(&self.tree, &facts);
             let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
-            if hello.insists != 0 && !is_kept {
-                debug!("{pid} insists on its group: {troubles:?}");
+            let required = first.verdict.required;
+            if (hello.insists != 0 || required) && !is_kept || required && !troubles.is_empty() {
+                debug!("{pid} must begin in its group: {troubles:?}");
                 // The groups that were made for it.
                 self.tree.reap_transient(None);
                 return Err(Errno::EACCES);
