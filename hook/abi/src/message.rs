@@ -25,6 +25,10 @@ pub enum Tag {
     Doorbell = 3,
     /// Client to daemon, first packet: a request of the command line, whose body only the daemon defines.
     Request = 4,
+    /// Process that has not registered to daemon, first packet: [`RoomQuery`].
+    RoomQuery = 5,
+    /// Daemon to such a process: [`RoomReply`].
+    RoomReply = 6,
 }
 
 /// Reason why a packet is rejected.
@@ -194,6 +198,78 @@ impl RegistrationReply {
     }
 }
 
+/// Asks what the groups in which the process would begin allow it on one device. Registers nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomQuery {
+    /// UUID of the device, as in `ControlDevice::uuid`.
+    pub uuid: [u64; 2],
+    /// Group in which the process starts.
+    pub group: GroupName,
+}
+
+impl RoomQuery {
+    pub const LENGTH: usize = 8 + 16 + GroupName::LONGEST;
+
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut out = [0; Self::LENGTH];
+        let mut at = Writer { out: &mut out, at: 0 };
+        at.header(Tag::RoomQuery);
+        self.uuid.into_iter().for_each(|word| at.u64(word));
+        at.put(&self.group.0);
+        out
+    }
+
+    /// # Errors
+    /// [`Malformed`].
+    pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
+        let mut at = Reader::of(packet, Tag::RoomQuery, Self::LENGTH)?;
+        Ok(Self {
+            uuid: [at.u64()?, at.u64()?],
+            group: GroupName(at.take()?),
+        })
+    }
+}
+
+/// The daemon's answer to [`RoomQuery`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomReply {
+    /// The smallest memory limit of the groups on the device, bytes; [`NO_LIMIT`] without one.
+    pub limit: u64,
+    /// Bytes that all limits of the groups leave; [`NO_LIMIT`] without one.
+    pub room: u64,
+}
+
+impl RoomReply {
+    pub const LENGTH: usize = 8 + 16;
+
+    /// Answer for a process in no group that has a limit.
+    pub const NO_LIMIT: Self = Self {
+        limit: NO_LIMIT,
+        room: NO_LIMIT,
+    };
+
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut out = [0; Self::LENGTH];
+        let mut at = Writer { out: &mut out, at: 0 };
+        at.header(Tag::RoomReply);
+        at.u64(self.limit);
+        at.u64(self.room);
+        out
+    }
+
+    /// # Errors
+    /// [`Malformed`].
+    pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
+        let mut at = Reader::of(packet, Tag::RoomReply, Self::LENGTH)?;
+        Ok(Self {
+            limit: at.u64()?,
+            room: at.u64()?,
+        })
+    }
+}
+
 /// Returns a packet without a body.
 #[must_use]
 pub fn bare(tag: Tag) -> [u8; 8] {
@@ -216,6 +292,8 @@ pub fn tag(packet: &[u8]) -> Result<Tag, Malformed> {
         2 => Ok(Tag::RegistrationReply),
         3 => Ok(Tag::Doorbell),
         4 => Ok(Tag::Request),
+        5 => Ok(Tag::RoomQuery),
+        6 => Ok(Tag::RoomReply),
         _ => Err(Malformed::Tag),
     }
 }
@@ -307,6 +385,14 @@ mod tests {
             assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
         }
         assert_eq!(tag(&bare(Tag::Doorbell)), Ok(Tag::Doorbell));
+        let query = RoomQuery {
+            uuid: [1, 2],
+            group: GroupName::new("a").unwrap(),
+        };
+        assert_eq!(RoomQuery::from_bytes(&query.to_bytes()), Ok(query));
+        let reply = RoomReply { limit: 3, room: 4 };
+        assert_eq!(RoomReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        assert!(RoomQuery::from_bytes(&reply.to_bytes()).is_err());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::{self, Hello, MAX_LENGTH, RegistrationReply, Tag};
+use gcgroup_abi::message::{self, Hello, MAX_LENGTH, RegistrationReply, RoomQuery, RoomReply, Tag};
 
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
@@ -97,6 +97,23 @@ pub(crate) fn register(
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     let usage = usage.get().ok_or(Refusal::Unanswered)?;
     send_with_file(fd()?, &hello.to_bytes(), usage)?;
+    let packet = reply(&socket, deadline)?;
+    accepted_reply(socket, packet)
+}
+
+/// Asks what the groups of a process that has not registered allow it. Returns `None` if no daemon answers
+/// within `patience`.
+pub(crate) fn room(path: &OsStr, query: &RoomQuery, patience: Duration) -> Option<RoomReply> {
+    let deadline = Instant::now() + patience;
+    let socket = connect(path, patience).ok()?;
+    sys::send(socket.get()?, &query.to_bytes());
+    let packet = reply(&socket, deadline).ok()?;
+    RoomReply::from_bytes(packet.bytes()).ok()
+}
+
+/// Waits for the daemon's first packet.
+fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
+    let fd = || socket.get().ok_or(Refusal::Unanswered);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -107,7 +124,7 @@ pub(crate) fn register(
         }
         let fd = fd()?;
         if let Some(packet) = descriptor::with_room(|| receive(fd))? {
-            return accepted_reply(socket, packet);
+            return Ok(packet);
         }
     }
 }

@@ -3,6 +3,7 @@
 mod hold;
 mod job;
 mod request;
+mod room;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -221,6 +222,7 @@ impl Server {
                 true
             }
             (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
+            (Ok(Tag::RoomQuery), Kind::New) => self.take_room_query(number, packet),
             // A registration without a usage block.
             (Ok(Tag::Hello), Kind::New) => {
                 if self.hello(number, packet).is_some() {
