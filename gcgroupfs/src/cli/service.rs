@@ -36,7 +36,8 @@ pub(super) fn status(text: &str) {
     notify(&format!("STATUS={text}"));
 }
 
-/// Has the manager store a descriptor under a name until the service ends for good: sd_pid_notify_with_fds(3).
+/// Has the manager store a descriptor under a name until the service ends for good:
+/// sd_pid_notify_with_fds(3).
 pub(super) fn store(name: &str, file: &OwnedFd) {
     send(&format!("FDSTORE=1\nFDNAME={name}"), Some(file));
 }

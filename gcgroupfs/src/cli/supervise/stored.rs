@@ -1,5 +1,5 @@
-//! The descriptors of the supervisor that the service manager stores (`FileDescriptorStoreMax`): they outlive a
-//! supervisor that is killed, and with them the mount, its open files and sleeping readers.
+//! The descriptors of the supervisor that the service manager stores (`FileDescriptorStoreMax`): they outlive
+//! a supervisor that is killed, and with them the mount, its open files and sleeping readers.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,8 +10,8 @@ use super::service;
 use gcgroupfs_fuse::mount::Mount;
 use gcgroupfs_fuse::supervisor_state::{NAMES, SupervisorState};
 
-/// What the stored descriptors' names begin with. The first descriptor's name ends with the mount's device
-/// number.
+/// Beginning of the names under which descriptors are stored. The name of /dev/fuse ends with the mount's
+/// device number.
 const PREFIX: &str = "gcgroup-";
 
 /// The mount of a supervisor that was killed, and the descriptors in the order of [`NAMES`].

@@ -1,5 +1,5 @@
-//! Limits of a process that has not called `cuInit`: the one that it was started with, and those of the groups
-//! in which it would begin, which the daemon tells.
+//! Limits of a process that has not called `cuInit`: the one that it was started with, and those of the
+//! groups in which it would begin, which the daemon tells.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -52,8 +52,8 @@ pub(super) fn room(uuid: impl FnOnce() -> Option<[u64; 2]>) -> Room {
     }
 }
 
-/// Returns the last answer for a device while it is fresh, otherwise a new one. If no daemon answers, the last
-/// one stays.
+/// Returns the last answer for a device while it is fresh, otherwise a new one. If no daemon answers, the
+/// last one stays.
 fn remembered(
     known: &mut Vec<Known>,
     uuid: [u64; 2],

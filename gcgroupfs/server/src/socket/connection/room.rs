@@ -1,4 +1,5 @@
-//! Tells processes that have not registered what their groups allow them, for NVML (`calls/nvml` of the hook).
+//! Tells processes that have not registered what their groups allow them, for NVML (`calls/nvml` of the
+//! hook).
 
 use std::os::fd::AsRawFd;
 use std::time::Instant;
