@@ -51,6 +51,9 @@ impl Session {
         if let Some(path) = &options.log {
             log::start(path);
         }
+        if let Some(variable) = options.ignored {
+            sys::complain(&format!("{variable} is ignored: its value is not understood"));
+        }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
         blocks.usage().asks_to_swap.store(1, Relaxed);
@@ -270,6 +273,7 @@ impl Session {
             refuses_swap: false,
             required: false,
             log: None,
+            ignored: None,
         };
         Box::leak(Box::new(Self::new(options).unwrap()))
     }

@@ -69,14 +69,15 @@ impl Display for Exited {
         let (identity, sums) = (&self.identity, &self.sums);
         write!(
             f,
-            "{} comm={} start={} end={} memory.peak={} memory.byte_seconds={} nr_alloc={} nr_alloc_fail={} oom={} group_max={} \
-             nr_launches={} nr_graphs={} nr_copies={}",
+            "{} comm={} start={} end={} memory.peak={} memory.byte_seconds={} compute.usage_usec={} nr_alloc={} \
+             nr_alloc_fail={} oom={} group_max={} nr_launches={} nr_graphs={} nr_copies={}",
             identity.pid,
             identity.comm,
             identity.started,
             self.end,
             self.peak,
             self.byte_seconds,
+            sums.usage_nsec / 1000,
             sums.nr_alloc,
             sums.nr_alloc_fail,
             sums.nr_oom,
