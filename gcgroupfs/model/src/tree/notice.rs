@@ -47,7 +47,7 @@ pub enum Notice {
         path: String,
         /// The group's owner.
         uid: u32,
-        /// What the job has used, for the log.
+        /// KEY=VALUE pairs for the log: memory, GPU time and counts of all processes of the job.
         line: String,
     },
     /// The persistent state of the process has changed and must be written.
