@@ -372,6 +372,10 @@ fn groups_limit_shows_before_cuda() {
     command.arg(program());
     let mut child = Nvml::spawn(command);
     assert_eq!(child.ask("memory 0 1"), [SUCCESS, 128 * MIB, 128 * MIB, 0]);
+    // A query is no registration that was given up: a freeze of the job need not wait for this process.
+    let job = format!("job-{}", child.0.pid());
+    mount.write(&job, "compute.freeze", "1");
+    assert_eq!(mount.number(&job, "gcgroup.events", "frozen"), 1);
 
     // A group that the user may not enter bounds nothing, nor does one that does not exist.
     let program = program_for_all(&program(), mount.root());

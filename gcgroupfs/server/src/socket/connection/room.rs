@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::geteuid;
 
+use super::Kind;
 use crate::socket::Server;
 use gcgroupfs_sys::process;
 
@@ -22,6 +23,8 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
+        // Its end is not that of a hook that gave up its registration.
+        connection.kind = Kind::Client(Vec::new());
         let user = connection.user();
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);
