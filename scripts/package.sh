@@ -14,12 +14,14 @@ set -eu
 
 usage() {
     cat <<'EOF'
-usage: scripts/package.sh OUT
+usage: scripts/package.sh [--target TRIPLE] OUT
 
-  OUT   directory of the packages; made if it does not exist
+  --target TRIPLE  another processor, such as aarch64-unknown-linux-gnu: packages what scripts/build.sh
+                   --target has built with Debian's cross compiler
+  OUT              directory of the packages; made if it does not exist
 
 environment:
-  DIST                   built tree (<repository>/target/dist)
+  DIST                   built tree (<repository>/target/dist, with --target target/dist-ARCH)
   PACKAGE_COMPRESSION    of the packages, as dpkg-deb -Z has it (xz)
   PACKAGE_VERSION        version of the packages (that of Cargo.toml)
   DEBFULLNAME, DEBEMAIL  maintainer of the packages
@@ -27,8 +29,13 @@ environment:
 EOF
 }
 
+triple=
 case ${1-} in
     -h | --help) usage; exit 0 ;;
+    --target=?*) triple=${1#*=}; shift ;;
+    --target) triple=${2-}; [ -n "$triple" ] || { usage >&2; exit 2; }; shift 2 ;;
+esac
+case ${1-} in
     -* | '') usage >&2; exit 2 ;;
 esac
 [ $# = 1 ] || { usage >&2; exit 2; }
@@ -43,12 +50,24 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd -P)
 cd "$repo"
 command -v dpkg-shlibdeps > /dev/null || fail "dpkg-shlibdeps is missing: apt-get install dpkg-dev"
-dist=${DIST:-$repo/target/dist}
-[ -x "$dist/bin/gcgroupfs" ] || DIST=$dist scripts/build.sh
+machine=${triple%%-*}
+dist=${DIST:-$repo/target/dist${machine:+-$machine}}
+[ -x "$dist/bin/gcgroupfs" ] || DIST=$dist scripts/build.sh ${triple:+--target "$triple"}
 
 version=${PACKAGE_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)}
 epoch=${SOURCE_DATE_EPOCH:-$(stat -c %Y CHANGELOG.md)}
 arch=$(dpkg --print-architecture)
+# Debian's prefix of the binary utilities, and where its cross compiler has the libraries of that processor.
+tools=
+libraries=
+if [ -n "$triple" ] && [ "$machine" != "$(uname -m)" ]; then
+    tools=$machine-linux-gnu-
+    libraries=/usr/$machine-linux-gnu/lib
+    command -v "${tools}strip" > /dev/null || fail "${tools}strip is missing: apt-get install gcc-$machine-linux-gnu"
+    arch=$(dpkg-architecture -t "$machine-linux-gnu" -q DEB_HOST_ARCH) || fail "dpkg knows no processor $machine"
+    # For dpkg-shlibdeps.
+    export DEB_HOST_ARCH="$arch"
+fi
 maintainer="${DEBFULLNAME:-gcgroupfs maintainers} <${DEBEMAIL:-maintainers@gcgroupfs.invalid}>"
 export SOURCE_DATE_EPOCH="$epoch"
 
@@ -70,7 +89,7 @@ gzip -9n "$all"/share/man/man*/*
 mkdir -p "$work/all/lib/systemd"
 mv "$all/lib/systemd/system" "$work/all/lib/systemd/system"
 rmdir "$all/lib/systemd"
-strip --strip-unneeded --remove-section=.comment "$all"/lib/libgcgroup*.so "$all"/bin/gcgroup*
+"${tools}strip" --strip-unneeded --remove-section=.comment "$all"/lib/libgcgroup*.so "$all"/bin/gcgroup*
 chmod 644 "$all"/lib/libgcgroup*.so
 
 slurm=$work/gcgroup-slurm/usr
@@ -100,8 +119,9 @@ shlibs() {
     mkdir -p "$work/source/debian"
     printf 'Source: gcgroupfs\n\nPackage: gcgroupfs\nArchitecture: any\n' > "$work/source/debian/control"
     # Libraries that are not linked with libc, as libgcgroup.so, are warned about.
-    (cd "$work/source" && dpkg-shlibdeps --ignore-missing-info -O "$@" 2> "$work/warnings") |
-        sed -n 's/^shlibs:Depends=//p'
+    (cd "$work/source" && dpkg-shlibdeps --ignore-missing-info ${libraries:+"-l$libraries"} -O "$@" 2> "$work/warnings") |
+        # Debian's cross compiler has copies of the libraries, in packages of other names.
+        sed -n "s/:$arch//g; s/-$arch-cross//g; s/^shlibs:Depends=//p"
 }
 
 # document PACKAGE: adds copyright and changelog.
@@ -220,6 +240,7 @@ tree=gcgroupfs-$version-$arch
 mkdir "$work/$tree"
 cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
 rm -f "$work/$tree/bin/gcgroup-contention"
+"${tools}strip" --strip-unneeded "$work/$tree"/lib/*.so "$work/$tree"/bin/gcgroup*
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
     gzip -9n > "$out/$tree.tar.gz"
 (cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" \

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Draws gcgroupfs/doc/top.svg: a real run of gcgroupfs top with programs on simulated GPUs, in tmux.
+"""Draws pictures of real runs, with programs on simulated GPUs: gcgroupfs/doc/top.svg of gcgroupfs top in tmux,
+and gcgroupfs/doc/web.png of the exporter's page in headless Chromium.
 
-usage: scripts/screenshot.py [BUILT-TREE]
+usage: scripts/screenshot.py [--only top|web] [BUILT-TREE]
 
-BUILT-TREE is target/dist unless given (scripts/build.sh makes it). Run as root.
+BUILT-TREE is target/dist unless given (scripts/build.sh makes it). Run as root. The page is drawn after ten
+minutes, so that its curves show something.
 """
 
 import html
@@ -18,6 +20,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 112, 17
+PAGE_WIDTH, PAGE_HEIGHT = 960, 900
+# Seconds of history on the page.
+HISTORY = 600
 CELL_WIDTH, CELL_HEIGHT = 8.4, 18
 BACKGROUND, FOREGROUND = "#16181d", "#d6d9e0"
 COLORS = ["#454a54", "#ef6b73", "#7ec16e", "#e0b050", "#6aa5e8", "#c586c0", "#5bc0c8", "#d6d9e0"]
@@ -120,6 +125,26 @@ def capture(stage):
     return run("capture-pane", "-p", "-e", "-N").splitlines()
 
 
+def page(stage, picture):
+    """Draws the page of an exporter, with a phase in which one program is frozen."""
+    words = ["gcgroup-exporter", "--listen", "127.0.0.1:0"]
+    exporter = stage.start(words, stderr=subprocess.PIPE, text=True)
+    url = exporter.stderr.readline().removeprefix("gcgroup-exporter: ready: ").strip()
+    time.sleep(HISTORY / 2)
+    stage.gcgroupfs("set", "interactive/compute.freeze", "1")
+    time.sleep(HISTORY / 8)
+    stage.gcgroupfs("set", "interactive/compute.freeze", "0")
+    time.sleep(HISTORY * 3 / 8)
+    # As in test-web.sh, which tests the page.
+    chromium = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
+    chromium += "--disable-background-networking --disable-component-update --disable-sync --no-proxy-server "
+    chromium += f"--hide-scrollbars --window-size={PAGE_WIDTH},{PAGE_HEIGHT} --virtual-time-budget=5000"
+    profile = [f"--user-data-dir={stage.root}/profile", f"--screenshot={picture}"]
+    home = stage.environment | {"HOME": str(stage.root)}
+    home.pop("LD_LIBRARY_PATH")
+    subprocess.run(["chromium", *chromium.split(), *profile, url], env=home, check=True, stderr=subprocess.DEVNULL)
+
+
 def spans(line, look):
     """Yields (column, text, look) and keeps the look for the next line."""
     column = 0
@@ -171,15 +196,22 @@ def svg(lines):
 
 
 def main():
-    if sys.argv[1:2] and sys.argv[1].startswith("-"):
+    arguments = sys.argv[1:]
+    only = None
+    if arguments[:1] == ["--only"] and arguments[1:2] in (["top"], ["web"]):
+        only, arguments = arguments[1], arguments[2:]
+    if len(arguments) > 1 or arguments[:1] and arguments[0].startswith("-"):
         print(__doc__.strip())
-        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
-    dist = Path(sys.argv[1] if sys.argv[1:] else REPOSITORY / "target/dist").resolve()
+        sys.exit(0 if arguments[0] in ("-h", "--help") else 2)
+    dist = Path(arguments[0] if arguments else REPOSITORY / "target/dist").resolve()
     with tempfile.TemporaryDirectory() as root:
         stage = Stage(dist, Path(root))
         try:
             play(stage)
-            (REPOSITORY / "gcgroupfs/doc/top.svg").write_text(svg(capture(stage)))
+            if only != "web":
+                (REPOSITORY / "gcgroupfs/doc/top.svg").write_text(svg(capture(stage)))
+            if only != "top":
+                page(stage, REPOSITORY / "gcgroupfs/doc/web.png")
         finally:
             stage.close()
 

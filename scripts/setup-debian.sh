@@ -38,7 +38,8 @@ if [ "${KUBERNETES:-no}" = yes ]; then
     tests="$tests busybox-static containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"
 fi
 
-# Often installed by other means.
+# Often installed by other means; systemctl is for scripts/test-systemd.sh.
+command -v systemctl > /dev/null || tests="$tests systemd"
 command -v node > /dev/null || tests="$tests nodejs"
 # Ubuntu has it only as a snap.
 command -v chromium > /dev/null || ! grep -qx ID=debian /etc/os-release || tests="$tests chromium"

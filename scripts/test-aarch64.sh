@@ -43,7 +43,8 @@ target=${CARGO_TARGET_DIR:-$repo/target}
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 
-DIST=$target/dist-aarch64 scripts/build.sh --debug --libraries --target "$triple"
+# The whole tree, of which scripts/test-packages.sh makes packages.
+DIST=$target/dist-aarch64 scripts/build.sh --debug --target "$triple"
 
 # The emulator accepts madvise(2) for children without effect, and does not map shared memory again by
 # mremap(2).

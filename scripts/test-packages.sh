@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the packages of scripts/package.sh and tests them: with lintian, and by installation, upgrade, removal
-# and purge in a Debian system of their own (debootstrap). Installs what it needs. Run as root.
+# and purge in a Debian system of their own (debootstrap). Where scripts/test-aarch64.sh has built a tree,
+# also makes the packages for arm64 and checks their contents. Installs what it needs. Run as root.
 set -eu
 
 usage() {
@@ -66,8 +67,45 @@ version=$(dpkg-deb -f "$work"/one/gcgroupfs_*.deb Version)
 PACKAGE_VERSION=$version+next PACKAGE_COMPRESSION=none "$repo/scripts/package.sh" "$work/two" > /dev/null
 (cd "$work/one" && sha256sum --quiet -c SHA256SUMS)
 
+# files PACKAGE: prints type, mode and name of all files of a package.
+files() {
+    dpkg-deb --contents "$1" | awk '{ print $1, $6, $7, $8 }'
+}
+
+# AArch64 packages of the tree that scripts/test-aarch64.sh builds: the same files, with programs for it.
+cross=$repo/target/dist-aarch64
+if [ "$(dpkg --print-architecture)" != arm64 ] && [ -x "$cross/bin/gcgroupfs" ]; then
+    say "packages for arm64"
+    DIST=$cross PACKAGE_COMPRESSION=gzip \
+        "$repo/scripts/package.sh" --target aarch64-unknown-linux-gnu "$work/arm64" > /dev/null
+    (cd "$work/arm64" && sha256sum --quiet -c SHA256SUMS)
+    for package in "$work"/one/*.deb; do
+        name=$(dpkg-deb -f "$package" Package)
+        other=$work/arm64/${name}_${version}_arm64.deb
+        [ "$(dpkg-deb -f "$other" Architecture)" = arm64 ] || fail "$other is not for arm64"
+        depends=$(dpkg-deb -f "$other" Depends)
+        case $depends in
+            *cross* | *:*) fail "$other depends on $depends" ;;
+            *libc6*) ;;
+            *) fail "$other needs no C library: $depends" ;;
+        esac
+        files "$package" > "$work/files"
+        files "$other" | diff "$work/files" - || fail "$other has other files"
+        rm -rf "$work/unpacked"
+        dpkg-deb -x "$other" "$work/unpacked"
+        find "$work/unpacked" -type f -exec grep -lm1 "$(printf '^\177ELF')" {} + > "$work/programs"
+        [ -s "$work/programs" ] || fail "$other has no program"
+        while read -r program; do
+            readelf -h "$program" | grep -q 'Machine:.*AArch64' || fail "$program of $other is not for AArch64"
+        done < "$work/programs"
+    done
+else
+    say "left out, scripts/test-aarch64.sh has built no tree here: packages for arm64"
+fi
+
 say "lintian"
 lintian --allow-root --fail-on error,warning "$work"/one/*.deb
+[ ! -d "$work/arm64" ] || lintian --allow-root --fail-on error,warning "$work"/arm64/*.deb
 
 # The archive that this machine uses, which may be a mirror.
 suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)

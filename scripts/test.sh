@@ -101,6 +101,9 @@ if [ "$quick" = no ]; then
     if have chromium "the page of the exporter in a browser"; then
         step timeout --kill-after=10 600 scripts/test-web.sh
     fi
+    if have systemctl "the service under systemd"; then
+        step timeout --kill-after=10 400 scripts/test-systemd.sh
+    fi
     if have c++ "what fuzzers find"; then
         if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
             step scripts/fuzz.sh 20

@@ -88,6 +88,9 @@ pub(crate) fn get() -> Option<&'static Hook> {
 /// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it
 /// cannot, the driver stays uninitialised and refuses every call, even if the program ignores the error of
 /// this one.
+///
+/// A rule that demands the same of the process is known only from the daemon's answer. The driver is
+/// initialised by then; this call fails, and the process gets no context (`memory::context`).
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     if is_required() {
         // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
@@ -102,7 +105,10 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(exit::at_exit);
     }
-    begin().inspect(|hook| library::count_unknown(hook.session.usage()));
+    let hook = begin().inspect(|hook| library::count_unknown(hook.session.usage()));
+    if hook.is_some_and(|hook| hook.session.is_barred()) {
+        return Err(CUerror::SYSTEM_NOT_READY);
+    }
     Ok(())
 }
 
@@ -254,7 +260,6 @@ impl Hook {
     /// standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
     /// the process.
     fn enter(&'static self) -> Option<Descriptor> {
-        let is_required = self.session.is_required();
         let mut left = PATIENCE;
         let deadline = Instant::now() + left;
         loop {
@@ -262,6 +267,7 @@ impl Hook {
                 Ok(connection) => return Some(connection),
                 Err(refusal) => refusal,
             };
+            let is_required = self.session.is_required() || self.session.is_barred();
             left = deadline.saturating_duration_since(Instant::now());
             let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
             if left.is_zero() || !is_worth_it {

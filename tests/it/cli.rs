@@ -115,6 +115,8 @@ fn run_behaves_like_its_command() {
         (&["run", "--", "/no/such/program"], 127),
         (&["run", "--", "/etc/passwd"], 126),
         (&["run", "--memory-limit", "junk", "--", "true"], 2),
+        (&["run", "--memory-limt", "1G", "--", "true"], 2),
+        (&["run", "--", "--no-such-program"], 127),
         (&["run", "--priority", "16", "--", "true"], 2),
     ] {
         let (code, stdout, _) = output(mount.gcgroupfs(words));

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use nix::sys::stat::Mode;
 use nix::unistd::{Uid, User, mkfifo};
-use support::{Config, Governed, Mount, program_for_all, wait_until};
+use support::{Config, Governed, Mount, program_for_all, wait_for, wait_until};
 use tempfile::TempDir;
 
 use crate::driver::{DriverShell, driver_shell};
@@ -104,6 +104,46 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().expect("the command starts");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     (output.status.code(), stderr)
+}
+
+#[test]
+fn end_of_a_job_is_logged_with_what_all_its_processes_used() {
+    let mount = Mount::with(Config::default().arg("--log").arg("info"));
+    let mut child = Background::new();
+    let script = "\"$1\" < \"$2\" > \"$3\" 2>/dev/null & exec \"$1\"";
+    let options = ["--compute-max", "90%"];
+    let mut main = DriverShell::spawn(run_script(&mount, &options, script, &child));
+    child.banner();
+    let group = format!("job-{}", main.pid());
+    for block in 0..2 {
+        let answer = main.ask(&format!("alloc linear {MIB}"));
+        assert_eq!(answer, format!("ok {block}"));
+    }
+    assert_eq!(child.ask(&format!("alloc linear {MIB}")), "ok 0");
+    assert_eq!(main.ask("spin 20000 1"), "ok");
+    let used = || mount.number(&group, "compute.stat", "usage_usec");
+    wait_until("the GPU time is charged", || used() >= 20_000);
+    let used = used();
+    // The peak of a group is sampled, also by this read.
+    let peak = mount.number(&group, "memory.peak", "");
+    assert!(peak >= 3 * MIB);
+    main.kill9();
+    drop(child);
+    let line = wait_for("the end of the job is logged", || {
+        let log = mount.log();
+        let mut lines = log.lines();
+        let ended = format!("job \"{group}\" ended: ");
+        lines.find_map(|line| Some(line.split_once(&ended)?.1.to_owned()))
+    });
+    let value = |key: &str| -> u64 {
+        let value = line.split(' ').find_map(|pair| pair.strip_prefix(key));
+        value.and_then(|value| value.parse().ok()).expect("a number")
+    };
+    assert!(value("compute.usage_usec=") >= used, "{line}: {used}");
+    assert_eq!(value("nr_alloc="), 3, "{line}");
+    assert_eq!(value("nr_launches="), 1, "{line}");
+    assert!(value("memory.peak=") >= peak, "{line}: {peak}");
+    assert!(value("memory.byte_seconds=") > 0, "{line}");
 }
 
 #[test]

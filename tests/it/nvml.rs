@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use support::{Config, Governed, Mount, c_program, wait_until};
+use support::{Config, Governed, Mount, c_program, program_for_all, wait_until};
 
 use crate::clients::python_client;
-use crate::driver::{Dir, DriverShell};
+use crate::driver::{Dir, DriverShell, driver_shell};
 
 const MIB: u64 = 1 << 20;
 
@@ -328,6 +328,62 @@ fn initial_limit_shows_before_cuda_and_without_daemon() {
         assert_eq!(nvml.ask("memory 0 1")[1], 256 * MIB);
         let pid = nvml.0.pid();
         assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
+    }
+}
+
+#[test]
+fn groups_limit_shows_before_cuda() {
+    const ALICE: u32 = 1000;
+    let config = Config::default().arg("--allow-other");
+    let mount = Mount::with(config.env("SIMGPU_MEMORY", "1G"));
+    let made = mount.gcgroupfs(&["mkdir", "team"]).status();
+    assert!(made.expect("the command runs").success());
+    mount.write("team", "memory.limit", "512M");
+    let mut command = mount.command(driver_shell());
+    command.env("GCGROUP_GROUP", "team");
+    let mut holder = DriverShell::spawn(command);
+    assert_eq!(holder.ask(&format!("alloc linear {}", 96 * MIB)), "ok 0");
+    let mut other = DriverShell::start_bare(&mount);
+    assert_eq!(other.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+
+    let mut command = mount.command(program());
+    command.env("GCGROUP_GROUP", "team");
+    let mut nvml = Nvml::spawn(command);
+    for version in 1..=2 {
+        let told = nvml.ask(&format!("memory 0 {version}"));
+        assert_eq!((told[0], told[1], told[3]), (SUCCESS, 512 * MIB, 0), "{told:?}");
+        assert!(told[2] <= 416 * MIB, "the group's charge is missing: {told:?}");
+    }
+    assert!(nvml.computing(0).is_empty(), "the process sees others");
+    assert!(
+        !Dir::of(&mount, nvml.0.pid()).exists(),
+        "a program that only monitors is governed"
+    );
+    mount.write("team", "memory.limit", "256M");
+    wait_until("NVML shows the new limit", || {
+        nvml.ask("memory 0 1")[1] == 256 * MIB
+    });
+    assert_eq!(nvml.ask("cuda"), [SUCCESS]);
+    assert_eq!(nvml.ask("memory 0 1")[1], 256 * MIB);
+
+    // A job's children are in its group without its variables.
+    let mut command = mount.gcgroupfs(&["run", "--memory-limit", "128M", "--", "env"]);
+    command.args(["-u", "GCGROUP_GROUP", "-u", "GCGROUP_MEMORY_LIMIT"]);
+    command.arg(program());
+    let mut child = Nvml::spawn(command);
+    assert_eq!(child.ask("memory 0 1"), [SUCCESS, 128 * MIB, 128 * MIB, 0]);
+    // A query is no registration that was given up: a freeze of the job need not wait for this process.
+    let job = format!("job-{}", child.0.pid());
+    mount.write(&job, "compute.freeze", "1");
+    assert_eq!(mount.number(&job, "gcgroup.events", "frozen"), 1);
+
+    // A group that the user may not enter bounds nothing, nor does one that does not exist.
+    let program = program_for_all(&program(), mount.root());
+    let card = Nvml::bare(&mount).ask("memory 0 1");
+    for group in ["team", "none"] {
+        let mut command = mount.command_of(ALICE, &program);
+        command.env("GCGROUP_GROUP", group);
+        assert_eq!(Nvml::spawn(command).ask("memory 0 1"), card, "{group}");
     }
 }
 

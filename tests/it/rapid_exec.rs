@@ -93,7 +93,12 @@ fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
             let mut hello = [0; 1024];
             recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).expect("the client sends hello");
             let status = libc::EAGAIN.cast_unsigned();
-            let reply = RegistrationReply { abi: VERSION, status }.to_bytes();
+            let reply = RegistrationReply {
+                abi: VERSION,
+                status,
+                bars_cuda: false,
+            }
+            .to_bytes();
             if attempt == 3 {
                 fs::remove_file(&path).expect("the socket can be removed");
                 symlink(&real, &path).expect("the path is free");

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use support::{Config, Governed, Mount, program_for_all, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
-use crate::rules::{ALICE, Ruled};
+use crate::rules::{ALICE, BOB, Ruled};
 use crate::supervise::daemon;
 
 const MIB: u64 = 1 << 20;
@@ -217,4 +217,62 @@ fn process_moved_by_root_may_execute_and_come_back() {
     assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.current"), 0);
+}
+
+#[test]
+fn required_rule_refuses_cuda_outside_its_group() {
+    // Groups nest eight deep.
+    const DEEP: &str = "a/b/c/d/e/f/g/h";
+    let rules = |group: &str| {
+        let group = format!("group.name = \"{group}\"\n");
+        format!("[[rule]]\nmatch.uid = 1000\nmatch.wish = \"**\"\nrequired = true\n{group}")
+    };
+    let ruled = Ruled::new(&rules("jobs/{wish}"));
+    let mount = &ruled.mount;
+    let program = program_for_all(&driver_shell(), mount.root());
+    let mut command = mount.command_of(ALICE, &program);
+    command.env("GCGROUP_GROUP", DEEP);
+    let mut refused = Governed::spawn(command);
+    let banner = refused.expect("ready");
+    assert!(banner.ends_with(REFUSED), "{banner}");
+    wait_until("the hook reports that a rule refuses CUDA", || {
+        let said = refused.stderr();
+        said.contains("CUDA is refused, since this process must be governed (by a rule)")
+    });
+    // The program continues as if there had been no error: it gets no context.
+    assert_eq!(refused.ask("gpu 0"), format!("error{REFUSED}"));
+    assert_eq!(refused.ask("alloc linear 4096"), "error 201");
+    assert!(governed_pids(mount).is_empty());
+    assert_eq!(mount.truth().used_by_all(0), 0);
+    wait_until("the groups of the refused process are removed", || {
+        !mount.path().join("jobs").exists()
+    });
+    let other = ruled.shell_of(BOB);
+    assert_eq!(governed_pids(mount), [other.pid()]);
+
+    ruled.reload(&rules("jobs"), "configuration read again");
+    wait_until("the process is registered", || mount.governs(refused.pid()));
+    assert_eq!(mount.read("jobs", "gcgroup.procs"), refused.pid().to_string());
+    // The hook takes the answer after the daemon has made the directory.
+    wait_until("the process gets a context", || refused.ask("gpu 0") == "ok");
+    assert_eq!(refused.ask("alloc linear 4096"), "ok 0");
+}
+
+#[test]
+fn required_rule_insists_on_the_requested_group() {
+    let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\nrequired = true\ngroup.name = \"users\"\n");
+    let mount = &ruled.mount;
+    let program = program_for_all(&driver_shell(), mount.root());
+    let start = |group: &str| {
+        let mut command = mount.command_of(ALICE, &program);
+        command.env("GCGROUP_GROUP", group);
+        Governed::spawn(command)
+    };
+    let mut refused = start("elsewhere");
+    let banner = refused.expect("ready");
+    assert!(banner.ends_with(REFUSED), "{banner}");
+    let mut inside = start("users");
+    let banner = inside.expect("ready");
+    assert!(banner.ends_with(" 0"), "{banner}");
+    assert_eq!(mount.read("users", "gcgroup.procs"), inside.pid().to_string());
 }

@@ -167,7 +167,7 @@ fn exec_restarts_counts_and_totals_continue() {
 }
 
 #[test]
-fn memory_over_time_is_told_at_the_end() {
+fn memory_over_time_and_gpu_time_are_told_at_the_end() {
     const BYTES: u64 = 64 << 20;
     let mount = Mount::with(Config::default().arg("--log").arg("info"));
     let began = Instant::now();
@@ -178,6 +178,13 @@ fn memory_over_time_is_told_at_the_end() {
     // Charges that are sampled at the daemon's own times, not by a read.
     let context = mount.number(pid, "memory.current", "") - BYTES;
     let held = allocated.elapsed();
+    // GPU time is measured under a quota.
+    mount.write(pid, "compute.max", "90000 100000");
+    shell.tell("spin 20000 1");
+    assert_eq!(shell.answer(), "ok");
+    let used = || mount.number(pid, "compute.stat", "usage_usec");
+    wait_until("the GPU time is charged", || used() >= 20_000);
+    let used = used();
     shell.kill9();
     let line = wait_for("the process is listed in exited", || {
         let exited = mount.read("", "exited");
@@ -187,10 +194,12 @@ fn memory_over_time_is_told_at_the_end() {
             .map(str::to_owned)
     });
     let total = began.elapsed();
-    let value = line
-        .split(' ')
-        .find_map(|pair| pair.strip_prefix("memory.byte_seconds="));
-    let value: f64 = value.and_then(|value| value.parse().ok()).expect("a number");
+    let value = |key: &str| -> f64 {
+        let value = line.split(' ').find_map(|pair| pair.strip_prefix(key));
+        value.and_then(|value| value.parse().ok()).expect("a number")
+    };
+    assert!(value("compute.usage_usec=") >= used as f64, "{line}: {used}");
+    let value = value("memory.byte_seconds=");
     // Between two samples the mean is taken, so at least half of what it held at the end counts.
     assert!(
         value >= (BYTES as f64 * held.as_secs_f64() / 2.0).floor(),

@@ -271,8 +271,16 @@ fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let old = Answers::at(&mount.socket());
     let command = with_old_libraries(&mount, &libraries);
     let (connection, mut shell) = std::thread::scope(|scope| {
-        let answers =
-            scope.spawn(|| old.answer(RegistrationReply { abi: OLD, status: 0 }, Some(&old_control())));
+        let answers = scope.spawn(|| {
+            old.answer(
+                RegistrationReply {
+                    abi: OLD,
+                    status: 0,
+                    bars_cuda: false,
+                },
+                Some(&old_control()),
+            )
+        });
         let shell = DriverShell::spawn(command);
         (answers.join().expect("the thread ends without a panic"), shell)
     });
@@ -302,9 +310,14 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
         RegistrationReply {
             abi: OLD,
             status: libc::EPROTONOSUPPORT.unsigned_abs(),
+            bars_cuda: false,
         },
         // No real daemon sends this: success with a block of an unusable version.
-        RegistrationReply { abi: OLD, status: 0 },
+        RegistrationReply {
+            abi: OLD,
+            status: 0,
+            bars_cuda: false,
+        },
     ];
     for reply in refusals {
         // A new listener, because a hook refused by the last one may have tried again.

@@ -81,6 +81,26 @@ impl Mount {
         Ok((mount, device))
     }
 
+    /// Returns the mount with that device number and `source` at `point`, which a process has left that was
+    /// killed; `kernel` is its open /dev/fuse. `None` if it is gone, hidden or no longer connected.
+    ///
+    /// # Errors
+    /// The mount table cannot be read.
+    pub fn again(point: &Path, source: &Path, device: u64, kernel: &OwnedFd) -> io::Result<Option<Self>> {
+        let point = absolute(point)?;
+        let source = std::path::absolute(source)?;
+        let is_it = |top: &Entry| top.is_ours && top.device == device && top.source == source;
+        let top = mounts(&point)?
+            .pop()
+            .filter(is_it)
+            .filter(|_| is_connected(kernel));
+        Ok(top.map(|top| Self {
+            point,
+            id: Some(top.id),
+            device,
+        }))
+    }
+
     pub fn point(&self) -> &Path {
         &self.point
     }

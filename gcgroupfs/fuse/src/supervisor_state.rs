@@ -65,7 +65,37 @@ pub struct SupervisorState {
     configuration: OwnedFd,
 }
 
+/// Names of the descriptors that outlive a supervisor, in the order of [`SupervisorState::files`].
+pub const NAMES: [&str; 5] = ["device", "init", "roster", "pollers", "configuration"];
+
 impl SupervisorState {
+    /// Returns the descriptors that the next supervisor needs to continue with the mount.
+    pub fn files(&self) -> [&OwnedFd; NAMES.len()] {
+        [
+            &self.device,
+            &self.init,
+            &self.roster,
+            &self.pollers,
+            &self.configuration,
+        ]
+    }
+
+    /// Continues with the [`files`](Self::files) of a supervisor that was killed, for the mount with that
+    /// device number.
+    pub fn again(files: [OwnedFd; NAMES.len()], number: u64, listener: OwnedFd, relay: OwnedFd) -> Self {
+        let [device, init, roster, pollers, configuration] = files;
+        Self {
+            device,
+            number,
+            listener,
+            init,
+            relay,
+            roster,
+            pollers,
+            configuration,
+        }
+    }
+
     /// # Errors
     /// Out of memory or descriptors.
     pub fn new(

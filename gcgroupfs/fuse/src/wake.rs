@@ -140,6 +140,7 @@ impl Listener for Waker {
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
             | Notice::Departed { .. }
+            | Notice::JobEnded { .. }
             | Notice::Ring(_)
             | Notice::Answered { .. }
             | Notice::Rung(_)

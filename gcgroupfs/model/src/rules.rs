@@ -38,6 +38,8 @@ pub struct Rule {
     r#match: Match,
     group: Option<GroupOf>,
     process: ProcessOf,
+    /// Whether CUDA is refused to a process that cannot be governed in its group.
+    required: bool,
 }
 
 /// `group.*`: the group that the process joins, and what is set when that group is made.
@@ -72,6 +74,8 @@ pub struct Verdict {
     /// Whether the rule examined the group that the process asks for, and so decides about it.
     pub heeds_wish: bool,
     pub process: RuleSettings,
+    /// Whether CUDA is refused to the process unless it is governed in its group.
+    pub required: bool,
     /// Number, line and name of the rule, for people to read; `None` if none matches.
     pub rule: Option<String>,
 }
@@ -118,6 +122,11 @@ impl Group {
 impl Rules {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns whether any rule has [`Verdict::required`].
+    pub fn any_requires(&self) -> bool {
+        self.0.iter().any(|rule| rule.get_ref().required)
     }
 
     /// Returns whether any rule needs [`Facts::user`].
@@ -184,6 +193,7 @@ impl Rule {
                     .as_ref()
                     .is_some_and(|group| group.name.nr_before_wish().is_some()),
             process: self.process.memory.with(&self.process.compute),
+            required: self.required,
             rule: None,
         })
     }

@@ -151,6 +151,7 @@ impl Listener for Bell {
             | Notice::GroupEvents(_)
             | Notice::RootEvents
             | Notice::Departed { .. }
+            | Notice::JobEnded { .. }
             | Notice::Made { .. }
             | Notice::Removed { .. }
             | Notice::AuditAsked

@@ -111,6 +111,9 @@ fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
     for line in lines {
         writeln!(out, "    {line}")?;
     }
+    if verdict.required {
+        writeln!(out, "  required: CUDA is refused if it cannot be governed there")?;
+    }
     Ok(out)
 }
 
@@ -130,6 +133,7 @@ group.name = \"jobs/{cgroup:job_*}\"
 match.uid = 1000
 group = { name = \"users/{user}\", delegate = true, memory.limit = \"1K\" }
 process.compute.priority = 9
+required = true
 [[rule]]
 ";
         let rules = config::parse(text, "x.toml".as_ref()).unwrap().rules;
@@ -160,7 +164,8 @@ rule 2, line 6: yes
     memory.limit 1024
   process
     compute.priority 9
-rule 3, line 10: matches, but rule 2 comes first
+  required: CUDA is refused if it cannot be governed there
+rule 3, line 11: matches, but rule 2 comes first
 "
         );
         let hostile = Facts {

@@ -106,9 +106,14 @@ fn job_name(text: &str) -> Result<String, String> {
 }
 
 /// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
-/// 126 if it cannot be run (as in env(1)), 125 if the failure is ours.
+/// 126 if it cannot be run (as in env(1)), 125 if the failure is ours, 2 for an unknown option.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     if let Some(name) = arguments.command.first() {
+        if is_option(name, arguments.command.len()) {
+            let name = name.display();
+            eprintln!("gcgroupfs: unknown option {name}; before a program of that name, --");
+            return ExitCode::from(2);
+        }
         let program = program::find(name);
         if let Some(why) = program::obstacle(&program) {
             eprintln!("gcgroupfs: warning: {} is not governed: {why}", program.display());
@@ -129,6 +134,14 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
             ExitCode::from(125)
         }
     }
+}
+
+/// Returns whether the first of the last `nr_words` words of the command line is an option that clap takes
+/// for a program: no `--` precedes it.
+fn is_option(name: &OsStr, nr_words: usize) -> bool {
+    let words: Vec<OsString> = env::args_os().collect();
+    let before = words.len().checked_sub(nr_words + 1).and_then(|at| words.get(at));
+    name.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|before| before != "--")
 }
 
 pub(super) fn execute(mut command: Command) -> ExitCode {

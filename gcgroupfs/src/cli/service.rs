@@ -2,13 +2,18 @@
 //! manager they do nothing.
 
 use std::env;
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::time::{ClockId, clock_gettime};
 use tracing::warn;
+
+use gcgroupfs_sys as sys;
 
 /// Reports that the daemon serves, also after it has read its configuration again.
 pub(super) fn ready() {
@@ -31,7 +36,37 @@ pub(super) fn status(text: &str) {
     notify(&format!("STATUS={text}"));
 }
 
+/// Has the manager store a descriptor under a name until the service ends for good:
+/// sd_pid_notify_with_fds(3).
+pub(super) fn store(name: &str, file: &OwnedFd) {
+    send(&format!("FDSTORE=1\nFDNAME={name}"), Some(file));
+}
+
+/// Has the manager close the stored descriptors of that name.
+pub(super) fn forget(name: &str) {
+    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+}
+
+/// Takes the stored descriptors with their names: sd_listen_fds_with_names(3). Call once.
+pub(super) fn stored() -> Vec<(String, OwnedFd)> {
+    const FIRST: i32 = 3;
+    let number = |name| env::var(name).ok()?.parse::<u32>().ok();
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Vec::new();
+    }
+    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let named = names.split(':').zip(FIRST..);
+    let named = named.take(number("LISTEN_FDS").unwrap_or(0) as usize);
+    named
+        .filter_map(|(name, number)| Some((name.to_owned(), sys::inherited(number).ok()?)))
+        .collect()
+}
+
 fn notify(text: &str) {
+    send(text, None);
+}
+
+fn send(text: &str, file: Option<&OwnedFd>) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -43,7 +78,17 @@ fn notify(text: &str) {
         let socket = UnixDatagram::unbound()?;
         // The loop that serves requests does not wait for the manager.
         socket.set_nonblocking(true)?;
-        socket.send_to_addr(text.as_bytes(), &address)
+        socket.connect_addr(&address)?;
+        let rights = file.map(|file| [file.as_raw_fd()]);
+        let rights = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));
+        let (text, number) = ([IoSlice::new(text.as_bytes())], socket.as_raw_fd());
+        Ok(sendmsg::<()>(
+            number,
+            &text,
+            rights.as_slice(),
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )?)
     });
     if let Err(error) = told {
         warn!("cannot tell {} {text:?}: {error}", path.to_string_lossy());

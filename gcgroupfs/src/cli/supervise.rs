@@ -35,8 +35,10 @@ use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch;
 
 mod ends;
+mod stored;
 
 use ends::Ends;
+use stored::Kept;
 
 /// The supervisor's own option, which is not passed to daemons.
 const OPTION: &str = "--supervise";
@@ -80,28 +82,37 @@ const TRIAL: Duration = Duration::from_secs(60);
 pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // Done first, so that a second daemon changes nothing.
     let listener = Listener::bind(socket)?;
-    let cannot = || format!("cannot mount at {}", point.display());
-    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
-    let init = match fuse::first_message(&device) {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            warn!("{error}: this one has no supervisor");
-            return Ok(false);
-        }
-        init => init.with_context(cannot)?,
-    };
     let (ours, theirs) = sys::packet_pair()?;
+    let (mount, mut state) = if let Some(Kept { mount, files }) = stored::take(point, socket) {
+        let state = SupervisorState::again(files, mount.device(), listener.share()?, theirs);
+        (mount, state)
+    } else {
+        let cannot = || format!("cannot mount at {}", point.display());
+        let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
+        let init = match fuse::first_message(&device) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                warn!("{error}: this one has no supervisor");
+                return Ok(false);
+            }
+            init => init.with_context(cannot)?,
+        };
+        let state = SupervisorState::new((device, mount.device()), listener.share()?, &init, theirs)?;
+        (mount, state)
+    };
+    let number = mount.device();
+    stored::put(&state, number);
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
-        device: mount.device(),
+        device: number,
     };
-    let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
+    let helper = fuse::Attended::start(ours, state.device.try_clone()?, spot)
         .context("cannot start the invalidation helper")?;
-    let mut state = SupervisorState::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     service::ready();
     let result = follow(&mut state, &mut ends, socket, &mut signals);
     service::stopping();
+    stored::remove(number);
     // It finds waiting requests through the mount.
     helper.stop(|| drop(state));
     if let Err(error) = ends.mount.unmount() {
@@ -191,6 +202,7 @@ fn start(state: &SupervisorState, is_beside_killed: bool) -> anyhow::Result<Daem
         .args(is_beside_killed.then_some(BESIDE_KILLED))
         // The service manager knows only the supervisor.
         .env_remove("NOTIFY_SOCKET")
+        .env_remove("LISTEN_PID")
         .spawn()
         .context("cannot start the daemon")?;
     Ok(Daemon {

@@ -25,6 +25,10 @@ pub enum Tag {
     Doorbell = 3,
     /// Client to daemon, first packet: a request of the command line, whose body only the daemon defines.
     Request = 4,
+    /// Process that has not registered to daemon, first packet: [`RoomQuery`].
+    RoomQuery = 5,
+    /// Daemon to such a process: [`RoomReply`].
+    RoomReply = 6,
 }
 
 /// Reason why a packet is rejected.
@@ -162,10 +166,14 @@ pub struct RegistrationReply {
     pub abi: u32,
     /// 0 if accepted, with a descriptor; otherwise an errno, and the process is not governed.
     pub status: u32,
+    /// Whether a rule forbids CUDA to the process while it is not governed. Sent as the highest bit of the
+    /// word of `status`.
+    pub bars_cuda: bool,
 }
 
 impl RegistrationReply {
     pub const LENGTH: usize = 8 + 8;
+    const BARS_CUDA: u32 = 1 << 31;
 
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
@@ -173,7 +181,7 @@ impl RegistrationReply {
         let mut at = Writer { out: &mut out, at: 0 };
         at.header(Tag::RegistrationReply);
         at.u32(self.abi);
-        at.u32(self.status);
+        at.u32(self.status | if self.bars_cuda { Self::BARS_CUDA } else { 0 });
         out
     }
 
@@ -181,9 +189,83 @@ impl RegistrationReply {
     /// [`Malformed`].
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::RegistrationReply, Self::LENGTH)?;
+        let (abi, word) = (at.u32()?, at.u32()?);
         Ok(Self {
-            abi: at.u32()?,
-            status: at.u32()?,
+            abi,
+            status: word & !Self::BARS_CUDA,
+            bars_cuda: word & Self::BARS_CUDA != 0,
+        })
+    }
+}
+
+/// Asks what the groups in which the process would begin allow it on one device. Registers nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomQuery {
+    /// UUID of the device, as in `ControlDevice::uuid`.
+    pub uuid: [u64; 2],
+    /// Group in which the process starts.
+    pub group: GroupName,
+}
+
+impl RoomQuery {
+    pub const LENGTH: usize = 8 + 16 + GroupName::LONGEST;
+
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut out = [0; Self::LENGTH];
+        let mut at = Writer { out: &mut out, at: 0 };
+        at.header(Tag::RoomQuery);
+        self.uuid.into_iter().for_each(|word| at.u64(word));
+        at.put(&self.group.0);
+        out
+    }
+
+    /// # Errors
+    /// [`Malformed`].
+    pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
+        let mut at = Reader::of(packet, Tag::RoomQuery, Self::LENGTH)?;
+        Ok(Self {
+            uuid: [at.u64()?, at.u64()?],
+            group: GroupName(at.take()?),
+        })
+    }
+}
+
+/// The daemon's answer to [`RoomQuery`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomReply {
+    /// The smallest memory limit of the groups on the device, bytes; [`NO_LIMIT`] without one.
+    pub limit: u64,
+    /// Bytes that all limits of the groups leave; [`NO_LIMIT`] without one.
+    pub room: u64,
+}
+
+impl RoomReply {
+    pub const LENGTH: usize = 8 + 16;
+
+    /// Answer for a process in no group that has a limit.
+    pub const NO_LIMIT: Self = Self {
+        limit: NO_LIMIT,
+        room: NO_LIMIT,
+    };
+
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut out = [0; Self::LENGTH];
+        let mut at = Writer { out: &mut out, at: 0 };
+        at.header(Tag::RoomReply);
+        at.u64(self.limit);
+        at.u64(self.room);
+        out
+    }
+
+    /// # Errors
+    /// [`Malformed`].
+    pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
+        let mut at = Reader::of(packet, Tag::RoomReply, Self::LENGTH)?;
+        Ok(Self {
+            limit: at.u64()?,
+            room: at.u64()?,
         })
     }
 }
@@ -210,6 +292,8 @@ pub fn tag(packet: &[u8]) -> Result<Tag, Malformed> {
         2 => Ok(Tag::RegistrationReply),
         3 => Ok(Tag::Doorbell),
         4 => Ok(Tag::Request),
+        5 => Ok(Tag::RoomQuery),
+        6 => Ok(Tag::RoomReply),
         _ => Err(Malformed::Tag),
     }
 }
@@ -292,9 +376,23 @@ mod tests {
             lacks_helper: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
-        let reply = RegistrationReply { abi: 7, status: 95 };
-        assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        for bars_cuda in [false, true] {
+            let reply = RegistrationReply {
+                abi: 7,
+                status: 95,
+                bars_cuda,
+            };
+            assert_eq!(RegistrationReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        }
         assert_eq!(tag(&bare(Tag::Doorbell)), Ok(Tag::Doorbell));
+        let query = RoomQuery {
+            uuid: [1, 2],
+            group: GroupName::new("a").unwrap(),
+        };
+        assert_eq!(RoomQuery::from_bytes(&query.to_bytes()), Ok(query));
+        let reply = RoomReply { limit: 3, room: 4 };
+        assert_eq!(RoomReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        assert!(RoomQuery::from_bytes(&reply.to_bytes()).is_err());
     }
 
     #[test]
@@ -321,7 +419,14 @@ mod tests {
         longer[..Hello::LENGTH].copy_from_slice(&hello);
         assert_eq!(Hello::from_bytes(&longer), Err(Malformed::Length));
         assert_eq!(
-            Hello::from_bytes(&RegistrationReply { abi: 1, status: 0 }.to_bytes()),
+            Hello::from_bytes(
+                &RegistrationReply {
+                    abi: 1,
+                    status: 0,
+                    bars_cuda: false
+                }
+                .to_bytes()
+            ),
             Err(Malformed::Tag)
         );
     }

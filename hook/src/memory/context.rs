@@ -94,9 +94,13 @@ impl<'a> Turn<'a> {
     /// Charges the estimate for a context of these kinds at once, if a limit is in force.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it, `CUDA_ERROR_SYSTEM_NOT_READY` if a
+    /// rule forbids CUDA to the process.
     pub(crate) fn charge(self, kinds: &[ContextKind]) -> Result<NewContext<'a>, CUerror> {
         let memory = self.memory;
+        if memory.session.is_barred() {
+            return Err(CUerror::SYSTEM_NOT_READY);
+        }
         let (usage, control) = (memory.usage(), memory.control());
         let index = memory.session.devices.index(self.local);
         let mut made = NewContext {

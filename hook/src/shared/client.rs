@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::{self, Hello, MAX_LENGTH, RegistrationReply, Tag};
+use gcgroup_abi::message::{self, Hello, MAX_LENGTH, RegistrationReply, RoomQuery, RoomReply, Tag};
 
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
@@ -29,8 +29,9 @@ pub(crate) enum Refusal {
     Forbidden(io::Error),
     /// The daemon has this other version of the blocks.
     Version(u32),
-    /// The daemon refuses this process with this errno.
-    Refused(u32),
+    /// The daemon refuses this process with this errno; `bars_cuda` if one of its rules forbids CUDA to the
+    /// process while it is not governed.
+    Refused { errno: u32, bars_cuda: bool },
 }
 
 impl Refusal {
@@ -47,20 +48,20 @@ impl Refusal {
             Self::NoDescriptor => 4,
             Self::Version(_) => 5,
             Self::Forbidden(_) => 6,
-            Self::Refused(errno) => errno.saturating_add(7),
+            Self::Refused { errno, .. } => errno.saturating_add(7),
         }
     }
 
     /// Returns whether a listening daemon may admit the process on a retry.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Unanswered)
-            || matches!(self, Self::Refused(errno) if *errno == libc::EAGAIN.cast_unsigned())
+            || matches!(self, Self::Refused { errno, .. } if *errno == libc::EAGAIN.cast_unsigned())
     }
 
     /// Returns whether the daemon refuses for lack of permission (EACCES, EPERM).
     pub(crate) fn is_for_permission(&self) -> bool {
         const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
-        matches!(self, Self::Refused(errno) if PERMISSION.contains(errno))
+        matches!(self, Self::Refused { errno, .. } if PERMISSION.contains(errno))
     }
 }
 
@@ -96,6 +97,23 @@ pub(crate) fn register(
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     let usage = usage.get().ok_or(Refusal::Unanswered)?;
     send_with_file(fd()?, &hello.to_bytes(), usage)?;
+    let packet = reply(&socket, deadline)?;
+    accepted_reply(socket, packet)
+}
+
+/// Asks what the groups of a process that has not registered allow it. Returns `None` if no daemon answers
+/// within `patience`.
+pub(crate) fn room(path: &OsStr, query: &RoomQuery, patience: Duration) -> Option<RoomReply> {
+    let deadline = Instant::now() + patience;
+    let socket = connect(path, patience).ok()?;
+    sys::send(socket.get()?, &query.to_bytes());
+    let packet = reply(&socket, deadline).ok()?;
+    RoomReply::from_bytes(packet.bytes()).ok()
+}
+
+/// Waits for the daemon's first packet.
+fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
+    let fd = || socket.get().ok_or(Refusal::Unanswered);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -106,7 +124,7 @@ pub(crate) fn register(
         }
         let fd = fd()?;
         if let Some(packet) = descriptor::with_room(|| receive(fd))? {
-            return accepted_reply(socket, packet);
+            return Ok(packet);
         }
     }
 }
@@ -127,7 +145,10 @@ fn accepted_reply(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Des
         return Err(Refusal::Version(reply.abi));
     }
     if reply.status != 0 {
-        return Err(Refusal::Refused(reply.status));
+        return Err(Refusal::Refused {
+            errno: reply.status,
+            bars_cuda: reply.bars_cuda,
+        });
     }
     match packet.file {
         Some(control) => Ok((socket, Descriptor::here(control)?)),
@@ -360,6 +381,7 @@ mod tests {
             &RegistrationReply {
                 abi: VERSION,
                 status: 0,
+                bars_cuda: false,
             }
             .to_bytes(),
             file.as_raw_fd(),
@@ -380,6 +402,7 @@ mod tests {
                 RegistrationReply {
                     abi: VERSION + 1,
                     status: 0,
+                    bars_cuda: false,
                 },
                 format!("Version({})", VERSION + 1),
             ),
@@ -387,13 +410,15 @@ mod tests {
                 RegistrationReply {
                     abi: VERSION,
                     status: 95,
+                    bars_cuda: true,
                 },
-                "Refused(95)".to_owned(),
+                "Refused { errno: 95, bars_cuda: true }".to_owned(),
             ),
             (
                 RegistrationReply {
                     abi: VERSION,
                     status: 0,
+                    bars_cuda: false,
                 },
                 "Unanswered".to_owned(),
             ),

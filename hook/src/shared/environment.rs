@@ -21,6 +21,8 @@ pub(crate) struct Options {
     pub(crate) required: bool,
     /// File of the hook's log.
     pub(crate) log: Option<OsString>,
+    /// A variable with a value that cannot be parsed, which is ignored.
+    pub(crate) ignored: Option<&'static str>,
 }
 
 impl Options {
@@ -33,8 +35,16 @@ impl Options {
         let text = |variable: Variable| get(variable.name).and_then(|value| value.into_string().ok());
         let is_set = |variable| text(variable).is_some_and(|value| value.trim() == "1");
         let priority = text(GCGROUP_PRIORITY).and_then(|value| value.trim().parse().ok());
+        let priority = priority.filter(|priority| *priority < 16);
+        let limit = text(GCGROUP_MEMORY_LIMIT).and_then(|value| bytes(&value));
         // `1` means without a limit.
         let swap = text(GCGROUP_SWAP).and_then(|value| bytes(&value));
+        let is_ignored = |variable: Variable, is_parsed: bool| {
+            (!is_parsed && get(variable.name).is_some_and(|value| !value.is_empty())).then_some(variable.name)
+        };
+        let ignored = is_ignored(GCGROUP_MEMORY_LIMIT, limit.is_some())
+            .or_else(|| is_ignored(GCGROUP_PRIORITY, priority.is_some()))
+            .or_else(|| is_ignored(GCGROUP_SWAP, swap.is_some()));
         let refuses_swap = swap == Some(0);
         let swap = swap.filter(|bytes| *bytes != 0);
         let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
@@ -43,10 +53,8 @@ impl Options {
                 .filter(|path| !path.is_empty())
                 .unwrap_or(DEFAULT_SOCKET.into()),
             hello: Hello {
-                memory_limit: text(GCGROUP_MEMORY_LIMIT)
-                    .and_then(|value| bytes(&value))
-                    .unwrap_or(NO_LIMIT),
-                priority: priority.filter(|priority| *priority < 16).unwrap_or(u32::MAX),
+                memory_limit: limit.unwrap_or(NO_LIMIT),
+                priority: priority.unwrap_or(u32::MAX),
                 freeze: is_set(GCGROUP_FREEZE).into(),
                 can_swap: swap.is_some().into(),
                 memory_swap_max: swap.unwrap_or(0),
@@ -58,6 +66,7 @@ impl Options {
             refuses_swap,
             required: is_set(GCGROUP_REQUIRED),
             log: get(GCGROUP_LOG.name).filter(|path| !path.is_empty()),
+            ignored,
         }
     }
 }
@@ -67,24 +76,29 @@ pub(crate) fn size(text: &OsStr) -> u64 {
     text.to_str().and_then(bytes).unwrap_or(0)
 }
 
-/// Parses a size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`),
-/// or `max`. Returns bytes.
+/// Parses a size as `memory.limit` accepts it, without percentages: decimal, with K, M, G, T or P (powers of
+/// 1024; also `KB`, `Ki`, `KiB`) and then up to 9 decimals, or `max`. Returns bytes.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     if text == "max" {
         return Some(NO_LIMIT);
     }
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit {
-        "" => 0,
-        "k" | "ki" | "kib" => 10,
-        "m" | "mi" | "mib" => 20,
-        "g" | "gi" | "gib" => 30,
-        "t" | "ti" | "tib" => 40,
+    let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'.';
+    let (number, unit) = text.split_at(text.bytes().take_while(is_number).count());
+    let mut rest = unit.chars();
+    let factor = match (rest.next(), rest.as_str()) {
+        (None, _) => 1_u128,
+        (Some(prefix), "" | "b" | "i" | "ib") => 1024 << (10 * "kmgtp".find(prefix)?),
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
+    let has_point = whole.len() < number.len();
+    if whole.is_empty() || has_point && (factor == 1 || decimals.is_empty() || decimals.len() > 9) {
+        return None;
+    }
+    let digits = u128::from(format!("{whole}{decimals}").parse::<u64>().ok()?);
+    let parts = decimals.bytes().fold(1, |parts, _| parts * 10);
+    u64::try_from(digits * factor / parts).ok()
 }
 
 #[cfg(test)]
@@ -106,7 +120,18 @@ mod tests {
             ("", None),
             ("-1", None),
             ("0x10", None),
-            ("1.5G", None),
+            ("1.5G", Some(3 << 29)),
+            ("8GB", Some(8 << 30)),
+            ("0.25kb", Some(256)),
+            ("2P", Some(2 << 50)),
+            ("1.5", None),
+            ("1.G", None),
+            (".5G", None),
+            ("1.5.5G", None),
+            ("1.0123456789G", None),
+            ("50%", None),
+            ("8\u{e9}", None),
+            ("8b", None),
             ("G", None),
         ] {
             assert_eq!(bytes(text), want, "{text:?}");
@@ -131,6 +156,7 @@ mod tests {
         );
         assert_eq!(options.socket, DEFAULT_SOCKET);
         assert!(!options.required);
+        assert_eq!(options.ignored, Some("GCGROUP_PRIORITY"));
     }
 
     #[test]
@@ -155,5 +181,6 @@ mod tests {
             }
         );
         assert_eq!(options.socket, "/run/other");
+        assert_eq!(options.ignored, None);
     }
 }

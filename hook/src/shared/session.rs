@@ -32,6 +32,8 @@ pub(crate) struct Session {
     root: Option<descriptor::Identity>,
     /// Whether a daemon ever accepted this process.
     is_governed: AtomicBool,
+    /// Whether the last answer of a daemon forbids CUDA to the process, by a rule, while it is not governed.
+    is_barred: AtomicBool,
     has_complained: AtomicBool,
     /// Whether the last attempt to register failed for want of a descriptor.
     lacks_descriptor: AtomicBool,
@@ -49,6 +51,9 @@ impl Session {
         if let Some(path) = &options.log {
             log::LOG.start(path);
         }
+        if let Some(variable) = options.ignored {
+            sys::complain(&format!("{variable} is ignored: its value is not understood"));
+        }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
         blocks.usage().asks_to_swap.store(1, Relaxed);
@@ -60,6 +65,7 @@ impl Session {
             line: Line::new(),
             root: descriptor::root(),
             is_governed: AtomicBool::new(false),
+            is_barred: AtomicBool::new(false),
             has_complained: AtomicBool::new(false),
             lacks_descriptor: AtomicBool::new(false),
             has_lost_root: AtomicBool::new(false),
@@ -87,6 +93,13 @@ impl Session {
         self.options.required
     }
 
+    /// Returns whether a rule of the daemon forbids CUDA to this process, which the daemon has refused to
+    /// govern.
+    #[inline]
+    pub(crate) fn is_barred(&self) -> bool {
+        self.is_barred.load(Relaxed)
+    }
+
     /// Returns whether a daemon ever accepted this process.
     pub(crate) fn is_governed(&self) -> bool {
         self.is_governed.load(Relaxed)
@@ -105,6 +118,12 @@ impl Session {
             .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
             .unwrap_or_else(|error| Err(self.excuse(error)));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
+        match &answer {
+            Ok(_) => self.is_barred.store(false, Relaxed),
+            Err(Refusal::Refused { bars_cuda, .. }) => self.is_barred.store(*bars_cuda, Relaxed),
+            // Not an answer of a daemon.
+            Err(_) => {}
+        }
         self.complain_of(answer.as_ref().err());
         self.log_outcome(answer.as_ref().err());
         answer
@@ -194,13 +213,18 @@ impl Session {
             (refusal, Some(group)) if refusal.is_for_permission() => {
                 format!("the daemon does not admit this process to group {group}")
             }
-            (Refusal::Refused(errno), _) => {
+            (Refusal::Refused { errno, .. }, _) => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
                 format!("the daemon refuses this process: {error}")
             }
         };
+        let by = if self.is_required() {
+            "GCGROUP_REQUIRED"
+        } else {
+            "by a rule"
+        };
         sys::complain(&format!(
-            "CUDA is refused, since this process must be governed (GCGROUP_REQUIRED): {reason}"
+            "CUDA is refused, since this process must be governed ({by}): {reason}"
         ));
     }
 
@@ -250,6 +274,7 @@ impl Session {
             refuses_swap: false,
             required: false,
             log: None,
+            ignored: None,
         };
         Box::leak(Box::new(Self::new(options).unwrap()))
     }

@@ -45,7 +45,7 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
         doc: "The last 64 processes that left, the latest first, one line each: the pid, then KEY=VALUE pairs (times \
               in seconds since 1970). memory.byte_seconds is memory.current over time (bytes times seconds), sampled once per \
-              second since the process registered with this daemon; usage_usec as in compute.stat. When the list is full, the user with the most lines loses \
+              second since the process registered with this daemon; compute.usage_usec is that of compute.stat. When the list is full, the user with the most lines loses \
               the oldest.",
     },
     ControlFile {
@@ -272,8 +272,8 @@ mod tests {
         world.tree.leave(id, 77);
         assert_eq!(
             world.show("exited"),
-            "100 comm=a\\040program start=5 end=77 memory.peak=0 memory.byte_seconds=0 usage_usec=0 nr_alloc=0 nr_alloc_fail=0 oom=0 \
-             group_max=0 nr_launches=0 nr_graphs=0 nr_copies=0\n"
+            "100 comm=a\\040program start=5 end=77 memory.peak=0 memory.byte_seconds=0 compute.usage_usec=0 \
+             nr_alloc=0 nr_alloc_fail=0 oom=0 group_max=0 nr_launches=0 nr_graphs=0 nr_copies=0\n"
         );
     }
     #[test]

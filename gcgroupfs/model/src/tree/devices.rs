@@ -48,7 +48,23 @@ impl Deref for Devices {
     }
 }
 
+/// Returns the UUID as in `ControlDevice::uuid`.
+fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
+    let (low, high) = uuid.split_at(8);
+    [low, high].map(|half| half.try_into().map_or(0, u64::from_le_bytes))
+}
+
 impl Tree {
+    /// Returns the smallest memory limit of a group and those above on the device with that UUID (as in the
+    /// control block), and the bytes that they leave there; for an unknown device, of their limits for all
+    /// devices together. [`NO_LIMIT`](gcgroup_abi::NO_LIMIT) without one.
+    pub fn group_room(&self, group: Option<GroupId>, uuid: [u64; 2]) -> (u64, u64) {
+        let state = self.state.lock();
+        let is_it = |device: &&Device| uuid_words(device.uuid) == uuid;
+        let slot = state.devices.iter().find(is_it).map(|device| device.index);
+        state.grants.room_below(group, slot.unwrap_or(OTHER_DEVICE))
+    }
+
     /// Requests a search for new devices.
     pub fn ask_devices(&self) {
         self.state.lock().nr_devices_asked += 1;

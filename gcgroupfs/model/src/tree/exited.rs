@@ -69,8 +69,8 @@ impl Display for Exited {
         let (identity, sums) = (&self.identity, &self.sums);
         write!(
             f,
-            "{} comm={} start={} end={} memory.peak={} memory.byte_seconds={} usage_usec={} nr_alloc={} nr_alloc_fail={} oom={} group_max={} \
-             nr_launches={} nr_graphs={} nr_copies={}",
+            "{} comm={} start={} end={} memory.peak={} memory.byte_seconds={} compute.usage_usec={} nr_alloc={} \
+             nr_alloc_fail={} oom={} group_max={} nr_launches={} nr_graphs={} nr_copies={}",
             identity.pid,
             identity.comm,
             identity.started,

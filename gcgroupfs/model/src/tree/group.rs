@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
@@ -75,6 +76,10 @@ pub struct Group {
     pub(super) stalls: Stalls,
     pub(super) origins: Origins,
     pub(super) refusals: Refusals,
+    /// Whether the group was made for a job, also after the job's command has ended.
+    is_job: bool,
+    /// `memory.current` of processes that have left over time, bytes times seconds.
+    byte_seconds: u128,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -119,6 +124,8 @@ impl Group {
             maker: made.by,
             is_transient: made.is_transient,
             job: made.job.clone(),
+            is_job: made.job.is_some(),
+            byte_seconds: 0,
             access,
             settings: Settings::default(),
             holds: Vec::new(),
@@ -149,6 +156,31 @@ impl Group {
     /// Returns whether this group or a group below has a process, or expects one to register again.
     pub(super) fn is_populated(&self) -> bool {
         self.nr_members > 0 || self.nr_holds > 0
+    }
+
+    /// Adds what a leaving process held over time.
+    pub(super) fn add_byte_seconds(&mut self, byte_seconds: u128) {
+        self.byte_seconds = self.byte_seconds.saturating_add(byte_seconds);
+    }
+
+    /// Returns what the processes of a job have used, as KEY=VALUE pairs, once all have left; `None` if the
+    /// group was not made for a job.
+    pub(super) fn job_line(&self) -> Option<String> {
+        let counted = self.counted(None);
+        let sums = counted.before.less(counted.arrived);
+        self.is_job.then(|| {
+            format!(
+                "memory.peak={} memory.byte_seconds={} compute.usage_usec={} nr_alloc={} oom={} group_max={} \
+                 nr_launches={}",
+                counted.peak,
+                self.byte_seconds,
+                sums.usage_nsec / 1000,
+                sums.nr_alloc,
+                sums.nr_oom,
+                sums.nr_group_max,
+                sums.submitted(Submission::Kernel),
+            )
+        })
     }
 
     pub(super) fn counted(&self, device: Option<usize>) -> Counted {

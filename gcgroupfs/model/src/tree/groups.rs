@@ -248,6 +248,13 @@ impl State {
         if !group.is_empty() {
             return Err(Error::NotEmpty);
         }
+        if let Some(line) = group.job_line() {
+            notices.push(Notice::JobEnded {
+                path: self.path(Some(id)),
+                uid: group.access.owner.uid,
+                line,
+            });
+        }
         self.leave_stalls_of_group(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
         self.drop_lease(&group);

@@ -130,6 +130,14 @@ impl State {
         self.leave_stalls(id);
         self.sample_bytes(id);
         self.charge_rest(id);
+        if let Some(process) = self.processes.get(&id) {
+            let (group, byte_seconds) = (process.group, process.byte_seconds.get());
+            for id in self.chain(group) {
+                if let Some(group) = self.groups.get_mut(&id) {
+                    group.add_byte_seconds(byte_seconds);
+                }
+            }
+        }
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

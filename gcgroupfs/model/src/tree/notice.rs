@@ -42,6 +42,14 @@ pub enum Notice {
         /// As in [`Notice::Made`].
         is_reported: bool,
     },
+    /// The group of a job is removed, since its last process has left.
+    JobEnded {
+        path: String,
+        /// The group's owner.
+        uid: u32,
+        /// KEY=VALUE pairs for the log: memory, GPU time and counts of all processes of the job.
+        line: String,
+    },
     /// The persistent state of the process has changed and must be written.
     SettingsChanged(ProcessId),
     /// The persistent state of the group has changed, or the group is gone; to be written.

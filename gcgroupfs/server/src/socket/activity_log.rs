@@ -81,6 +81,9 @@ impl Listener for ActivityLog {
                     info!(PID = pid, UID = identity.uid, "ended: {line}");
                 }
             }
+            Notice::JobEnded { path, uid, line } if self.known.lock().ends.allows(*uid, Instant::now()) => {
+                info!(UID = uid, GROUP = %format_args!("/{path}"), "job {path:?} ended: {line}");
+            }
             Notice::Events(id) => {
                 // Taken under the lock, so that two threads do not report one change twice.
                 let mut known = self.known.lock();

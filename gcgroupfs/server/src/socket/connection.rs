@@ -3,6 +3,7 @@
 mod hold;
 mod job;
 mod request;
+mod room;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -221,6 +222,7 @@ impl Server {
                 true
             }
             (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
+            (Ok(Tag::RoomQuery), Kind::New) => self.take_room_query(number, packet),
             // A registration without a usage block.
             (Ok(Tag::Hello), Kind::New) => {
                 if self.hello(number, packet).is_some() {
@@ -346,8 +348,13 @@ impl Server {
     /// Continues a registration after its verdict.
     pub(super) fn admit_or_refuse(&mut self, registrant: Registrant, verdict: nix::Result<Verdict>) {
         let number = registrant.number;
+        // A process that cannot be examined may be one that a rule is for.
+        let bars_cuda = match &verdict {
+            Ok(verdict) => verdict.required,
+            Err(_) => self.rule_queries.may_require(),
+        };
         if let Err(errno) = verdict.and_then(|verdict| self.admit(registrant, &verdict)) {
-            self.refuse(number, errno);
+            self.refuse_and_bar(number, errno, bars_cuda);
             self.hang_up(number);
         }
     }
@@ -366,7 +373,7 @@ impl Server {
         if let Some(superseded) = registered.superseded {
             self.close(superseded);
         }
-        let sent = send_reply(&socket, 0, Some(&registered.control));
+        let sent = send_reply(&socket, 0, false, Some(&registered.control));
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.kind = Kind::Hook {
                 process: registered.number,
@@ -383,6 +390,11 @@ impl Server {
     }
 
     fn refuse(&mut self, number: u64, errno: Errno) {
+        self.refuse_and_bar(number, errno, false);
+    }
+
+    /// Refuses a registration; with `bars_cuda` the process must not use CUDA.
+    fn refuse_and_bar(&mut self, number: u64, errno: Errno, bars_cuda: bool) {
         // A process that cannot be examined yet may try again.
         let errno = match errno {
             Errno::ETIMEDOUT => Errno::EAGAIN,
@@ -392,9 +404,11 @@ impl Server {
             return;
         };
         if self.registry.may_log_of(connection.uid) {
-            info!("a process of user {} was refused: {errno}", connection.uid);
+            let by = if bars_cuda { ", and CUDA by a rule" } else { "" };
+            info!("a process of user {} was refused{by}: {errno}", connection.uid);
         }
-        self.refuse_registration(number, errno);
+        // A client that does not read it notices the end of the connection.
+        let _ = send_reply(&connection.socket, number_of(errno), bars_cuda, None);
     }
 
     /// Logs, once for each process, what is wrong with its hook. A hook of another version keeps trying,
@@ -440,7 +454,7 @@ impl Server {
             return;
         };
         // A client that does not read it notices the end of the connection.
-        let _ = send_reply(&connection.socket, (errno as i32).unsigned_abs(), None);
+        let _ = send_reply(&connection.socket, number_of(errno), false, None);
     }
 
     /// Closes a connection and ends what depends on it.
@@ -470,11 +484,21 @@ impl Server {
     }
 }
 
+fn number_of(errno: Errno) -> u32 {
+    (errno as i32).unsigned_abs()
+}
+
 /// Answers a registration: with the control block, or with the errno of its refusal.
-fn send_reply(socket: &OwnedFd, status: u32, control: Option<&OwnedFd>) -> nix::Result<usize> {
+fn send_reply(
+    socket: &OwnedFd,
+    status: u32,
+    bars_cuda: bool,
+    control: Option<&OwnedFd>,
+) -> nix::Result<usize> {
     let reply = RegistrationReply {
         abi: gcgroup_abi::VERSION,
         status,
+        bars_cuda,
     };
     let rights = control.map(|control| [control.as_raw_fd()]);
     let rights = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));

@@ -242,6 +242,19 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     Ok(id)
 }
 
+/// Returns the existing group at a path, if a process of the client, being in no group, could begin there.
+pub(super) fn find_requested(tree: &Tree, who: &Credentials, path: &str) -> Option<GroupId> {
+    may_begin(tree, who, path).ok()?;
+    let mut directory = Directory::ROOT;
+    for name in path.trim_matches('/').split('/') {
+        directory = tree.subdirectory(directory, name).ok()?;
+    }
+    match directory.whose() {
+        Entity::Group(id) if directory.device.is_none() => Some(id),
+        _ => None,
+    }
+}
+
 /// Checks whether a process of the client, being in no group, could begin in the group.
 ///
 /// # Errors

@@ -164,6 +164,11 @@ impl RuleQueries {
         !self.rules.get().is_empty()
     }
 
+    /// Returns whether any rule forbids CUDA to processes that are not governed.
+    pub(super) fn may_require(&self) -> bool {
+        self.rules.get().any_requires()
+    }
+
     /// Queues a process for its verdict.
     ///
     /// # Errors

@@ -2,11 +2,13 @@
 //! lists.
 //!
 //! `seen` determines what the process may see of a device; the other modules answer NVML's calls with it. A
-//! process that has no limit or is not governed (such as `nvidia-smi` started without a limit) sees NVML's
-//! own answers. Errors are NVML's own.
+//! process without a limit (such as `nvidia-smi` outside of a limited group) sees NVML's own answers. Errors
+//! are NVML's own. A process that has not called `cuInit` asks the daemon what its groups allow
+//! (`unregistered`).
 
 pub(crate) mod list;
 pub(crate) mod memory;
 pub(crate) mod processes;
 mod seen;
+mod unregistered;
 pub(crate) mod utilization;

@@ -1,18 +1,18 @@
 //! View of one device for a limited process: its limit as the device's memory, and only itself.
 
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, VISIBLE_LIMIT};
 
+use super::unregistered;
 use crate::calls::visible::Visible;
 use crate::driver;
 use crate::driver::cuda::CUuuid;
 use crate::driver::nvml::nvmlDevice_t;
 use crate::hook::{self, Hook};
+use crate::memory::room::Room;
 use crate::shared::device;
-use crate::shared::environment::Options;
 
 /// Bytes of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Seen {
         match hook::get() {
             Some(hook) if is_limited(hook) => Self::by(hook, of),
             Some(_) => None,
-            None => Self::before_cuda(requested_limit()),
+            None => Self::before_cuda(unregistered::room(|| uuid_of(of))),
         }
     }
 
@@ -75,10 +75,13 @@ impl Seen {
         })
     }
 
-    /// Returns what a process sees that was started with a limit and has not used CUDA.
-    fn before_cuda(limit: u64) -> Option<Self> {
-        (limit != NO_LIMIT).then(|| Self {
-            visible: Visible::limit(limit),
+    /// Returns what a process sees that has not used CUDA.
+    fn before_cuda(room: Room) -> Option<Self> {
+        (room.total != NO_LIMIT).then(|| Self {
+            visible: Visible {
+                room,
+                ..Visible::limit(room.total)
+            },
             current: 0,
             peak: 0,
             own: Own {
@@ -91,10 +94,14 @@ impl Seen {
 
 /// Returns the device's slot in the shared blocks.
 fn slot(hook: &Hook, of: nvmlDevice_t) -> Option<usize> {
+    Some(device::index_of(hook.session.control(), uuid_of(of)?))
+}
+
+/// Returns the device's UUID, as in the shared blocks.
+fn uuid_of(of: nvmlDevice_t) -> Option<[u64; 2]> {
     let mut text = [0; 96];
     driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
-    let uuid = device::uuid_words(uuid(&text)?);
-    Some(device::index_of(hook.session.control(), uuid))
+    Some(device::uuid_words(uuid(&text)?))
 }
 
 /// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
@@ -116,13 +123,6 @@ fn used_instance(hook: &Hook, gpu: nvmlDevice_t) -> Option<usize> {
             .load(Relaxed);
         (charged != 0 || beyond != 0).then_some(index)
     })
-}
-
-/// Returns the limit that the process was started with. Read once, since monitors ask often and other threads
-/// may change the environment meanwhile.
-fn requested_limit() -> u64 {
-    static LIMIT: OnceLock<u64> = OnceLock::new();
-    *LIMIT.get_or_init(|| Options::from_environment().hello.memory_limit)
 }
 
 /// Returns whether any limit or `memory.visible` is set. Otherwise NVML need not be asked for the device's
@@ -203,8 +203,11 @@ mod tests {
 
     #[test]
     fn start_limit_is_seen_before_cuda_is_used() {
-        assert_eq!(Seen::before_cuda(NO_LIMIT), None);
-        let seen = Seen::before_cuda(4096).unwrap();
+        let room = |total, free| Room { total, free };
+        assert_eq!(Seen::before_cuda(room(NO_LIMIT, NO_LIMIT)), None);
+        let seen = Seen::before_cuda(room(4096, 4096)).unwrap();
         assert_eq!((seen.visible, seen.current), (Visible::limit(4096), 0));
+        let seen = Seen::before_cuda(room(4096, 96)).unwrap();
+        assert_eq!((seen.visible.room, seen.visible.held), (room(4096, 96), 0));
     }
 }

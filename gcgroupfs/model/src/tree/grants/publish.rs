@@ -37,6 +37,18 @@ impl Grants {
         self.publish_to(id, &allowed);
     }
 
+    /// Returns the smallest limit of a group and those above on the device in a slot, and the bytes that they
+    /// leave; [`NO_LIMIT`](gcgroup_abi::NO_LIMIT) without a limit.
+    pub(in crate::tree) fn room_below(&self, group: Option<GroupId>, slot: usize) -> (u64, u64) {
+        let mut allowed = vec![Allowed::ALL; self.slots.len()];
+        for node in self.chain(group).iter().filter_map(|id| self.groups.get(id)) {
+            node.narrow(&mut allowed);
+        }
+        let at = self.slots.iter().position(|known| *known == slot);
+        let allowed = at.and_then(|at| allowed.get(at)).unwrap_or(&Allowed::ALL);
+        (allowed.limit, allowed.room)
+    }
+
     fn publish_to(&self, id: ProcessId, allowed: &[Allowed]) {
         let Some(member) = self.members.get(&id) else {
             return;

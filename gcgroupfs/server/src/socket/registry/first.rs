@@ -4,12 +4,14 @@ use gcgroup_abi::message::{GroupName, Hello};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
-use super::super::initial_group::{Credentials, GroupFacts, InitialGroup, find_initial_group};
+use super::super::initial_group::{
+    Credentials, GroupFacts, InitialGroup, find_initial_group, find_requested,
+};
 use super::Registry;
 use crate::journal::Key;
 use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{GroupId, Job, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
-use gcgroupfs_sys::process::{self, Stat};
+use gcgroupfs_sys::process::{self, Peer, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
 const MAX_GROUP_CHOICES: usize = 8;
@@ -45,7 +47,8 @@ impl Registry {
     ///
     /// # Errors
     /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
-    /// examined; `EACCES` if the process insists on another group.
+    /// examined; `EACCES` if the process, or the rule that it matches, insists on another
+    /// group.
     fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
         let (pid, hello, who) = (first.pid, first.hello, first.who);
         for _ in 0..MAX_GROUP_CHOICES {
@@ -67,8 +70,9 @@ impl Registry {
                 troubles,
             } = find_initial_group(&self.tree, &facts);
             let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
-            if hello.insists != 0 && !is_kept {
-                debug!("{pid} insists on its group: {troubles:?}");
+            let required = first.verdict.required;
+            if (hello.insists != 0 || required) && !is_kept || required && !troubles.is_empty() {
+                debug!("{pid} must begin in its group: {troubles:?}");
                 // The groups that were made for it.
                 self.tree.reap_transient(None);
                 return Err(Errno::EACCES);
@@ -82,6 +86,43 @@ impl Registry {
             return Ok((group, is_kept));
         }
         Err(Errno::EAGAIN)
+    }
+
+    /// Returns the group of a process that has not registered and asks for `wish`: its own, if it was
+    /// registered as another program; that of its job or nearest governed ancestor; within that, the
+    /// requested group if there is one. Rules are not evaluated: they are for processes that use CUDA, not
+    /// for monitors.
+    ///
+    /// # Errors
+    /// As [`origin`](Self::origin).
+    pub(in crate::socket) fn group_before_registration(
+        &self,
+        peer: &Peer,
+        wish: GroupName,
+    ) -> nix::Result<Option<GroupId>> {
+        let key = Key {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+        };
+        if let Some(saved) = self.saved(key) {
+            return Ok(saved.group);
+        }
+        let origin = self.origin(key, &peer.stat)?;
+        let above = origin.and_then(|origin| origin.group);
+        let Some(wish) = wish.as_str().filter(|_| !peer.is_contained) else {
+            return Ok(above);
+        };
+        let who = Credentials {
+            uid: peer.uid,
+            gid: peer.gid,
+            pid: peer.pid,
+            groups: peer.groups.clone(),
+            is_contained: peer.is_contained,
+        };
+        let is_inside = is_below(wish.trim_matches('/'), &self.tree.path(above));
+        Ok(find_requested(&self.tree, &who, wish)
+            .filter(|_| above.is_none() || is_inside)
+            .or(above))
     }
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
