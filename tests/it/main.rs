@@ -73,6 +73,8 @@ mod gpu_check_ended;
 #[cfg(test)]
 mod green;
 #[cfg(test)]
+mod group_devices;
+#[cfg(test)]
 mod group_kill;
 #[cfg(test)]
 mod groups;

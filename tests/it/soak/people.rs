@@ -38,6 +38,7 @@ fn values(file: &str) -> &'static [&'static str] {
         "gcgroup.kill" => &["", "0", "2"],
         "gcgroup.lease.action" => &["freeze", "suspend", "", "stop"],
         "gcgroup.lease" => &["max", "max", "1", "-1"],
+        "gcgroup.devices" => &["all", "all", "0", "none", "0-99", "GPU-x"],
         "gcgroup.suspend" => &["0", "0", "0", "1", "2"],
         _ => &["", "1"],
     }

@@ -364,7 +364,7 @@ impl<'a> Edit<'a> {
 
     /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be
     /// rung.
-    fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
         let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
         let settings = match target {
             Target::Process(id) => &mut self.state.processes.get_mut(&id).ok_or(Error::Gone)?.settings,

@@ -5,6 +5,7 @@
 //! process that has no limit or is not governed (such as `nvidia-smi` started without a limit) sees NVML's
 //! own answers. Errors are NVML's own.
 
+pub(crate) mod devices;
 pub(crate) mod list;
 pub(crate) mod memory;
 pub(crate) mod processes;
