@@ -161,6 +161,8 @@ mod prometheus;
 #[cfg(test)]
 mod property;
 #[cfg(test)]
+mod protection;
+#[cfg(test)]
 mod rapid_exec;
 #[cfg(test)]
 mod record;

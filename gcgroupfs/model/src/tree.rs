@@ -41,6 +41,7 @@ mod origin;
 mod peaks;
 mod pressure;
 mod process;
+mod protection;
 mod quota;
 mod records;
 mod refusals;

@@ -127,8 +127,8 @@ const MAX_ANSWER: usize = 8 << 10;
 /// Sends a request of the kind that the command line sends, and returns the text of the answer.
 ///
 /// # Errors
-/// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait for
-/// itself.
+/// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait
+/// for itself.
 pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<Vec<u8>, Refusal> {
     let deadline = Instant::now() + patience;
     let socket = connect(path, patience).map_err(|_| Refusal::Absent)?;

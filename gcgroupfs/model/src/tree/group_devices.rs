@@ -3,9 +3,10 @@
 use super::{Device, DeviceSet, Edit, GroupId, Scope, Tree, View};
 use crate::error::{Error, Result};
 
+/// What is accepted, for error messages.
 const EXPECTED: &str = "all, none, or indices and UUIDs of the file devices, as 0,2-3";
 
-/// Shortest beginning of a UUID that names a device: more than `GPU-` or `MIG-`.
+/// Length in bytes of the shortest beginning of a UUID that names a device, longer than `GPU-` or `MIG-`.
 const MIN_PREFIX: usize = 5;
 
 /// What a process of a group with a list of devices is shown.

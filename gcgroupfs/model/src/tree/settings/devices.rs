@@ -1,5 +1,5 @@
-//! `gcgroup.devices`: the GPUs that a group's processes may use. Not a [`Setting`](super::Setting), because its
-//! value is a list.
+//! `gcgroup.devices`: the GPUs that a group's processes may use. Not a [`Setting`](super::Setting), because
+//! its value is a list.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// UUIDs of devices. Devices that do not exist now may appear later, so the list is not reduced to those known.
+/// UUIDs of devices. Devices that do not exist now may appear later, so the list is not reduced to those
+/// known.
 pub type DeviceSet = BTreeSet<String>;
 
 /// The list of a group. Absent lists contain all devices.
