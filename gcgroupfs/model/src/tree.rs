@@ -92,7 +92,7 @@ pub use edit::Edit;
 pub use exited::Exited;
 pub use explain::{Explanation, Line, Section};
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
-pub use group_devices::VisibleDevices;
+pub use group_devices::{VisibleDevices, check_device_list};
 pub use holds::{Holder, NewHold};
 pub use kill::Doomed;
 pub use lease::{Expired, LEASE_ACTIONS, LeaseAction, described_lease_actions};

@@ -29,8 +29,8 @@
 //! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
 //! program | path of the group that was made for the job |
 //!
-//! `devices` is the request of a hook before the driver or NVML lists devices. It registers nothing: the answer
-//! is that for the group in which the process is, or would begin.
+//! `devices` is the request of a hook before the driver or NVML lists devices. It registers nothing: the
+//! answer is that for the group in which the process is, or would begin.
 //!
 //! `begin` makes a transient group for the command that the client is about to execute, and for its
 //! descendants. The group is held until the client's process has ended and its connection is closed, which

@@ -1,15 +1,15 @@
 //! `gcgroup.devices` of groups: its format, the list in force, and what a process of a group is shown.
 
-use super::{Device, DeviceSet, Edit, GroupId, Scope, Tree, View};
+use super::{Device, DeviceSet, Edit, GroupId, LEASE, Scope, Settings, Tree, View};
 use crate::error::{Error, Result};
 
-/// What is accepted, for error messages.
+/// Format of the control file, for error messages.
 const EXPECTED: &str = "all, none, or indices and UUIDs of the file devices, as 0,2-3";
 
 /// Length in bytes of the shortest beginning of a UUID that names a device, longer than `GPU-` or `MIG-`.
 const MIN_PREFIX: usize = 5;
 
-/// What a process of a group with a list of devices is shown.
+/// Devices that a process of a group with a list of devices is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisibleDevices {
     /// UUIDs of the devices that exist and that the process may use, in the order of their indices.
@@ -33,6 +33,48 @@ impl Tree {
             Some(wanted) => intersect(wanted, list, devices).join(","),
         };
         Some(VisibleDevices { allowed, value })
+    }
+}
+
+impl Tree {
+    /// Completes the settings that a rule makes for a group that is made now: a lease begins, and a list of
+    /// devices is resolved; those that do not exist are left out, and returned for the log.
+    pub fn complete_ruled(&self, settings: &mut Settings, devices: Option<&str>) -> Vec<String> {
+        let state = self.state.lock();
+        // As root, whose settings are never refused.
+        if let Some(seconds) = settings.written(LEASE, None) {
+            let _ = settings.set(LEASE, None, state.lease_end(seconds), true);
+        }
+        let (list, missing) = match devices {
+            None | Some("all") => return Vec::new(),
+            Some("none") => (DeviceSet::new(), Vec::new()),
+            Some(text) => {
+                let found = entries(text).map(|entry| (entry, parse(entry, &state.devices)));
+                let (known, missing): (Vec<_>, Vec<_>) = found.partition(|(_, found)| found.is_ok());
+                let known = known.into_iter().filter_map(|(_, found)| found.ok());
+                let missing = missing.into_iter().map(|(entry, _)| entry.to_owned());
+                (known.flatten().collect(), missing.collect())
+            }
+        };
+        let _ = settings.set_device_list(Some(list), true);
+        missing
+    }
+}
+
+/// Checks the format of a list of devices, whether or not they exist.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn check_device_list(text: &str) -> Result<()> {
+    let is_entry = |entry: &str| {
+        let is_range = |(first, last): (&str, &str)| is_number(first) && is_number(last);
+        let is_uuid = (entry.starts_with("GPU-") || entry.starts_with("MIG-")) && entry.len() >= MIN_PREFIX;
+        is_number(entry) || is_uuid || entry.split_once('-').is_some_and(is_range)
+    };
+    let is_list = entries(text).all(is_entry) && entries(text).next().is_some();
+    match matches!(text, "all" | "none") || is_list {
+        true => Ok(()),
+        false => Err(Error::bad(EXPECTED, text)),
     }
 }
 
@@ -86,8 +128,7 @@ impl Edit<'_> {
 /// `EINVAL`: not in the format, or a device does not exist.
 fn parse(text: &str, devices: &[Device]) -> Result<DeviceSet> {
     let mut list = DeviceSet::new();
-    let entries = text.split(|sign: char| sign == ',' || sign.is_ascii_whitespace());
-    for entry in entries.filter(|entry| !entry.is_empty()) {
+    for entry in entries(text) {
         let (first, last) = match entry.split_once('-') {
             Some((first, last)) if is_number(first) => (first, last),
             _ => (entry, entry),
@@ -110,6 +151,11 @@ fn parse(text: &str, devices: &[Device]) -> Result<DeviceSet> {
         return Err(Error::bad(EXPECTED, text));
     }
     Ok(list)
+}
+
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    let entries = text.split(|sign: char| sign == ',' || sign.is_ascii_whitespace());
+    entries.filter(|entry| !entry.is_empty())
 }
 
 fn is_number(text: &str) -> bool {

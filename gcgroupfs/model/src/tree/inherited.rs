@@ -1,6 +1,6 @@
 //! Settings that a group passes down to its processes and child groups: freeze, suspension, the list of
-//! devices, `memory.visible` and the priority of those that have none of their own, and root's priority, which bounds
-//! what other users may set. Limits are not inherited: each applies by itself.
+//! devices, `memory.visible` and the priority of those that have none of their own, and root's priority,
+//! which bounds what other users may set. Limits are not inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,5 +1,5 @@
-//! Protection of memory by `memory.min` and `memory.low`, with the meaning of cgroup v2, and the order in which
-//! memory is moved out.
+//! Protection of memory by `memory.min` and `memory.low`, with the meaning of cgroup v2, and the order in
+//! which memory is moved out.
 //!
 //! A protection is effective as far as the groups above have it as well: each passes its own down, to its
 //! children and processes in proportion to what they hold within their own values, and the rest in proportion

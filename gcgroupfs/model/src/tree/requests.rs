@@ -197,8 +197,8 @@ impl State {
 
     /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, in the order of [`choose`].
     /// Returns the processes asked. `within`: the group for which it is done, which does not protect its
-    /// own memory from it; for a process that does it for itself there is none. `is_lent`: the memory returns when
-    /// there is room.
+    /// own memory from it; for a process that does it for itself there is none. `is_lent`: the memory
+    /// returns when there is room.
     pub(super) fn reclaim(
         &self,
         mut processes: Vec<&Process>,

@@ -298,7 +298,6 @@ pub const LEASE: &Setting = &Setting {
     key: "lease",
     kind: Kind::Seconds,
     refusal: "the lease can only be shortened",
-    for_rules: false,
     shown: Some(|view| view.lease_left()),
     stored: Some(|edit, seconds| edit.lease_end(seconds)),
     written: Some(|edit, _| edit.note_lease()),
@@ -316,7 +315,6 @@ pub const LEASE_ACTION: &Setting = &Setting {
     default: Value::Number(LEASE_ACTIONS[0].rank),
     tighter: Tighter::Higher,
     refusal: "the action can only become stricter",
-    for_rules: false,
     written: Some(|edit, _| edit.note_lease()),
     doc: "What happens when the lease of the group has expired: @LEASE_ACTIONS@.",
     ..Setting::PLAIN
@@ -329,7 +327,6 @@ pub const SUSPEND: &Setting = &Setting {
     default: Value::Flag(false),
     tighter: Tighter::Higher,
     refusal: "it stays suspended",
-    for_rules: false,
     hold_option: Some(HoldOption {
         name: "suspend",
         help: "Hold the suspension",
