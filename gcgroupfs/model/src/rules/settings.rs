@@ -137,8 +137,8 @@ impl<'de> Visitor<'de> for Section<'_> {
     }
 }
 
-/// Key in a table: the rest of the name of a setting or of several after the prefix. The value is the name. With
-/// `true`, only of settings that processes have.
+/// Key in a table: the rest of the name of a setting or of several after the prefix. The value is the name.
+/// With `true`, only of settings that processes have.
 struct Key<'a>(&'a str, bool);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -208,8 +208,8 @@ impl Visitor<'_> for Written {
     }
 }
 
-/// A list of devices in the control file's format: a string, or one index. Whether they exist is known only when
-/// the group is made.
+/// A list of devices in the control file's format: a string, or one index. Whether they exist is known only
+/// when the group is made.
 struct DeviceText;
 
 impl<'de> DeserializeSeed<'de> for DeviceText {
