@@ -208,7 +208,7 @@ impl<'a> Edit<'a> {
     }
 
     /// Asks for `bytes` to be swapped out: for a process as a whole, on each device as far as needed; for a
-    /// group, in the order of [`choose`](super::protection::choose).
+    /// group, in the order of `protection.rs`.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if no process here was started with `--swap`.
