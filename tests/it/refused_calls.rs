@@ -347,7 +347,9 @@ fn every_call_of_the_hook_is_in_the_table() {
         .flat_map(|call| call.name.split(", "))
         .filter_map(|name| name.split(' ').next())
         .collect();
-    let without = traced(&mount.bare_command(driver_shell()));
+    let mut without = traced(&mount.bare_command(driver_shell()));
+    // A thread of the simulated driver, which a short program may end before it gets there.
+    without.insert("accept4".to_owned());
     let with = traced(&mount.command(driver_shell()));
     let missing: Vec<_> = with
         .difference(&without)
