@@ -110,7 +110,8 @@ fn variables() -> String {
 /// The settings that rules may make, as a list in bold.
 fn rule_files() -> String {
     let settings = SETTINGS.iter().filter(|setting| setting.for_rules);
-    let names: Vec<&str> = settings.map(|setting| setting.name).collect();
+    let names = settings.map(|setting| setting.name).chain(["gcgroup.devices"]);
+    let names: Vec<&str> = names.collect();
     match names.split_last() {
         Some((last, [])) => format!(".BR {last} ."),
         Some((last, others)) => format!(".BR {} \" or \" {last} .", others.join(" \", \" ")),

@@ -26,6 +26,7 @@ use crate::helper::{self, Duties, Work};
 use crate::memory::Memory;
 use crate::memory::freeing::Settling;
 use crate::program::Program;
+use crate::shared::allowed;
 use crate::shared::client::Refusal;
 use crate::shared::environment::Options;
 use crate::shared::session::Session;
@@ -100,7 +101,7 @@ pub(crate) fn init(next: Next<'_>) -> CUresult {
             return Err(CUerror::SYSTEM_NOT_READY);
         }
     }
-    next()?;
+    allowed::initialize(next)?;
     // Registered after the driver's own exit handler, so that ours runs before it.
     if !IS_EXIT_HANDLED.swap(true, Relaxed) {
         sys::on_exit(exit::at_exit);

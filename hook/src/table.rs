@@ -378,6 +378,22 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::memory::info(device, memory, next);
     fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::memory::info_v2(device, memory, next);
 
+    group Query "devices: those of the process's group, numbered from 0";
+
+    fn nvmlDeviceGetCount(count: *mut c_uint) @0 => |next| nvml::devices::count(count, next);
+    fn nvmlDeviceGetCount_v2(count: *mut c_uint) @0 => |next| nvml::devices::count(count, next);
+    fn nvmlDeviceGetHandleByIndex(index: c_uint, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::by_index(index, device, next);
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::by_index(index, device, next);
+    fn nvmlDeviceGetHandleByUUID(uuid: *const c_void, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::found(device, next);
+    fn nvmlDeviceGetHandleByUUIDV(uuid: *const c_void, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::found(device, next);
+    fn nvmlDeviceGetHandleByPciBusId(address: *const c_void, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::found(device, next);
+    fn nvmlDeviceGetHandleByPciBusId_v2(address: *const c_void, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::found(device, next);
+    fn nvmlDeviceGetHandleBySerial(serial: *const c_void, device: *mut nvmlDevice_t) @0 => |next| nvml::devices::found(device, next);
+    fn nvmlDeviceGetMigDeviceHandleByIndex(
+        device: nvmlDevice_t, index: c_uint, instance: *mut nvmlDevice_t,
+    ) @0 => |next| nvml::devices::found(instance, next);
+    fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) @0 => |next| nvml::devices::index(device, index, next);
+
     group Query "processes on a device: a limited process sees only itself";
 
     fn nvmlDeviceGetComputeRunningProcesses(

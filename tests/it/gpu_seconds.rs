@@ -94,7 +94,9 @@ fn time_of_an_ended_job_is_in_exited_and_in_the_totals() {
         .lines()
         .find(|line| line.starts_with(&format!("{pid} ")))
         .expect("a line");
-    let told = line.split(' ').find_map(|pair| pair.strip_prefix("compute.usage_usec="));
+    let told = line
+        .split(' ')
+        .find_map(|pair| pair.strip_prefix("compute.usage_usec="));
     let told: u64 = told.expect("the time").parse().expect("a number");
     assert!(told >= truly * 7 / 10 && told <= truly * 2, "{told} of {truly}");
     assert!(mount.number("", "compute.stat", "usage_usec") >= told);

@@ -75,6 +75,8 @@ mod gpu_seconds;
 #[cfg(test)]
 mod green;
 #[cfg(test)]
+mod group_devices;
+#[cfg(test)]
 mod group_kill;
 #[cfg(test)]
 mod groups;
@@ -160,6 +162,8 @@ mod privileged;
 mod prometheus;
 #[cfg(test)]
 mod property;
+#[cfg(test)]
+mod protection;
 #[cfg(test)]
 mod rapid_exec;
 #[cfg(test)]

@@ -65,7 +65,9 @@ const CALLS: &[Call] = &[
     only(call("ftruncate", &[sys::SYS_ftruncate], "-"), 1, BLOCK),
     call("futex", &[], "waits become sleeps of up to 10 ms; the C library ends programs whose threads contend"),
     call("getpid", &[sys::SYS_getpid], "not needed, unless MADV_WIPEONFORK is refused"),
+    call("getppid", &[sys::SYS_getppid], "not needed, unless the library is preloaded into a program that the daemon starts"),
     call("getrandom", &[sys::SYS_getrandom], "hash tables are seeded by addresses"),
+    call("getsockopt", &[sys::SYS_getsockopt], "not needed, unless the library is preloaded into the daemon"),
     call("gettid", &[sys::SYS_gettid], "the slots of the program's threads have a wrong owner"),
     only(call("madvise MADV_DONTFORK", &[sys::SYS_madvise], "the fork handler unmaps the usage block in children"), 2, sys::MADV_DONTFORK),
     only(call("madvise MADV_WIPEONFORK", &[sys::SYS_madvise], "the process id is compared"), 2, sys::MADV_WIPEONFORK),
@@ -345,7 +347,9 @@ fn every_call_of_the_hook_is_in_the_table() {
         .flat_map(|call| call.name.split(", "))
         .filter_map(|name| name.split(' ').next())
         .collect();
-    let without = traced(&mount.bare_command(driver_shell()));
+    let mut without = traced(&mount.bare_command(driver_shell()));
+    // A thread of the simulated driver, which a short program may end before it gets there.
+    without.insert("accept4".to_owned());
     let with = traced(&mount.command(driver_shell()));
     let missing: Vec<_> = with
         .difference(&without)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use support::{program_for_all, wait_until};
+use support::{Governed, program_for_all, wait_until};
 
 use crate::driver::{DriverShell, driver_shell};
 use crate::rules::{ALICE, BOB, Ruled};
@@ -45,6 +45,67 @@ impl Ruled {
             .arg(program_for_all(&driver_shell(), self.mount.root()));
         DriverShell::spawn(command)
     }
+}
+
+const LIFECYCLE: &str = "
+[[rule]]
+match.uid = 1000
+group.name = \"alice\"
+group.memory.min = \"1M\"
+group.memory.low = \"2M\"
+group.gcgroup.devices = \"0,7\"
+group.gcgroup.lease = 3600
+group.gcgroup.\"lease.action\" = \"kill\"
+process.memory.low = \"3M\"
+[[rule]]
+match.uid = 1001
+group.name = \"bob\"
+process.gcgroup.suspend = 1
+[[rule]]
+match.uid = 1002
+group.name = \"none\"
+group.gcgroup.devices = \"none\"
+";
+
+#[test]
+fn rules_set_devices_leases_protection_and_suspension() {
+    let ruled = Ruled::new(LIFECYCLE);
+    let alice = ruled.shell_of(ALICE);
+    let read = |name: &str| ruled.mount.read("alice", name);
+    assert_eq!(read("memory.min"), "1048576");
+    assert_eq!(read("memory.low"), "2097152");
+    assert_eq!(ruled.mount.read(alice.pid(), "memory.low"), "3145728");
+    assert_eq!(read("gcgroup.devices"), "0", "the others do not exist");
+    wait_until("the log names the others", || {
+        ruled.mount.log().contains("finds no devices 7")
+    });
+    let left: u64 = read("gcgroup.lease").parse().expect("seconds");
+    assert!(left > 0 && left <= 3600, "{left}");
+    assert_eq!(read("gcgroup.lease.action"), "kill");
+    ruled.mount.write("alice", "gcgroup.lease", "0");
+    wait_until("the group's process is killed", || !ruled.has("alice"));
+
+    let bob = Governed::spawn(ruled.mount.command_of(BOB, &driver_shell()));
+    wait_until("the process is suspended", || {
+        ruled.mount.governs(bob.pid())
+            && ruled
+                .mount
+                .read(bob.pid(), "gcgroup.events")
+                .contains("suspended 1")
+    });
+    ruled.mount.write(bob.pid(), "gcgroup.suspend", "0");
+    wait_until("the process is resumed", || {
+        ruled
+            .mount
+            .read(bob.pid(), "gcgroup.events")
+            .contains("suspended 0")
+    });
+
+    let mut command = ruled.mount.command_of(1002, &crate::several_gpus::program());
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+    let mut none = crate::several_gpus::Devices::spawn(command);
+    assert_eq!(none.ask("init"), [crate::several_gpus::NO_DEVICE]);
+    assert!(!ruled.has("none"), "the group was made for the question only");
 }
 
 #[test]

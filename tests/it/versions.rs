@@ -213,11 +213,18 @@ impl Answers {
 
     /// Answers the next hook and returns its connection.
     fn answer(&self, reply: RegistrationReply, control: Option<&OwnedFd>) -> OwnedFd {
-        let connection =
-            accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client connects");
-        // SAFETY: accept4(2) has just returned it, and no other owner exists.
-        let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
-        recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("the client sends hello");
+        let connection = loop {
+            let connection =
+                accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client connects");
+            // SAFETY: accept4(2) has just returned it, and no other owner exists.
+            let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
+            // A new hook does not ask its parent for its devices, and closes that connection.
+            if recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("the client sends hello")
+                > 0
+            {
+                break connection;
+            }
+        };
         let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
         let files = [ControlMessage::ScmRights(&files)];
         let files = if control.is_some() { &files[..] } else { &[] };

@@ -168,6 +168,11 @@ pub struct ControlFile {
 }
 
 impl ControlFile {
+    /// Returns whether directories of processes have it.
+    pub fn is_of_processes(&self) -> bool {
+        self.on.process
+    }
+
     /// Returns the row of a setting's control file.
     pub const fn of(setting: &'static Setting) -> Self {
         Self {

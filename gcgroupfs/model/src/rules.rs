@@ -54,6 +54,8 @@ struct GroupOf {
     memory: RuleSettings,
     #[serde(default, deserialize_with = "settings::compute")]
     compute: RuleSettings,
+    #[serde(default, deserialize_with = "settings::gcgroup_of_group")]
+    gcgroup: RuleSettings,
 }
 
 /// `process.*`: what is set for the process.
@@ -64,6 +66,8 @@ struct ProcessOf {
     memory: RuleSettings,
     #[serde(deserialize_with = "settings::compute")]
     compute: RuleSettings,
+    #[serde(deserialize_with = "settings::gcgroup_of_process")]
+    gcgroup: RuleSettings,
 }
 
 /// Verdict of the rules on a process.
@@ -182,7 +186,7 @@ impl Rule {
                 path: group.name.render(facts)?,
                 nr_ruled: group.name.nr_before_wish().unwrap_or(usize::MAX),
                 delegate: group.delegate,
-                settings: group.memory.with(&group.compute),
+                settings: group.memory.with(&group.compute).with(&group.gcgroup),
             })
         });
         Ok(Verdict {
@@ -192,7 +196,9 @@ impl Rule {
                     .group
                     .as_ref()
                     .is_some_and(|group| group.name.nr_before_wish().is_some()),
-            process: self.process.memory.with(&self.process.compute),
+            process: (self.process.memory)
+                .with(&self.process.compute)
+                .with(&self.process.gcgroup),
             required: self.required,
             rule: None,
         })

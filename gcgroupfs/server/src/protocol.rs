@@ -23,8 +23,14 @@
 //! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
 //! JSON |
 //! | hold | settings to hold, `FILE VALUE`, one per line | paths of processes and groups, one per line | |
+//! | devices | the path of a group to begin in, or nothing | nothing, or `=` and `CUDA_VISIBLE_DEVICES` |
+//! nothing if the client may use all devices; or two lines: the UUIDs of those that it may use, separated by
+//! commas, and the value of `CUDA_VISIBLE_DEVICES` for it |
 //! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
 //! program | path of the group that was made for the job |
+//!
+//! `devices` is the request of a hook before the driver or NVML lists devices. It registers nothing: the
+//! answer is that for the group in which the process is, or would begin.
 //!
 //! `begin` makes a transient group for the command that the client is about to execute, and for its
 //! descendants. The group is held until the client's process has ended and its connection is closed, which
@@ -64,6 +70,7 @@ pub enum Operation {
     Begin = 8,
     ListGroups = 9,
     Hold = 10,
+    Devices = 11,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,6 +119,7 @@ impl<'a> Request<'a> {
             8 => Operation::Begin,
             9 => Operation::ListGroups,
             10 => Operation::Hold,
+            11 => Operation::Devices,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -409,6 +409,7 @@ impl Server {
                 Some(RuleAnswer::Registrant(registrant, verdict)) => {
                     self.admit_or_refuse(*registrant, verdict);
                 }
+                Some(RuleAnswer::Devices(request, verdict)) => self.tell_devices(*request, verdict),
                 Some(RuleAnswer::Job(request, judged)) => self.begin_job(*request, judged),
                 None => return,
             }

@@ -177,6 +177,8 @@ calls! {
     /// For attributes of up to 64 bits; `value` must be zero before the call.
     fn cuPointerGetAttribute(value: &mut u64, attribute: c_uint, address: CUdeviceptr);
 
+    fn nvmlDeviceGetCount_v2(count: &mut c_uint);
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: &mut nvmlDevice_t);
     /// Writes at most `length` bytes to `text`, the last of them zero.
     fn nvmlDeviceGetUUID(device: nvmlDevice_t, text: &mut [u8; 96], length: c_uint);
     fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: &mut c_uint);

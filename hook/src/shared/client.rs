@@ -139,6 +139,83 @@ pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
     }
 }
 
+/// Longest answer to a [`request`], bytes: a list of 63 devices, twice.
+const MAX_ANSWER: usize = 8 << 10;
+
+/// Sends a request of the kind that the command line sends, and returns the text of the answer.
+///
+/// # Errors
+/// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait
+/// for itself.
+pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<Vec<u8>, Refusal> {
+    let deadline = Instant::now() + patience;
+    let socket = connect(path, patience).map_err(|_| Refusal::Absent)?;
+    let fd = || socket.get().ok_or(Refusal::Unanswered);
+    if is_family(fd()?) {
+        return Err(Refusal::Absent);
+    }
+    let mut packet = message::bare(Tag::Request).to_vec();
+    packet.extend(body);
+    sys::send(fd()?, &packet);
+    let mut answer = vec![0; MAX_ANSWER];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Refusal::Unanswered);
+        }
+        if sys::poll([Some(fd()?)], Some(left)) == [false] {
+            continue;
+        }
+        match receive_into(fd()?, &mut answer, &mut []) {
+            Ok((length, _)) => answer.truncate(length),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        break;
+    }
+    // The header, an errno and the length of the text.
+    let (head, text) = answer.split_at_checked(16).ok_or(Refusal::Unanswered)?;
+    let status = head.get(8..12).and_then(|word| word.try_into().ok());
+    match status.map_or(0, u32::from_le_bytes) {
+        0 if message::tag(head) == Ok(Tag::Request) => Ok(text.to_vec()),
+        errno => Err(Refusal::Refused {
+            errno,
+            bars_cuda: false,
+        }),
+    }
+}
+
+/// Returns whether the process that listens at the other end is this one or its parent.
+fn is_family(socket: RawFd) -> bool {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = length::<libc::ucred>();
+    // SAFETY: room for the credentials, of the size given.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: take nothing, cannot fail.
+    let family = unsafe { [libc::getpid(), libc::getppid()] };
+    // The machine's first process may listen for a service, and is the parent of many.
+    answer == 0 && peer.pid > 1 && family.contains(&peer.pid)
+}
+
 fn accepted_reply(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descriptor), Refusal> {
     let reply = RegistrationReply::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
     if reply.abi != VERSION {
@@ -297,20 +374,14 @@ fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
         is_cut: false,
     };
     let mut ancillary: Ancillary = [0; 4];
-    let mut part = libc::iovec {
-        iov_base: packet.buffer.as_mut_ptr().cast(),
-        iov_len: packet.buffer.len(),
-    };
-    let mut header = header(&mut part, &mut ancillary);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the header names a buffer and room for control messages that outlive the call.
-    let length = unsafe { libc::recvmsg(socket, &raw mut header, flags) };
-    let Ok(length) = usize::try_from(length) else {
-        let error = sys::failed("recvmsg");
-        return match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(error),
-        };
+    let (length, header) = match receive_into(socket, &mut packet.buffer, &mut ancillary) {
+        Ok(received) => received,
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        }
     };
     packet.length = length;
     packet.is_cut = header.msg_flags & libc::MSG_CTRUNC != 0;
@@ -326,13 +397,32 @@ fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
     Ok(Some(packet))
 }
 
-fn header(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
+/// Receives the next packet. Returns its length, and the header, which refers to `ancillary`.
+fn receive_into(
+    socket: RawFd,
+    buffer: &mut [u8],
+    ancillary: &mut [u64],
+) -> io::Result<(usize, libc::msghdr)> {
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    let mut header = header(&mut part, ancillary);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header names a buffer and room for control messages that outlive the call.
+    let length = unsafe { libc::recvmsg(socket, &raw mut header, flags) };
+    let length = usize::try_from(length).map_err(|_| sys::failed("recvmsg"))?;
+    header.msg_iov = std::ptr::null_mut();
+    Ok((length, header))
+}
+
+fn header(part: &mut libc::iovec, ancillary: &mut [u64]) -> libc::msghdr {
     // SAFETY: all zeroes is an empty header.
     let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     header.msg_iov = part;
     header.msg_iovlen = 1;
     header.msg_control = ancillary.as_mut_ptr().cast();
-    header.msg_controllen = size_of::<Ancillary>();
+    header.msg_controllen = std::mem::size_of_val(ancillary);
     header
 }
 

@@ -1,6 +1,7 @@
 //! State that all parts of the hook share: the blocks of shared memory, the registration with the daemon, and
 //! the program's devices.
 
+pub(crate) mod allowed;
 pub(crate) mod block;
 pub(crate) mod client;
 pub(crate) mod counters;

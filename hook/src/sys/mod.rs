@@ -2,10 +2,12 @@
 //!
 //! All other system calls are in `mapping`, `descriptor`, `log` and `client` (sockets).
 
-use std::ffi::{CStr, OsString, c_int, c_long, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -58,6 +60,45 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
     // SAFETY: takes a number, cannot fail.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     if is_secure { None } else { std::env::var_os(name) }
+}
+
+unsafe extern "C" {
+    /// See environ(7).
+    static mut environ: *mut *mut c_char;
+}
+
+/// Makes a call with another value of an environment variable, and then restores the environment.
+///
+/// The environment is replaced as a whole and never changed: other threads may read it at any time, and see
+/// one or the other. The replacement is never freed. A variable that another thread replaces during the call
+/// may keep its value from before.
+pub(crate) fn with_variable<T>(name: &str, value: &str, call: impl FnOnce() -> T) -> T {
+    let Ok(entry) = CString::new(format!("{name}={value}")) else {
+        return call();
+    };
+    let is_it = |text: *mut c_char| {
+        // SAFETY: entries are C strings.
+        let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+        text.strip_prefix(name.as_bytes())
+            .is_some_and(|rest| rest.first() == Some(&b'='))
+    };
+    // SAFETY: a word of the C library, of which the address is taken.
+    let place = unsafe { AtomicPtr::from_ptr(&raw mut environ) };
+    let before = place.load(Acquire);
+    let mut entries = Vec::new();
+    let mut at = before;
+    // SAFETY: null, or an array of pointers that ends with a null pointer.
+    while let Some(text) = unsafe { at.as_ref() }.filter(|text| !text.is_null()) {
+        entries.extend(Some(*text).filter(|text| !is_it(*text)));
+        at = at.wrapping_add(1);
+    }
+    entries.extend([entry.into_raw(), null_mut()]);
+    let ours = entries.leak().as_mut_ptr();
+    place.store(ours, Release);
+    let answer = call();
+    // What another thread has put there since stays.
+    let _ = place.compare_exchange(ours, before, AcqRel, Relaxed);
+    answer
 }
 
 /// Returns whether this process still has a thread with that id. See tgkill(2): signal 0 only checks.

@@ -28,6 +28,7 @@ fn values(file: &str) -> &'static [&'static str] {
             "-1",
             "18446744073709551615",
         ],
+        "memory.min" | "memory.low" => &["0", "0", "1M", "max", "-1"],
         "memory.swap.max" | "memory.reclaim" => &["0", "max", "1M"],
         "memory.peak" => &["0", "x"],
         "compute.freeze" => &["0", "0", "0", "1", "2"],
@@ -38,6 +39,7 @@ fn values(file: &str) -> &'static [&'static str] {
         "gcgroup.kill" => &["", "0", "2"],
         "gcgroup.lease.action" => &["freeze", "suspend", "", "stop"],
         "gcgroup.lease" => &["max", "max", "1", "-1"],
+        "gcgroup.devices" => &["all", "all", "0", "none", "0-99", "GPU-x"],
         "gcgroup.suspend" => &["0", "0", "0", "1", "2"],
         _ => &["", "1"],
     }

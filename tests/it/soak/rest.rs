@@ -13,7 +13,8 @@ use crate::driver::governed_pids;
 
 /// Settings under which no program is delayed. A process of the lowest priority among two hundred would
 /// otherwise wait long for its turn.
-pub(super) const FREE: [(&str, &str); 6] = [
+pub(super) const FREE: [(&str, &str); 7] = [
+    ("gcgroup.devices", "all"),
     ("gcgroup.lease", "max"),
     ("gcgroup.suspend", "0"),
     ("memory.limit", "max"),

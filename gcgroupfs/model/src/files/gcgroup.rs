@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::file::Contents::{self, Events, List};
+use crate::file::Contents::{self, Events, List, Page};
 use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
 use crate::tree::{LEASE, LEASE_ACTION, SUSPEND, View};
@@ -114,6 +114,27 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         on: On::WHOLE,
         ..ControlFile::of(SUSPEND)
+    },
+    ControlFile {
+        name: "gcgroup.devices",
+        on: On::GROUPS,
+        contents: Page,
+        io: ReadWrite(|view| view.device_list(), |edit, text| edit.set_device_list(text)),
+        doc: "The GPUs that processes of the group may use: all, none, or indices and UUIDs of the \
+              file devices, as 0,2-3. EINVAL if one of them does not exist. Holds for processes that start later: they \
+              see only the GPUs of gcgroup.devices.effective, in the driver and in NVML, and number them from 0; a \
+              process in a group without GPUs gets CUDA_ERROR_NO_DEVICE. The program's own CUDA_VISIBLE_DEVICES chooses \
+              among them; its numbers are those of all GPUs in the order of their PCI addresses, whatever \
+              CUDA_DEVICE_ORDER says. A process that is moved keeps what it sees. A GPU that appears later is not in a \
+              list, only in all. After root's list other users can only remove GPUs.",
+    },
+    ControlFile {
+        name: "gcgroup.devices.effective",
+        on: On::GROUPS,
+        contents: Page,
+        io: Read(|view| view.effective_devices()),
+        doc: "The indices of the GPUs that exist and are in gcgroup.devices of the group and of all groups above, or none, as \
+              cpuset.cpus.effective.",
     },
     ControlFile {
         name: "gcgroup.stat",

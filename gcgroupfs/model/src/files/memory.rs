@@ -6,7 +6,9 @@ use crate::error::Result;
 use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, value};
-use crate::tree::{MEMORY_LIMIT, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters};
+use crate::tree::{
+    MEMORY_LIMIT, MEMORY_LOW, MEMORY_MIN, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters,
+};
 
 pub(super) const FILES: &[ControlFile] = &[
     ControlFile::of(MEMORY_LIMIT),
@@ -31,6 +33,8 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(value(view.sums().swap.current))),
         doc: "Bytes of device allocations that are in host memory now.",
     },
+    ControlFile::of(MEMORY_MIN),
+    ControlFile::of(MEMORY_LOW),
     ControlFile::of(MEMORY_SWAP_MAX),
     ControlFile::of(MEMORY_VISIBLE),
     ControlFile {

@@ -123,6 +123,10 @@ impl<'a> Edit<'a> {
         self.state
     }
 
+    pub(super) fn caller(&self) -> Caller {
+        self.caller
+    }
+
     pub(super) fn directory(&self) -> Directory {
         self.directory
     }
@@ -204,7 +208,7 @@ impl<'a> Edit<'a> {
     }
 
     /// Asks for `bytes` to be swapped out: for a process as a whole, on each device as far as needed; for a
-    /// group, from the processes with the most swappable memory first.
+    /// group, in the order of `protection.rs`.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if no process here was started with `--swap`.
@@ -228,7 +232,11 @@ impl<'a> Edit<'a> {
         if processes.is_empty() {
             return Err(Error::NotSupported(CANNOT_SWAP));
         }
-        let asked = self.state.reclaim(processes, &wanted, bytes, false);
+        let within = match target {
+            Target::Process(_) => None,
+            Target::Group(id) => Some(id),
+        };
+        let asked = self.state.reclaim(processes, &wanted, bytes, (within, false));
         self.notices.extend(asked.into_iter().map(Notice::Ring));
         match target {
             Target::Process(id) => {
@@ -364,7 +372,7 @@ impl<'a> Edit<'a> {
 
     /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be
     /// rung.
-    fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings, bool) -> Result<()>) -> Result<()> {
         let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
         let settings = match target {
             Target::Process(id) => &mut self.state.processes.get_mut(&id).ok_or(Error::Gone)?.settings,
@@ -394,7 +402,7 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    fn settings(&self) -> Result<&Settings> {
+    pub(super) fn settings(&self) -> Result<&Settings> {
         match self.target()? {
             Target::Process(id) => Ok(&self.state.processes.get(&id).ok_or(Error::Gone)?.settings),
             Target::Group(id) => Ok(&self.state.groups.get(&id).ok_or(Error::Gone)?.settings),
@@ -405,7 +413,7 @@ impl<'a> Edit<'a> {
         self.directory.device.map(usize::from)
     }
 
-    fn uuid(&self) -> Option<String> {
+    pub(super) fn uuid(&self) -> Option<String> {
         let device = self.state.devices.get(self.device()?);
         device.map(|device| device.uuid_text.clone())
     }

@@ -1,10 +1,10 @@
-//! Settings that a group passes down to its processes and child groups: freeze, suspension,
-//! `memory.visible` and the priority of those that have none of their own, and root's priority, which bounds
-//! what other users may set. Limits are not inherited: each applies by itself.
+//! Settings that a group passes down to its processes and child groups: freeze, suspension, the list of
+//! devices, `memory.visible` and the priority of those that have none of their own, and root's priority,
+//! which bounds what other users may set. Limits are not inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Ranked, SUSPEND, Value};
+use super::settings::{COMPUTE_FREEZE, DeviceSet, MEMORY_VISIBLE, Ranked, SUSPEND, Value};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
@@ -14,6 +14,8 @@ pub(super) struct Inherited {
     suspend: bool,
     rank: Ranked,
     visible: Option<Value>,
+    /// Devices in the lists of all groups; `None`: no group has a list.
+    device_list: Option<DeviceSet>,
     devices: Vec<OnDevice>,
 }
 
@@ -47,6 +49,10 @@ impl Inherited {
             suspend: self.suspend || settings.of_group(SUSPEND, None).is_on(),
             rank: settings.rank(None, self.rank),
             visible: settings.nearest(MEMORY_VISIBLE, None).or(self.visible),
+            device_list: match (&self.device_list, settings.device_list()) {
+                (Some(above), Some(own)) => Some(above.intersection(own).cloned().collect()),
+                (above, own) => above.as_ref().or(own).cloned(),
+            },
             devices: devices.iter().map(on).collect(),
         }
     }
@@ -63,6 +69,11 @@ impl Inherited {
     /// Returns whether a suspension is inherited.
     pub(super) fn suspend(&self) -> bool {
         self.suspend
+    }
+
+    /// Returns the UUIDs of the devices that processes may use; `None`: all devices.
+    pub(super) fn device_list(&self) -> Option<&DeviceSet> {
+        self.device_list.as_ref()
     }
 
     /// Returns the inherited priority and its bound, as a whole or on a device. An unknown device has those

@@ -154,6 +154,17 @@ impl State {
         u64::try_from((self.devices.host.uptime)().as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Returns the time at which a lease of so many seconds ends that begins now.
+    pub(super) fn lease_end(&self, seconds: Value) -> Value {
+        match seconds {
+            Value::MAX => Value::MAX,
+            seconds => {
+                let msec = seconds.number().saturating_mul(1000);
+                Value::Number(self.since_boot().saturating_add(msec))
+            }
+        }
+    }
+
     /// Computes the state of a lease from the settings of a group that is not in the tree yet.
     pub(super) fn first_lease(&mut self, group: &mut Group) {
         let end = end(&group.settings);
@@ -205,13 +216,7 @@ impl State {
 impl Edit<'_> {
     /// Returns the time at which a lease of so many seconds ends.
     pub(super) fn lease_end(&self, seconds: Value) -> Value {
-        match seconds {
-            Value::MAX => Value::MAX,
-            seconds => {
-                let msec = seconds.number().saturating_mul(1000);
-                Value::Number(self.state().since_boot().saturating_add(msec))
-            }
-        }
+        self.state().lease_end(seconds)
     }
 
     /// Applies `gcgroup.lease` and `gcgroup.lease.action`.

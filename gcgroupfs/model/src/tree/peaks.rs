@@ -280,7 +280,7 @@ impl State {
     }
 
     /// Returns a process's `memory.current`, as far as that is believed in its group.
-    fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
+    pub(super) fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
         if process.suspension.is_suspended() {
             return 0;
         }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use self::credit::Credits;
 use self::donor::{Asked, Candidate, Idle};
+use super::protection::choose;
 use super::{Notice, Process, ProcessId, State, Tree, enforce};
 
 /// Time within which a donor must deliver more; after it other donors are asked too.
@@ -293,8 +294,8 @@ impl State {
         Some(delivered > 0)
     }
 
-    /// Asks processes of less priority, the least priority and then the largest first; no process if they
-    /// have less than is wanted together.
+    /// Asks processes of less priority, in the order of [`choose`]; no process if they have less than is
+    /// wanted together, beyond what `memory.min` protects.
     fn ask(&mut self, need: &Need<'_>, sight: &Sight, notices: &mut Vec<Notice>) -> Vec<Asked> {
         let Need {
             requester,
@@ -304,7 +305,7 @@ impl State {
         } = *need;
         let device = sight.device;
         let is_asked = |id: ProcessId| id == requester || but.contains(&id);
-        let mut candidates: Vec<_> = self
+        let candidates: Vec<_> = self
             .processes
             .values()
             .filter(|process| !is_asked(process.id) && process.is_hook_ok())
@@ -319,18 +320,20 @@ impl State {
             })
             .filter(|candidate| candidate.priority > priority)
             .collect();
-        candidates.sort_unstable_by_key(Candidate::rank);
-        let all = candidates
+        let protected = self.protected(None, device);
+        let sources: Vec<_> = candidates
             .iter()
-            .fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
-        let mut left = if all < wanted { 0 } else { wanted };
+            .map(|one| one.source(device, protected.get(&one.id).copied().unwrap_or_default()))
+            .collect();
+        let chosen = choose(&sources, wanted);
+        let all = chosen
+            .iter()
+            .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
         let mut asked = Vec::new();
-        for one in candidates {
-            let bytes = one.bytes.min(left);
-            let Some(process) = self.processes.get_mut(&one.id).filter(|_| bytes != 0) else {
+        for (one, bytes) in chosen.into_iter().filter(|_| all >= wanted) {
+            let Some(process) = self.processes.get_mut(&one.id) else {
                 break;
             };
-            left -= bytes;
             if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
                 asked.push(Asked::new(process, (generation, bytes), sight));
             }

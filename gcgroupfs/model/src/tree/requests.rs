@@ -8,6 +8,7 @@ use super::claims::device_total;
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
+use super::protection::{Source, choose};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
 
 impl Tree {
@@ -188,50 +189,63 @@ impl State {
             let excess = self.grants.excess(id, device);
             if excess > 0 {
                 let wanted = device.map_or_else(|| all.clone(), |device| vec![device]);
-                let asked = self.reclaim(self.within(id), &wanted, excess, true);
+                let asked = self.reclaim(self.within(id), &wanted, excess, (Some(id), true));
                 notices.extend(asked.into_iter().map(Notice::Ring));
             }
         }
     }
 
-    /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, of the processes with the
-    /// most swappable memory first. Returns the processes asked. `is_lent`: the memory returns when there is
-    /// room.
+    /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, in the order of [`choose`].
+    /// Returns the processes asked. `within`: the group for which it is done, which does not protect its
+    /// own memory from it; for a process that does it for itself there is none. `is_lent`: the memory
+    /// returns when there is room.
     pub(super) fn reclaim(
         &self,
         mut processes: Vec<&Process>,
         wanted: &[usize],
         bytes: u64,
-        is_lent: bool,
+        (within, is_lent): (Option<GroupId>, bool),
     ) -> Vec<ProcessId> {
         processes.retain(|process| process.can_swap());
-        let there = |process: &Process, device: usize| {
-            let usage = process.usage().device(device);
-            usage.map_or(0, |usage| usage.swappable(device_total(device, &self.devices)))
-        };
-        let all = |process: &&Process| {
-            let each = wanted.iter().map(|device| there(process, *device));
-            std::cmp::Reverse(each.fold(0, u64::saturating_add))
-        };
-        processes.sort_by_cached_key(all);
-        let mut left = bytes;
-        let mut asked = Vec::new();
-        for process in processes {
-            for device in wanted {
-                // `NO_LIMIT` also covers memory that is being moved in now.
-                let some = if bytes == NO_LIMIT {
-                    NO_LIMIT
-                } else {
-                    left.min(there(process, *device))
-                };
-                if some != 0 {
-                    enforce::reclaim(process, *device, some, is_lent);
-                    left = left.saturating_sub(some);
+        let mut sources = Vec::new();
+        for device in wanted {
+            let protected = within.map(|group| self.protected(Some(group), *device));
+            let protected = protected.unwrap_or_default();
+            let of = |process: &&Process| {
+                let usage = process.usage().device(*device);
+                let movable = usage.map_or(0, |usage| usage.swappable(device_total(*device, &self.devices)));
+                Source {
+                    id: process.id,
+                    device: *device,
+                    priority: process.priority(Some(*device), self.uuid(*device)),
+                    held: self.current_of(process, Some(*device)).max(movable),
+                    movable,
+                    protected: protected.get(&process.id).copied().unwrap_or_default(),
                 }
+            };
+            sources.extend(processes.iter().map(of));
+        }
+        let chosen = match bytes {
+            // Also covers memory that is being moved in now.
+            NO_LIMIT => {
+                let free = sources.iter().filter(|source| source.protected.min == 0);
+                let free = free.map(|source| (*source, NO_LIMIT));
+                let rest: Vec<_> = sources
+                    .iter()
+                    .filter(|source| source.protected.min != 0)
+                    .copied()
+                    .collect();
+                free.chain(choose(&rest, NO_LIMIT)).collect()
             }
-            asked.push(process.id);
-            if left == 0 {
-                break;
+            bytes => choose(&sources, bytes),
+        };
+        let mut asked = Vec::new();
+        for (source, bytes) in chosen {
+            if let Some(process) = self.processes.get(&source.id) {
+                enforce::reclaim(process, source.device, bytes, is_lent);
+            }
+            if !asked.contains(&source.id) {
+                asked.push(source.id);
             }
         }
         asked

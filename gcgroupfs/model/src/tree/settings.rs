@@ -1,6 +1,7 @@
 //! Settings of processes and groups, and the check of permissions to set them. Pure values; serialised, they
 //! are the persistent state.
 
+mod devices;
 mod held;
 mod table;
 #[cfg(test)]
@@ -14,12 +15,14 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 use gcgroup_abi::message::Hello;
 use serde::{Deserialize, Serialize};
 
+use self::devices::DeviceList;
 pub(in crate::tree) use self::held::{HeldValue, HeldValues};
 use self::values::{Bounded, Values};
 use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
+pub use self::devices::DeviceSet;
 pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
 
@@ -37,6 +40,9 @@ pub struct Settings {
     /// Set for the root only.
     #[serde(skip_serializing_if = "is_default")]
     policy: Option<&'static Policy>,
+    /// Set for groups only.
+    #[serde(skip_serializing_if = "is_default")]
+    device_list: DeviceList,
     /// Stored with the holds, not here.
     #[serde(skip)]
     held: HeldValues,
@@ -287,6 +293,19 @@ impl Settings {
 
     pub fn set_policy(&mut self, policy: &'static Policy) {
         self.policy = Some(policy);
+    }
+
+    /// Returns `gcgroup.devices`; `None`: all devices.
+    pub fn device_list(&self) -> Option<&DeviceSet> {
+        self.device_list.value.as_ref()
+    }
+
+    /// Sets `gcgroup.devices`; `None`: all devices.
+    ///
+    /// # Errors
+    /// `EPERM` if a user other than root adds a device to root's list.
+    pub fn set_device_list(&mut self, list: Option<DeviceSet>, by_root: bool) -> Result<()> {
+        self.device_list.set(list, by_root)
     }
 
     /// Returns every quota of the process, as a whole and on devices.

@@ -63,7 +63,9 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
         // The server handles it.
-        (Operation::Begin | Operation::Hold, _) => Err(Error::NotSupported("jobs and holds")),
+        (Operation::Begin | Operation::Hold | Operation::Devices, _) => {
+            Err(Error::NotSupported("jobs, holds and devices"))
+        }
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {

@@ -1,5 +1,6 @@
 //! One connection: of a hook, of the command line, or of a client that has not sent anything yet.
 
+mod devices;
 mod hold;
 mod job;
 mod request;
@@ -64,7 +65,7 @@ pub(super) enum Kind {
     Sender(Hello),
     /// A process that registers, while the rules are evaluated for it.
     Registrant,
-    /// A process that begins a job, while the rules are evaluated for it.
+    /// A process that begins a job or asks for its devices, while the rules are evaluated for it.
     Beginner,
     /// A command with a group of its own, and its descendants.
     Job,

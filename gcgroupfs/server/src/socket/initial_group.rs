@@ -4,6 +4,8 @@
 
 mod job;
 
+use std::cell::Cell;
+
 use nix::unistd::{getegid, geteuid};
 
 use gcgroupfs_model::error::{Error, Result};
@@ -117,7 +119,8 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
     let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
-        let (reached, done) = by_rule(tree, process.who, group, process.verdict.rule.as_deref());
+        let rule = process.verdict.rule.as_deref();
+        let (reached, done) = by_rule(tree, process.who, group, rule, &mut troubles);
         if let Err(error) = done {
             troubles.push(format!(
                 "reaches only {:?} of group {:?}, which a rule names: {error}",
@@ -160,14 +163,18 @@ fn by_rule(
     who: &Credentials,
     group: &Group,
     rule: Option<&str>,
+    troubles: &mut Vec<String>,
 ) -> (Option<GroupId>, Result<()>) {
-    let ruled = group.settings.settings();
+    let mut ruled = group.settings.settings();
+    let missing = tree.complete_ruled(&mut ruled, group.settings.devices());
     let root = Caller {
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
         pid: 0,
     };
-    descend(tree, &group.path, |directory, name, step| {
+    let is_made = Cell::new(false);
+    let found = descend(tree, &group.path, |directory, name, step| {
+        is_made.set(step.is_last);
         let owner = if step.is_last && group.delegate {
             who.caller()
         } else {
@@ -193,7 +200,15 @@ fn by_rule(
             who.caller()
         };
         file::make_transient_group(tree, &new_group(directory, name, maker), transient)
-    })
+    });
+    if is_made.get() && !missing.is_empty() {
+        let missing = missing.join(",");
+        troubles.push(format!(
+            "finds no devices {missing}, which a rule names for group {:?}",
+            group.path
+        ));
+    }
+    found
 }
 
 fn new_group(parent: Directory, name: &str, caller: Caller) -> NewGroup<'_> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use gcgroup_abi::message::Hello;
+use gcgroup_abi::message::{GroupName, Hello};
 use nix::errno::Errno;
 use parking_lot::RwLock;
 
@@ -70,10 +70,25 @@ pub(super) struct JobRequest {
     pub program: PathBuf,
 }
 
+/// A process that asks which devices it may use.
+#[derive(Debug)]
+pub(super) struct DevicesRequest {
+    /// Number of its connection.
+    pub number: u64,
+    pub peer: Peer,
+    /// The group that it asks for.
+    pub group: GroupName,
+    /// That group, as rules examine it.
+    pub wish: Option<String>,
+    /// Its `CUDA_VISIBLE_DEVICES`.
+    pub visible: Option<String>,
+}
+
 /// A process for which the rules are evaluated.
 #[derive(Debug)]
 enum Question {
     Registrant(Box<Registrant>),
+    Devices(Box<DevicesRequest>),
     Job(Box<JobRequest>),
 }
 
@@ -81,6 +96,7 @@ enum Question {
 #[derive(Debug)]
 pub(super) enum RuleAnswer {
     Registrant(Box<Registrant>, nix::Result<Verdict>),
+    Devices(Box<DevicesRequest>, nix::Result<Verdict>),
     /// With the group of its user's jobs.
     Job(Box<JobRequest>, nix::Result<(Verdict, Group)>),
 }
@@ -89,6 +105,7 @@ impl Question {
     fn uid(&self) -> u32 {
         match self {
             Self::Registrant(registrant) => registrant.peer.uid,
+            Self::Devices(request) => request.peer.uid,
             Self::Job(request) => request.peer.uid,
         }
     }
@@ -96,8 +113,12 @@ impl Question {
     fn judge(self, rules: &Arc<Rules>, names: &mut Names) -> RuleAnswer {
         match self {
             Self::Registrant(registrant) => {
-                let verdict = judge(rules, &registrant, names);
+                let verdict = judge(rules, &registrant.peer, registrant.wish.as_deref(), names);
                 RuleAnswer::Registrant(registrant, verdict)
+            }
+            Self::Devices(request) => {
+                let verdict = judge(rules, &request.peer, request.wish.as_deref(), names);
+                RuleAnswer::Devices(request, verdict)
             }
             Self::Job(request) => {
                 let judged = judge_job(rules, &request, names);
@@ -186,6 +207,14 @@ impl RuleQueries {
         self.put(Question::Job(Box::new(request)))
     }
 
+    /// Queues a question for devices.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(super) fn ask_for_devices(&mut self, request: DevicesRequest) -> nix::Result<()> {
+        self.put(Question::Devices(Box::new(request)))
+    }
+
     fn put(&mut self, question: Question) -> nix::Result<()> {
         if !add_waiting(&mut self.waiting, question.uid()) {
             return Err(Errno::EAGAIN);
@@ -198,6 +227,7 @@ impl RuleQueries {
         let answer = self.answers.try_recv().ok()?;
         self.waiting.remove(match &answer {
             RuleAnswer::Registrant(registrant, _) => registrant.peer.uid,
+            RuleAnswer::Devices(request, _) => request.peer.uid,
             RuleAnswer::Job(request, _) => request.peer.uid,
         });
         Some(answer)
@@ -208,8 +238,8 @@ impl RuleQueries {
 ///
 /// # Errors
 /// The process has ended, or reading its /proc files blocks.
-fn judge(rules: &Arc<Rules>, registrant: &Registrant, names: &mut Names) -> nix::Result<Verdict> {
-    let mut facts = facts::of_peer(&registrant.peer, registrant.wish.as_deref())?;
+fn judge(rules: &Arc<Rules>, peer: &Peer, wish: Option<&str>, names: &mut Names) -> nix::Result<Verdict> {
+    let mut facts = facts::of_peer(peer, wish)?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }

@@ -6,6 +6,7 @@
 //! are NVML's own. A process that has not called `cuInit` asks the daemon what its groups allow
 //! (`unregistered`).
 
+pub(crate) mod devices;
 pub(crate) mod list;
 pub(crate) mod memory;
 pub(crate) mod processes;

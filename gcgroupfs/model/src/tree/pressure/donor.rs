@@ -1,12 +1,12 @@
 //! Donors: processes that can move memory out, the bytes each can move, and the bytes it has delivered.
 
-use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::NO_LIMIT;
 
 use super::{DELIVERY, Sight};
+use crate::tree::protection::{Protected, Source};
 use crate::tree::{Host, Process, ProcessId};
 
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
@@ -16,7 +16,10 @@ const REST: Duration = Duration::from_secs(30);
 pub(super) struct Candidate {
     pub(super) id: ProcessId,
     pub(super) priority: u32,
-    pub(super) bytes: u64,
+    /// Bytes charged on the device.
+    held: u64,
+    /// Bytes that it can move out.
+    bytes: u64,
 }
 
 impl Candidate {
@@ -46,13 +49,21 @@ impl Candidate {
         (process.can_swap() && bytes != 0).then(|| Self {
             id: process.id,
             priority: device.priority.load(Relaxed),
+            held: charged.max(bytes),
             bytes,
         })
     }
 
-    /// Orders by least priority, then by most bytes.
-    pub(super) fn rank(&self) -> Reverse<(u32, u64)> {
-        Reverse((self.priority, self.bytes))
+    /// Returns it as a source with what is protected of it.
+    pub(super) fn source(&self, device: usize, protected: Protected) -> Source {
+        Source {
+            id: self.id,
+            device,
+            priority: self.priority,
+            held: self.held,
+            movable: self.bytes,
+            protected,
+        }
     }
 }
 

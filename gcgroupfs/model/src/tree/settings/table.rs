@@ -107,6 +107,8 @@ impl Eq for Setting {}
 /// All settings of processes and groups.
 pub const SETTINGS: &[&Setting] = &[
     MEMORY_LIMIT,
+    MEMORY_MIN,
+    MEMORY_LOW,
     MEMORY_SWAP_MAX,
     MEMORY_VISIBLE,
     COMPUTE_PRIORITY,
@@ -141,6 +143,33 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
           (also KB, KiB, with a fraction as 1.5G) are powers of 1024; 50% is half of the GPU's memory, for a process \
           or group as a whole of all GPUs' together. A value below memory.current is accepted: memory that can be swapped moves to the \
           host, the rest stays, and new allocations are refused.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_MIN: &Setting = &Setting {
+    name: "memory.min",
+    key: "memory_min",
+    default: Value::Number(0),
+    refusal: "the protection can only be lowered",
+    check: Some(|edit, bytes| edit.check_protection(MEMORY_MIN, bytes.number())),
+    doc: "The bytes that are never moved out for others: for processes of higher priority, for a limit of a group \
+          above, or by memory.reclaim of a group above; 0 unless set, as in cgroup v2. It is effective as far as \
+          the groups above have it as well: what a group has is divided among its children and processes by what \
+          they hold within their own values, and the rest by what else they hold. The own limit, memory.reclaim, \
+          gcgroup.suspend and memory turns are not bound by it. Bytes in the formats of memory.limit. Only root can \
+          write more than 0 for a process in no group and a group in none; after root's value other users can only lower it.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_LOW: &Setting = &Setting {
+    name: "memory.low",
+    key: "memory_low",
+    default: Value::Number(0),
+    refusal: "the protection can only be lowered",
+    check: Some(|edit, bytes| edit.check_protection(MEMORY_LOW, bytes.number())),
+    doc: "The bytes that are moved out for others only if nothing unprotected can be moved; otherwise as memory.min. \
+          What is moved out first: memory beyond memory.low, then memory beyond memory.min; of each that of the \
+          lowest priority, and among equals that of the process with the most.",
     ..Setting::PLAIN
 };
 
@@ -269,7 +298,6 @@ pub const LEASE: &Setting = &Setting {
     key: "lease",
     kind: Kind::Seconds,
     refusal: "the lease can only be shortened",
-    for_rules: false,
     shown: Some(|view| view.lease_left()),
     stored: Some(|edit, seconds| edit.lease_end(seconds)),
     written: Some(|edit, _| edit.note_lease()),
@@ -287,7 +315,6 @@ pub const LEASE_ACTION: &Setting = &Setting {
     default: Value::Number(LEASE_ACTIONS[0].rank),
     tighter: Tighter::Higher,
     refusal: "the action can only become stricter",
-    for_rules: false,
     written: Some(|edit, _| edit.note_lease()),
     doc: "What happens when the lease of the group has expired: @LEASE_ACTIONS@.",
     ..Setting::PLAIN
@@ -300,7 +327,6 @@ pub const SUSPEND: &Setting = &Setting {
     default: Value::Flag(false),
     tighter: Tighter::Higher,
     refusal: "it stays suspended",
-    for_rules: false,
     hold_option: Some(HoldOption {
         name: "suspend",
         help: "Hold the suspension",

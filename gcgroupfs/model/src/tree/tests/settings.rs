@@ -4,7 +4,7 @@
 use super::*;
 use crate::file::resolve;
 use crate::rules::{Facts, Rules};
-use crate::tree::settings::{Kind, SAMPLE, SETTINGS, Setting, Tighter};
+use crate::tree::settings::{Kind, LEASE, LEASE_ACTION, SAMPLE, SETTINGS, Setting, Tighter};
 
 /// Returns two values as the control file shows them: one that root sets, and a looser one.
 fn values(setting: &Setting) -> (&'static str, &'static str) {
@@ -84,12 +84,23 @@ fn every_setting_is_settable_by_rules_as_its_row_says() {
     }
     for setting in SETTINGS {
         let (tight, _) = values(setting);
-        let text = format!("[[rule]]\nprocess.{} = \"{tight}\"\n", setting.name);
+        // A name can be the beginning of another, which is then quoted.
+        let (section, name) = setting.name.split_once('.').unwrap();
+        let is_of_groups = [LEASE, LEASE_ACTION].contains(setting);
+        let target = match is_of_groups {
+            true => "group.name = \"g\"\ngroup",
+            false => "process",
+        };
+        let text = format!("[[rule]]\n{target}.{section}.\"{name}\" = \"{tight}\"\n");
         match toml::from_str::<Of>(&text) {
             Ok(Of { rule }) => {
                 let verdict = rule.verdict(&Facts::default());
-                assert_eq!(verdict.process.lines(), [format!("{} {tight}", setting.name)]);
-                let shown = verdict.process.settings().get(setting, None);
+                let ruled = match verdict.group.filter(|_| is_of_groups) {
+                    Some(group) => group.settings,
+                    None => verdict.process,
+                };
+                assert_eq!(ruled.lines(), [format!("{} {tight}", setting.name)]);
+                let shown = ruled.settings().get(setting, None);
                 assert_eq!(setting.show(shown).trim_end(), tight);
                 assert!(setting.for_rules, "{}", setting.name);
             }

@@ -110,7 +110,7 @@ impl Server {
     }
 
     /// Sends an answer without waiting; returns false for a client that does not read its answers.
-    fn send_answer(&self, number: u64, answer: &Answer<'_>) -> bool {
+    pub(super) fn send_answer(&self, number: u64, answer: &Answer<'_>) -> bool {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let connection = self.connections.get(&number);
         connection

@@ -42,6 +42,11 @@ impl Server {
         {
             return self.take_hold(number, &request, &asker);
         }
+        if let Ok(request) = Request::from_bytes(packet)
+            && request.operation == Operation::Devices
+        {
+            return self.ask_for_devices(number, &request);
+        }
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
             // A rule may admit a process to a group that its user may not enter: only a registration can

@@ -1,6 +1,8 @@
 //! The group of a job.
 
 use super::{Credentials, GroupFacts, by_rule, by_wish, new_group};
+use tracing::warn;
+
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file;
 use gcgroupfs_model::rules::Group;
@@ -55,7 +57,15 @@ fn find_parent(tree: &Tree, facts: &GroupFacts<'_>, users: &Group) -> Result<Opt
     let who = facts.who;
     let begins = match (facts.above, &facts.verdict.group) {
         (Some(above), _) => Some(above),
-        (None, Some(group)) => complete(by_rule(tree, who, group, facts.verdict.rule.as_deref()))?,
+        (None, Some(group)) => {
+            let rule = facts.verdict.rule.as_deref();
+            let mut troubles = Vec::new();
+            let found = by_rule(tree, who, group, rule, &mut troubles);
+            for trouble in troubles {
+                warn!("{} of user {} {trouble}", who.pid, who.uid);
+            }
+            complete(found)?
+        }
         (None, None) => None,
     };
     if let Some(wish) = facts.wish.filter(|_| !facts.verdict.heeds_wish) {
@@ -64,7 +74,7 @@ fn find_parent(tree: &Tree, facts: &GroupFacts<'_>, users: &Group) -> Result<Opt
     if begins.is_some() || who.is_root(tree) {
         return Ok(begins);
     }
-    let own = complete(by_rule(tree, who, users, None))?;
+    let own = complete(by_rule(tree, who, users, None, &mut Vec::new()))?;
     let owner = tree.owner(Directory::of(own))?.uid;
     if owner != who.uid && owner != 0 {
         return Err(Error::NotAdmitted);

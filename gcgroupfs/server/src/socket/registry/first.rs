@@ -7,6 +7,7 @@ use tracing::{debug, warn};
 use super::super::initial_group::{
     Credentials, GroupFacts, InitialGroup, find_initial_group, find_requested,
 };
+use super::super::rule_queries::DevicesRequest;
 use super::Registry;
 use crate::journal::Key;
 use gcgroupfs_model::rules::{Group, Verdict};
@@ -123,6 +124,38 @@ impl Registry {
         Ok(find_requested(&self.tree, &who, wish)
             .filter(|_| above.is_none() || is_inside)
             .or(above))
+    }
+
+    /// Returns the group in which a process is or would begin, without registering it.
+    ///
+    /// # Errors
+    /// As [`origin`](Self::origin).
+    pub(in crate::socket) fn would_begin(
+        &self,
+        request: DevicesRequest,
+        verdict: &Verdict,
+    ) -> nix::Result<Option<GroupId>> {
+        let (peer, group) = (request.peer, request.group);
+        let key = super::key(&peer);
+        if let Some(saved) = self.saved(key) {
+            return Ok(saved.group);
+        }
+        let origin = self.origin(key, &peer.stat)?;
+        let who = Credentials {
+            uid: peer.uid,
+            gid: peer.gid,
+            pid: peer.pid,
+            groups: peer.groups,
+            is_contained: peer.is_contained,
+        };
+        let facts = GroupFacts {
+            above: self.binding(origin.as_ref(), verdict),
+            verdict,
+            wish: group.as_str(),
+            who: &who,
+        };
+        let InitialGroup { group, .. } = find_initial_group(&self.tree, &facts);
+        Ok(group)
     }
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If

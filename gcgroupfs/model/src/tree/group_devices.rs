@@ -1,0 +1,387 @@
+//! `gcgroup.devices` of groups: its format, the list in force, and what a process of a group is shown.
+
+use super::{Device, DeviceSet, Edit, GroupId, LEASE, Scope, Settings, Tree, View};
+use crate::error::{Error, Result};
+
+/// Format of the control file, for error messages.
+const EXPECTED: &str = "all, none, or indices and UUIDs of the file devices, as 0,2-3";
+
+/// Length in bytes of the shortest beginning of a UUID that names a device, longer than `GPU-` or `MIG-`.
+const MIN_PREFIX: usize = 5;
+
+/// Devices that a process of a group with a list of devices is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VisibleDevices {
+    /// UUIDs of the devices that exist and that the process may use, in the order of their indices.
+    pub allowed: Vec<String>,
+    /// The value of `CUDA_VISIBLE_DEVICES` for the process.
+    pub value: String,
+}
+
+impl Tree {
+    /// Returns what a process that starts in the group is shown; `None`: everything. `wanted` is the
+    /// process's own `CUDA_VISIBLE_DEVICES`.
+    pub fn visible_devices(&self, group: Option<GroupId>, wanted: Option<&str>) -> Option<VisibleDevices> {
+        let state = self.state.lock();
+        let group = state.groups.get(&group?)?;
+        let list = group.inherited.device_list()?;
+        let devices = &state.devices;
+        let allowed = devices.iter().filter(|device| list.contains(&device.uuid_text));
+        let allowed: Vec<String> = allowed.map(|device| device.uuid_text.clone()).collect();
+        let value = match wanted {
+            None => allowed.join(","),
+            Some(wanted) => intersect(wanted, list, devices).join(","),
+        };
+        Some(VisibleDevices { allowed, value })
+    }
+}
+
+impl Tree {
+    /// Completes the settings that a rule makes for a group that is made now: a lease begins, and a list of
+    /// devices is resolved; those that do not exist are left out, and returned for the log.
+    pub fn complete_ruled(&self, settings: &mut Settings, devices: Option<&str>) -> Vec<String> {
+        let state = self.state.lock();
+        // As root, whose settings are never refused.
+        if let Some(seconds) = settings.written(LEASE, None) {
+            let _ = settings.set(LEASE, None, state.lease_end(seconds), true);
+        }
+        let (list, missing) = match devices {
+            None | Some("all") => return Vec::new(),
+            Some("none") => (DeviceSet::new(), Vec::new()),
+            Some(text) => {
+                let found = entries(text).map(|entry| (entry, parse(entry, &state.devices)));
+                let (known, missing): (Vec<_>, Vec<_>) = found.partition(|(_, found)| found.is_ok());
+                let known = known.into_iter().filter_map(|(_, found)| found.ok());
+                let missing = missing.into_iter().map(|(entry, _)| entry.to_owned());
+                (known.flatten().collect(), missing.collect())
+            }
+        };
+        let _ = settings.set_device_list(Some(list), true);
+        missing
+    }
+}
+
+/// Checks the format of a list of devices, whether or not they exist.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn check_device_list(text: &str) -> Result<()> {
+    let is_entry = |entry: &str| {
+        let is_range = |(first, last): (&str, &str)| is_number(first) && is_number(last);
+        let is_uuid = (entry.starts_with("GPU-") || entry.starts_with("MIG-")) && entry.len() >= MIN_PREFIX;
+        is_number(entry) || is_uuid || entry.split_once('-').is_some_and(is_range)
+    };
+    let is_list = entries(text).all(is_entry) && entries(text).next().is_some();
+    match matches!(text, "all" | "none") || is_list {
+        true => Ok(()),
+        false => Err(Error::bad(EXPECTED, text)),
+    }
+}
+
+impl View<'_> {
+    /// Returns `gcgroup.devices` as it was set.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no list.
+    pub fn device_list(&self) -> Result<String> {
+        match self.scope() {
+            Scope::Group(group, None) => Ok(shown(group.settings.device_list(), self.devices())),
+            _ => Err(Error::NotFound),
+        }
+    }
+
+    /// Returns `gcgroup.devices.effective`: the devices that exist and are in the lists of the group and all
+    /// above.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no list.
+    pub fn effective_devices(&self) -> Result<String> {
+        let Scope::Group(group, None) = self.scope() else {
+            return Err(Error::NotFound);
+        };
+        let list = group.inherited.device_list();
+        let is_in = |device: &&Device| list.is_none_or(|list| list.contains(&device.uuid_text));
+        let indices = self.devices().iter().filter(is_in);
+        Ok(joined(indices.map(|device| device.index.to_string()).collect()))
+    }
+}
+
+impl Edit<'_> {
+    /// Sets `gcgroup.devices`.
+    ///
+    /// # Errors
+    /// `EINVAL` if a device is not in the file `devices`; `EPERM` if a user other than root adds a device to
+    /// root's list.
+    pub fn set_device_list(&mut self, text: &str) -> Result<()> {
+        let list = match text {
+            "all" => None,
+            "none" => Some(DeviceSet::default()),
+            text => Some(parse(text, &self.state().devices)?),
+        };
+        self.change(|settings, by_root| settings.set_device_list(list, by_root))
+    }
+}
+
+/// Parses a list of devices.
+///
+/// # Errors
+/// `EINVAL`: not in the format, or a device does not exist.
+fn parse(text: &str, devices: &[Device]) -> Result<DeviceSet> {
+    let mut list = DeviceSet::new();
+    for entry in entries(text) {
+        let (first, last) = match entry.split_once('-') {
+            Some((first, last)) if is_number(first) => (first, last),
+            _ => (entry, entry),
+        };
+        let found: Vec<&Device> = match (first.parse::<usize>(), last.parse::<usize>()) {
+            (Ok(first), Ok(last)) if last < devices.len() => {
+                devices.get(first..=last).unwrap_or(&[]).iter().collect()
+            }
+            _ => devices
+                .iter()
+                .filter(|device| device.uuid_text == entry)
+                .collect(),
+        };
+        if found.is_empty() {
+            return Err(Error::bad(EXPECTED, text));
+        }
+        list.extend(found.into_iter().map(|device| device.uuid_text.clone()));
+    }
+    if list.is_empty() {
+        return Err(Error::bad(EXPECTED, text));
+    }
+    Ok(list)
+}
+
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    let entries = text.split(|sign: char| sign == ',' || sign.is_ascii_whitespace());
+    entries.filter(|entry| !entry.is_empty())
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Formats a list: indices, and UUIDs of devices that do not exist now.
+fn shown(list: Option<&DeviceSet>, devices: &[Device]) -> String {
+    let Some(list) = list else {
+        return "all\n".to_owned();
+    };
+    let is_known = |uuid: &&String| devices.iter().any(|device| device.uuid_text == **uuid);
+    let known = devices.iter().filter(|device| list.contains(&device.uuid_text));
+    let known = known.map(|device| device.index.to_string());
+    let unknown = list.iter().filter(|uuid| !is_known(uuid)).cloned();
+    joined(known.chain(unknown).collect())
+}
+
+fn joined(names: Vec<String>) -> String {
+    match names.is_empty() {
+        true => "none\n".to_owned(),
+        false => names.join(",") + "\n",
+    }
+}
+
+/// Returns the devices of a program's `CUDA_VISIBLE_DEVICES` that are in `list`, in the program's order. As
+/// for the driver, the first entry that names no device ends the list. Numbers count the GPUs in the order of
+/// their PCI addresses, since the driver's other order is known only to the driver.
+fn intersect(wanted: &str, list: &DeviceSet, devices: &[Device]) -> Vec<String> {
+    let mut visible = Vec::new();
+    for entry in wanted.split(',').map(str::trim) {
+        let Some(named) = named(entry, list, devices) else {
+            break;
+        };
+        visible.extend(named.filter(|device| list.contains(&device.uuid_text)));
+    }
+    visible
+        .into_iter()
+        .map(|device| device.uuid_text.clone())
+        .collect()
+}
+
+/// Finds the device that an entry names. The outer `None`: there is no such device. Of a GPU in MIG mode it
+/// is the first instance that is in `list`.
+fn named<'a>(
+    entry: &str,
+    list: &DeviceSet,
+    devices: &'a [Device],
+) -> Option<impl Iterator<Item = &'a Device> + use<'a>> {
+    let found = if is_number(entry) {
+        let number = entry.parse::<usize>().ok()?;
+        let parts = gpus(devices).into_iter().nth(number)?;
+        let allowed = parts.iter().find(|part| list.contains(&part.uuid_text));
+        allowed.or(parts.first()).copied()?
+    } else {
+        let mut all = devices.iter().filter(|device| {
+            entry.len() >= MIN_PREFIX
+                && device
+                    .uuid_text
+                    .to_ascii_lowercase()
+                    .starts_with(&entry.to_ascii_lowercase())
+        });
+        let found = all.next()?;
+        if all.next().is_some() {
+            return None;
+        }
+        found
+    };
+    Some([found].into_iter())
+}
+
+/// Returns the GPUs in the order of their PCI addresses, each with its instances or itself.
+fn gpus(devices: &[Device]) -> Vec<Vec<&Device>> {
+    let mut gpus: Vec<Vec<&Device>> = Vec::new();
+    for device in devices {
+        let same = gpus.iter_mut().find(|parts| {
+            parts
+                .first()
+                .is_some_and(|part| part.pci == device.pci && part.uuid_text.starts_with("MIG-"))
+        });
+        match same {
+            Some(parts) => parts.push(device),
+            None => gpus.push(vec![device]),
+        }
+    }
+    gpus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::fixture::{OWNER, ROOT, World, device};
+
+    fn visible(world: &World, group: &str, wanted: Option<&str>) -> Option<(Vec<String>, String)> {
+        let id = world.group(group);
+        let visible = world.tree.visible_devices(Some(id), wanted)?;
+        Some((visible.allowed, visible.value))
+    }
+
+    #[test]
+    fn list_is_shown_as_indices_and_bad_entries_change_nothing() {
+        let world = World::new(4);
+        world.group("a");
+        assert_eq!(world.show("a/gcgroup.devices"), "all\n");
+        assert_eq!(world.show("a/gcgroup.devices.effective"), "0,1,2,3\n");
+        for (text, shown) in [
+            ("0,2-3", "0,2,3\n"),
+            ("GPU-1 3", "1,3\n"),
+            ("none", "none\n"),
+            (" 2 ", "2\n"),
+            ("1,1,GPU-1", "1\n"),
+        ] {
+            world.store("a/gcgroup.devices", ROOT, text).unwrap();
+            assert_eq!(world.show("a/gcgroup.devices"), shown, "{text:?}");
+            assert_eq!(world.show("a/gcgroup.devices.effective"), shown, "{text:?}");
+        }
+        for bad in [
+            "4", "0,4", "3-1", "0-4", "GPU-9", "GPU-", "all,0", "none,1", "-1", "0-", "x", "", ",",
+        ] {
+            let error = world.store("a/gcgroup.devices", ROOT, bad).unwrap_err();
+            assert_eq!(error.errno(), 22, "{bad}");
+            assert_eq!(world.show("a/gcgroup.devices"), "1\n", "{bad}");
+        }
+        world.store("a/gcgroup.devices", ROOT, "all").unwrap();
+        assert_eq!(world.show("a/gcgroup.devices"), "all\n");
+        assert_eq!(visible(&world, "a", None), None);
+    }
+
+    #[test]
+    fn effective_list_is_within_the_groups_above() {
+        let world = World::new(4);
+        world.group("a/b/c");
+        world.store("a/b/c/gcgroup.devices", ROOT, "1-3").unwrap();
+        assert_eq!(world.show("a/b/c/gcgroup.devices.effective"), "1,2,3\n");
+        world.store("a/gcgroup.devices", ROOT, "0,1,2").unwrap();
+        assert_eq!(world.show("a/b/gcgroup.devices"), "all\n");
+        assert_eq!(world.show("a/b/gcgroup.devices.effective"), "0,1,2\n");
+        assert_eq!(world.show("a/b/c/gcgroup.devices"), "1,2,3\n");
+        assert_eq!(world.show("a/b/c/gcgroup.devices.effective"), "1,2\n");
+        world.store("a/b/gcgroup.devices", ROOT, "0").unwrap();
+        assert_eq!(world.show("a/b/c/gcgroup.devices.effective"), "none\n");
+        assert_eq!(visible(&world, "a/b/c", None), Some((Vec::new(), String::new())));
+        world.store("a/b/gcgroup.devices", ROOT, "all").unwrap();
+        assert_eq!(world.show("a/b/c/gcgroup.devices.effective"), "1,2\n");
+    }
+
+    #[test]
+    fn users_cannot_add_devices_to_roots_list() {
+        let world = World::new(3);
+        world.group("a");
+        world.store("a/gcgroup.devices", ROOT, "0,1").unwrap();
+        let id = world.group("a");
+        let directory = crate::tree::Directory::group(id);
+        let given = world
+            .tree
+            .set_access(directory, ROOT, (Some(OWNER.uid), None), None);
+        world.tree.finish(given.unwrap());
+        for beyond in ["all", "2", "0-2"] {
+            assert_eq!(
+                world
+                    .store("a/gcgroup.devices", OWNER, beyond)
+                    .unwrap_err()
+                    .errno(),
+                1
+            );
+        }
+        world.store("a/gcgroup.devices", OWNER, "1").unwrap();
+        assert_eq!(world.show("a/gcgroup.devices"), "1\n");
+    }
+
+    #[test]
+    fn list_keeps_devices_that_appear_later() {
+        let world = World::new(2);
+        world.group("a");
+        world.store("a/gcgroup.devices", ROOT, "0-1").unwrap();
+        world.tree.add_devices([device(2)]);
+        assert_eq!(
+            world.show("a/gcgroup.devices.effective"),
+            "0,1\n",
+            "a new device is not in the list"
+        );
+    }
+
+    #[test]
+    fn own_list_of_the_program_is_intersected() {
+        let world = World::new(4);
+        world.group("a");
+        world.store("a/gcgroup.devices", ROOT, "1-2").unwrap();
+        for (wanted, value) in [
+            (None, "GPU-1,GPU-2"),
+            (Some("2,1"), "GPU-2,GPU-1"),
+            (Some("0,2"), "GPU-2"),
+            (Some("0"), ""),
+            (Some(""), ""),
+            (Some("1,9,2"), "GPU-1"),
+            (Some("1,-1,2"), "GPU-1"),
+            (Some(" 2 , gpu-1"), "GPU-2,GPU-1"),
+            (Some("GPU-"), ""),
+            (Some("1,1"), "GPU-1,GPU-1"),
+        ] {
+            assert_eq!(visible(&world, "a", wanted).unwrap().1, value, "{wanted:?}");
+        }
+        assert_eq!(world.tree.visible_devices(None, Some("0")), None);
+    }
+
+    #[test]
+    fn number_of_a_divided_gpu_means_its_first_instance_in_the_list() {
+        let part = |index: usize, gpu: u8, name: &str| Device {
+            index,
+            pci: format!("00000000:0{gpu}:00.0"),
+            uuid_text: name.to_owned(),
+            ..device(index)
+        };
+        let devices = [
+            part(0, 1, "MIG-aa"),
+            part(1, 1, "MIG-ab"),
+            part(2, 2, "GPU-bb"),
+            part(3, 1, "MIG-ac"),
+        ];
+        let list = DeviceSet::from(["MIG-ab", "MIG-ac", "GPU-bb"].map(str::to_owned));
+        assert_eq!(intersect("1,0", &list, &devices), ["GPU-bb", "MIG-ab"]);
+        assert_eq!(
+            intersect("MIG-a,1", &list, &devices),
+            [""; 0],
+            "more than one begins so"
+        );
+        assert_eq!(intersect("MIG-aa,MIG-ac", &list, &devices), ["MIG-ac"]);
+    }
+}

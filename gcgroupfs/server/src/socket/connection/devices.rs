@@ -1,0 +1,86 @@
+//! Tells a hook which devices its process may use, before the driver or NVML lists them.
+
+use std::time::Instant;
+
+use gcgroup_abi::message::GroupName;
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+
+use super::Kind;
+use crate::protocol::{Answer, Request};
+use crate::socket::rule_queries::DevicesRequest;
+use crate::socket::{Server, watch};
+use gcgroupfs_model::rules::Verdict;
+use gcgroupfs_sys::process;
+
+impl Server {
+    /// Answers, or queues the request where the rules decide. Returns whether the connection stays open.
+    pub(super) fn ask_for_devices(&mut self, number: u64, request: &Request<'_>) -> bool {
+        match self.queue_devices(number, request) {
+            Ok(()) => true,
+            Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
+        }
+    }
+
+    fn queue_devices(&mut self, number: u64, request: &Request<'_>) -> nix::Result<()> {
+        let visible = match request.value {
+            [] => None,
+            [b'=', text @ ..] => Some(str::from_utf8(text).map_err(|_| Errno::EINVAL)?.to_owned()),
+            _ => return Err(Errno::EINVAL),
+        };
+        let group = GroupName::new(request.name).ok_or(Errno::EINVAL)?;
+        let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
+        connection.kind = Kind::Client(Vec::new());
+        let peer = process::peer(&*connection.socket)?;
+        let is_known = self.registry.is_known(&peer);
+        let request = DevicesRequest {
+            number,
+            wish: self.registry.original_wish(group),
+            peer,
+            group,
+            visible,
+        };
+        if is_known || !self.rule_queries.are_needed() {
+            self.tell_devices(request, Ok(Verdict::default()));
+            return Ok(());
+        }
+        self.rule_queries.ask_for_devices(request)?;
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.kind = Kind::Beginner;
+        }
+        Ok(())
+    }
+
+    /// Answers after the verdict of the rules. The time is charged to the user.
+    pub(in crate::socket) fn tell_devices(&mut self, request: DevicesRequest, verdict: nix::Result<Verdict>) {
+        let (number, begun_at) = (request.number, Instant::now());
+        let is_waiting =
+            |connection: &super::Connection| matches!(connection.kind, Kind::Beginner | Kind::Client(_));
+        if !self.connections.get(&number).is_some_and(is_waiting) {
+            return;
+        }
+        let visible = request.visible.clone();
+        let group = verdict.and_then(|verdict| self.registry.would_begin(request, &verdict));
+        let is_answered = match group {
+            Ok(group) => {
+                let visible = self.tree.visible_devices(group, visible.as_deref());
+                // Groups that were made to find out.
+                self.tree.reap_group(group);
+                let text = visible.map(|visible| format!("{}\n{}", visible.allowed.join(","), visible.value));
+                self.send_answer(number, &Answer::part(text.unwrap_or_default().as_bytes(), 0))
+            }
+            Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
+        };
+        if let Some(connection) = self.connections.get_mut(&number) {
+            let now = Instant::now();
+            connection.last = now;
+            connection.kind = Kind::Client(Vec::new());
+            watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
+            let user = connection.user();
+            self.shares.take(user, now.duration_since(begun_at), now);
+        }
+        if !is_answered {
+            self.hang_up(number);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The devices that the process may use (`gcgroup.devices` of its group).
+//!
+//! The daemon is asked before the driver is initialised, and before NVML lists devices in a process that has
+//! not used CUDA; the process need not be registered. The driver is told by `CUDA_VISIBLE_DEVICES`, so that
+//! it numbers the devices itself, in every call; NVML's answers are filtered. Without a daemon, and where it
+//! does not answer, all devices are allowed.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use super::client;
+use super::environment::Options;
+use crate::driver::cuda::CUresult;
+use crate::driver::thread;
+use crate::sys;
+
+/// How long the daemon is asked.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pause between two attempts.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Operation `devices` of the daemon's requests (`gcgroupfs/server/src/protocol.rs`).
+const DEVICES: u32 = 11;
+
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The daemon's answer to one process.
+#[derive(Debug)]
+struct Answer {
+    /// A child made by fork(2) asks for itself.
+    pid: u32,
+    lists: Option<Lists>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    /// UUIDs as NVML spells them.
+    allowed: Vec<String>,
+    /// Value of `CUDA_VISIBLE_DEVICES`.
+    value: String,
+}
+
+/// The last answer. Never freed, since other threads may read it; a process asks a few times at most.
+static ANSWER: AtomicPtr<Answer> = AtomicPtr::new(null_mut());
+
+/// Whether the driver is initialised: its devices do not change any more.
+static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+/// Initialises the driver by `next`, which is shown the allowed devices only.
+pub(crate) fn initialize(next: impl FnOnce() -> CUresult) -> CUresult {
+    if IS_INITIALIZED.load(Relaxed) {
+        return next();
+    }
+    let lists = ask().lists.as_ref();
+    let answer = match lists {
+        None => next(),
+        Some(lists) => sys::with_variable(VISIBLE_DEVICES, &lists.value, next),
+    };
+    if answer.is_ok() {
+        IS_INITIALIZED.store(true, Relaxed);
+    }
+    answer
+}
+
+/// Returns the UUIDs of the devices that the process may use; `None`: all.
+pub(crate) fn uuids() -> Option<&'static [String]> {
+    // SAFETY: null or an object that was leaked.
+    let known = unsafe { ANSWER.load(Acquire).as_ref() };
+    let answer = known.filter(|answer| answer.pid == std::process::id());
+    let lists = answer.unwrap_or_else(ask).lists.as_ref();
+    lists.map(|lists| lists.allowed.as_slice())
+}
+
+/// Asks the daemon, and keeps the answer.
+fn ask() -> &'static Answer {
+    let answer: &'static Answer = Box::leak(Box::new(Answer {
+        pid: std::process::id(),
+        // Connecting is a cancellation point.
+        lists: thread::uncanceled(request),
+    }));
+    ANSWER.store(std::ptr::from_ref(answer).cast_mut(), Release);
+    answer
+}
+
+fn request() -> Option<Lists> {
+    let options = Options::from_environment();
+    let group = options.hello.group.as_str().unwrap_or("");
+    let mut body = Vec::new();
+    for word in [DEVICES, 0, u32::try_from(group.len()).ok()?] {
+        body.extend(word.to_le_bytes());
+    }
+    body.extend(group.as_bytes());
+    if let Some(own) = sys::variable(VISIBLE_DEVICES) {
+        body.push(b'=');
+        body.extend(own.as_encoded_bytes());
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match client::request(&options.socket, &body, left) {
+            Ok(text) => return parse(&text),
+            Err(refusal) if refusal.may_pass() && !left.is_zero() => {
+                sys::poll([], Some(RETRY.min(left)));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Parses an answer: nothing, or the UUIDs and the value in two lines.
+fn parse(text: &[u8]) -> Option<Lists> {
+    let (allowed, value) = str::from_utf8(text).ok()?.split_once('\n')?;
+    Some(Lists {
+        allowed: allowed
+            .split(',')
+            .filter(|uuid| !uuid.is_empty())
+            .map(str::to_owned)
+            .collect(),
+        value: value.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_is_nothing_or_two_lines() {
+        assert!(parse(b"").is_none() && parse(b"GPU-a").is_none());
+        let lists = parse(b"GPU-a,MIG-b\nMIG-b").unwrap();
+        assert_eq!((lists.allowed.len(), &*lists.value), (2, "MIG-b"));
+        let none = parse(b"\n").unwrap();
+        assert!(none.allowed.is_empty() && none.value.is_empty());
+    }
+}
