@@ -1,15 +1,15 @@
-//! Measures in the helper thread for how long a device has work while its gate is open, without a look at each
-//! submission.
+//! Measures in the helper thread for how long a device has work while its gate is open, without a look at
+//! each submission.
 //!
 //! While the device is idle, its slots are armed: the next submission takes the slow path, begins the busy
-//! period (`meter`) and wakes the helper, which opens the slots again. From then on it marks all contexts, less
-//! often the longer the period lasts. If a marker has passed and nothing was submitted since it was set, the
-//! work has ended between the last two looks; the slots are armed, and the period ends unless a submission came
-//! in between. Time between two submissions that no look falls into counts as work.
+//! period (`meter`) and wakes the helper, which opens the slots again. From then on it marks all contexts,
+//! less often the longer the period lasts. If a marker has passed and nothing was submitted since it was set,
+//! the work has ended between the last two looks; the slots are armed, and the period ends unless a
+//! submission came in between. Time between two submissions that no look falls into counts as work.
 //!
-//! Only markers of whole contexts (`cuCtxRecordEvent`, CUDA 12.5) are used: a marker on the legacy stream would
-//! make streams wait for each other. With older drivers the time is measured by `watch`, while the daemon wants
-//! it.
+//! Only markers of whole contexts (`cuCtxRecordEvent`, CUDA 12.5) are used: a marker on the legacy stream
+//! would make streams wait for each other. With older drivers the time is measured by `watch`, while the
+//! daemon wants it.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::helper::Step;
 use crate::program::context::{Passed, PendingMarker, ask_all};
 use crate::sys;
 
-/// Shortest and longest interval between looks, nanoseconds. In between it is a part of the length of the busy
-/// period; from [`STEADY`] periods of the longest interval on it grows further, up to [`SELDOM`].
+/// Shortest and longest interval between looks, nanoseconds. In between it is a part of the length of the
+/// busy period; from [`STEADY`] times the longest interval on it grows further, up to [`SELDOM`].
 const SOON: u64 = 100_000;
 const LATER: u64 = 2_000_000;
 const SELDOM: u64 = 8_000_000;

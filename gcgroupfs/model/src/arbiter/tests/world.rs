@@ -106,6 +106,8 @@ impl Play {
 fn equal_priorities_need_no_bell_and_no_tick() {
     let mut play = Play::new(1);
     let ids = [play.join(100, 8), play.join(101, 8)];
+    play.tick();
+    assert_eq!(play.rings(), ids, "they are told to measure their work");
     play.begins(ids[0]);
     for _ in 0..3 {
         assert_eq!(play.tick().at, None);
@@ -493,4 +495,24 @@ fn open_all_opens_every_gate_that_is_not_frozen() {
     assert_eq!(opened.len(), 1, "threads that wait there must be woken");
     let frozen = play.world.control(high).devices[1].gate.load(Relaxed);
     assert_eq!(frozen, Gate::Frozen as u32, "a frozen gate stays frozen");
+}
+
+#[test]
+fn process_that_measures_by_itself_is_charged_with_open_gates() {
+    let mut play = Play::new(1);
+    let ids = [play.join(100, 8), play.join(101, 8)];
+    for id in ids {
+        play.world.usage(id).measures_time.store(1, Relaxed);
+    }
+    play.tick();
+    assert_eq!(ids.map(|id| play.wants_bell(id)), [true; 2], "nobody works yet");
+    play.begins(ids[0]);
+    assert_eq!(play.tick().at, Some(play.now + 100 * MSEC), "one works");
+    play.begins(ids[1]);
+    assert_eq!(play.tick().at, Some(play.now + 10 * MSEC), "the time is divided");
+    play.now += 10 * MSEC;
+    play.tick();
+    assert_eq!(ids.map(|id| play.gate(id)), [Gate::Run; 2]);
+    let charged = ids.map(|id| play.world.control(id).devices[0].usage_nsec.load(Relaxed));
+    assert_eq!(charged, [5 * MSEC; 2]);
 }
