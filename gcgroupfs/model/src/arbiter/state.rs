@@ -35,7 +35,7 @@ pub struct State {
     has_ticked: bool,
 }
 
-/// What the decision about a GPU at rest depends on. While that is the same, a tick passes the GPU by.
+/// Input of the decision about a GPU at rest. A tick passes the GPU by until this input changes.
 #[derive(Debug)]
 struct Rest {
     seen: Vec<Seen<ProcessId>>,
