@@ -15,6 +15,7 @@ mod contexts;
 mod counter_records;
 mod counters;
 mod device_stat;
+mod device_users;
 mod devices;
 mod directory;
 mod edit;
@@ -43,6 +44,7 @@ mod pressure;
 mod process;
 mod protection;
 mod quota;
+mod quota_changes;
 mod records;
 mod refusals;
 mod requests;
@@ -182,6 +184,9 @@ pub struct State {
     default_policy: &'static Policy,
     /// Boxed, because the map moves its values and has spare capacity.
     processes: BTreeMap<ProcessId, Box<Process>>,
+    device_users: device_users::DeviceUsers,
+    /// Numbers of the processes and groups whose quotas the arbiter has yet to read.
+    quota_changes: BTreeSet<u64>,
     /// Process that owns the directory of each pid.
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
@@ -227,6 +232,8 @@ impl Tree {
             nr_made: UserCounts::default(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),
+            device_users: device_users::DeviceUsers::default(),
+            quota_changes: BTreeSet::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
             pressure: pressure::Pressure::default(),
@@ -260,6 +267,7 @@ impl Tree {
             state.answer_claim(id, now, notices);
             state.note_pressure(id);
             state.note_contexts(id, notices);
+            state.note_users(id);
             notices.push(Notice::Rung(id));
         });
         self.note_events(id);

@@ -276,6 +276,7 @@ mod tests {
         let file = format!("{pid}/compute.priority");
         world.store(&file, ROOT, &priority.to_string()).unwrap();
         world.usage(id).devices[0].nr_contexts.store(1, Relaxed);
+        world.tree.rung(id);
         id
     }
 

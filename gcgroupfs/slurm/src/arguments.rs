@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
+use crate::options::is_size;
+
 /// Action when Slurm suspends a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnSuspend {
@@ -31,6 +33,11 @@ pub(crate) struct Arguments {
     pub(crate) bound: bool,
     /// Lowest number that `--gpu-priority` accepts.
     pub(crate) highest_priority: u8,
+    /// Bytes of host memory that all steps of a job with `--gpu-swap` may use together on a node, as
+    /// `memory.swap.max` takes it; `0` refuses the option.
+    pub(crate) swap_max: String,
+    /// Whether a job without GPUs and shards may use no GPU memory.
+    pub(crate) denies_without_gres: bool,
     /// Whether GPU time and peak memory are added to the job's `AdminComment`.
     pub(crate) usage: bool,
     /// File to which a line is appended for each step.
@@ -50,6 +57,8 @@ impl Default for Arguments {
             shares: true,
             bound: false,
             highest_priority: 8,
+            swap_max: "max".to_owned(),
+            denies_without_gres: false,
             usage: true,
             usage_log: None,
             suspend: OnSuspend::Freeze,
@@ -92,6 +101,13 @@ impl Arguments {
                     Ok(number @ 0..=15) => arguments.highest_priority = number,
                     _ => bail!("highest-priority: a number from 0 to 15 is expected, not {value:?}"),
                 },
+                "swap-max" if is_size(value) => arguments.swap_max = value.to_owned(),
+                "swap-max" => bail!("swap-max: a size, 0 or max is expected, not {value:?}"),
+                "without-gres" => match value {
+                    "allow" => arguments.denies_without_gres = false,
+                    "deny" => arguments.denies_without_gres = true,
+                    _ => bail!("without-gres: allow or deny is expected, not {value:?}"),
+                },
                 "usage" => arguments.usage = flag()?,
                 "suspend" => {
                     arguments.suspend = match value {
@@ -121,7 +137,7 @@ mod tests {
     fn every_argument_is_read() {
         assert_eq!(parse("").unwrap(), Arguments::default());
         let line = "socket=/s library=/l.so scontrol=/b/scontrol usage-log=/u group=/hpc/ best-effort=yes \
-                    shares=bound highest-priority=4 usage=no suspend=reclaim";
+                    shares=bound highest-priority=4 swap-max=16G without-gres=deny usage=no suspend=reclaim";
         let wanted = Arguments {
             socket: "/s".into(),
             library: Some("/l.so".into()),
@@ -130,6 +146,8 @@ mod tests {
             shares: true,
             bound: true,
             highest_priority: 4,
+            swap_max: "16G".to_owned(),
+            denies_without_gres: true,
             usage: false,
             usage_log: Some("/u".into()),
             suspend: OnSuspend::Reclaim,
@@ -148,6 +166,10 @@ mod tests {
             "usage=1",
             "highest-priority=16",
             "highest-priority=",
+            "swap-max=",
+            "swap-max=50%",
+            "swap-max=lots",
+            "without-gres=yes",
             "group=",
             "required",
             "x=y",

@@ -1,6 +1,8 @@
 //! Options of srun, sbatch and salloc: a row for each.
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
+
+use crate::arguments::Arguments;
 
 /// A value for all GPUs of the node together, or for one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,11 +82,22 @@ impl Options {
         (row.set)(self, text)
     }
 
-    /// Checks the priority against the argument `highest-priority`.
+    /// Checks the options against the administrator's arguments.
     ///
     /// # Errors
-    /// The number is lower.
-    pub(crate) fn check_priority(&self, highest: u8) -> anyhow::Result<()> {
+    /// The priority is above `highest-priority`, or swapping is refused (`swap-max=0`). Names the option.
+    pub(crate) fn check_bounds(&self, arguments: &Arguments) -> anyhow::Result<()> {
+        let checked = self.check_priority(arguments.highest_priority);
+        checked.context("--gpu-priority")?;
+        ensure!(
+            !self.swap || arguments.swap_max != "0",
+            "--gpu-swap: swapping of GPU memory is not allowed here"
+        );
+        Ok(())
+    }
+
+    /// Checks the priority against the argument `highest-priority`.
+    fn check_priority(&self, highest: u8) -> anyhow::Result<()> {
         if let Some(priority) = self.priority {
             ensure!(
                 priority >= highest,
@@ -135,14 +148,18 @@ fn is_gpu(text: &str) -> bool {
     is_index || is_uuid
 }
 
-/// Returns whether the text is a number with at most one point and a unit, a percentage, or `max`. The daemon
-/// checks the range.
+/// Returns whether the text is a size or a percentage. The daemon checks the range.
 fn check_size(text: &str) -> bool {
+    is_size(text) || check_percentage(text)
+}
+
+/// Returns whether the text is a number with at most one point and a unit, or `max`.
+pub(crate) fn is_size(text: &str) -> bool {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = text.get(digits.len()..).unwrap_or_default().to_ascii_uppercase();
     let unit = unit.trim_end_matches('B').trim_end_matches('I');
     let is_unit = matches!(unit, "" | "K" | "M" | "G" | "T" | "P");
-    text == "max" || check_percentage(text) || is_number(digits) && is_unit
+    text == "max" || is_number(digits) && is_unit
 }
 
 /// Returns whether the text is a positive percentage, or `max`.
@@ -193,6 +210,17 @@ mod tests {
         assert!(error.contains("from 8 to 15"), "{error}");
         options.check_priority(7).unwrap();
         Options::default().check_priority(15).unwrap();
+    }
+
+    #[test]
+    fn swap_is_refused_where_the_administrator_allows_none() {
+        let options = set("gpu-swap", "").unwrap();
+        let mut arguments = Arguments::default();
+        options.check_bounds(&arguments).unwrap();
+        arguments.swap_max = "0".to_owned();
+        let error = options.check_bounds(&arguments).unwrap_err().to_string();
+        assert!(error.contains("--gpu-swap"), "{error}");
+        Options::default().check_bounds(&arguments).unwrap();
     }
 
     #[test]

@@ -52,12 +52,13 @@ pub(crate) fn take_option(row: &Row, value: &str) -> anyhow::Result<()> {
     let Some(state) = state.as_mut() else {
         return Ok(());
     };
-    let mut set = state.options.set(row, value);
+    let set = state.options.set(row, value);
+    set.with_context(|| format!("--{}", row.name))?;
     // In slurmstepd, where users cannot evade the check, `Step::begin` reports it without draining the node.
-    if set.is_ok() && spank::context() == Context::Submission {
-        set = state.options.check_priority(state.arguments.highest_priority);
+    match spank::context() {
+        Context::Submission => state.options.check_bounds(&state.arguments),
+        _ => Ok(()),
     }
-    set.with_context(|| format!("--{}", row.name))
 }
 
 /// Handles a callback.

@@ -91,6 +91,11 @@ impl Allocation {
         }
         Ok(Self { has_gpus, shards })
     }
+
+    /// Returns whether the job was given GPUs or shards.
+    pub(crate) fn is_any(&self) -> bool {
+        self.has_gpus || self.shards.is_some()
+    }
 }
 
 impl Shards {

@@ -62,8 +62,7 @@ impl Step {
         arguments: &Arguments,
         options: &Options,
     ) -> anyhow::Result<Option<Self>> {
-        let checked = options.check_priority(arguments.highest_priority);
-        checked.context("--gpu-priority")?;
+        options.check_bounds(arguments)?;
         let job = spank
             .item(Item::JobId)
             .context("Slurm does not tell the job's number")?;
@@ -72,7 +71,7 @@ impl Step {
             .context("Slurm does not tell the step's number")?;
         let node = env::var("SLURMD_NODENAME").context("SLURMD_NODENAME is not set")?;
         let mut is_unknown = false;
-        let of_job = if arguments.shares {
+        let of_job = if arguments.shares || arguments.denies_without_gres {
             match controller::resources_of_job(&arguments.scontrol, job, &node) {
                 Ok(of_job) => of_job,
                 Err(error)
@@ -95,9 +94,16 @@ impl Step {
         } else {
             String::new()
         };
+        let mut allocation = Allocation::parse(&of_job, &of_node)?;
+        let is_denied = arguments.denies_without_gres && !is_unknown && !allocation.is_any();
+        if !arguments.shares {
+            allocation.shards = None;
+        }
         let given = Given {
             options,
-            allocation: Allocation::parse(&of_job, &of_node)?,
+            allocation,
+            swap_max: &arguments.swap_max,
+            is_denied,
             step_shards: spank
                 .variable("SLURM_SHARDS_ON_NODE")
                 .and_then(|count| count.parse().ok()),

@@ -123,6 +123,44 @@ test_swap_lets_memory_over_the_limit_move_to_the_host() {
     end swap
 }
 
+test_swap_is_bounded_by_the_administrator() {
+    plug required swap-max=48M
+    start bounded error srun -w n1 -J bounded --gpu-memory=64M --gpu-swap "$WORK/gpu" --hold \
+        "alloc linear $((40 * MIB))" "alloc linear $((40 * MIB))" "alloc linear $((40 * MIB))"
+    check answers "$(answers "$WORK/out/bounded")" "ok ok error 2 "
+    job=slurm/job_$(job_of bounded)
+    for group in "$job" "$job/step_0"; do
+        check "$group/memory.swap.max" "$(show "$group/memory.swap.max")" $((48 * MIB))
+    done
+    end bounded
+    plug required swap-max=0
+    if as_user srun -w n1 --gpu-swap true 2> "$WORK/out/bounded"; then
+        check --gpu-swap accepted refused
+    fi
+    has "$WORK/out/bounded" "--gpu-swap: swapping of GPU memory is not allowed here"
+    plug required "usage-log=$WORK/out/usage"
+}
+
+test_job_without_gpus_may_be_denied_memory() {
+    plug required without-gres=deny
+    as_user srun -w n1 --gpu-memory=64M "$WORK/gpu" "alloc linear $MIB" > "$WORK/out/without"
+    check "answers without GPUs" "$(answers "$WORK/out/without")" "error 2 "
+    as_user srun -w n1 --gres=gpu:1 --gpu-memory=64M "$WORK/gpu" "alloc linear $MIB" > "$WORK/out/without"
+    check "answers with a GPU" "$(answers "$WORK/out/without")" "ok "
+    plug required "usage-log=$WORK/out/usage"
+}
+
+test_steps_in_salloc_are_governed() {
+    as_user salloc -Q -w n1 -J interactive --gres=shard:2 srun "$WORK/gpu" "alloc linear $((200 * MIB))" \
+        "alloc linear $((100 * MIB))" > "$WORK/out/salloc" 2>&1
+    check "answers with shards" "$(answers "$WORK/out/salloc")" "ok error 2 "
+    # Options of salloc are those of each step that has none.
+    as_user salloc -Q -w n1 --gpu-memory=64M sh -c "
+        srun $WORK/gpu 'alloc linear $((80 * MIB))'
+        srun --gpu-memory=96M $WORK/gpu 'alloc linear $((80 * MIB))'" > "$WORK/out/salloc" 2>&1
+    check "answers with an option" "$(answers "$WORK/out/salloc")" "error 2 ok "
+}
+
 test_limit_of_each_gpu_holds() {
     as_user srun -w n1 --gpu-memory=64M:0,32M:1 "$WORK/gpu" "alloc linear $((40 * MIB))" "gpu 1" \
         "alloc linear $((40 * MIB))" "alloc linear $((20 * MIB))" > "$WORK/out/gpus"

@@ -94,6 +94,8 @@ pub(super) struct Tick<'a, Id> {
 pub(super) struct Gpu<Id> {
     /// Processes of the last observation, sorted by id.
     members: Vec<(Id, Member)>,
+    /// Processes that were seen before the last observation, and not in it.
+    gone: Vec<Id>,
     turns: Turns,
     /// Time of the last measurement.
     last: Time,
@@ -107,6 +109,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     pub(super) fn new() -> Self {
         Self {
             members: Vec::new(),
+            gone: Vec::new(),
             turns: Turns::default(),
             last: 0,
             floor: 0,
@@ -151,6 +154,14 @@ impl<Id: Copy + Ord> Gpu<Id> {
             Err(_) => (one.id, Member::new(one)),
         };
         self.members = seen.iter().map(member).collect();
+        let is_gone = |id: &Id| seen.binary_search_by_key(id, |one| one.id).is_err();
+        let gone = known.into_iter().map(|(id, _)| id);
+        self.gone.extend(gone.filter(is_gone));
+    }
+
+    /// Returns the processes that have disappeared since the last call: their gates are to be opened.
+    pub(super) fn take_gone(&mut self) -> Vec<Id> {
+        std::mem::take(&mut self.gone)
     }
 
     /// Records what processes have used out of their turn as a debt of all processes of their priority.
@@ -268,6 +279,20 @@ impl<Id: Copy + Ord> Gpu<Id> {
             memory_turn,
             memory_news: self.memory.take_news(),
         }
+    }
+
+    /// Returns whether the same decision would be taken at any later time, as long as `seen` and the quotas
+    /// stay as they are: no process works, waits, or has memory elsewhere.
+    pub(super) fn is_at_rest(&self, plan: &Plan, seen: &[Seen<Id>]) -> bool {
+        plan.next.is_none()
+            && self.members().all(Member::is_at_rest)
+            && seen.iter().all(|one| one.nr_waiting == 0)
+            && !self.wants_capacity(Time::MAX, seen)
+    }
+
+    /// Goes to `now` without a decision: what is observed is as it was at rest.
+    pub(super) fn pass(&mut self, now: Time) {
+        self.last = now;
     }
 
     /// Returns whether the next decision about memory turns is due.

@@ -252,6 +252,11 @@ impl Member {
         self.has_woken = self.has_demand && !had;
     }
 
+    /// Returns whether it has no work and does not count as busy, and nothing holds it or is owed to it.
+    pub(super) fn is_at_rest(&self) -> bool {
+        !self.is_busy && !self.has_demand && !self.is_held && !self.is_out_of_turn && self.opened.is_none()
+    }
+
     /// Returns whether it is held although it has work, other than for a memory turn.
     pub(super) fn waits(&self) -> bool {
         self.is_held && self.has_demand && !self.is_parked

@@ -31,6 +31,8 @@ pub(super) struct Meter {
     deferred: Vec<(usize, u64)>,
     /// The meters above, nearest first, as of the last charge.
     above: Vec<Key>,
+    /// Whether it was used up when [`has_turned`](Self::has_turned) was last called.
+    was_over: bool,
 }
 
 /// GPU time on a device to charge to meters, each with what the one before passes on.
@@ -50,6 +52,7 @@ impl Meter {
             passed: 0,
             deferred: Vec::new(),
             above: Vec::new(),
+            was_over: false,
         }
     }
 
@@ -128,6 +131,12 @@ impl Meter {
     /// Returns whether this period's quota is used up.
     pub(super) fn is_over(&self) -> bool {
         self.used >= self.quota_nsec()
+    }
+
+    /// Returns whether the quota has been used up or repaid since the last call.
+    pub(super) fn has_turned(&mut self) -> bool {
+        let is_over = self.is_over();
+        std::mem::replace(&mut self.was_over, is_over) != is_over
     }
 
     /// Returns the end of the current period.

@@ -6,10 +6,10 @@ use super::Settings;
 use super::gpu::{Gpu, Order, Quotas, Tick};
 use super::member::Seen;
 use super::memory_turns::MemoryNews;
-use super::policy::Time;
+use super::policy::{Policy, Time};
 use super::quota::{Meter, Passed};
 use super::settings::usec;
-use crate::tree::{Arbitration, GateOrder, ProcessId};
+use crate::tree::{Arbitration, GateOrder, ProcessId, Quota};
 
 /// Nanoseconds between ticks while a busy process's GPU time is being watched and nothing else causes a tick.
 const MEASURE: u64 = 10_000_000;
@@ -27,8 +27,21 @@ pub(super) type Key = (u64, Slot);
 pub struct State {
     settings: Settings,
     gpus: Vec<Gpu<ProcessId>>,
+    /// By GPU; `None` unless it is at rest.
+    rests: Vec<Option<Rest>>,
     meters: BTreeMap<Key, Meter>,
     watches: BTreeMap<ProcessId, Time>,
+    /// Whether it has ticked: before that, it knows no quota, and gates are as an earlier state left them.
+    has_ticked: bool,
+}
+
+/// Input of the decision about a GPU at rest. A tick passes the GPU by until this input changes.
+#[derive(Debug)]
+struct Rest {
+    seen: Vec<Seen<ProcessId>>,
+    policy: &'static Policy,
+    /// Numbers of the processes and of the groups that they are in.
+    entities: BTreeSet<u64>,
 }
 
 /// Work that remains when the tree's lock is released.
@@ -47,13 +60,16 @@ impl State {
         Self {
             settings,
             gpus: Vec::new(),
+            rests: Vec::new(),
             meters: BTreeMap::new(),
             watches: BTreeMap::new(),
+            has_ticked: false,
         }
     }
 
     pub fn set(&mut self, settings: Settings) {
         self.settings = settings;
+        self.rests.clear();
     }
 
     pub fn settings(&self) -> &Settings {
@@ -68,12 +84,19 @@ impl State {
     pub fn tick(&mut self, now: Time, tree: &mut Arbitration<'_>) -> Next {
         let policy = tree.policy();
         self.watches.retain(|id, until| *until > now && tree.has(*id));
-        self.set_meters(now, tree);
+        let mut changed = self.set_meters(now, tree);
         self.gpus.resize_with(tree.nr_devices(), Gpu::new);
+        self.rests.resize_with(tree.nr_devices(), || None);
 
         let mut all: Vec<Vec<Seen<ProcessId>>> = Vec::with_capacity(self.gpus.len());
         for (device, gpu) in self.gpus.iter_mut().enumerate() {
             let seen = tree.seen(now, device, |id| self.watches.contains_key(&id));
+            if self.rests[device].as_ref().is_some_and(|rest| rest.seen == seen) {
+                gpu.pass(now);
+                all.push(seen);
+                continue;
+            }
+            self.rests[device] = None;
             for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen, &self.settings)) {
                 if nsec > 0 {
                     tree.charge(one.id, device, nsec);
@@ -91,10 +114,20 @@ impl State {
         for passed in &released {
             charge(&mut self.meters, now, passed);
         }
+        let turned = self
+            .meters
+            .iter_mut()
+            .filter_map(|((entity, _), meter)| meter.has_turned().then_some(*entity));
+        changed.extend(turned);
 
+        let is_first = !std::mem::replace(&mut self.has_ticked, true);
         let mut next: Vec<Time> = Vec::new();
         let (mut again, mut memory_news) = (false, Vec::new());
         for (device, seen) in all.iter().enumerate() {
+            let rest = self.rests.get(device).and_then(Option::as_ref);
+            if rest.is_some_and(|rest| rest.policy == policy && rest.entities.is_disjoint(&changed)) {
+                continue;
+            }
             let each = seen.iter().map(|one| self.quotas(tree, one.id, device));
             let quotas: Vec<Quotas> = each.collect();
             let Some(gpu) = self.gpus.get_mut(device) else {
@@ -109,12 +142,24 @@ impl State {
                 policy,
             };
             let plan = gpu.decide(&decided, &self.settings);
+            let rest = gpu.is_at_rest(&plan, seen).then(|| Rest {
+                seen: seen.clone(),
+                policy,
+                entities: seen.iter().flat_map(|one| tree.entities(one.id)).collect(),
+            });
+            self.rests[device] = rest;
             next.extend(plan.next);
             memory_news.extend(plan.memory_news.map(|news| (device, news)));
             if let Some(one) = plan.memory_turn.and_then(|place| seen.get(place)) {
                 tree.count_memory_turn(one.id, device);
             }
-            tree.open_absent(device, seen);
+            let gone = gpu.take_gone();
+            if is_first {
+                tree.open_absent(device, seen);
+            }
+            for id in gone {
+                tree.order(id, device, &GateOrder::OPEN);
+            }
             for (one, order) in seen.iter().zip(&plan.orders) {
                 tree.order(one.id, device, &self.gate(order));
             }
@@ -143,14 +188,24 @@ impl State {
         }
     }
 
-    /// Creates, updates and removes meters so that each quota has one.
-    fn set_meters(&mut self, now: Time, tree: &Arbitration<'_>) {
-        let quotas: BTreeMap<Key, _> = tree
-            .quotas()
-            .map(|(entity, slot, quota)| ((entity, slot), quota))
+    /// Creates, updates and removes meters so that each quota has one. Returns the processes and groups whose
+    /// quotas may have changed.
+    fn set_meters(&mut self, now: Time, tree: &mut Arbitration<'_>) -> BTreeSet<u64> {
+        let changed = tree.quota_changes(!self.has_ticked);
+        let quotas: BTreeMap<Key, Quota> = changed
+            .iter()
+            .flat_map(|entity| {
+                tree.quotas(*entity)
+                    .into_iter()
+                    .map(|(slot, quota)| ((*entity, slot), quota))
+            })
             .collect();
-        let gone = self.meters.extract_if(.., |key, _| !quotas.contains_key(key));
-        let settled: Vec<Passed> = gone.flat_map(|(_, meter)| meter.settle()).collect();
+        let all = |entity: u64| (entity, None)..=(entity, Some(usize::MAX));
+        let known = changed.iter().flat_map(|entity| self.meters.range(all(*entity)));
+        let known = known.map(|(key, _)| *key);
+        let gone: Vec<Key> = known.filter(|key| !quotas.contains_key(key)).collect();
+        let gone = gone.iter().filter_map(|key| self.meters.remove(key));
+        let settled: Vec<Passed> = gone.flat_map(Meter::settle).collect();
         for passed in &settled {
             charge(&mut self.meters, now, passed);
         }
@@ -160,6 +215,7 @@ impl State {
                 meter.set(quota);
             }
         }
+        changed
     }
 
     /// Returns the state on one GPU of the process's own quotas and those of all groups that it is in.

@@ -7,4 +7,5 @@ mod memory;
 mod played;
 mod player;
 mod policies;
+mod rest;
 pub(super) mod world;

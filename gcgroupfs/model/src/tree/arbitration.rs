@@ -7,7 +7,7 @@ use gcgroup_abi::{ControlDevice, Gate};
 
 use super::memory_holders::holding;
 use super::process::Measured;
-use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
+use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
 use crate::arbiter::{MemoryTurn, Policy, Seen, Share};
 
 /// The state that a gate shall have while it is not frozen.
@@ -82,27 +82,6 @@ impl Arbitration<'_> {
         self.state.processes.contains_key(&id)
     }
 
-    /// Returns every quota as (entity number, device or whole, quota), of processes and groups.
-    pub fn quotas(&self) -> impl Iterator<Item = (u64, Option<usize>, Quota)> {
-        let devices = &self.state.devices;
-        let slot = move |device: Option<&str>| match device {
-            None => Some(None),
-            // A device that is missing now may return.
-            Some(uuid) => devices
-                .iter()
-                .position(|device| device.uuid_text == uuid)
-                .map(Some),
-        };
-        let processes = self.state.processes.values();
-        let processes = processes.map(|process| (process.id.0, &process.settings));
-        let groups = self.state.groups.values();
-        let groups = groups.map(|group| (group.id.0, &group.settings));
-        processes.chain(groups).flat_map(move |(entity, settings)| {
-            let quotas = settings.quotas();
-            quotas.filter_map(move |(device, quota)| Some((entity, slot(device)?, quota)))
-        })
-    }
-
     /// Returns the numbers of a process and of all groups that it is in.
     pub fn entities(&self, id: ProcessId) -> impl Iterator<Item = u64> {
         let group = self.state.processes.get(&id).and_then(|process| process.group);
@@ -153,8 +132,9 @@ impl Arbitration<'_> {
             }
             (*evidence != Evidence::Refuted).then_some(seen)
         };
-        let processes = self.state.processes.values_mut();
-        processes.filter_map(|process| look(process)).collect()
+        let users = self.state.device_users.of(device);
+        let processes = &mut self.state.processes;
+        users.filter_map(|id| look(processes.get_mut(&id)?)).collect()
     }
 
     /// Charges GPU time in nanoseconds to a process on a device.
@@ -178,8 +158,8 @@ impl Arbitration<'_> {
         }
     }
 
-    /// Opens the gates of the processes that are not among `present` on the device, which is sorted by
-    /// process.
+    /// Opens the gates of all processes that are not among `present` on the device, which is sorted by
+    /// process. Looks at every process: only for gates that another arbiter has closed.
     pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
         let is_absent = |process: &Process| {
             (process.gate(device) != Gate::Run || enforce::has_memory_bound(process, device))
@@ -245,11 +225,9 @@ impl State {
             if before.now == 0 || rest == 0 {
                 continue;
             }
-            let others = self.processes.values().filter(|other| other.id != id);
-            let nr_busy = 1 + others
-                .filter_map(|other| busy(other))
-                .filter(|(_, is_busy)| *is_busy)
-                .count() as u64;
+            let others = self.device_users.of(device).filter(|other| *other != id);
+            let others = others.filter_map(|other| busy(self.processes.get(&other)?));
+            let nr_busy = 1 + others.filter(|(_, is_busy)| *is_busy).count() as u64;
             enforce::charge(process, device, rest / nr_busy);
         }
     }

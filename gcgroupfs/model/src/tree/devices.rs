@@ -102,6 +102,7 @@ impl State {
             // The process's own limit bounds what it is believed to have charged there.
             enforce::settings(process, &self.devices);
         }
+        self.note_all_quotas();
         self.grants.add_slot(slot, &self.devices);
         self.swap_grants.add_slot(slot, &self.devices);
         let groups: Vec<GroupId> = self.groups.keys().copied().collect();

@@ -386,6 +386,7 @@ impl<'a> Edit<'a> {
         *settings = changed;
         match target {
             Target::Process(id) => {
+                self.state.note_quotas(id.0);
                 let process = self.state.processes.get(&id).ok_or(Error::Gone)?;
                 let ring = enforce::settings(process, &self.state.devices);
                 self.notices.push(Notice::SettingsChanged(id));
@@ -394,6 +395,7 @@ impl<'a> Edit<'a> {
                 }
             }
             Target::Group(id) => {
+                self.state.note_quotas(id.0);
                 // Processes are told first, so that they do not wait for the disk.
                 self.state.hand_down(id, &mut self.notices);
                 self.notices.push(Notice::GroupChanged(id));

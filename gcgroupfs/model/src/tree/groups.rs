@@ -239,6 +239,7 @@ impl State {
         self.grants.add_group(id, group.parent);
         self.swap_grants.add_group(id, group.parent);
         self.groups.insert(id, group);
+        self.note_quotas(id.0);
         let places = [None].into_iter().chain((0..self.devices.len()).map(Some));
         places.for_each(|place| self.bound_group(id, place));
     }
@@ -257,6 +258,7 @@ impl State {
         }
         self.leave_stalls_of_group(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
+        self.note_quotas(id.0);
         self.drop_lease(&group);
         self.drop_holds(&group.holds, id.0);
         self.grants.remove_group(id);

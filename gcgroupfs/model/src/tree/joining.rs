@@ -51,6 +51,8 @@ impl Tree {
         enforce::publish(&process, &state.devices);
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
+        state.note_users(id);
+        state.note_quotas(id.0);
         state.note_holds(&holds, id.0);
         state.enter(id, saved.group, &mut notices);
         state.begin_stalls(id);
@@ -144,6 +146,8 @@ impl State {
         self.asking.remove(&id);
         self.host_claims.remove(id);
         let process = self.processes.remove(&id)?;
+        self.device_users.remove(id);
+        self.note_quotas(id.0);
         self.drop_holds(&process.holds, id.0);
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {

@@ -117,6 +117,7 @@ impl State {
         if let Some(process) = self.processes.get_mut(&id) {
             process.group = to;
         }
+        self.note_quotas(id.0);
         self.observe(id);
         self.inherit(id, inherited, notices);
         self.grants.move_to(id, to);

@@ -10,6 +10,7 @@ use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
+use gcgroup_abi::OTHER_DEVICE;
 use gcgroupfs_model::tree::{
     Blocks, ContextRequest, Evidence, Ledger, Measured, OnUnmanaged, ProcessId, Tree,
 };
@@ -26,6 +27,11 @@ pub(super) struct Samples {
     idle: Idle,
     /// Last estimate of a process's bytes beyond its allocations, by device.
     shares: HashMap<usize, u64>,
+    /// Processes that have been compared with every device at least once.
+    known: HashSet<ProcessId>,
+    /// Processes and devices that had to do with each other at the last look, so that the next one sees the
+    /// end of that.
+    involved: HashSet<(ProcessId, usize)>,
     /// Processes and devices whose overhead is estimated.
     estimated: HashSet<(ProcessId, usize)>,
     audit: Audit,
@@ -53,6 +59,25 @@ struct Before {
     usage: Option<UseClaim>,
 }
 
+impl Before {
+    fn of(Look { tree, device }: Look<'_>, (id, _, blocks): &Governed) -> Self {
+        Self {
+            ledger: Ledger::of(blocks.usage(), device),
+            memory: MemoryClaim::of(blocks.usage(), device),
+            usage: UseClaim::of(tree, *id, blocks.as_ref(), device),
+        }
+    }
+}
+
+/// Returns whether a process claims to use a device, or memory there, or a device whose number it does not
+/// know: that may be this one.
+fn claims_any(blocks: &dyn Blocks, device: usize) -> bool {
+    [device, OTHER_DEVICE].into_iter().any(|slot| {
+        let usage = blocks.usage();
+        usage.charged(slot, u64::MAX) != 0 || usage.device(slot).is_some_and(|usage| usage.claims_use())
+    })
+}
+
 impl Samples {
     /// Samples every process once, and lists the processes that use a device without a hook. Returns the time
     /// until the next sample.
@@ -70,8 +95,10 @@ impl Samples {
         for device in 0..tree.nr_devices() {
             self.take_device(Look { tree, device }, source, &processes, can_tell);
         }
+        self.known.extend(processes.iter().map(|(id, ..)| *id));
         tree.look_at(processes.iter().map(|(id, ..)| *id));
         if self.written.is_none_or(|when| when.elapsed() >= PERIOD) {
+            tree.note_all_users();
             tree.write_some_counts();
             self.written = Some(Instant::now());
         }
@@ -96,22 +123,27 @@ impl Samples {
     /// Drops what is remembered of processes that have gone.
     fn retain(&mut self, there: &HashSet<ProcessId>) {
         self.last.retain(|(id, _), _| there.contains(id));
+        self.known.retain(|id| there.contains(id));
+        self.involved.retain(|(id, _)| there.contains(id));
         self.estimated.retain(|(id, _)| there.contains(id));
         self.uses.retain(|id| there.contains(&id));
         self.unconfirmed.retain(there);
     }
 
-    fn take_device(&mut self, look: Look<'_>, source: &impl Source, processes: &[Governed], can_tell: bool) {
+    /// Compares a device with the processes that have to do with it.
+    fn take_device(&mut self, look: Look<'_>, source: &impl Source, all: &[Governed], can_tell: bool) {
         let Look { tree, device } = look;
-        let before: Vec<_> = processes
-            .iter()
-            .map(|(id, _, blocks)| Before {
-                ledger: Ledger::of(blocks.usage(), device),
-                memory: MemoryClaim::of(blocks.usage(), device),
-                usage: UseClaim::of(tree, *id, blocks.as_ref(), device),
-            })
-            .collect();
+        let read = |process: &&Governed| Before::of(look, process);
+        let (mut processes, others): (Vec<&Governed>, Vec<&Governed>) =
+            all.iter().partition(|process| self.is_involved(device, process));
+        let mut before: Vec<Before> = processes.iter().map(read).collect();
         let held = source.held(device);
+        // These have claimed nothing yet, or hide what they use.
+        let is_listed = |pid| held.as_ref().is_some_and(|held| held.contains_key(pid));
+        let listed = others.into_iter().filter(|(_, pid, _)| is_listed(pid));
+        processes.extend(listed);
+        let late = processes[before.len()..].iter().map(read);
+        before.extend(late.collect::<Vec<_>>());
         let driver = Driver::new(tree, source, device, held.as_ref());
         for (process, before) in processes.iter().zip(&before) {
             self.judge_use(tree, process, before, &driver);
@@ -126,10 +158,10 @@ impl Samples {
                 Shown::of(held.as_ref(), *pid, has_context, is_blind)
             })
             .collect();
-        let share = self.estimate(source, device, held.as_ref(), (processes, &before, &told));
+        let share = self.estimate(source, device, held.as_ref(), (&processes, &before, &told));
         let mut shown = Vec::new();
-        for ((process, before), told) in processes.iter().zip(before).zip(told) {
-            let (id, ..) = process;
+        for ((process, before), told) in processes.into_iter().zip(before).zip(told) {
+            let (id, pid, _) = process;
             match told {
                 Shown::Nothing => {}
                 // A process that is not listed holds nothing.
@@ -147,12 +179,13 @@ impl Samples {
                     }
                 }
             }
+            self.note_involved(look, process, is_listed(pid));
         }
         let Some(held) = held else {
             return;
         };
         // Governed processes need not be listed.
-        if processes.is_empty() && held.is_empty() {
+        if all.is_empty() && held.is_empty() {
             self.idle.note(device, source.used(device));
         }
         tree.show_held(device, &shown);
@@ -164,6 +197,37 @@ impl Samples {
             };
             self.find_unmanaged(tree, device, &held, action);
         }
+    }
+
+    /// Returns whether a process may have to do with a device: it claims to, did at the last look, or has not
+    /// been compared yet.
+    fn is_involved(&self, device: usize, (id, _, blocks): &Governed) -> bool {
+        claims_any(blocks.as_ref(), device)
+            || self.involved.contains(&(*id, device))
+            || !self.known.contains(id)
+    }
+
+    /// Notes whether the next look has to compare the process with the device again although it claims
+    /// nothing there. If not, its next claim is a new one.
+    fn note_involved(
+        &mut self,
+        Look { tree, device }: Look<'_>,
+        (id, _, blocks): &Governed,
+        is_listed: bool,
+    ) {
+        let overhead = blocks.control().devices.get(device);
+        let overhead = overhead.map_or(0, |control| control.memory_overhead.load(Relaxed));
+        let lasts = is_listed
+            || overhead != 0
+            || self.last.contains_key(&(*id, device))
+            || matches!(tree.evidence(*id, device), Evidence::Asked | Evidence::Refuted)
+            || claims_any(blocks.as_ref(), device);
+        if lasts {
+            self.involved.insert((*id, device));
+            return;
+        }
+        self.involved.remove(&(*id, device));
+        tree.set_evidence(*id, device, Evidence::Unknown);
     }
 
     /// Tells the tree whether a process's overhead is estimated, if that has changed.
@@ -186,7 +250,7 @@ impl Samples {
         source: &impl Source,
         device: usize,
         held: Option<&Held>,
-        (processes, before, told): (&[Governed], &[Before], &[Shown]),
+        (processes, before, told): (&[&Governed], &[Before], &[Shown]),
     ) -> Option<u64> {
         let unknown: Vec<Ledger> = before
             .iter()
@@ -199,7 +263,7 @@ impl Samples {
             return None;
         }
         let used = source.used(device)?;
-        let is_same = |((_, _, blocks), before): (&Governed, &Before)| {
+        let is_same = |((_, _, blocks), before): (&&Governed, &Before)| {
             let settled = before.ledger.filter(Ledger::is_settled);
             settled.is_some() && settled == Ledger::of(blocks.usage(), device)
         };

@@ -249,8 +249,8 @@ fn use_claim_is_refuted_until_the_process_is_listed() {
     assert_eq!(look(&[]), [Evidence::Confirmed; 2], "an empty list says nothing");
     assert_eq!(
         look(&[7]),
-        [Evidence::Confirmed; 2],
-        "nor does one of other processes"
+        [Evidence::Confirmed, Evidence::Unknown],
+        "nor does one of other processes; the idle process claims nothing"
     );
     assert_eq!(look(&[101]), [Evidence::Refuted, Evidence::Confirmed]);
     claims(0);
@@ -270,6 +270,7 @@ fn short_claim_between_two_looks_is_refuted() {
     let (liar, _) = (world.join(100), world.join(101));
     let waiting = &world.usage(liar).devices[0].nr_waiting;
     waiting.store(1, Relaxed);
+    world.tree.rung(liar);
     world.tree.arbitrate(|tree| tree.seen(5, 0, |_| false));
     waiting.store(0, Relaxed);
     let mut samples = Samples::default();

@@ -16,6 +16,10 @@ pub(super) struct Given<'a> {
     pub(super) is_bound: bool,
     /// Whether the controller has not said what the job was given.
     pub(super) is_unknown: bool,
+    /// Whether the job may use no GPU memory, as it was given no GPUs and no shards.
+    pub(super) is_denied: bool,
+    /// Most bytes of host memory for `--gpu-swap`, of the job and of each step.
+    pub(super) swap_max: &'a str,
 }
 
 /// A value for a control file.
@@ -30,10 +34,7 @@ pub(super) struct Write {
 impl Given<'_> {
     /// Returns whether the step must not start without its group.
     pub(super) fn needs_group(&self) -> bool {
-        self.is_unknown
-            || self.options.is_any()
-            || self.allocation.has_gpus
-            || self.allocation.shards.is_some()
+        self.is_unknown || self.options.is_any() || self.is_denied || self.allocation.is_any()
     }
 
     /// Returns what is to be written, for the groups of the job and of the step.
@@ -50,8 +51,12 @@ impl Given<'_> {
                 is_default,
             });
         };
-        if self.is_unknown {
+        if self.is_unknown || self.is_denied {
             write(format!("{step}/memory.limit"), "0", false);
+        }
+        // Options of memory and time have no effect: the step's limit would take the place of 0.
+        if self.is_denied {
+            return Ok(writes);
         }
         if let Some(shards) = &self.allocation.shards {
             let of_step = self
@@ -90,8 +95,16 @@ impl Given<'_> {
         if let Some(priority) = self.options.priority {
             write(format!("{step}/compute.priority"), &priority.to_string(), false);
         }
+        let is_bounded = self.swap_max != "max";
         if self.options.swap {
-            write(format!("{step}/memory.swap.max"), "max", false);
+            // Overlapping steps share the bound.
+            if is_bounded {
+                write(format!("{job}/memory.swap.max"), self.swap_max, true);
+            }
+            write(format!("{step}/memory.swap.max"), self.swap_max, false);
+        } else if is_bounded {
+            // The bound of the job would allow it.
+            write(format!("{step}/memory.swap.max"), "0", false);
         }
         Ok(writes)
     }
@@ -146,6 +159,8 @@ mod tests {
             is_batch,
             is_bound,
             is_unknown: false,
+            is_denied: false,
+            swap_max: "max",
         };
         let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
         let texts = writes.into_iter().map(|write| {
@@ -200,6 +215,8 @@ mod tests {
             is_batch: false,
             is_bound: false,
             is_unknown: false,
+            is_denied: false,
+            swap_max: "max",
         };
         let error = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap_err();
         assert!(error.to_string().contains("no GPU 2"), "{error}");
@@ -215,6 +232,8 @@ mod tests {
             is_batch: false,
             is_bound: false,
             is_unknown: true,
+            is_denied: false,
+            swap_max: "max",
         };
         let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
         let wanted = Write {
@@ -224,5 +243,52 @@ mod tests {
         };
         assert_eq!(writes, [wanted]);
         assert!(given.needs_group());
+    }
+
+    #[test]
+    fn job_without_gpus_that_is_denied_has_no_memory_whatever_its_options() {
+        let given = Given {
+            options: &options(&[("gpu-memory", "6000"), ("gpu-max", "50%")]),
+            allocation: Allocation::default(),
+            step_shards: None,
+            is_batch: true,
+            is_bound: false,
+            is_unknown: false,
+            is_denied: true,
+            swap_max: "max",
+        };
+        let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+        let files: Vec<_> = writes
+            .iter()
+            .map(|write| (write.file.as_str(), write.value.as_str()))
+            .collect();
+        assert_eq!(files, [("j/s/memory.limit", "0")]);
+        assert!(given.needs_group());
+    }
+
+    #[test]
+    fn swap_of_a_job_is_bounded_and_that_of_other_steps_is_off() {
+        let writes = |settings: &[(&str, &str)]| {
+            let given = Given {
+                options: &options(settings),
+                allocation: Allocation::default(),
+                step_shards: None,
+                is_batch: false,
+                is_bound: false,
+                is_unknown: false,
+                is_denied: false,
+                swap_max: "16G",
+            };
+            let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+            let texts = writes
+                .into_iter()
+                .map(|write| format!("{} {}", write.file, write.value));
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            writes(&[("gpu-swap", "")]),
+            ["j/memory.swap.max 16G", "j/s/memory.swap.max 16G"]
+        );
+        assert_eq!(writes(&[]), ["j/s/memory.swap.max 0"]);
     }
 }

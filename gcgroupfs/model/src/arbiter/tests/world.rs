@@ -35,8 +35,15 @@ impl Play {
         self.world
             .store(&format!("{pid}/compute.priority"), ROOT, &priority.to_string())
             .unwrap();
-        self.world.usage(id).devices[0].nr_contexts.store(1, Relaxed);
+        self.contexts(id, 0, 1);
         id
+    }
+
+    /// Sets the number of contexts of a process on a device, and rings as the hook does.
+    pub(in crate::arbiter) fn contexts(&self, id: ProcessId, device: usize, number: u32) {
+        let usage = self.world.usage(id);
+        usage.devices[device].nr_contexts.store(number, Relaxed);
+        self.world.tree.rung(id);
     }
 
     pub(in crate::arbiter) fn begins(&self, id: ProcessId) {
@@ -156,7 +163,7 @@ fn higher_priority_neighbour_sets_gate_arbitrate() {
     assert!(play.wants_bell(high) && play.wants_bell(low));
     let rings = std::collections::BTreeSet::from_iter(play.rings());
     assert_eq!(rings, [high, low].into(), "both must begin to publish their work");
-    play.world.usage(high).devices[0].nr_contexts.store(0, Relaxed);
+    play.contexts(high, 0, 0);
     play.tick();
     assert_eq!((play.gate(high), play.gate(low)), (Gate::Run, Gate::Run));
 }
@@ -329,7 +336,7 @@ fn process_quota_counts_all_devices() {
     let mut play = Play::new(2);
     let id = play.join(100, 8);
     let usage = play.world.usage(id);
-    usage.devices[1].nr_contexts.store(1, Relaxed);
+    play.contexts(id, 1, 1);
     play.world.store("100/compute.max", OWNER, "20000").unwrap();
     play.tick();
     for device in &usage.devices[..2] {
