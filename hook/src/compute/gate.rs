@@ -210,7 +210,8 @@ impl Passing<'_> {
 
     /// Begins a busy period of a device that is measured while its gate is open.
     fn note_if_armed(&self, stream: usize) {
-        if self.compute.program.slots.is_armed(self.bound.index()) {
+        // A submission inside another may be one of a signal handler that has interrupted the note of that.
+        if !self.is_nested && self.compute.program.slots.is_armed(self.bound.index()) {
             self.note(stream);
         }
     }

@@ -30,14 +30,17 @@ const LATER: u64 = 2_000_000;
 const SELDOM: u64 = 8_000_000;
 const PART: u64 = 4;
 const STEADY: u64 = 256;
-/// Failures to set markers, one after the other, after which nothing is measured.
+/// Failures to set markers on a device, one after the other, after which it is not measured for [`RETRY`].
 const MOST_FAILED: u32 = 8;
+const RETRY: u64 = 60_000_000_000;
 
 #[derive(Debug)]
 struct Round {
     markers: Vec<PendingMarker>,
     /// Number of submissions that had begun before the markers were set.
     entered: u64,
+    /// When they were set, nanoseconds.
+    since: u64,
 }
 
 /// The looks of one busy period.
@@ -60,10 +63,18 @@ enum Phase {
     Busy(Looks),
 }
 
+/// Failures to set markers on one device.
+#[derive(Debug, Default)]
+struct Failures {
+    count: u32,
+    /// When it is tried again, nanoseconds; 0: it can be measured.
+    until: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Measure {
     phases: Vec<Phase>,
-    failed: u32,
+    failures: Vec<Failures>,
     /// State of the generator that varies the intervals, so that they do not fall in step with the program.
     random: u64,
 }
@@ -72,14 +83,18 @@ impl Measure {
     pub(crate) fn new() -> Self {
         Self {
             phases: (0..MAX_DEVICES).map(|_| Phase::Off).collect(),
-            failed: 0,
+            failures: (0..MAX_DEVICES).map(|_| Failures::default()).collect(),
             random: sys::now() | 1,
         }
     }
 
     /// Advances as far as possible without waiting.
     pub(crate) fn step(&mut self, compute: &Compute) -> Step {
-        let can = self.failed < MOST_FAILED;
+        let now = sys::now();
+        for failures in self.failures.iter_mut().filter(|failures| failures.until <= now) {
+            failures.until = 0;
+        }
+        let can = self.failures.iter().all(|failures| failures.until == 0);
         // The daemon asks to be rung when work begins only once it knows that this process tells.
         let has_news = compute.usage().measures_time.swap(can.into(), Relaxed) != u32::from(can);
         let mut wake = None;
@@ -141,6 +156,8 @@ impl Measure {
         };
         let round = looks.round.take().or_else(|| self.begin(compute, index, meter));
         let Some(mut round) = round else {
+            looks.last_busy = now;
+            slots.arm(compute.session, index, false);
             looks.schedule(now, &mut self.random);
             return Phase::Busy(looks);
         };
@@ -163,6 +180,8 @@ impl Measure {
                 }
             }
             Some(Passed::Yes) => {
+                // Something was submitted after the markers.
+                looks.last_busy = looks.last_busy.max(round.since);
                 looks.round = self.begin(compute, index, meter);
                 if let Some(round) = &mut looks.round
                     && in_driver(|| ask_all(&mut round.markers)) == Some(Passed::NotYet)
@@ -176,14 +195,20 @@ impl Measure {
         Phase::Busy(looks)
     }
 
-    /// Marks everything in flight; `None` if that cannot be done now.
+    /// Marks everything in flight; `None` if that cannot be done now: what a thread is about to submit would
+    /// not be marked.
     fn begin(&mut self, compute: &Compute, index: usize, meter: &Meter) -> Option<Round> {
         // What was used is in flight, or has ended before the markers pass.
         meter.take();
         let mut round = Round {
             markers: Vec::new(),
             entered: compute.program.slots.nr_entered(compute.session, index),
+            since: sys::now(),
         };
+        let slots = &compute.program.slots;
+        if slots.is_any_inside(compute.session, |device| device == index) {
+            return None;
+        }
         let contexts = compute
             .program
             .contexts
@@ -198,14 +223,30 @@ impl Measure {
         });
         match set.flatten() {
             Some(Some(true)) => {
-                self.failed = 0;
+                self.count(index, false);
                 return Some(round);
             }
-            Some(None) => self.failed += 1,
+            Some(None) => self.count(index, true),
             _ => {}
         }
         round.markers.into_iter().for_each(PendingMarker::abandon);
         None
+    }
+}
+
+impl Measure {
+    /// Counts an attempt to set markers.
+    fn count(&mut self, index: usize, has_failed: bool) {
+        let Some(failures) = self.failures.get_mut(index) else {
+            return;
+        };
+        failures.count = if has_failed { failures.count + 1 } else { 0 };
+        if failures.count >= MOST_FAILED {
+            *failures = Failures {
+                count: 0,
+                until: sys::now() + RETRY,
+            };
+        }
     }
 }
 
@@ -248,12 +289,13 @@ fn stop(compute: &Compute, index: usize, meter: &Meter, is_open: bool, phase: Ph
         Phase::Busy(looks) => {
             let round = looks.round.into_iter().flat_map(|round| round.markers);
             round.for_each(PendingMarker::abandon);
-            if is_open {
-                meter.stop(compute.usage(), index, sys::now());
-            }
         }
     }
     compute.program.slots.arm(compute.session, index, false);
+    // A submission may have begun a period since the last look.
+    if is_open {
+        meter.stop(compute.usage(), index, sys::now());
+    }
     Phase::Off
 }
 
@@ -314,6 +356,47 @@ mod tests {
             settle(&mut measure, compute);
             assert!(is_armed(compute) && !is_busy(compute));
         }
+    }
+
+    #[test]
+    fn nothing_is_marked_while_a_thread_is_inside() {
+        let (compute, _, slot) = measured();
+        let mut measure = Measure::new();
+        measure.step(compute);
+        slot.enter(Submission::Graph);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
+        for _ in 0..3 {
+            measure.step(compute);
+            let phase = &measure.phases[OTHER_DEVICE];
+            assert!(matches!(phase, Phase::Busy(looks) if looks.round.is_none()));
+        }
+        slot.exit(Submission::Graph);
+        settle(&mut measure, compute);
+        assert!(!is_busy(compute));
+    }
+
+    #[test]
+    fn period_that_nobody_has_seen_begin_ends_with_measuring() {
+        let (compute, control, slot) = measured();
+        let mut measure = Measure::new();
+        measure.step(compute);
+        compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
+        control.devices[OTHER_DEVICE].measures_time.store(0, Relaxed);
+        measure.step(compute);
+        assert!(!is_busy(compute) && !is_armed(compute));
+    }
+
+    #[test]
+    fn device_that_cannot_be_marked_is_left_for_a_while() {
+        let (compute, _, _) = measured();
+        let mut measure = Measure::new();
+        for _ in 0..MOST_FAILED {
+            assert_eq!(compute.usage().measures_time.load(Relaxed), 0);
+            measure.count(OTHER_DEVICE, true);
+        }
+        assert!(!measure.step(compute).has_news && !is_armed(compute));
+        measure.failures[OTHER_DEVICE].until = 1;
+        assert!(measure.step(compute).has_news && is_armed(compute));
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! does not answer, all devices are allowed.
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::time::{Duration, Instant};
 
-use super::client;
+use super::client::{self, Refusal};
 use super::environment::Options;
 use crate::driver::cuda::CUresult;
 use crate::driver::thread;
@@ -48,11 +50,47 @@ static ANSWER: AtomicPtr<Answer> = AtomicPtr::new(null_mut());
 /// Whether the driver is initialised: its devices do not change any more.
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
 
+/// Process of which a thread initialises the driver; 0: none. A child made by fork(2) does not wait for it.
+static INITIALIZING: AtomicU32 = AtomicU32::new(0);
+
+/// The right to initialise the driver with another environment, so that two threads do not restore it in the
+/// wrong order. Waits for others for [`PATIENCE`] at most: a signal handler may have interrupted the holder.
+struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        let (own, deadline) = (std::process::id(), Instant::now() + PATIENCE);
+        loop {
+            let holder = INITIALIZING.load(Relaxed);
+            let is_free = holder != own;
+            if is_free
+                && INITIALIZING
+                    .compare_exchange(holder, own, Acquire, Relaxed)
+                    .is_ok()
+            {
+                return Some(Self);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            sys::futex_wait(&INITIALIZING, own, RETRY);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        INITIALIZING.store(0, Release);
+        sys::futex_wake(&INITIALIZING);
+    }
+}
+
 /// Initialises the driver by `next`, which is shown the allowed devices only.
 pub(crate) fn initialize(next: impl FnOnce() -> CUresult) -> CUresult {
     if IS_INITIALIZED.load(Relaxed) {
         return next();
     }
+    let _turn = Turn::take();
     let lists = ask().lists.as_ref();
     let answer = match lists {
         None => next(),
@@ -99,9 +137,12 @@ fn request() -> Option<Lists> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
         match client::request(&options.socket, &body, left) {
             Ok(text) => return parse(&text),
-            Err(refusal) if refusal.may_pass() && !left.is_zero() => {
+            Err(refusal) if refusal.may_pass() || matches!(refusal, Refusal::NoDescriptor) => {
                 sys::poll([], Some(RETRY.min(left)));
             }
             Err(_) => return None,

@@ -90,10 +90,7 @@ pub(crate) fn register(
     patience: Duration,
 ) -> Result<(Descriptor, Descriptor), Refusal> {
     let deadline = Instant::now() + patience;
-    let socket = connect(path, patience).map_err(|error| match error.into() {
-        Refusal::Unanswered => Refusal::Absent,
-        refusal => refusal,
-    })?;
+    let socket = connect(path, patience).map_err(not_connected)?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     let usage = usage.get().ok_or(Refusal::Unanswered)?;
     send_with_file(fd()?, &hello.to_bytes(), usage)?;
@@ -109,6 +106,14 @@ pub(crate) fn room(path: &OsStr, query: &RoomQuery, patience: Duration) -> Optio
     sys::send(socket.get()?, &query.to_bytes());
     let packet = reply(&socket, deadline).ok()?;
     RoomReply::from_bytes(packet.bytes()).ok()
+}
+
+/// Classifies an error of [`connect`].
+fn not_connected(error: io::Error) -> Refusal {
+    match error.into() {
+        Refusal::Unanswered => Refusal::Absent,
+        refusal => refusal,
+    }
 }
 
 /// Waits for the daemon's first packet.
@@ -149,7 +154,7 @@ const MAX_ANSWER: usize = 8 << 10;
 /// for itself.
 pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<Vec<u8>, Refusal> {
     let deadline = Instant::now() + patience;
-    let socket = connect(path, patience).map_err(|_| Refusal::Absent)?;
+    let socket = connect(path, patience).map_err(not_connected)?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     if is_family(fd()?) {
         return Err(Refusal::Absent);
@@ -299,7 +304,8 @@ fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     // A full queue of a hung daemon must not block the program: unix(7), SO_SNDTIMEO.
     let timeout = libc::timeval {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(1),
-        tv_usec: patience.subsec_micros().into(),
+        // Zero would mean no limit.
+        tv_usec: patience.subsec_micros().max(1).into(),
     };
     // SAFETY: option and address are of the sizes given, and outlive the calls.
     let answer = unsafe {

@@ -115,7 +115,9 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
     let made = match swap.charge_block(target, size) {
         Ok(()) => {
             let make = || {
-                if size > LARGEST && free_memory().is_some_and(|free| free < size) {
+                // A driver can take unused memory of pools, which does not count as free.
+                let is_told = size > LARGEST && !swap.memory.reserves.is_any();
+                if is_told && free_memory().is_some_and(|free| free < size) {
                     return Err(CUerror::OUT_OF_MEMORY);
                 }
                 let memory = sizes(size).map(|size| swap.new_device_memory(target.local, size));

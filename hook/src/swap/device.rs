@@ -111,6 +111,9 @@ impl Device {
     /// Ends the current move, because another device gets the slot. A hold with `is_kept` stays.
     #[cold]
     pub(super) fn leave(&mut self, swap: &Swap, index: usize) -> Carried {
+        if std::mem::take(&mut self.is_kept_later) {
+            self.keep(swap, index);
+        }
         let (task, is_held) = match std::mem::replace(&mut self.phase, Phase::Rest) {
             Phase::Rest => (None, false),
             Phase::Preparing(task) => (Some(task), false),

@@ -100,7 +100,10 @@ impl Swap {
                 }
             };
             let error = match known.make(at, location, device, size) {
-                Ok(memory) => return Ok(memory),
+                Ok(memory) => {
+                    self.is_host_refused.store(false, Relaxed);
+                    return Ok(memory);
+                }
                 Err(Useless::Stuck) => {
                     known.has_worked.store(false, Relaxed);
                     known.has_other_error.store(true, Relaxed);

@@ -5,9 +5,7 @@
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{
-    AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -84,17 +82,23 @@ pub(crate) fn with_variable<T>(name: &str, value: &str, call: impl FnOnce() -> T
     };
     // SAFETY: a word of the C library, of which the address is taken.
     let place = unsafe { AtomicPtr::from_ptr(&raw mut environ) };
-    let before = place.load(Acquire);
-    let mut entries = Vec::new();
-    let mut at = before;
-    // SAFETY: null, or an array of pointers that ends with a null pointer.
-    while let Some(text) = unsafe { at.as_ref() }.filter(|text| !text.is_null()) {
-        entries.extend(Some(*text).filter(|text| !is_it(*text)));
-        at = at.wrapping_add(1);
-    }
-    entries.extend([entry.into_raw(), null_mut()]);
-    let ours = entries.leak().as_mut_ptr();
-    place.store(ours, Release);
+    let entry = entry.into_raw();
+    let (before, ours) = loop {
+        let before = place.load(Acquire);
+        let mut entries = Vec::new();
+        let mut at = before;
+        // SAFETY: null, or an array of pointers that ends with a null pointer.
+        while let Some(text) = unsafe { at.as_ref() }.filter(|text| !text.is_null()) {
+            entries.extend(Some(*text).filter(|text| !is_it(*text)));
+            at = at.wrapping_add(1);
+        }
+        entries.extend([entry, null_mut()]);
+        let ours = entries.leak().as_mut_ptr();
+        // Another thread may have added a variable meanwhile.
+        if place.compare_exchange(before, ours, AcqRel, Relaxed).is_ok() {
+            break (before, ours);
+        }
+    };
     let answer = call();
     // What another thread has put there since stays.
     let _ = place.compare_exchange(ours, before, AcqRel, Relaxed);

@@ -28,6 +28,11 @@ pub(crate) struct Reserves {
 }
 
 impl Reserves {
+    /// Returns whether the process has used pools, or graphs with memory.
+    pub(crate) fn is_any(&self) -> bool {
+        self.changes.load(Relaxed) != 0
+    }
+
     /// Returns the pool of a handle.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
         let wanted = Source::Pool(handle.0.addr());
