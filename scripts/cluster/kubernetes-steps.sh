@@ -19,6 +19,7 @@ steps=(
     containerd_killed_keeps_pods_and_limits
     plugin_upgrade_keeps_pods_and_limits
     ended_pods_leave_nothing
+    missing_rule_is_noticed_and_nothing_is_offered
 )
 
 plugin_image=gcgroup-kubelet-plugin
@@ -28,10 +29,10 @@ gcgroupfs() {
     "$dist/bin/gcgroupfs" "$@"
 }
 
-# The simulated GPUs are a directory that all programs share.
+# start_gcgroupfs [CONFIG]. The simulated GPUs are a directory that all programs share.
 start_gcgroupfs() {
     SIMGPU_DIR=$work/gpu SIMGPU_DEVICES=2 SIMGPU_MEMORY=8G LD_LIBRARY_PATH=$dist/simgpu \
-        start gcgroupfs "$dist/bin/gcgroupfs" mount --config "$repo/gcgroupfs/kubelet-plugin/gcgroupfs.toml" \
+        start gcgroupfs "$dist/bin/gcgroupfs" mount --config "${1-$repo/gcgroupfs/kubelet-plugin/gcgroupfs.toml}" \
         --state-dir "$work/state" --allow-other "$work/mount"
     wait_for "the daemon answers" 30 gcgroupfs get devices
 }
@@ -82,6 +83,13 @@ spec:
   - {name: library, hostPath: {path: $dist/lib}}
   - {name: run, hostPath: {path: /run/gcgroupfs}}
 YAML
+}
+
+# static_pod NAME: gives the kubelet a static pod from the standard input, by rename: of half a file it would
+# start another pod, with another UID, and kill it while its sandbox starts.
+static_pod() {
+    cat > "$work/static/.$1.yaml"
+    mv "$work/static/.$1.yaml" "$work/static/$1.yaml"
 }
 
 # units COUNT: prints limits of a container.
@@ -189,8 +197,9 @@ daemon_and_containerd_and_api_server_start() {
 }
 
 static_pod_before_the_plugin_starts_without_devices() {
-    pod early "$(units 1)" > "$work/static/early.yaml"
-    wait_for "the static pod runs" 60 kubectl wait --for=condition=Ready pod/early-node --timeout=1s
+    pod early "$(units 1)" | static_pod early
+    # Where a first try fails, the kubelet waits before the next.
+    wait_for "the static pod runs" 120 kubectl wait --for=condition=Ready pod/early-node --timeout=1s
 }
 
 daemonset_offers_units_and_cards() {
@@ -215,7 +224,7 @@ two_pods_share_a_card_and_each_is_held_to_its_share() {
     pod one "$(units 2)" "$annotations, gcgroup.io/memory.swap.max: 1G" | kubectl apply -f - > /dev/null
     holds one 2
     # A static pod.
-    pod two "$(units 3)" > "$work/static/two.yaml"
+    pod two "$(units 3)" | static_pod two
     holds two-node 3
     [ "$(card one)" = "$(card two-node)" ] || fail "the pods are on cards $(card one) and $(card two-node)"
     all_held
@@ -347,9 +356,15 @@ containerd_killed_keeps_pods_and_limits() {
     starts after-containerd 1
 }
 
+plugin_is_gone() {
+    [ -z "$(kubectl -n gcgroup-system get pod plugin --ignore-not-found -o name)" ]
+}
+
 plugin_upgrade_keeps_pods_and_limits() {
     kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin plugin=$plugin_image:next > /dev/null
-    kubectl -n gcgroup-system delete pod plugin --timeout=60s > /dev/null
+    kubectl -n gcgroup-system delete pod plugin --wait=false > /dev/null
+    # The kubelet may look at an ended pod again only after a minute.
+    wait_for "the old plugin's pod is gone" 120 plugin_is_gone
     start_plugin
     all_held
     wait_for "units are offered" 30 has_allocatable gcgroup.io/gpu-memory 16
@@ -366,4 +381,30 @@ ended_pods_leave_nothing() {
     kubectl delete pods --all --wait=false > /dev/null
     wait_for "no pod has a group" 60 has_no_groups
     wait_for "both cards are offered" 30 has_allocatable gcgroup.io/gpu 2
+}
+
+# metrics_have TEXT
+metrics_have() {
+    "$dist/bin/gcgroup-exporter" --pods /run/gcgroup-kubelet-plugin/pods.json --textfile "$work/metrics"
+    grep '^gcgroup_pods_without_rule' "$work/metrics"
+    grep -qF "$1" "$work/metrics"
+}
+
+# has_process POD
+has_process() {
+    gcgroupfs get "pods/$(uid "$1")/gcgroup.procs" | grep .
+}
+
+missing_rule_is_noticed_and_nothing_is_offered() {
+    kill9 gcgroupfs
+    : > "$work/no-rule.toml"
+    start_gcgroupfs "$work/no-rule.toml"
+    wait_for "units are offered" 60 has_allocatable gcgroup.io/gpu-memory 16
+    pod unruled "$(units 1)" | kubectl apply -f - > /dev/null
+    wait_for "the missing rule is reported" 90 plugin_logs "the daemon has no rule for pods"
+    wait_for "the process is in its pod's group" 30 has_process unruled
+    shows unruled memory.limit "$gib" > /dev/null
+    wait_for "nothing is offered" 30 has_allocatable gcgroup.io/gpu-memory 0
+    wait_for "the metric tells it" 30 metrics_have 'gcgroup_pods_without_rule{} 1'
+    kubectl delete pod unruled --wait=false > /dev/null
 }

@@ -77,6 +77,10 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
             "(without devices)",
             snapshot.pods.nr_without_devices().to_string(),
         ),
+        (
+            "(without rule)",
+            u8::from(snapshot.pods.is_without_rule()).to_string(),
+        ),
         ("(read)", snapshot.took.as_micros().to_string()),
     ] {
         root.insert(name, value);

@@ -32,6 +32,9 @@ pub(crate) struct Pods {
     pods: BTreeMap<String, Pod>,
     /// Containers that were started without the devices that they ask for.
     without_devices: BTreeSet<String>,
+    /// Whether the plugin has seen that the daemon has no rule for pods.
+    #[serde(default)]
+    is_without_rule: bool,
 }
 
 impl Pods {
@@ -54,6 +57,10 @@ impl Pods {
         self.pod(path.strip_prefix("pods/")?.split('/').next()?)
     }
 
+    pub(crate) fn is_without_rule(&self) -> bool {
+        self.is_without_rule
+    }
+
     pub(crate) fn nr_without_devices(&self) -> usize {
         self.without_devices.len()
     }
@@ -74,6 +81,11 @@ mod tests {
         assert_eq!(pod.container("0123456789ac"), None);
         assert_eq!(pod.container(""), None);
         assert_eq!(pods.nr_without_devices(), 1);
+        assert!(!pods.is_without_rule(), "an earlier plugin does not tell");
+        let pods: Pods =
+            serde_json::from_str(&text.replace("\"without", "\"is_without_rule\":true,\"without")).unwrap();
+        assert!(pods.is_without_rule());
+        let pods: Pods = serde_json::from_str(text).unwrap();
         assert!(pods.of_group("u").is_none() && pods.of_group("pods").is_none());
         assert!(Pods::read(Path::new("/nonexistent")).is_err());
     }

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::cards::Card;
 use crate::policy::Setting;
+use crate::processes;
 
 /// Group above all pods' groups. The daemon's rule puts the processes of a pod into `pods/UID`.
 const PODS: &str = "pods";
@@ -20,6 +21,15 @@ pub(crate) struct Terms {
     /// Most memory on each card by UUID: `None` without a limit. On cards that are missing here it is 0.
     pub(crate) limits: BTreeMap<String, Option<u64>>,
     pub(crate) settings: Vec<Setting>,
+}
+
+/// Line of the daemon's list of processes.
+#[derive(Debug, Deserialize)]
+struct ProcessLine {
+    pid: String,
+    device: Option<String>,
+    #[serde(default)]
+    group: Option<String>,
 }
 
 /// Line of the daemon's list of groups.
@@ -99,6 +109,30 @@ impl Daemon {
         Ok(())
     }
 
+    /// Moves each governed process of a pod that is in no group into its pod's. Returns their pids with the
+    /// UIDs: no rule of the daemon has put them there.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub(crate) fn take_in_strays(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let mut client = Client::connect(&self.socket)?;
+        let text = client.list(&["gcgroup.events"])?;
+        let text = text.map_err(|refusal| anyhow!("cannot list processes: {refusal}"))?;
+        let strays = strays(&text, processes::pod_of)?;
+        for (pid, uid) in &strays {
+            let group = format!("{PODS}/{uid}");
+            for path in [PODS, &group] {
+                if client.make(path)?.is_ok() && path == group {
+                    // As the rule makes it for a pod without units.
+                    let _ = client.set(&format!("{group}/memory.limit"), "0")?;
+                }
+            }
+            // A process that has ended meanwhile needs no group.
+            let _ = client.set(&format!("{group}/gcgroup.procs"), pid)?;
+        }
+        Ok(strays)
+    }
+
     /// Removes the groups of all other pods, as far as no process is in them.
     ///
     /// # Errors
@@ -152,6 +186,22 @@ fn cards(devices: &str, stats: &str) -> Vec<Card> {
     devices.lines().filter_map(card).collect()
 }
 
+/// Returns the processes, from the daemon's list, that are in a pod and in no group, with the pod's UID. One
+/// in another group has been moved there by root.
+fn strays(text: &str, pod_of: impl Fn(&str) -> Option<String>) -> anyhow::Result<Vec<(String, String)>> {
+    let mut strays = Vec::new();
+    for line in text.lines() {
+        let line: ProcessLine = serde_json::from_str(line)?;
+        let Some(uid) = pod_of(&line.pid).filter(|_| line.device.is_none()) else {
+            continue;
+        };
+        if line.group.is_none_or(|group| group.trim_matches('/').is_empty()) {
+            strays.push((line.pid, uid));
+        }
+    }
+    Ok(strays)
+}
+
 /// Returns the UIDs of the pods that have groups, from the daemon's list.
 fn pods(text: &str) -> anyhow::Result<BTreeSet<String>> {
     let mut uids = BTreeSet::new();
@@ -195,6 +245,31 @@ mod tests {
         };
         assert_eq!(sum(&terms(&[("a", Some(3)), ("b", Some(4))])), "7");
         assert_eq!(sum(&terms(&[("a", Some(3)), ("b", None)])), "max");
+    }
+
+    #[test]
+    fn strays_are_processes_of_pods_in_no_group() {
+        let line = |pid: u32, device: &str, group: &str| {
+            format!(
+                "{{\"pid\":\"{pid}\",\"device\":{device},\"uid\":0,\"comm\":\"a\"{group},\"files\":{{}}}}\n"
+            )
+        };
+        let text = [
+            line(1, "null", ""),
+            line(1, "\"0\"", ""),
+            line(2, "null", ",\"group\":\"pods/u2\""),
+            line(3, "null", ",\"group\":\"pods/u3/part\""),
+            line(5, "null", ",\"group\":\"moved/by/root\""),
+            line(6, "null", ""),
+            line(7, "null", ",\"group\":\"/\""),
+        ];
+        let pod_of = |pid: &str| (pid != "6").then(|| format!("u{pid}"));
+        let found = strays(&text.concat(), pod_of).unwrap();
+        let pids: Vec<_> = found
+            .iter()
+            .map(|(pid, uid)| (pid.as_str(), uid.as_str()))
+            .collect();
+        assert_eq!(pids, [("1", "u1"), ("7", "u7")]);
     }
 
     #[test]

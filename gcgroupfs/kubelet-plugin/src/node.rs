@@ -51,6 +51,8 @@ struct State {
     pending: Vec<Pending>,
     activity: Activity,
     report: Report,
+    /// Why pods are not governed, once that was seen: nothing is offered until the plugin starts again.
+    ungoverned: Option<String>,
 }
 
 /// The node.
@@ -71,6 +73,7 @@ impl PluginNode {
             pending: Vec::new(),
             activity: Activity::default(),
             report: Report::default(),
+            ungoverned: None,
         };
         Self {
             setup,
@@ -118,6 +121,21 @@ impl PluginNode {
                 for card in &mut state.cards {
                     card.is_healthy = false;
                 }
+            }
+        }
+        match state.daemon.take_in_strays() {
+            Ok(strays) => {
+                if let Some((pid, uid)) = strays.first() {
+                    state.ungoverned.get_or_insert_with(|| no_rule(pid, uid));
+                }
+            }
+            Err(error) => problems.push(format!("{error:#}")),
+        }
+        if let Some(reason) = &state.ungoverned {
+            problems.push(reason.clone());
+            state.report.note_missing_rule();
+            for card in &mut state.cards {
+                card.is_healthy = false;
             }
         }
         if let Err(error) = self.read_claims(state) {
@@ -213,6 +231,9 @@ impl PluginNode {
         self.read_claims(&mut state)?;
         let claims = state.claims();
         let cards = check(&state.cards, &claims, resource, ids)?;
+        if let Some(reason) = &state.ungoverned {
+            bail!("{reason}");
+        }
         if let Some(card) = cards.iter().find(|card| !card.is_healthy) {
             bail!("card {} is unhealthy", card.uuid);
         }
@@ -236,6 +257,9 @@ impl PluginNode {
         let state = &mut *state;
         self.read_claims(state)?;
         let uid = owner(&state.stored, &state.activity, resource, ids)?;
+        if let Some(reason) = &state.ungoverned {
+            bail!("{reason}");
+        }
         let others = active(&state.stored, &state.activity);
         let others = others
             .into_iter()
@@ -258,6 +282,15 @@ impl State {
         let pending = self.pending.iter().map(|pending| &pending.claim);
         stored.chain(pending).cloned().collect()
     }
+}
+
+/// Returns the report of a process of a pod that was in no group.
+fn no_rule(pid: &str, uid: &str) -> String {
+    format!(
+        "process {pid} of pod {uid} was in no group, and has been moved into its pod's: the daemon has no rule \
+         for pods. Put share/kubelet-plugin/gcgroupfs.toml into /etc/gcgroupfs.toml, reload the daemon, and start \
+         this plugin again; until then it offers nothing"
+    )
 }
 
 /// Returns the claims of pods whose containers may run.

@@ -5,6 +5,13 @@ use std::fs;
 
 use gcgroup_client::cgroup;
 
+/// Returns the UID of the pod that a process is in; `None` if it is in none or has ended. Needs the host's
+/// pid namespace.
+pub(crate) fn pod_of(pid: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    cgroup::names(&text).find_map(cgroup::pod_uid)
+}
+
 /// Returns the UIDs of the pods that have processes. Needs the host's pid namespace.
 pub(crate) fn pods() -> BTreeSet<String> {
     let mut uids = BTreeSet::new();

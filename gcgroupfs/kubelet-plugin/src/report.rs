@@ -27,6 +27,8 @@ struct Content {
     pods: BTreeMap<String, Names>,
     /// Containers without devices, as NAMESPACE/POD/CONTAINER.
     without_devices: BTreeSet<String>,
+    /// Whether the daemon has been seen to have no rule for pods.
+    is_without_rule: bool,
 }
 
 /// The report, and what was last logged and written of it.
@@ -40,7 +42,11 @@ pub(crate) struct Report {
 impl Report {
     /// Takes the pods and what the kubelet has stored. Logs containers that are newly without devices.
     pub(crate) fn update<'a>(&mut self, pods: impl Iterator<Item = &'a Pod>, stored: &[Claim]) {
-        let content = content(pods, stored);
+        let is_without_rule = self.content.is_without_rule;
+        let content = Content {
+            is_without_rule,
+            ..content(pods, stored)
+        };
         for container in content.without_devices.difference(&self.content.without_devices) {
             eprintln!(
                 "gcgroup-kubelet-plugin: {container} was started without the devices that it asks for: \
@@ -48,6 +54,11 @@ impl Report {
             );
         }
         self.content = content;
+    }
+
+    /// Notes that the daemon has no rule for pods.
+    pub(crate) fn note_missing_rule(&mut self) {
+        self.content.is_without_rule = true;
     }
 
     /// Logs problems that were not there at the last call.

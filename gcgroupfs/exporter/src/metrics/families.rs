@@ -210,6 +210,9 @@ families! {
     Node Gauge "pod_containers_without_devices" "Containers started without the devices that they ask for, by --pods" {
         "(without devices)" () number;
     }
+    Node Gauge "pods_without_rule" "1 if processes of pods were in no group, as the daemon has no rule for them, by --pods" {
+        "(without rule)" () number;
+    }
     Node Gauge "processes_dropped" "Processes left out because there are more than --max-processes" {
         "(processes dropped)" () number;
     }
