@@ -201,6 +201,10 @@ impl Arbitration<'_> {
     }
 }
 
+/// Longest time since the last tick that is charged to a process that leaves, nanoseconds. There are ticks at
+/// least every 100 ms while it works; one that has not been seen for longer may claim anything.
+const MOST_REST: u64 = 1_000_000_000;
+
 impl State {
     /// Charges the GPU time since the last tick to a process that leaves. Time in which other processes have
     /// work too is divided equally, as by the hardware.
@@ -221,7 +225,8 @@ impl State {
             let before = process.measured(device);
             let rest = busy_nsec
                 .saturating_sub(before.busy_nsec)
-                .min(now.saturating_sub(before.now));
+                .min(now.saturating_sub(before.now))
+                .min(MOST_REST);
             if before.now == 0 || rest == 0 {
                 continue;
             }

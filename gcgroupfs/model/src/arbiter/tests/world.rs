@@ -6,7 +6,7 @@ use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Gate};
 
 use crate::arbiter::settings::Settings;
 use crate::arbiter::state::{Next, State};
-use crate::tree::fixture::{OWNER, ROOT, World};
+use crate::tree::fixture::{OWNER, ROOT, World, set_now};
 use crate::tree::{Evidence, Notice, ProcessId};
 
 pub(in crate::arbiter) const MSEC: u64 = 1_000_000;
@@ -522,4 +522,22 @@ fn process_that_measures_by_itself_is_charged_with_open_gates() {
     assert_eq!(ids.map(|id| play.gate(id)), [Gate::Run; 2]);
     let charged = ids.map(|id| play.world.control(id).devices[0].usage_nsec.load(Relaxed));
     assert_eq!(charged, [5 * MSEC; 2]);
+}
+
+#[test]
+fn process_that_leaves_is_charged_since_the_last_tick_but_not_for_long() {
+    for (passed, charged) in [(50 * MSEC, 50 * MSEC), (3600 * 1000 * MSEC, 1000 * MSEC)] {
+        let mut play = Play::new(1);
+        let id = play.join(100, 8);
+        play.world.usage(id).measures_time.store(1, Relaxed);
+        play.tick();
+        play.begins(id);
+        play.tick();
+        play.now += passed;
+        set_now(play.now);
+        play.world.tree.leave(id, 0);
+        let sums = play.world.show("exited");
+        let expected = format!("compute.usage_usec={} ", charged / 1000);
+        assert!(sums.contains(&expected), "{sums}");
+    }
 }
