@@ -358,7 +358,7 @@ fn contention_benchmark_runs_and_reports_each_arm() {
     let output = Command::new(repository().join("scripts/bench-contention.sh"))
         .env("DIST", artifacts().dist())
         .args(["--sim", "--repetitions", "1", "--scale", "0.05"])
-        .args(["single", "shares", "quota", "freeze"])
+        .args(["single", "shares", "unread", "quota", "freeze"])
         .output()
         .unwrap();
     let table = String::from_utf8_lossy(&output.stderr);
@@ -373,6 +373,7 @@ fn contention_benchmark_runs_and_reports_each_arm() {
         "single 5 ms kernels: p99 over alone, strict 2:10",
         "single 5 ms kernels: idle time kept, freeze by script",
         "shares at p and p+4",
+        "usage_usec over completed work, unread: kernels of 1 ms",
         "compute.max 25 %: share",
         "thaw to first launch, p99",
     ] {

@@ -17,6 +17,7 @@ mod latency;
 mod quota;
 mod report;
 mod shares;
+mod unread;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,11 +72,12 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 10] = [
+const ARMS: [Arm; 11] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
     ("shares", shares::run),
+    ("unread", unread::run),
     ("cost", cost::run),
     ("idle", cost::idle),
     ("freeze", freeze::run),
