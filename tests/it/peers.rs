@@ -187,10 +187,10 @@ fn library_writes_nothing_to_stdout_or_stderr() {
     );
 }
 
-#[test]
-fn helper_thread_sleeps_while_idle() {
-    let mount = Mount::new();
-    let mut shell = DriverShell::start(&mount);
+/// Returns a governed program that has used the GPU, and the context switches of its helper thread: each
+/// wake-up causes one.
+fn with_helper(mount: &Mount) -> (DriverShell, impl Fn() -> u64 + use<>) {
+    let mut shell = DriverShell::start(mount);
     shell.ask("spin 1 10");
     shell.ask("sync");
     // The helper thread sets its name when it first runs.
@@ -200,24 +200,45 @@ fn helper_thread_sleeps_while_idle() {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
         })
     });
-    // Context switches; each wake-up causes one.
-    let switches = || -> u64 {
+    let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
+    wait_until("the helper thread sleeps", asleep);
+    let switches = move || -> u64 {
         let status = std::fs::read_to_string(helper.join("status")).expect("the process lives");
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
         counts
             .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
             .sum()
     };
-    let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
-    wait_until("the helper thread sleeps", asleep);
+    (shell, switches)
+}
+
+fn allocate(shell: &mut DriverShell) {
+    let answer = shell.ask(&format!("alloc linear {MIB}"));
+    assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
+}
+
+#[test]
+fn helper_thread_sleeps_while_nothing_is_measured() {
+    let mount = Mount::with(Config::default().measured_when_read());
+    let (mut shell, switches) = with_helper(&mount);
     let before = switches();
-    // The program continues with work that does not involve the helper thread.
     for _ in 0..200 {
         assert_eq!(shell.ask("spin 1 10"), "ok");
-        let answer = shell.ask(&format!("alloc linear {MIB}"));
-        assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
+        allocate(&mut shell);
     }
     assert_eq!(switches(), before, "calls woke the helper thread");
+}
+
+#[test]
+fn helper_thread_sleeps_while_the_gpu_is_idle() {
+    let mount = Mount::new();
+    let (mut shell, switches) = with_helper(&mount);
+    // The end of the work above is still looked for.
+    wait_until("no call wakes the helper thread", || {
+        let before = switches();
+        (0..50).for_each(|_| allocate(&mut shell));
+        switches() == before
+    });
 }
 
 #[test]
