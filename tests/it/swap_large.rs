@@ -109,7 +109,8 @@ fn allocation_beyond_limit_is_on_host_and_failed_one_leaves_nothing() {
     let mount = mount();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
-    dir.write("memory.limit", PART);
+    // Less than any part, so that none moves in.
+    dir.write("memory.limit", 2 * MIB);
     calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
     assert_eq!(dir.number("memory.current"), 0);
     assert_eq!(dir.number("memory.swap.current"), SIZE);
