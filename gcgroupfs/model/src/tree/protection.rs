@@ -13,7 +13,8 @@
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use super::process::Process;
 use super::settings::{MEMORY_LOW, MEMORY_MIN, Setting, Value};
@@ -70,7 +71,12 @@ pub(super) struct Source {
 /// protected by `memory.min`: in the order in which they are asked, each source once.
 pub(super) fn choose(sources: &[Source], wanted: u64) -> Vec<(Source, u64)> {
     let (mut left, mut chosen): (u64, Vec<(Source, u64)>) = (wanted, Vec::new());
+    // The index in `chosen`, so that the time does not grow with the square of the number of sources.
+    let mut at: HashMap<(ProcessId, usize), usize> = HashMap::new();
     for class in ORDER {
+        if left == 0 {
+            break;
+        }
         let of_class = |source: &Source| {
             let bytes = source.protected.of_class(*class, source.held, source.movable);
             (bytes != 0).then_some((*source, bytes))
@@ -79,14 +85,20 @@ pub(super) fn choose(sources: &[Source], wanted: u64) -> Vec<(Source, u64)> {
         some.sort_by_key(|(source, bytes)| Reverse((source.priority, *bytes)));
         for (source, bytes) in some {
             let bytes = bytes.min(left);
+            if bytes == 0 {
+                break;
+            }
             left -= bytes;
-            match chosen
-                .iter_mut()
-                .find(|(one, _)| (one.id, one.device) == (source.id, source.device))
-            {
-                _ if bytes == 0 => {}
-                Some((_, before)) => *before += bytes,
-                None => chosen.push((source, bytes)),
+            match at.entry((source.id, source.device)) {
+                Entry::Occupied(before) => {
+                    if let Some((_, before)) = chosen.get_mut(*before.get()) {
+                        *before += bytes;
+                    }
+                }
+                Entry::Vacant(new) => {
+                    new.insert(chosen.len());
+                    chosen.push((source, bytes));
+                }
             }
         }
     }

@@ -85,6 +85,32 @@ fn nothing_within_low_is_taken_before_all_beyond_it() {
     );
 }
 
+/// A source is found again by its process and its device together.
+#[test]
+fn each_source_is_asked_once_on_each_device() {
+    let on = |id: u64, device: usize, low: u64| Source {
+        device,
+        ..source(id, 8, 10, (0, low))
+    };
+    let sources = [on(1, 0, 4), on(1, 1, 10), on(2, 0, 10), on(2, 1, 6)];
+    let mut got: Vec<_> = choose(&sources, u64::MAX)
+        .into_iter()
+        .map(|(one, bytes)| (one.id.0, one.device, bytes))
+        .collect();
+    assert_eq!(
+        got[..2],
+        [(1, 0, 10), (2, 1, 10)],
+        "first those beyond memory.low"
+    );
+    got.sort_unstable();
+    assert_eq!(got, [(1, 0, 10), (1, 1, 10), (2, 0, 10), (2, 1, 10)]);
+    assert_eq!(choose(&sources, 0), []);
+    assert_eq!(
+        choose(&sources, 17).iter().map(|(_, bytes)| bytes).sum::<u64>(),
+        17
+    );
+}
+
 fn holding(world: &World, pid: u32, group: &str, bytes: u64) -> ProcessId {
     let id = world.join(pid);
     world.usage(id).devices[0].memory_current.store(bytes, Relaxed);
