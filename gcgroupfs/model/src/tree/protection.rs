@@ -222,8 +222,8 @@ impl State {
     /// Returns the part of a value that counts, of a process or group in the group `above`: all of it if its
     /// owner also owns the group above, else what is within root's value.
     ///
-    /// It is checked at each request, since the value may have been written in another group, or before the
-    /// group above got another owner.
+    /// Owners are compared at each request, since the value may have been written in another group, or before
+    /// the group above got another owner.
     fn claim(
         &self,
         above: Option<GroupId>,
@@ -239,8 +239,8 @@ impl State {
         }
     }
 
-    /// Returns whether a user owns a group. Only root owns the root directory here, whoever else may change
-    /// it.
+    /// Returns whether a user owns a group. A user to whom the root directory was given does not own it
+    /// here: nothing bounds what is protected there.
     fn owns(&self, group: Option<GroupId>, uid: u32) -> bool {
         let group = group.and_then(|id| self.groups.get(&id));
         group.is_some_and(|group| group.access.owner.uid == uid)
