@@ -8,39 +8,39 @@ use support::{Config, Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-const ALICE: u32 = 1000;
+pub(crate) const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
 
 /// Shell messages for a write denied by the kernel (EACCES) or by the daemon (EPERM).
 const DENIED: &str = "Permission denied";
-const NOT_PERMITTED: &str = "Operation not permitted";
+pub(crate) const NOT_PERMITTED: &str = "Operation not permitted";
 
 /// Mounts with `--allow-other`, visible to all users.
-fn shared() -> Mount {
+pub(crate) fn shared() -> Mount {
     Mount::with(Config::default().arg("--allow-other"))
 }
 
 #[track_caller]
-fn shell_of(mount: &Mount, uid: u32) -> DriverShell {
+pub(crate) fn shell_of(mount: &Mount, uid: u32) -> DriverShell {
     DriverShell::spawn(mount.command_of(uid, &driver_shell()))
 }
 
 /// Runs a script as user `uid`; it must succeed without output.
 #[track_caller]
-fn may(mount: &Mount, uid: u32, script: &str) {
+pub(crate) fn may(mount: &Mount, uid: u32, script: &str) {
     assert_eq!(mount.sh_of(uid, script), (true, String::new()), "{script}");
 }
 
 /// Runs a script as user `uid`; it must fail with the message `because`.
 #[track_caller]
-fn may_not(mount: &Mount, uid: u32, script: &str, because: &str) {
+pub(crate) fn may_not(mount: &Mount, uid: u32, script: &str, because: &str) {
     let (done, said) = mount.sh_of(uid, script);
     assert!(!done && said.contains(because), "{script}: {said}");
 }
 
 /// Creates a group as root and changes its owner to `uid`.
 #[track_caller]
-fn delegate(mount: &Mount, name: &str, uid: u32) {
+pub(crate) fn delegate(mount: &Mount, name: &str, uid: u32) {
     let path = mount.path().join(name);
     fs::create_dir(&path).expect("root may create a group");
     chown(&path, Some(uid), Some(uid)).expect("root may change the owner");

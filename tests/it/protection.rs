@@ -1,7 +1,11 @@
-//! Tests `memory.min` and `memory.low`: whose memory is moved out for others, on a GPU that is full.
+//! Tests `memory.min` and `memory.low`: whose memory is moved out for others, on a GPU that is full, and
+//! which users can write them.
+
+use std::fs;
 
 use support::{Config, Governed, Mount};
 
+use crate::delegation::{ALICE, NOT_PERMITTED, delegate, may, may_not, shared, shell_of};
 use crate::driver::Dir;
 use crate::swap_pressure::program;
 
@@ -91,4 +95,34 @@ fn limit_of_a_group_moves_out_unprotected_memory_of_members() {
     });
     assert_eq!(kept.ask("verify"), "verified 3");
     assert_eq!(rest.ask("verify"), "verified 3");
+}
+
+#[test]
+fn user_protects_memory_in_own_groups_only() {
+    let mount = shared();
+    let process = shell_of(&mount, ALICE);
+    let pid = process.pid();
+    fs::create_dir(mount.path().join("jobs")).expect("root may create a group");
+    delegate(&mount, "alice", ALICE);
+    let root = mount.path().to_owned();
+    let root = root.display();
+    for file in ["memory.min", "0/memory.low"] {
+        let path = format!("{root}/{pid}/{file}");
+        let write = format!("echo max > {path}");
+        for group in ["", "jobs"] {
+            mount.write(group, "gcgroup.procs", &pid.to_string());
+            may_not(&mount, ALICE, &write, NOT_PERMITTED);
+            may(&mount, ALICE, &format!("echo 0 > {path}"));
+            assert_eq!(mount.read(pid, file), "0", "{group}");
+        }
+        mount.write("alice", "gcgroup.procs", &pid.to_string());
+        may(&mount, ALICE, &write);
+        may(&mount, ALICE, &format!("echo 0 > {path}"));
+        may_not(
+            &mount,
+            ALICE,
+            &format!("echo max > {root}/alice/{file}"),
+            NOT_PERMITTED,
+        );
+    }
 }

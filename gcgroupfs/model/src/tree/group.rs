@@ -77,9 +77,9 @@ pub struct Group {
     pub(super) origins: Origins,
     pub(super) refusals: Refusals,
     /// Whether the group was made for a job, also after the job's command has ended.
-    is_job: bool,
+    pub(super) is_job: bool,
     /// `memory.current` of processes that have left over time, bytes times seconds.
-    byte_seconds: u128,
+    pub(super) byte_seconds: u128,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -124,8 +124,9 @@ impl Group {
             maker: made.by,
             is_transient: made.is_transient,
             job: made.job.clone(),
-            is_job: made.job.is_some(),
-            byte_seconds: 0,
+            // Records of earlier versions have the command only.
+            is_job: made.is_job || made.job.is_some(),
+            byte_seconds: made.byte_seconds,
             access,
             settings: Settings::default(),
             holds: Vec::new(),

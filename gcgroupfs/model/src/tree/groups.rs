@@ -202,6 +202,7 @@ impl State {
             by: caller.uid,
             is_transient: transient.is_some(),
             job: transient.as_ref().and_then(|transient| transient.job.clone()),
+            ..Made::default()
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();

@@ -15,7 +15,7 @@ mod donor;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ struct Need<'a> {
     priority: u32,
     wanted: u64,
     /// Processes that are not asked.
-    but: &'a [ProcessId],
+    but: &'a BTreeSet<ProcessId>,
 }
 
 #[derive(Debug)]
@@ -216,7 +216,7 @@ impl State {
             requester,
             priority,
             wanted,
-            but: &[],
+            but: &BTreeSet::new(),
         };
         let asked = self.ask(&need, sight, notices);
         if asked.is_empty() {
@@ -275,7 +275,7 @@ impl State {
             .get(device)?
             .priority
             .load(Relaxed);
-        let others: Vec<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
+        let others: BTreeSet<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
         let need = Need {
             requester,
             priority,
@@ -320,6 +320,10 @@ impl State {
             })
             .filter(|candidate| candidate.priority > priority)
             .collect();
+        // Most requests on a machine without `--swap` end here, before protection is divided.
+        if candidates.is_empty() {
+            return Vec::new();
+        }
         let protected = self.protected(None, device);
         let sources: Vec<_> = candidates
             .iter()

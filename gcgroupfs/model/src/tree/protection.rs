@@ -5,13 +5,20 @@
 //! children and processes in proportion to what they hold within their own values, and the rest in proportion
 //! to what else they hold (`effective_protection` in the kernel's mm/page_counter.c, with
 //! `memory_recursiveprot`). That of a group for which room is made is not considered, nor those above it.
+//!
+//! The owner of a group decides how its protection is divided, as with cgroup v2's delegation: a value of
+//! another user counts up to the value that root has set in the same place ([`State::claim`]).
+
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use super::process::Process;
-use super::settings::{MEMORY_LOW, MEMORY_MIN, Setting};
-use super::{Edit, Entity, GroupId, ProcessId, State};
+use super::settings::{MEMORY_LOW, MEMORY_MIN, Setting, Value};
+use super::{Edit, Entity, GroupId, ProcessId, Settings, State};
 use crate::error::{Error, Result};
 
 /// A class of memory, by its protection.
@@ -64,7 +71,12 @@ pub(super) struct Source {
 /// protected by `memory.min`: in the order in which they are asked, each source once.
 pub(super) fn choose(sources: &[Source], wanted: u64) -> Vec<(Source, u64)> {
     let (mut left, mut chosen): (u64, Vec<(Source, u64)>) = (wanted, Vec::new());
+    // The index in `chosen`, so that the time does not grow with the square of the number of sources.
+    let mut at: HashMap<(ProcessId, usize), usize> = HashMap::new();
     for class in ORDER {
+        if left == 0 {
+            break;
+        }
         let of_class = |source: &Source| {
             let bytes = source.protected.of_class(*class, source.held, source.movable);
             (bytes != 0).then_some((*source, bytes))
@@ -73,14 +85,20 @@ pub(super) fn choose(sources: &[Source], wanted: u64) -> Vec<(Source, u64)> {
         some.sort_by_key(|(source, bytes)| Reverse((source.priority, *bytes)));
         for (source, bytes) in some {
             let bytes = bytes.min(left);
+            if bytes == 0 {
+                break;
+            }
             left -= bytes;
-            match chosen
-                .iter_mut()
-                .find(|(one, _)| (one.id, one.device) == (source.id, source.device))
-            {
-                _ if bytes == 0 => {}
-                Some((_, before)) => *before += bytes,
-                None => chosen.push((source, bytes)),
+            match at.entry((source.id, source.device)) {
+                Entry::Occupied(before) => {
+                    if let Some((_, before)) = chosen.get_mut(*before.get()) {
+                        *before += bytes;
+                    }
+                }
+                Entry::Vacant(new) => {
+                    new.insert(chosen.len());
+                    chosen.push((source, bytes));
+                }
             }
         }
     }
@@ -160,7 +178,8 @@ impl State {
         let group = within.and_then(|id| self.groups.get(&id));
         let children = group.map_or(&self.top, |group| &group.children);
         let groups = children.values().filter_map(|id| {
-            let own = self.groups.get(id)?.settings.of_group(setting, uuid).number();
+            let child = self.groups.get(id)?;
+            let own = self.claim(within, child.access.owner.uid, &child.settings, (setting, uuid));
             Some((Entity::Group(*id), own, self.group_current(*id, place)))
         });
         let members: Vec<&Process> = match group {
@@ -177,7 +196,7 @@ impl State {
                 .collect(),
         };
         let processes = members.into_iter().map(|process| {
-            let own = process.settings.get(setting, uuid).number();
+            let own = self.claim(within, process.identity.uid, &process.settings, (setting, uuid));
             (Entity::Process(process.id), own, self.current_of(process, place))
         });
         let all: Vec<(Entity, u64, u64)> = groups.chain(processes).collect();
@@ -199,6 +218,33 @@ impl State {
             }
         }
     }
+
+    /// Returns the part of a value that counts, of a process or group in the group `above`: all of it if its
+    /// owner also owns the group above, else what is within root's value.
+    ///
+    /// Owners are compared at each request, since the value may have been written in another group, or before
+    /// the group above got another owner.
+    fn claim(
+        &self,
+        above: Option<GroupId>,
+        owner: u32,
+        settings: &Settings,
+        (setting, uuid): (&'static Setting, Option<&str>),
+    ) -> u64 {
+        let bytes = |value: Option<Value>| value.map_or(0, Value::number);
+        let own = bytes(settings.own(setting, uuid));
+        match self.owns(above, owner) {
+            true => own,
+            false => own.min(bytes(settings.root(setting, uuid))),
+        }
+    }
+
+    /// Returns whether a user owns a group. A user to whom the root directory was given does not own it
+    /// here: nothing bounds what is protected there.
+    fn owns(&self, group: Option<GroupId>, uid: u32) -> bool {
+        let group = group.and_then(|id| self.groups.get(&id));
+        group.is_some_and(|group| group.access.owner.uid == uid)
+    }
 }
 
 /// Returns `bytes` times `part` divided by `whole`.
@@ -211,179 +257,21 @@ impl Edit<'_> {
     /// Checks a value of `memory.min` or `memory.low`.
     ///
     /// # Errors
-    /// `EPERM` if a user other than root protects memory that no group above bounds.
+    /// `EPERM` if a user other than root protects memory where root has set no value, of a process or group
+    /// in the root or in a group of another user.
     pub(super) fn check_protection(&self, setting: &'static Setting, bytes: u64) -> Result<()> {
-        let state = self.state();
+        let (state, caller) = (self.state(), self.caller());
         let above = match self.directory().whose() {
             Entity::Process(id) => state.processes.get(&id).and_then(|process| process.group),
             Entity::Group(id) => state.groups.get(&id).and_then(|group| group.parent),
             Entity::Root => None,
         };
-        let is_bounded = above.is_some() || self.settings()?.root(setting, self.uuid().as_deref()).is_some();
-        if bytes != 0 && !is_bounded && !state.is_root(self.caller()) {
+        let is_bounded = self.settings()?.root(setting, self.uuid().as_deref()).is_some();
+        if bytes != 0 && !is_bounded && !state.is_root(caller) && !state.owns(above, caller.uid) {
             return Err(Error::NotYours(
-                "only root can protect memory outside of a group that root protects",
+                "only root and the owner of the group above can protect memory",
             ));
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use super::*;
-    use crate::tree::fixture::{OWNER, ROOT, World};
-
-    const GIB: u64 = 1 << 30;
-
-    fn source(id: u64, priority: u32, held: u64, (min, low): (u64, u64)) -> Source {
-        Source {
-            id: ProcessId(id),
-            device: 0,
-            priority,
-            held,
-            movable: held,
-            protected: Protected { min, low },
-        }
-    }
-
-    fn asked(sources: &[Source], wanted: u64) -> Vec<(u64, u64)> {
-        choose(sources, wanted)
-            .into_iter()
-            .map(|(source, bytes)| (source.id.0, bytes))
-            .collect()
-    }
-
-    /// The properties that decide, each pair of which is compared with the other one first in the list.
-    #[test]
-    fn order_is_by_protection_then_priority_then_size() {
-        let plain = source(1, 8, 10, (0, 0));
-        let rows = [
-            ("lower priority", source(2, 9, 10, (0, 0)), plain),
-            ("more memory", source(2, 8, 11, (0, 0)), plain),
-            ("lower priority, less memory", source(2, 9, 5, (0, 0)), plain),
-            ("beyond low before within", plain, source(2, 9, 10, (0, 10))),
-            (
-                "beyond low before within, less memory",
-                plain,
-                source(2, 8, 20, (0, 20)),
-            ),
-            (
-                "both within low: lower priority",
-                source(2, 9, 10, (0, 10)),
-                source(1, 8, 10, (0, 10)),
-            ),
-            (
-                "both within low: more memory",
-                source(2, 8, 11, (0, 11)),
-                source(1, 8, 10, (0, 10)),
-            ),
-            (
-                "within low before within min",
-                source(2, 0, 10, (0, 10)),
-                source(1, 15, 10, (10, 0)),
-            ),
-            ("beyond min before within", plain, source(2, 15, 10, (10, 0))),
-        ];
-        for (why, first, second) in rows {
-            for sources in [[first, second], [second, first]] {
-                assert_eq!(asked(&sources, 1), [(first.id.0, 1)], "{why}");
-                let all: u64 = sources.iter().map(|one| one.held - one.protected.min).sum();
-                let got: u64 = asked(&sources, u64::MAX).iter().map(|(_, bytes)| bytes).sum();
-                assert_eq!(got, all, "{why}: all but what memory.min protects");
-            }
-        }
-    }
-
-    #[test]
-    fn nothing_within_low_is_taken_before_all_beyond_it() {
-        let sources = [source(1, 15, 10, (2, 6)), source(2, 0, 10, (0, 7))];
-        assert_eq!(asked(&sources, 4), [(1, 4)]);
-        assert_eq!(asked(&sources, 7), [(1, 4), (2, 3)]);
-        assert_eq!(asked(&sources, 8), [(1, 5), (2, 3)]);
-        assert_eq!(asked(&sources, 12), [(1, 8), (2, 4)]);
-        assert_eq!(asked(&sources, 100), [(1, 8), (2, 10)]);
-        let pinned = Source {
-            movable: 3,
-            ..source(1, 8, 10, (8, 9))
-        };
-        assert_eq!(
-            asked(&[pinned], 100),
-            [(1, 2)],
-            "what cannot move counts as protected first"
-        );
-    }
-
-    fn holding(world: &World, pid: u32, group: &str, bytes: u64) -> ProcessId {
-        let id = world.join(pid);
-        world.usage(id).devices[0].memory_current.store(bytes, Relaxed);
-        if !group.is_empty() {
-            world.group(group);
-            world
-                .store(&format!("{group}/gcgroup.procs"), ROOT, &pid.to_string())
-                .unwrap();
-        }
-        id
-    }
-
-    fn protected(world: &World, within: Option<&str>, id: ProcessId) -> (u64, u64) {
-        let within = within.map(|path| world.group(path));
-        let all = world.tree.state.lock().protected(within, 0);
-        let Protected { min, low } = all.get(&id).copied().unwrap_or_default();
-        (min / GIB, low / GIB)
-    }
-
-    #[test]
-    fn protection_of_a_group_is_passed_down_in_proportion() {
-        let world = World::new(2);
-        let (one, other) = (holding(&world, 1, "a/b", 3 * GIB), holding(&world, 2, "a/c", GIB));
-        let free = holding(&world, 3, "", 2 * GIB);
-        assert_eq!(protected(&world, None, one), (0, 0));
-        world.store("a/memory.min", ROOT, "2G").unwrap();
-        world.store("a/0/memory.low", ROOT, "4G").unwrap();
-        // The groups below claim nothing: by what they hold, 3 to 1.
-        assert_eq!(
-            (protected(&world, None, one), protected(&world, None, other)),
-            ((1, 3), (0, 1))
-        );
-        // A claim is served first.
-        world.store("a/c/memory.min", ROOT, "1G").unwrap();
-        assert_eq!(
-            (protected(&world, None, one).0, protected(&world, None, other).0),
-            (1, 1)
-        );
-        // Claims beyond what the group has are cut in proportion.
-        world.store("a/b/memory.min", ROOT, "3G").unwrap();
-        assert_eq!(
-            (protected(&world, None, one).0, protected(&world, None, other).0),
-            (1, 0)
-        );
-        assert_eq!(protected(&world, None, free), (0, 0));
-        world.store("3/memory.low", ROOT, "1G").unwrap();
-        assert_eq!(protected(&world, None, free), (0, 1));
-        // For room within the group its own value and those above do not count.
-        assert_eq!(protected(&world, Some("a"), one).0, 3);
-        assert_eq!(protected(&world, Some("a/b"), one).0, 0);
-    }
-
-    #[test]
-    fn only_root_protects_memory_at_the_top() {
-        let world = World::new(1);
-        let id = world.group("a");
-        world.join(5);
-        let directory = crate::tree::Directory::group(id);
-        let given = world
-            .tree
-            .set_access(directory, ROOT, (Some(OWNER.uid), None), None);
-        world.tree.finish(given.unwrap());
-        for path in ["a/memory.min", "a/0/memory.low", "5/memory.min"] {
-            assert_eq!(world.store(path, OWNER, "1G").unwrap_err().errno(), 1, "{path}");
-            world.store(path, OWNER, "0").unwrap();
-        }
-        world.store("a/memory.min", ROOT, "1G").unwrap();
-        assert_eq!(world.store("a/memory.min", OWNER, "2G").unwrap_err().errno(), 1);
-        world.store("a/memory.min", OWNER, "500M").unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! Requests of processes for a larger grant: answered at once under the tree's lock.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
@@ -207,6 +208,9 @@ impl State {
         (within, is_lent): (Option<GroupId>, bool),
     ) -> Vec<ProcessId> {
         processes.retain(|process| process.can_swap());
+        if processes.is_empty() {
+            return Vec::new();
+        }
         let mut sources = Vec::new();
         for device in wanted {
             let protected = within.map(|group| self.protected(Some(group), *device));
@@ -239,12 +243,12 @@ impl State {
             }
             bytes => choose(&sources, bytes),
         };
-        let mut asked = Vec::new();
+        let (mut asked, mut are_asked) = (Vec::new(), HashSet::new());
         for (source, bytes) in chosen {
             if let Some(process) = self.processes.get(&source.id) {
                 enforce::reclaim(process, source.device, bytes, is_lent);
             }
-            if !asked.contains(&source.id) {
+            if are_asked.insert(source.id) {
                 asked.push(source.id);
             }
         }

@@ -77,6 +77,12 @@ pub struct Made {
     /// The command for which the group is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
+    /// True if the group was made for a job whose command may have ended.
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_job: bool,
+    /// `memory.current` of processes that have left over time, bytes times seconds.
+    #[serde(skip_serializing_if = "is_default")]
+    pub byte_seconds: u128,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -165,6 +171,8 @@ impl Saved {
                 by: group.maker,
                 is_transient: group.is_transient,
                 job: group.job.clone(),
+                is_job: group.is_job,
+                byte_seconds: group.byte_seconds,
             }),
             access: Some(group.access),
             counted: by_uuid(counted, devices),

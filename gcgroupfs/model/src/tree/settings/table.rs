@@ -156,8 +156,10 @@ pub const MEMORY_MIN: &Setting = &Setting {
           above, or by memory.reclaim of a group above; 0 unless set, as in cgroup v2. It is effective as far as \
           the groups above have it as well: what a group has is divided among its children and processes by what \
           they hold within their own values, and the rest by what else they hold. The own limit, memory.reclaim, \
-          gcgroup.suspend and memory turns are not bound by it. Bytes in the formats of memory.limit. Only root can \
-          write more than 0 for a process in no group and a group in none; after root's value other users can only lower it.",
+          gcgroup.suspend and memory turns are not bound by it. Bytes in the formats of memory.limit. Other users \
+          than root can write more than 0 only for a process or group in a group that they own; after root's value \
+          they can only lower it. Once the process is in a group of another owner, or in none, the value counts up to \
+          root's.",
     ..Setting::PLAIN
 };
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::groups::{errno, hold, remove};
 use super::*;
 use crate::file;
-use crate::tree::fixture::new_group;
-use crate::tree::{COMPUTE_PRIORITY, GroupId, MEMORY_LIMIT, Origins, Owner, Transient, Value};
+use crate::tree::fixture::{START, new_group, set_now};
+use crate::tree::{COMPUTE_PRIORITY, GroupId, Job, MEMORY_LIMIT, Origins, Owner, Transient, Value};
 
 /// Returns the records of groups and the root, serialised and read back.
 pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
@@ -176,4 +176,80 @@ fn held_group_stays_until_released() {
     world.tree.release_group(job);
     assert!(!world.tree.has_group(job));
     assert!(!world.tree.hold_group(job));
+}
+
+/// Returns the line that is logged at the end of a job.
+fn job_line(world: &World) -> Option<String> {
+    world.take_notices().into_iter().find_map(|notice| match notice {
+        Notice::JobEnded { line, .. } => Some(line),
+        _ => None,
+    })
+}
+
+/// A process of `bytes` bytes that is in the group for `seconds` from `from` on.
+fn live_in(world: &World, (pid, group): (u32, GroupId), bytes: u64, (from, seconds): (u64, u64)) {
+    const SECOND: u64 = 1_000_000_000;
+    set_now(START + from * SECOND);
+    let saved = Saved {
+        group: Some(group),
+        ..Saved::default()
+    };
+    let id = world.join_with(pid, blocks(), saved);
+    world.usage(id).devices[0].memory_current.store(bytes, Relaxed);
+    set_now(START + (from + seconds) * SECOND);
+    world.tree.leave(id, 0);
+}
+
+#[test]
+fn job_whose_command_has_ended_is_one_after_a_restart() {
+    let world = World::new(1);
+    let transient = Transient {
+        job: Some(Job {
+            pid: 1,
+            start_time: 1,
+            wish: None,
+            is_inherited: false,
+        }),
+        owner: Owner { uid: 7, gid: 8 },
+        settings: Settings::default(),
+        origins: Origins::default(),
+    };
+    let id = world
+        .tree
+        .make_job_group(&new_group(Directory::ROOT, "job"), transient)
+        .unwrap();
+    live_in(&world, (100, id), 1000, (0, 4));
+    let child = Saved {
+        group: Some(id),
+        ..Saved::default()
+    };
+    world.join_with(101, blocks(), child);
+    let (_, before) = kept(&world, &["job"]);
+    world.tree.end_job(id);
+    let (_, ended) = kept(&world, &["job"]);
+    assert_eq!(job_line(&world), None, "a process is left");
+    // A record of an earlier version has neither of the fields, and more than 64 bits are read back.
+    let mut old = serde_json::to_value(&before[&id]).unwrap();
+    let made = old["made"].as_object_mut().unwrap();
+    assert!(made.remove("is_job").is_some() && made.remove("byte_seconds").is_some());
+    let mut huge = ended[&id].clone();
+    huge.made.as_mut().unwrap().byte_seconds = u128::from(u64::MAX) + 1;
+    let huge = serde_json::from_str(&serde_json::to_string(&huge).unwrap()).unwrap();
+
+    let rows = [
+        (ended[&id].clone(), "2500"),
+        (serde_json::from_value(old).unwrap(), "500"),
+        (huge, "18446744073709552116"),
+    ];
+    for (saved, byte_seconds) in rows {
+        let after = World::new(1);
+        after.tree.restore(Saved::default(), [(id, saved)].into());
+        live_in(&after, (101, id), 500, (10, 2));
+        after.tree.end_job(id);
+        let line = job_line(&after).unwrap();
+        assert!(
+            line.contains(&format!(" memory.byte_seconds={byte_seconds} ")),
+            "{line}"
+        );
+    }
 }
