@@ -94,3 +94,26 @@ fn second_packet_around_the_verdict_ends_the_connection() {
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).is_ok_and(|length| length > 0) {}
     world.assert_well();
 }
+
+#[test]
+fn refusal_before_the_verdict_forbids_cuda_if_a_rule_may() {
+    let world = World::new();
+    let (pipe, _end) = nix::unistd::pipe().unwrap();
+    for (rules, bars_cuda) in [
+        ("[[rule]]\nprocess.memory.limit = 4096", false),
+        (
+            "[[rule]]\nmatch.comm = \"other\"\ngroup.name = \"a\"\nrequired = true",
+            true,
+        ),
+    ] {
+        world.rule(rules);
+        let socket = world.connect();
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[pipe.as_raw_fd()]).unwrap();
+        let reply = reply(&socket).0.unwrap();
+        assert_eq!(
+            (reply.status, reply.bars_cuda),
+            (libc::EINVAL.unsigned_abs(), bars_cuda),
+            "{rules}"
+        );
+    }
+}
