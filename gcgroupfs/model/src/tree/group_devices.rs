@@ -50,17 +50,38 @@ impl Tree {
         let (list, missing) = match devices {
             None | Some("all") => return Vec::new(),
             Some("none") => (DeviceSet::new(), Vec::new()),
-            Some(text) => {
-                let found = entries(text).map(|entry| (entry, parse(entry, &state.devices)));
-                let (known, missing): (Vec<_>, Vec<_>) = found.partition(|(_, found)| found.is_ok());
-                let known = known.into_iter().filter_map(|(_, found)| found.ok());
-                let missing = missing.into_iter().map(|(entry, _)| entry.to_owned());
-                (known.flatten().collect(), missing.collect())
-            }
+            Some(text) => existing(text, &state.devices),
         };
         let _ = settings.set_device_list(Some(list), true);
         missing
     }
+}
+
+/// Returns the devices of a rule's list that exist, and the entries, or parts of ranges, that do not.
+fn existing(text: &str, devices: &[Device]) -> (DeviceSet, Vec<String>) {
+    let (mut list, mut missing) = (DeviceSet::new(), Vec::new());
+    for entry in entries(text) {
+        if let Ok(found) = parse(entry, devices) {
+            list.extend(found);
+            continue;
+        }
+        let first = entry.split_once('-').and_then(|(first, _)| first.parse().ok());
+        let rest = first.and_then(|first: usize| devices.get(first..));
+        match rest.zip(entry.split_once('-')) {
+            // A range that ends behind the last device.
+            Some((rest @ [_, ..], (_, last))) if is_beyond(last, devices.len()) => {
+                list.extend(rest.iter().map(|device| device.uuid_text.clone()));
+                missing.push(format!("{}-{last}", devices.len()));
+            }
+            _ => missing.push(entry.to_owned()),
+        }
+    }
+    (list, missing)
+}
+
+/// Returns whether a text is a number, not smaller than `bound`.
+fn is_beyond(text: &str, bound: usize) -> bool {
+    is_number(text) && text.parse::<usize>().is_ok_and(|number| number >= bound)
 }
 
 /// Checks the format of a list of devices, whether or not they exist.
@@ -373,6 +394,25 @@ mod tests {
             let wanted = entry.repeat(10_000);
             let (allowed, value) = visible(&world, "a", Some(&wanted)).unwrap();
             assert_eq!((allowed.len(), &*value), (2, ""), "{entry}");
+        }
+    }
+
+    #[test]
+    fn list_of_a_rule_keeps_the_devices_that_exist() {
+        let world = World::new(4);
+        let list = |text: &str| {
+            let (list, missing) = existing(text, &world.tree.state.lock().devices);
+            let list: Vec<String> = list.into_iter().collect();
+            (list.join(","), missing.join(","))
+        };
+        for (text, known, missing) in [
+            ("0-3", "GPU-0,GPU-1,GPU-2,GPU-3", ""),
+            ("2-7", "GPU-2,GPU-3", "4-7"),
+            ("3-999999999999", "GPU-3", "4-999999999999"),
+            ("0,4-7,9,GPU-1", "GPU-0,GPU-1", "4-7,9"),
+            ("3-1,GPU-none", "", "3-1,GPU-none"),
+        ] {
+            assert_eq!(list(text), (known.to_owned(), missing.to_owned()), "{text}");
         }
     }
 
