@@ -19,6 +19,13 @@ pub struct VisibleDevices {
 }
 
 impl Tree {
+    /// Returns whether any group has a list of devices.
+    pub fn has_device_lists(&self) -> bool {
+        let state = self.state.lock();
+        let mut groups = state.groups.values();
+        groups.any(|group| group.settings.device_list().is_some())
+    }
+
     /// Returns what a process that starts in the group is shown; `None`: everything. `wanted` is the
     /// process's own `CUDA_VISIBLE_DEVICES`.
     pub fn visible_devices(&self, group: Option<GroupId>, wanted: Option<&str>) -> Option<VisibleDevices> {
@@ -303,6 +310,9 @@ mod tests {
         world.store("a/gcgroup.devices", ROOT, "all").unwrap();
         assert_eq!(world.show("a/gcgroup.devices"), "all\n");
         assert_eq!(visible(&world, "a", None), None);
+        assert!(!world.tree.has_device_lists());
+        world.store("a/gcgroup.devices", ROOT, "none").unwrap();
+        assert!(world.tree.has_device_lists());
     }
 
     #[test]

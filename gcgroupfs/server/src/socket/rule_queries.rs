@@ -210,6 +210,11 @@ impl RuleQueries {
         self.rules.get().any_requires()
     }
 
+    /// Returns whether any rule makes a group with a list of devices.
+    pub(super) fn may_limit_devices(&self) -> bool {
+        self.rules.get().any_limits_devices()
+    }
+
     /// Queues a process for its verdict.
     ///
     /// # Errors

@@ -33,8 +33,9 @@ impl Server {
         let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
         connection.kind = Kind::Client(Vec::new());
         let peer = process::peer(&*connection.socket)?;
-        if !governs_user(peer.uid) {
-            // As if there were no daemon.
+        let has_lists = self.rule_queries.may_limit_devices() || self.tree.has_device_lists();
+        if !has_lists || !governs_user(peer.uid) {
+            // As if there were no daemon. Without lists a full queue hides no device, and no group is made.
             let is_answered = self.send_answer(number, &Answer::part(&[], 0));
             return if is_answered { Ok(()) } else { Err(Errno::EPIPE) };
         }

@@ -117,3 +117,21 @@ fn refusal_before_the_verdict_forbids_cuda_if_a_rule_may() {
         );
     }
 }
+
+#[test]
+fn question_for_devices_is_answered_by_the_lists() {
+    let world = World::new();
+    for (rules, wanted, want) in [
+        ("[[rule]]\ngroup.name = \"a\"", &b"=0"[..], &b""[..]),
+        (
+            "[[rule]]\ngroup.name = \"a\"\ngroup.gcgroup.devices = \"none\"",
+            b"=0,\xff",
+            b"\n",
+        ),
+    ] {
+        world.rule(rules);
+        let answer = ask(&world.connect(), Operation::Devices, "", wanted);
+        assert_eq!(answer, (0, want.to_vec()), "{rules}");
+        world.assert_well();
+    }
+}
