@@ -1,5 +1,7 @@
 //! Tests `gcgroup.devices`: processes of a group see only its GPUs, in the driver and in NVML.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
 use support::{Config, Mount, wait_until};
@@ -113,6 +115,27 @@ fn process_in_group_without_devices_has_no_device() {
         let mut devices = cuda(&mount, path, visible);
         assert_eq!(devices.ask("init"), [NO_DEVICE], "{path} {visible:?}");
         assert!(!mount.governs(devices.0.pid()));
+    }
+}
+
+#[test]
+fn unusual_list_of_the_program_shows_no_device() {
+    let mount = mount();
+    group(&mount, "a", "0,2");
+    for visible in [
+        OsStr::from_bytes(b"0,\xff").to_owned(),
+        "0,".repeat(200).into(),
+        "0,".repeat(20_000).into(),
+        " ".repeat(20_000).into(),
+    ] {
+        let mut command = in_group(mount.command(program()), "a", None);
+        command.env("CUDA_VISIBLE_DEVICES", &visible);
+        let mut devices = Devices::spawn(command);
+        assert_eq!(devices.ask("init"), [NO_DEVICE], "{} bytes", visible.len());
+        let mut command = in_group(mount.command(nvml::program()), "a", None);
+        command.env("CUDA_VISIBLE_DEVICES", &visible);
+        let mut nvml = Nvml::spawn(command);
+        assert_eq!(listed(&mount, &mut nvml), [0, 2], "{} bytes", visible.len());
     }
 }
 

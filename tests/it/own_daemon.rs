@@ -92,6 +92,17 @@ impl Own {
         self.command(uid, &tree_for_all(self.root.path()).join("bin/gcgroupfs"))
     }
 
+    /// Writes the user's configuration.
+    #[track_caller]
+    fn configure(&self, text: &str) {
+        let directory = self.root.path().join("home/.config");
+        fs::create_dir(&directory).expect("the directory is writable");
+        fs::write(directory.join("gcgroupfs.toml"), text).expect("the file is writable");
+        for path in [&directory, &directory.join("gcgroupfs.toml")] {
+            chown(path, Some(USER), Some(USER)).expect("root may change the owner");
+        }
+    }
+
     #[track_caller]
     fn start(&mut self, arguments: &[&str]) {
         let mut command = self.gcgroupfs(USER);
@@ -178,13 +189,7 @@ fn own_daemon_uses_users_directories_and_governs() {
 #[test]
 fn own_daemon_reads_users_rules_and_owns_groups() {
     let mut own = Own::new();
-    let directory = own.root.path().join("home/.config");
-    fs::create_dir(&directory).expect("the directory is writable");
-    let rules = "[[rule]]\ngroup = { name = \"jobs/{comm}\", memory.limit = \"1M\" }\n";
-    fs::write(directory.join("gcgroupfs.toml"), rules).expect("the file is writable");
-    for path in [&directory, &directory.join("gcgroupfs.toml")] {
-        chown(path, Some(USER), Some(USER)).expect("root may change the owner");
-    }
+    own.configure("[[rule]]\ngroup = { name = \"jobs/{comm}\", memory.limit = \"1M\" }\n");
     own.start(&[]);
     let mut shell = own.shell(USER);
     let members = own.says("cat jobs/driver_shell*/job-*/gcgroup.procs");
@@ -207,6 +212,8 @@ fn own_daemon_reads_users_rules_and_owns_groups() {
 #[test]
 fn own_daemon_governs_no_other_users_processes() {
     let mut own = Own::new();
+    // It does not take root's devices away either.
+    own.configure("[[rule]]\nmatch.uid = 0\ngroup = { name = \"root\", gcgroup.devices = \"none\" }\n");
     own.start(&[]);
     let mine = own.shell(USER);
     let socket = own.run().join("gcgroupfs/gcgroup.sock");

@@ -53,10 +53,11 @@ match.uid = 1000
 group.name = \"alice\"
 group.memory.min = \"1M\"
 group.memory.low = \"2M\"
-group.gcgroup.devices = \"0,7\"
+group.gcgroup.devices = \"0-6,9\"
 group.gcgroup.lease = 3600
 group.gcgroup.\"lease.action\" = \"kill\"
 process.memory.low = \"3M\"
+required = true
 [[rule]]
 match.uid = 1001
 group.name = \"bob\"
@@ -75,9 +76,13 @@ fn rules_set_devices_leases_protection_and_suspension() {
     assert_eq!(read("memory.min"), "1048576");
     assert_eq!(read("memory.low"), "2097152");
     assert_eq!(ruled.mount.read(alice.pid(), "memory.low"), "3145728");
-    assert_eq!(read("gcgroup.devices"), "0", "the others do not exist");
+    assert_eq!(
+        read("gcgroup.devices"),
+        "0",
+        "the others do not exist, which bars no process"
+    );
     wait_until("the log names the others", || {
-        ruled.mount.log().contains("finds no devices 7")
+        ruled.mount.log().contains("finds no devices 1-6,9")
     });
     let left: u64 = read("gcgroup.lease").parse().expect("seconds");
     assert!(left > 0 && left <= 3600, "{left}");

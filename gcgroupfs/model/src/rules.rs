@@ -133,6 +133,12 @@ impl Rules {
         self.0.iter().any(|rule| rule.get_ref().required)
     }
 
+    /// Returns whether any rule makes a group with a list of devices.
+    pub fn any_limits_devices(&self) -> bool {
+        let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());
+        groups.into_iter().any(|group| group.gcgroup.devices().is_some())
+    }
+
     /// Returns whether any rule needs [`Facts::user`].
     pub fn want_user(&self) -> bool {
         let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());

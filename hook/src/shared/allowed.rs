@@ -3,8 +3,9 @@
 //! The daemon is asked before the driver is initialised, and before NVML lists devices in a process that has
 //! not used CUDA; the process need not be registered. The driver is told by `CUDA_VISIBLE_DEVICES`, so that
 //! it numbers the devices itself, in every call; NVML's answers are filtered. Without a daemon, and where it
-//! does not answer, all devices are allowed.
+//! does not answer, all devices are allowed; where it refuses, for all of [`PATIENCE`], none.
 
+use std::ffi::OsStr;
 use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -36,7 +37,7 @@ struct Answer {
     lists: Option<Lists>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Lists {
     /// UUIDs as NVML spells them.
     allowed: Vec<String>,
@@ -132,22 +133,30 @@ fn request() -> Option<Lists> {
     body.extend(group.as_bytes());
     if let Some(own) = sys::variable(VISIBLE_DEVICES) {
         body.push(b'=');
-        body.extend(own.as_encoded_bytes());
+        body.extend(sendable(&own).bytes());
     }
     let deadline = Instant::now() + PATIENCE;
+    let mut left = PATIENCE;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return None;
-        }
-        match client::request(&options.socket, &body, left) {
+        let refusal = match client::request(&options.socket, &body, left) {
             Ok(text) => return parse(&text),
-            Err(refusal) if refusal.may_pass() || matches!(refusal, Refusal::NoDescriptor) => {
-                sys::poll([], Some(RETRY.min(left)));
-            }
-            Err(_) => return None,
+            Err(refusal) => refusal,
+        };
+        left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || !refusal.may_pass() && !matches!(refusal, Refusal::NoDescriptor) {
+            // Other failures end in the driver's own answer.
+            return matches!(refusal, Refusal::Refused { .. }).then(Lists::default);
         }
+        sys::poll([], Some(RETRY.min(left)));
+        left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
     }
+}
+
+/// Returns the program's `CUDA_VISIBLE_DEVICES` as the daemon is asked. A value that is not UTF-8, or is
+/// longer than a list of all devices, names no device: the program's own list is never widened.
+fn sendable(own: &OsStr) -> &str {
+    let own = own.to_str().unwrap_or_default();
+    if own.len() > client::MAX_TEXT { "" } else { own }
 }
 
 /// Parses an answer: nothing, or the UUIDs and the value in two lines.
@@ -174,5 +183,13 @@ mod tests {
         assert_eq!((lists.allowed.len(), &*lists.value), (2, "MIG-b"));
         let none = parse(b"\n").unwrap();
         assert!(none.allowed.is_empty() && none.value.is_empty());
+    }
+
+    #[test]
+    fn value_that_cannot_be_sent_names_no_device() {
+        use std::os::unix::ffi::OsStrExt;
+        assert_eq!(sendable(OsStr::new("0,1")), "0,1");
+        assert_eq!(sendable(OsStr::from_bytes(b"0,\xff")), "");
+        assert_eq!(sendable(OsStr::new(&"0,".repeat(client::MAX_TEXT))), "");
     }
 }

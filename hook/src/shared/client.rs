@@ -144,14 +144,14 @@ pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
     }
 }
 
-/// Longest answer to a [`request`], bytes: a list of 63 devices, twice.
-const MAX_ANSWER: usize = 8 << 10;
+/// Longest text of a [`request`] and of its answer, bytes: a list of 63 devices, twice.
+pub(crate) const MAX_TEXT: usize = 8 << 10;
 
 /// Sends a request of the kind that the command line sends, and returns the text of the answer.
 ///
 /// # Errors
 /// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait
-/// for itself.
+/// for itself; [`Refusal::Refused`] with EMSGSIZE if the answer is longer than [`MAX_TEXT`].
 pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<Vec<u8>, Refusal> {
     let deadline = Instant::now() + patience;
     let socket = connect(path, patience).map_err(not_connected)?;
@@ -162,7 +162,7 @@ pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<V
     let mut packet = message::bare(Tag::Request).to_vec();
     packet.extend(body);
     sys::send(fd()?, &packet);
-    let mut answer = vec![0; MAX_ANSWER];
+    let mut answer = vec![0; MAX_TEXT];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -172,6 +172,12 @@ pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<V
             continue;
         }
         match receive_into(fd()?, &mut answer, &mut []) {
+            Ok((_, header)) if header.msg_flags & libc::MSG_TRUNC != 0 => {
+                return Err(Refusal::Refused {
+                    errno: libc::EMSGSIZE.cast_unsigned(),
+                    bars_cuda: false,
+                });
+            }
             Ok((length, _)) => answer.truncate(length),
             Err(error)
                 if matches!(

@@ -118,15 +118,24 @@ impl Session {
             .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
             .unwrap_or_else(|error| Err(self.excuse(error)));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
-        match &answer {
-            Ok(_) => self.is_barred.store(false, Relaxed),
-            Err(Refusal::Refused { bars_cuda, .. }) => self.is_barred.store(*bars_cuda, Relaxed),
-            // Not an answer of a daemon.
-            Err(_) => {}
-        }
+        self.note_bar(answer.as_ref().err());
         self.complain_of(answer.as_ref().err());
         self.log_outcome(answer.as_ref().err());
         answer
+    }
+
+    /// Keeps whether the daemon's answer forbids CUDA to the process.
+    fn note_bar(&self, refusal: Option<&Refusal>) {
+        let is_barred = match refusal {
+            None => false,
+            Some(Refusal::Refused { bars_cuda, .. }) => *bars_cuda,
+            // Not an answer of a daemon.
+            Some(_) => return,
+        };
+        // EAGAIN is no verdict of the rules, and leaves an earlier one in force.
+        if is_barred || !refusal.is_some_and(Refusal::may_pass) {
+            self.is_barred.store(is_barred, Relaxed);
+        }
     }
 
     /// Tells the daemon once that the process has no usage block.
@@ -282,5 +291,32 @@ impl Session {
     /// Adopts `control` as the answer of a daemon.
     pub(crate) fn adopt(&self, control: &std::os::fd::OwnedFd) {
         self.blocks.adopt(control).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bar_of_a_rule_outlasts_eagain() {
+        let session = Session::of_test(0);
+        let refused = |errno: i32, bars_cuda| Refusal::Refused {
+            errno: errno.cast_unsigned(),
+            bars_cuda,
+        };
+        for (refusal, want) in [
+            (Some(refused(libc::EAGAIN, false)), false),
+            (Some(refused(libc::EAGAIN, true)), true),
+            (Some(refused(libc::EAGAIN, false)), true),
+            (Some(Refusal::Unanswered), true),
+            (Some(refused(libc::EDQUOT, false)), false),
+            (Some(refused(libc::EACCES, true)), true),
+            (Some(refused(libc::EAGAIN, false)), true),
+            (None, false),
+        ] {
+            session.note_bar(refusal.as_ref());
+            assert_eq!(session.is_barred(), want, "{refusal:?}");
+        }
     }
 }

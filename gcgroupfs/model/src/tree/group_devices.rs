@@ -19,18 +19,27 @@ pub struct VisibleDevices {
 }
 
 impl Tree {
+    /// Returns whether any group has a list of devices.
+    pub fn has_device_lists(&self) -> bool {
+        let state = self.state.lock();
+        let mut groups = state.groups.values();
+        groups.any(|group| group.settings.device_list().is_some())
+    }
+
     /// Returns what a process that starts in the group is shown; `None`: everything. `wanted` is the
     /// process's own `CUDA_VISIBLE_DEVICES`.
     pub fn visible_devices(&self, group: Option<GroupId>, wanted: Option<&str>) -> Option<VisibleDevices> {
-        let state = self.state.lock();
-        let group = state.groups.get(&group?)?;
-        let list = group.inherited.device_list()?;
-        let devices = &state.devices;
+        // The text is the process's: it is not examined under the lock.
+        let (list, devices) = {
+            let state = self.state.lock();
+            let group = state.groups.get(&group?)?;
+            (group.inherited.device_list()?.clone(), state.devices.to_vec())
+        };
         let allowed = devices.iter().filter(|device| list.contains(&device.uuid_text));
         let allowed: Vec<String> = allowed.map(|device| device.uuid_text.clone()).collect();
         let value = match wanted {
             None => allowed.join(","),
-            Some(wanted) => intersect(wanted, list, devices).join(","),
+            Some(wanted) => intersect(wanted, &list, &devices).join(","),
         };
         Some(VisibleDevices { allowed, value })
     }
@@ -48,17 +57,38 @@ impl Tree {
         let (list, missing) = match devices {
             None | Some("all") => return Vec::new(),
             Some("none") => (DeviceSet::new(), Vec::new()),
-            Some(text) => {
-                let found = entries(text).map(|entry| (entry, parse(entry, &state.devices)));
-                let (known, missing): (Vec<_>, Vec<_>) = found.partition(|(_, found)| found.is_ok());
-                let known = known.into_iter().filter_map(|(_, found)| found.ok());
-                let missing = missing.into_iter().map(|(entry, _)| entry.to_owned());
-                (known.flatten().collect(), missing.collect())
-            }
+            Some(text) => existing(text, &state.devices),
         };
         let _ = settings.set_device_list(Some(list), true);
         missing
     }
+}
+
+/// Returns the devices of a rule's list that exist, and the entries, or parts of ranges, that do not.
+fn existing(text: &str, devices: &[Device]) -> (DeviceSet, Vec<String>) {
+    let (mut list, mut missing) = (DeviceSet::new(), Vec::new());
+    for entry in entries(text) {
+        if let Ok(found) = parse(entry, devices) {
+            list.extend(found);
+            continue;
+        }
+        let first = entry.split_once('-').and_then(|(first, _)| first.parse().ok());
+        let rest = first.and_then(|first: usize| devices.get(first..));
+        match rest.zip(entry.split_once('-')) {
+            // A range that ends behind the last device.
+            Some((rest @ [_, ..], (_, last))) if is_beyond(last, devices.len()) => {
+                list.extend(rest.iter().map(|device| device.uuid_text.clone()));
+                missing.push(format!("{}-{last}", devices.len()));
+            }
+            _ => missing.push(entry.to_owned()),
+        }
+    }
+    (list, missing)
+}
+
+/// Returns whether a text is a number, not smaller than `bound`.
+fn is_beyond(text: &str, bound: usize) -> bool {
+    is_number(text) && text.parse::<usize>().is_ok_and(|number| number >= bound)
 }
 
 /// Checks the format of a list of devices, whether or not they exist.
@@ -182,49 +212,47 @@ fn joined(names: Vec<String>) -> String {
 }
 
 /// Returns the devices of a program's `CUDA_VISIBLE_DEVICES` that are in `list`, in the program's order. As
-/// for the driver, the first entry that names no device ends the list. Numbers count the GPUs in the order of
-/// their PCI addresses, since the driver's other order is known only to the driver.
+/// for the driver, the first entry that names no device ends the list, and a device that is named twice hides
+/// all: so no more entries are examined than there are devices, and one. Numbers count the GPUs in the order
+/// of their PCI addresses, since the driver's other order is known only to the driver.
 fn intersect(wanted: &str, list: &DeviceSet, devices: &[Device]) -> Vec<String> {
-    let mut visible = Vec::new();
+    let gpus = gpus(devices);
+    let mut seen: Vec<&str> = Vec::new();
     for entry in wanted.split(',').map(str::trim) {
-        let Some(named) = named(entry, list, devices) else {
+        let Some(device) = named(entry, list, devices, &gpus) else {
             break;
         };
-        visible.extend(named.filter(|device| list.contains(&device.uuid_text)));
+        if seen.contains(&device.uuid_text.as_str()) {
+            return Vec::new();
+        }
+        seen.push(&device.uuid_text);
     }
-    visible
-        .into_iter()
-        .map(|device| device.uuid_text.clone())
-        .collect()
+    let visible = seen.into_iter().filter(|uuid| list.contains(*uuid));
+    visible.map(str::to_owned).collect()
 }
 
-/// Finds the device that an entry names. The outer `None`: there is no such device. Of a GPU in MIG mode it
-/// is the first instance that is in `list`.
+/// Finds the device that an entry names. Of a GPU in MIG mode it is the first instance that is in `list`.
 fn named<'a>(
     entry: &str,
     list: &DeviceSet,
     devices: &'a [Device],
-) -> Option<impl Iterator<Item = &'a Device> + use<'a>> {
-    let found = if is_number(entry) {
-        let number = entry.parse::<usize>().ok()?;
-        let parts = gpus(devices).into_iter().nth(number)?;
+    gpus: &[Vec<&'a Device>],
+) -> Option<&'a Device> {
+    if is_number(entry) {
+        let parts = gpus.get(entry.parse::<usize>().ok()?)?;
         let allowed = parts.iter().find(|part| list.contains(&part.uuid_text));
-        allowed.or(parts.first()).copied()?
-    } else {
-        let mut all = devices.iter().filter(|device| {
-            entry.len() >= MIN_PREFIX
-                && device
-                    .uuid_text
-                    .to_ascii_lowercase()
-                    .starts_with(&entry.to_ascii_lowercase())
-        });
-        let found = all.next()?;
-        if all.next().is_some() {
-            return None;
-        }
-        found
+        return allowed.or(parts.first()).copied();
+    }
+    if entry.len() < MIN_PREFIX {
+        return None;
+    }
+    let begins_so = |device: &&Device| {
+        let beginning = device.uuid_text.get(..entry.len());
+        beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(entry))
     };
-    Some([found].into_iter())
+    let mut all = devices.iter().filter(begins_so);
+    let found = all.next();
+    found.filter(|_| all.next().is_none())
 }
 
 /// Returns the GPUs in the order of their PCI addresses, each with its instances or itself.
@@ -282,6 +310,9 @@ mod tests {
         world.store("a/gcgroup.devices", ROOT, "all").unwrap();
         assert_eq!(world.show("a/gcgroup.devices"), "all\n");
         assert_eq!(visible(&world, "a", None), None);
+        assert!(!world.tree.has_device_lists());
+        world.store("a/gcgroup.devices", ROOT, "none").unwrap();
+        assert!(world.tree.has_device_lists());
     }
 
     #[test]
@@ -354,11 +385,45 @@ mod tests {
             (Some("1,-1,2"), "GPU-1"),
             (Some(" 2 , gpu-1"), "GPU-2,GPU-1"),
             (Some("GPU-"), ""),
-            (Some("1,1"), "GPU-1,GPU-1"),
+            (Some("1,1"), ""),
+            (Some("2,0,1,0"), ""),
+            (Some("1,gpu-1"), ""),
+            (Some("2,9,2"), "GPU-2"),
         ] {
             assert_eq!(visible(&world, "a", wanted).unwrap().1, value, "{wanted:?}");
         }
         assert_eq!(world.tree.visible_devices(None, Some("0")), None);
+    }
+
+    #[test]
+    fn long_list_of_the_program_has_a_short_answer() {
+        let world = World::new(3);
+        world.group("a");
+        world.store("a/gcgroup.devices", ROOT, "1-2").unwrap();
+        for entry in ["0,", "1,", "GPU-2,"] {
+            let wanted = entry.repeat(10_000);
+            let (allowed, value) = visible(&world, "a", Some(&wanted)).unwrap();
+            assert_eq!((allowed.len(), &*value), (2, ""), "{entry}");
+        }
+    }
+
+    #[test]
+    fn list_of_a_rule_keeps_the_devices_that_exist() {
+        let world = World::new(4);
+        let list = |text: &str| {
+            let (list, missing) = existing(text, &world.tree.state.lock().devices);
+            let list: Vec<String> = list.into_iter().collect();
+            (list.join(","), missing.join(","))
+        };
+        for (text, known, missing) in [
+            ("0-3", "GPU-0,GPU-1,GPU-2,GPU-3", ""),
+            ("2-7", "GPU-2,GPU-3", "4-7"),
+            ("3-999999999999", "GPU-3", "4-999999999999"),
+            ("0,4-7,9,GPU-1", "GPU-0,GPU-1", "4-7,9"),
+            ("3-1,GPU-none", "", "3-1,GPU-none"),
+        ] {
+            assert_eq!(list(text), (known.to_owned(), missing.to_owned()), "{text}");
+        }
     }
 
     #[test]

@@ -266,7 +266,7 @@ impl Server {
         }
         let asked = (self.receivers).ask(number, connection.uid, connection.socket.clone());
         if let Err(errno) = asked {
-            self.refuse(number, errno);
+            self.refuse_unexamined(number, errno);
             return false;
         }
         connection.kind = Kind::Sender(hello);
@@ -314,7 +314,7 @@ impl Server {
         connection.kind = Kind::Registrant;
         watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
         if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
-            self.refuse(number, errno);
+            self.refuse_unexamined(number, errno);
             self.hang_up(number);
         }
     }
@@ -327,8 +327,7 @@ impl Server {
         };
         let usage = block::map_usage(usage)?;
         let peer: Peer = process::peer(&*connection.socket)?;
-        let own = geteuid();
-        if !own.is_root() && peer.uid != own.as_raw() {
+        if !governs_user(peer.uid) {
             return Err(Errno::EPERM);
         }
         let is_known = self.registry.is_known(&peer);
@@ -392,6 +391,14 @@ impl Server {
 
     fn refuse(&mut self, number: u64, errno: Errno) {
         self.refuse_and_bar(number, errno, false);
+    }
+
+    /// Refuses a registration for which the rules have not been evaluated. A process that cannot be examined
+    /// may be one that a rule is for: a user could otherwise lift the rule by provoking the error.
+    fn refuse_unexamined(&mut self, number: u64, errno: Errno) {
+        let uid = self.connections.get(&number).map(Connection::uid);
+        let bars_cuda = uid.is_some_and(governs_user) && self.rule_queries.may_require();
+        self.refuse_and_bar(number, errno, bars_cuda);
     }
 
     /// Refuses a registration; with `bars_cuda` the process must not use CUDA.
@@ -483,6 +490,12 @@ impl Server {
             self.receivers.retire(connection.socket);
         }
     }
+}
+
+/// Returns whether this daemon governs the processes of a user: a user's daemon only that user's.
+fn governs_user(uid: u32) -> bool {
+    let own = geteuid();
+    own.is_root() || uid == own.as_raw()
 }
 
 fn number_of(errno: Errno) -> u32 {

@@ -111,16 +111,18 @@ pub(super) struct InitialGroup {
     pub is_as_requested: bool,
     /// Log messages: requests that were not fulfilled, and why.
     pub troubles: Vec<String>,
+    /// Log messages: what a rule names and the node does not have.
+    pub warnings: Vec<String>,
 }
 
 /// Finds the group in which a process begins, and creates it if it does not exist.
 pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
-    let mut troubles = Vec::new();
+    let (mut troubles, mut warnings) = (Vec::new(), Vec::new());
     let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
         let rule = process.verdict.rule.as_deref();
-        let (reached, done) = by_rule(tree, process.who, group, rule, &mut troubles);
+        let (reached, done) = by_rule(tree, process.who, group, rule, &mut warnings);
         if let Err(error) = done {
             troubles.push(format!(
                 "reaches only {:?} of group {:?}, which a rule names: {error}",
@@ -153,6 +155,7 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
         group,
         is_as_requested,
         troubles,
+        warnings,
     }
 }
 
@@ -163,7 +166,7 @@ fn by_rule(
     who: &Credentials,
     group: &Group,
     rule: Option<&str>,
-    troubles: &mut Vec<String>,
+    warnings: &mut Vec<String>,
 ) -> (Option<GroupId>, Result<()>) {
     let mut ruled = group.settings.settings();
     let missing = tree.complete_ruled(&mut ruled, group.settings.devices());
@@ -203,7 +206,7 @@ fn by_rule(
     });
     if is_made.get() && !missing.is_empty() {
         let missing = missing.join(",");
-        troubles.push(format!(
+        warnings.push(format!(
             "finds no devices {missing}, which a rule names for group {:?}",
             group.path
         ));

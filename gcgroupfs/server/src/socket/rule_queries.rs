@@ -23,7 +23,8 @@ use gcgroupfs_sys::process::Peer;
 /// User names cached until the rules are reloaded.
 const MAX_NAMES: usize = 4096;
 
-/// Maximum number of processes of one user, and of all, that wait for their verdict.
+/// Maximum number of processes of one user, and of all, that wait for their verdict. Questions for devices
+/// are counted apart, with the same limits: they cannot crowd out registrations.
 const MAX_WAITING_PER_UID: usize = 256;
 const MAX_WAITING: usize = 4096;
 
@@ -110,6 +111,10 @@ impl Question {
         }
     }
 
+    fn is_for_devices(&self) -> bool {
+        matches!(self, Self::Devices(_))
+    }
+
     fn judge(self, rules: &Arc<Rules>, names: &mut Names) -> RuleAnswer {
         match self {
             Self::Registrant(registrant) => {
@@ -134,8 +139,23 @@ pub(super) struct RuleQueries {
     rules: CurrentRules,
     questions: Sender<Question>,
     answers: Receiver<RuleAnswer>,
-    /// Processes that wait for their verdict.
-    waiting: UserCounts,
+    waiting: Waiting,
+}
+
+/// Processes that wait for their verdict.
+#[derive(Debug, Default)]
+struct Waiting {
+    registrations: UserCounts,
+    devices: UserCounts,
+}
+
+impl Waiting {
+    fn of_kind(&mut self, is_for_devices: bool) -> &mut UserCounts {
+        match is_for_devices {
+            true => &mut self.devices,
+            false => &mut self.registrations,
+        }
+    }
 }
 
 /// Counts one more process of the user that waits; returns false if there is no room.
@@ -172,7 +192,7 @@ impl RuleQueries {
             rules,
             questions,
             answers,
-            waiting: UserCounts::default(),
+            waiting: Waiting::default(),
         })
     }
 
@@ -188,6 +208,11 @@ impl RuleQueries {
     /// Returns whether any rule forbids CUDA to processes that are not governed.
     pub(super) fn may_require(&self) -> bool {
         self.rules.get().any_requires()
+    }
+
+    /// Returns whether any rule makes a group with a list of devices.
+    pub(super) fn may_limit_devices(&self) -> bool {
+        self.rules.get().any_limits_devices()
     }
 
     /// Queues a process for its verdict.
@@ -216,7 +241,8 @@ impl RuleQueries {
     }
 
     fn put(&mut self, question: Question) -> nix::Result<()> {
-        if !add_waiting(&mut self.waiting, question.uid()) {
+        let waiting = self.waiting.of_kind(question.is_for_devices());
+        if !add_waiting(waiting, question.uid()) {
             return Err(Errno::EAGAIN);
         }
         self.questions.send(question).map_err(|_| Errno::EAGAIN)
@@ -225,11 +251,12 @@ impl RuleQueries {
     /// Returns the next answer, if there is one.
     pub(super) fn answer(&mut self) -> Option<RuleAnswer> {
         let answer = self.answers.try_recv().ok()?;
-        self.waiting.remove(match &answer {
-            RuleAnswer::Registrant(registrant, _) => registrant.peer.uid,
-            RuleAnswer::Devices(request, _) => request.peer.uid,
-            RuleAnswer::Job(request, _) => request.peer.uid,
-        });
+        let (is_for_devices, uid) = match &answer {
+            RuleAnswer::Registrant(registrant, _) => (false, registrant.peer.uid),
+            RuleAnswer::Devices(request, _) => (true, request.peer.uid),
+            RuleAnswer::Job(request, _) => (false, request.peer.uid),
+        };
+        self.waiting.of_kind(is_for_devices).remove(uid);
         Some(answer)
     }
 }
@@ -306,5 +333,16 @@ mod tests {
         assert!(add_waiting(&mut waiting, 200) && !add_waiting(&mut waiting, 201));
         (0..MAX_WAITING_PER_UID - 1).for_each(|_| waiting.remove(1));
         assert_eq!(waiting.of(1), 0);
+    }
+
+    #[test]
+    fn questions_for_devices_do_not_crowd_out_registrations() {
+        let mut waiting = Waiting::default();
+        let devices = waiting.of_kind(true);
+        while add_waiting(devices, 1) {}
+        assert_eq!(devices.of(1), MAX_WAITING_PER_UID);
+        assert!(add_waiting(waiting.of_kind(false), 1));
+        waiting.of_kind(true).remove(1);
+        assert!(add_waiting(waiting.of_kind(true), 1) && waiting.of_kind(false).of(1) == 1);
     }
 }

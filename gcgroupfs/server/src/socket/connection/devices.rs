@@ -6,7 +6,7 @@ use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
-use super::Kind;
+use super::{Kind, governs_user};
 use crate::protocol::{Answer, Request};
 use crate::socket::rule_queries::DevicesRequest;
 use crate::socket::{Server, watch};
@@ -25,13 +25,20 @@ impl Server {
     fn queue_devices(&mut self, number: u64, request: &Request<'_>) -> nix::Result<()> {
         let visible = match request.value {
             [] => None,
-            [b'=', text @ ..] => Some(str::from_utf8(text).map_err(|_| Errno::EINVAL)?.to_owned()),
+            // A text that is not UTF-8 names no device.
+            [b'=', text @ ..] => Some(str::from_utf8(text).unwrap_or_default().to_owned()),
             _ => return Err(Errno::EINVAL),
         };
         let group = GroupName::new(request.name).ok_or(Errno::EINVAL)?;
         let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
         connection.kind = Kind::Client(Vec::new());
         let peer = process::peer(&*connection.socket)?;
+        let has_lists = self.rule_queries.may_limit_devices() || self.tree.has_device_lists();
+        if !has_lists || !governs_user(peer.uid) {
+            // As if there were no daemon. Without lists a full queue hides no device, and no group is made.
+            let is_answered = self.send_answer(number, &Answer::part(&[], 0));
+            return if is_answered { Ok(()) } else { Err(Errno::EPIPE) };
+        }
         let is_known = self.registry.is_known(&peer);
         let request = DevicesRequest {
             number,
@@ -69,6 +76,8 @@ impl Server {
                 let text = visible.map(|visible| format!("{}\n{}", visible.allowed.join(","), visible.value));
                 self.send_answer(number, &Answer::part(text.unwrap_or_default().as_bytes(), 0))
             }
+            // A process that cannot be examined yet may try again.
+            Err(Errno::ETIMEDOUT) => self.send_answer(number, &Answer::refusal(libc::EAGAIN, "")),
             Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
         };
         if let Some(connection) = self.connections.get_mut(&number) {

@@ -69,6 +69,7 @@ impl Registry {
                 group,
                 is_as_requested,
                 troubles,
+                warnings,
             } = find_initial_group(&self.tree, &facts);
             let is_kept = is_as_requested || self.is_kept(hello.group, group, wish_above);
             let required = first.verdict.required;
@@ -81,7 +82,8 @@ impl Registry {
             if group.is_some_and(|group| !self.tree.hold_group(group)) {
                 continue;
             }
-            for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
+            let all = troubles.into_iter().chain(warnings);
+            for trouble in all.filter(|_| self.may_log_of(who.uid)) {
                 warn!("{pid} ({}) of user {} {trouble}", first.stat.comm, who.uid);
             }
             return Ok((group, is_kept));

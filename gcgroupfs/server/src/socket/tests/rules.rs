@@ -94,3 +94,44 @@ fn second_packet_around_the_verdict_ends_the_connection() {
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).is_ok_and(|length| length > 0) {}
     world.assert_well();
 }
+
+#[test]
+fn refusal_before_the_verdict_forbids_cuda_if_a_rule_may() {
+    let world = World::new();
+    let (pipe, _end) = nix::unistd::pipe().unwrap();
+    for (rules, bars_cuda) in [
+        ("[[rule]]\nprocess.memory.limit = 4096", false),
+        (
+            "[[rule]]\nmatch.comm = \"other\"\ngroup.name = \"a\"\nrequired = true",
+            true,
+        ),
+    ] {
+        world.rule(rules);
+        let socket = world.connect();
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[pipe.as_raw_fd()]).unwrap();
+        let reply = reply(&socket).0.unwrap();
+        assert_eq!(
+            (reply.status, reply.bars_cuda),
+            (libc::EINVAL.unsigned_abs(), bars_cuda),
+            "{rules}"
+        );
+    }
+}
+
+#[test]
+fn question_for_devices_is_answered_by_the_lists() {
+    let world = World::new();
+    for (rules, wanted, want) in [
+        ("[[rule]]\ngroup.name = \"a\"", &b"=0"[..], &b""[..]),
+        (
+            "[[rule]]\ngroup.name = \"a\"\ngroup.gcgroup.devices = \"none\"",
+            b"=0,\xff",
+            b"\n",
+        ),
+    ] {
+        world.rule(rules);
+        let answer = ask(&world.connect(), Operation::Devices, "", wanted);
+        assert_eq!(answer, (0, want.to_vec()), "{rules}");
+        world.assert_well();
+    }
+}
