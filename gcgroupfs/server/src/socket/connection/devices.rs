@@ -1,5 +1,6 @@
 //! Tells a hook which devices its process may use, before the driver or NVML lists them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use gcgroup_abi::message::GroupName;
@@ -18,7 +19,7 @@ impl Server {
     pub(super) fn ask_for_devices(&mut self, number: u64, request: &Request<'_>) -> bool {
         match self.queue_devices(number, request) {
             Ok(()) => true,
-            Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
+            Err(errno) => self.send_answer(number, &refusal(errno)),
         }
     }
 
@@ -32,12 +33,14 @@ impl Server {
         let group = GroupName::new(request.name).ok_or(Errno::EINVAL)?;
         let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
         connection.kind = Kind::Client(Vec::new());
-        let peer = process::peer(&*connection.socket)?;
-        let has_lists = self.rule_queries.may_limit_devices() || self.tree.has_device_lists();
-        if !has_lists || !governs_user(peer.uid) {
-            // As if there were no daemon. Without lists a full queue hides no device, and no group is made.
-            let is_answered = self.send_answer(number, &Answer::part(&[], 0));
-            return if is_answered { Ok(()) } else { Err(Errno::EPIPE) };
+        let socket = Arc::clone(&connection.socket);
+        // Without lists neither a full queue nor a lack of descriptors hides a device, and no group is made.
+        if !self.rule_queries.may_limit_devices() && !self.tree.has_device_lists() {
+            return self.show_all_devices(number);
+        }
+        let peer = process::peer(&*socket)?;
+        if !governs_user(peer.uid) {
+            return self.show_all_devices(number);
         }
         let is_known = self.registry.is_known(&peer);
         let request = DevicesRequest {
@@ -58,6 +61,12 @@ impl Server {
         Ok(())
     }
 
+    /// Answers as if there were no daemon.
+    fn show_all_devices(&mut self, number: u64) -> nix::Result<()> {
+        let is_answered = self.send_answer(number, &Answer::part(&[], 0));
+        if is_answered { Ok(()) } else { Err(Errno::EPIPE) }
+    }
+
     /// Answers after the verdict of the rules. The time is charged to the user.
     pub(in crate::socket) fn tell_devices(&mut self, request: DevicesRequest, verdict: nix::Result<Verdict>) {
         let (number, begun_at) = (request.number, Instant::now());
@@ -76,9 +85,7 @@ impl Server {
                 let text = visible.map(|visible| format!("{}\n{}", visible.allowed.join(","), visible.value));
                 self.send_answer(number, &Answer::part(text.unwrap_or_default().as_bytes(), 0))
             }
-            // A process that cannot be examined yet may try again.
-            Err(Errno::ETIMEDOUT) => self.send_answer(number, &Answer::refusal(libc::EAGAIN, "")),
-            Err(errno) => self.send_answer(number, &Answer::refusal(errno as i32, "")),
+            Err(errno) => self.send_answer(number, &refusal(errno)),
         };
         if let Some(connection) = self.connections.get_mut(&number) {
             let now = Instant::now();
@@ -92,4 +99,14 @@ impl Server {
             self.hang_up(number);
         }
     }
+}
+
+/// Returns the answer for a failure. A process that cannot be examined yet, or for which resources are
+/// missing, may try again.
+fn refusal(errno: Errno) -> Answer<'static> {
+    let errno = match errno {
+        Errno::ETIMEDOUT | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Errno::EAGAIN,
+        errno => errno,
+    };
+    Answer::refusal(errno as i32, "")
 }
