@@ -86,7 +86,10 @@ if [ "$quick" = no ]; then
 fi
 # Without the preload library, which has no allocator or unwinder and so cannot have unit tests.
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
-step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
+# Most of the time an integration test waits for other processes: more threads than processors.
+threads=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+step env --default-signal RUST_TEST_THREADS="$threads" cargo test --locked --workspace \
+    --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
     # The hook's unit tests once more, linked as scripts/build.sh links the library: with its own unwinder.
     # The target keeps these options from build scripts.
