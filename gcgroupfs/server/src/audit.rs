@@ -43,6 +43,7 @@ struct First {
     /// Seconds since 1970.
     since: u64,
     at: Instant,
+    nr_found: u32,
     /// Whether the process has been examined for a signal.
     is_done: bool,
 }
@@ -165,36 +166,30 @@ impl Audit {
         let file = fs::metadata(format!("/proc/{pid}")).ok()?;
         let (comm, uid) = (stat.comm, file.uid());
         let seen = (pid, stat.start_time, device, reason);
-        let first = *self.first.entry(seen).or_insert_with(|| {
-            let does = match reason {
-                Reason::NoHook => format!("uses device {device} without a hook"),
-                Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
-                Reason::ClaimsMore => format!("claims more on device {device} than NVML shows"),
-                Reason::ClaimsUse => {
-                    format!("claims to use device {device} without evidence; the claim is ignored")
-                }
-            };
-            if self.log_limit.allows(uid, Instant::now()) {
-                warn!(
-                    PID = pid,
-                    UID = uid,
-                    GPU = device,
-                    "{pid} ({comm}) of user {uid} {does}"
-                );
-            }
-            First {
-                since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
-                at: Instant::now(),
-                is_done: false,
-            }
+        let first = self.first.entry(seen).or_insert_with(|| First {
+            since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            at: Instant::now(),
+            nr_found: 0,
+            is_done: false,
         });
+        first.nr_found = first.nr_found.saturating_add(1);
+        let since = first.since;
+        if first.nr_found == logged_at(reason) && self.log_limit.allows(uid, Instant::now()) {
+            let does = in_words(reason, device);
+            warn!(
+                PID = pid,
+                UID = uid,
+                GPU = device,
+                "{pid} ({comm}) of user {uid} {does}"
+            );
+        }
         self.found.push(Unmanaged {
             pid,
             device,
             uid,
             comm,
             bytes,
-            since: first.since,
+            since,
             reason,
         });
         Some(seen)
@@ -211,6 +206,27 @@ impl Audit {
                 .any(|one| (one.pid, one.device, one.reason) == (*pid, *device, *reason))
         });
         found
+    }
+}
+
+/// Returns how many times in a row a process is found until that is logged. A process that ends its last
+/// context, or executes another program, claims to use the device for a moment longer than the driver lists
+/// it.
+fn logged_at(reason: Reason) -> u32 {
+    match reason {
+        Reason::ClaimsUse => 2,
+        Reason::NoHook | Reason::BeyondLedger | Reason::ClaimsMore => 1,
+    }
+}
+
+fn in_words(reason: Reason, device: usize) -> String {
+    match reason {
+        Reason::NoHook => format!("uses device {device} without a hook"),
+        Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
+        Reason::ClaimsMore => format!("claims more on device {device} than NVML shows"),
+        Reason::ClaimsUse => {
+            format!("claims to use device {device} without evidence; the claim is ignored")
+        }
     }
 }
 
