@@ -15,6 +15,7 @@ use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
     Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Origins, Owner, Settings, Transient, Tree,
 };
+use gcgroupfs_sys::process::Peer;
 
 pub(super) use self::foresee::{Prospect, foresee_group};
 pub(super) use self::job::{NewJob, make_job_group};
@@ -34,6 +35,16 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    pub fn of(peer: &Peer) -> Self {
+        Self {
+            uid: peer.uid,
+            gid: peer.gid,
+            pid: peer.pid,
+            groups: peer.groups.clone(),
+            is_contained: peer.is_contained,
+        }
+    }
+
     pub fn caller(&self) -> Caller {
         Caller {
             uid: self.uid,

@@ -116,13 +116,7 @@ impl Registry {
         let Some(wish) = wish.as_str().filter(|_| !peer.is_contained) else {
             return Ok(above);
         };
-        let who = Credentials {
-            uid: peer.uid,
-            gid: peer.gid,
-            pid: peer.pid,
-            groups: peer.groups.clone(),
-            is_contained: peer.is_contained,
-        };
+        let who = Credentials::of(peer);
         let is_inside = is_below(wish.trim_matches('/'), &self.tree.path(above));
         Ok(find_requested(&self.tree, &who, wish)
             .filter(|_| above.is_none() || is_inside)
@@ -147,13 +141,7 @@ impl Registry {
             });
         }
         let origin = self.origin(key, &peer.stat)?;
-        let who = Credentials {
-            uid: peer.uid,
-            gid: peer.gid,
-            pid: peer.pid,
-            groups: peer.groups,
-            is_contained: peer.is_contained,
-        };
+        let who = Credentials::of(&peer);
         let facts = GroupFacts {
             above: self.binding(origin.as_ref(), verdict),
             verdict,
