@@ -17,7 +17,7 @@ const WORKS: u64 = 0x7f << 10;
 /// Position of the time.
 const TIME: u32 = 17;
 
-/// The reason for which threads wait; the index into [`Usage::stalls`].
+/// The reason for which threads wait; the index into [`Usage::stalls`](crate::Usage::stalls).
 #[repr(usize)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
