@@ -17,7 +17,7 @@ use crate::driver::{Dir, DriverShell};
 const LIMIT: u64 = 16 << 20;
 
 /// Opens the usage block of a process through one of its descriptors.
-fn block(pid: i32) -> File {
+pub(crate) fn usage_block(pid: i32) -> File {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
     let mut paths = descriptors.flatten().map(|entry| entry.path());
     let path = paths.find(|path| {
@@ -40,7 +40,7 @@ fn usage_block_holes_cost_daemon_at_most_the_block() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1 3"), "ok");
-    let block = block(shell.pid());
+    let block = usage_block(shell.pid());
     cgroup.take(mount.daemon().expect("the daemon runs"));
     // Stops the process so that only the daemon allocates pages of the block.
     let pid = Pid::from_raw(shell.pid());

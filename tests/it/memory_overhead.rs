@@ -1,9 +1,16 @@
 //! Tests the memory of contexts: measured, shown, and counted against the limit.
 
-use support::{Config, Mount, wait_until};
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
+
+use gcgroup_abi::{Usage, UsageDevice};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Config, Mount, is_stopped, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
-use crate::driver::{Dir, DriverShell, governed_pids};
+use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
+use crate::holes::usage_block;
 
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
@@ -187,4 +194,41 @@ fn context_that_driver_lists_late_is_measured_then() {
         context(&dir) == CONTEXT && dir.key("memory.stat", "context_estimated") == 0
     });
     assert_eq!(dir.number("memory.current"), CONTEXT);
+}
+
+/// Returns how many calls of the process are marked in its usage block as not charged in full on the first
+/// device: what the device holds meanwhile is no overhead.
+fn nr_unsettled(pid: i32) -> u32 {
+    let mut word = [0; size_of::<u32>()];
+    let offset = offset_of!(Usage, devices) + offset_of!(UsageDevice, unsettled);
+    let offset = offset.try_into().expect("a small offset");
+    let read = usage_block(pid).read_exact_at(&mut word, offset);
+    read.expect("the block is whole");
+    u32::from_ne_bytes(word)
+}
+
+#[test]
+fn allocation_of_unknown_size_is_unsettled_until_charged() {
+    let mount = mount();
+    for (faults, ask, answer) in [
+        ("cuMemAllocPitch_v2=stop", "pitched 1000 100".to_owned(), "ok 0 "),
+        (
+            "cuArrayGetMemoryRequirements=801,cuArrayCreate_v2=stop",
+            format!("alloc array {MIB}"),
+            "ok 0",
+        ),
+    ] {
+        let mut command = mount.command(driver_shell());
+        command.env("SIMGPU_FAULTS", faults);
+        let mut shell = DriverShell::spawn(command);
+        assert_eq!(nr_unsettled(shell.pid()), 0, "{faults}");
+        shell.tell(&ask);
+        let pid = Pid::from_raw(shell.pid());
+        wait_until("the process is stopped in the call", || is_stopped(pid));
+        assert_eq!(nr_unsettled(shell.pid()), 1, "{faults}");
+        kill(pid, Signal::SIGCONT).expect("the process lives");
+        let line = shell.answer();
+        assert!(line.starts_with(answer), "{faults}: {line}");
+        assert_eq!(nr_unsettled(shell.pid()), 0, "{faults}");
+    }
 }

@@ -235,6 +235,10 @@ fn is_left_by_children(mount: &Mount, shell: &mut Shell, name: &str) {
     let launches = dir.launches();
     let answer = shell.program.ask("vandal fork");
     assert!(!answer.starts_with("the child"), "{name}: {answer}");
+    assert!(
+        answer.ends_with(" 3"),
+        "{name}: {answer}: the driver is initialised in a child"
+    );
     assert_eq!(dir.launches(), launches, "{name}: a child is counted");
     assert_eq!(dir.number("memory.current"), 0, "{name}");
     assert!(shell.allocates(), "{name}: not after a fork");

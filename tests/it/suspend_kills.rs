@@ -5,7 +5,7 @@ use std::fs;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, helper, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts, helper, is_stopped, wait_for, wait_until};
 
 use crate::driver::Dir;
 use crate::suspend::{is_running, resume, suspend};
@@ -65,12 +65,6 @@ fn reach(step: &str, function: &str) -> Reached {
 
 fn events(mount: &Mount, pid: i32) -> String {
     mount.read(pid, "gcgroup.events")
-}
-
-fn is_stopped(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 fn has_ended(pid: Pid) -> bool {

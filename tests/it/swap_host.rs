@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use simgpu::Held;
-use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
+use support::{Config, Governed, Mount, Truth, artifacts, is_stopped, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
@@ -175,13 +176,18 @@ fn process_stopped_in_a_move_delays_no_other() {
     let mut other = with_blocks(told(&mount, mount.command(artifacts().load())), &[4 * MIB; 8]);
     let (dir, stopped_dir) = (Dir::of(&mount, other.pid()), Dir::of(&mount, stopped.pid()));
     stopped_dir.write("memory.limit", 1);
-    wait_until("the process is stopped in its move", || is_stopped(stopped.pid()));
+    wait_until("the process is stopped in its move", || {
+        is_stopped(Pid::from_raw(stopped.pid()))
+    });
     // There is room for this beside the other process's claim, and later for what that process has not used.
     dir.write("memory.limit", 1);
     wait_until("the other process's memory is swapped out", || {
         dir.number("memory.swap.current") == 32 * MIB
     });
-    assert!(is_stopped(stopped.pid()), "the process was continued too early");
+    assert!(
+        is_stopped(Pid::from_raw(stopped.pid())),
+        "the process was continued too early"
+    );
     assert_eq!(other.ask("verify"), "verified 8");
     assert_eq!(other.ask("free all"), "freed 8");
     stopped.signal(Signal::SIGCONT);
@@ -189,9 +195,4 @@ fn process_stopped_in_a_move_delays_no_other() {
         stopped_dir.number("memory.current") == 0
     });
     assert_eq!(stopped.ask("verify"), "verified 1");
-}
-
-fn is_stopped(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
 }

@@ -27,7 +27,7 @@ pub use helpers::helper;
 pub use mount::{Config, Mount};
 pub use others::{copy_program, program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};
-pub use stop::stop;
+pub use stop::{is_stopped, stop};
 pub use truth::Truth;
 pub use wait::{DEADLINE, wait_for, wait_until, wait_until_none};
 pub use watchdog::allow;

@@ -27,3 +27,11 @@ pub fn stop(pid: Pid) {
         })
     });
 }
+
+/// Returns whether the process's first thread has stopped.
+pub fn is_stopped(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may contain any character.
+    let state = stat.rsplit(") ").next().unwrap_or_default();
+    state.starts_with('T')
+}

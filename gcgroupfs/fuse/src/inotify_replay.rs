@@ -13,7 +13,6 @@ mod helper;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -24,6 +23,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use self::helper::Helper;
+use super::Spot;
 use super::backlog::{Receiver, Sender, backlog};
 use super::inode;
 use super::invalidation_writer::InvalidationWriter;
@@ -40,15 +40,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of processes up to which no check is made whether they are still there.
 const FEWEST: usize = 1024;
-
-/// Identifies the mount for the helper.
-#[derive(Debug, Clone)]
-pub struct Spot {
-    /// The mount point.
-    pub point: PathBuf,
-    /// The mount's device number.
-    pub device: u64,
-}
 
 /// A directory with its parent and name.
 #[derive(Debug)]

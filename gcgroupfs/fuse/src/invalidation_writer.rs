@@ -101,25 +101,6 @@ pub fn done(relay: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to `device` the first of these notifications that the kernel accepts.
-pub fn deliver(messages: &[u8], device: &impl AsFd) {
-    let mut rest = messages;
-    while let Some((message, others)) = first(rest) {
-        rest = others;
-        // An entry unknown to the kernel needs no invalidation.
-        match nix::unistd::write(device, message) {
-            Ok(_) | Err(nix::errno::Errno::ENOENT) => break,
-            Err(_) => {}
-        }
-    }
-}
-
-/// Splits off a message, by the length with which it begins.
-fn first(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, _) = bytes.split_first_chunk::<4>()?;
-    bytes.split_at_checked(u32::from_le_bytes(*length) as usize)
-}
-
 /// Encodes a notification: `struct fuse_out_header`, whose error field is the notification's code, and its
 /// body.
 pub(super) fn notification(code: u32, body: &[&[u8]]) -> Vec<u8> {
@@ -155,6 +136,7 @@ fn named(name: &OsStr) -> (Vec<u8>, [u8; 4]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::first;
 
     #[test]
     fn messages_are_separated_by_their_lengths() {

@@ -28,6 +28,7 @@ mod wake;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -47,9 +48,17 @@ use relay::Relay;
 use takeover::Takeover;
 use wake::Waker;
 
-pub use inotify_replay::Spot;
-pub use invalidation_writer::{InvalidationWriter, deliver, done, next};
-pub use relay::Attended;
+pub use invalidation_writer::{InvalidationWriter, done, next};
+pub use relay::{Attended, deliver};
+
+/// Identifies the mount for helpers.
+#[derive(Debug, Clone)]
+pub struct Spot {
+    /// The mount point.
+    pub point: PathBuf,
+    /// The mount's device number.
+    pub device: u64,
+}
 
 /// Number of request loops. One, since no callback waits and a panic in one is caught. A second one costs
 /// every `cat` a third more (25 us instead of 18): the kernel wakes it for the release, for which no process

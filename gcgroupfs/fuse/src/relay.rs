@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -15,8 +15,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
-use super::inotify_replay::Spot;
-use super::invalidation_writer::deliver;
+use super::Spot;
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch::{self, Helper, Launcher};
 
@@ -149,6 +148,25 @@ impl Drop for Running {
         self.socket = None;
         self.helper.wait(PATIENCE);
     }
+}
+
+/// Writes to `device` the first of these notifications that the kernel accepts.
+pub fn deliver(messages: &[u8], device: &impl AsFd) {
+    let mut rest = messages;
+    while let Some((message, others)) = first(rest) {
+        rest = others;
+        // An entry unknown to the kernel needs no invalidation.
+        match nix::unistd::write(device, message) {
+            Ok(_) | Err(nix::errno::Errno::ENOENT) => break,
+            Err(_) => {}
+        }
+    }
+}
+
+/// Splits off a message, by the length with which it begins.
+pub(super) fn first(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, _) = bytes.split_first_chunk::<4>()?;
+    bytes.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
 /// Returns the arguments of the helper.

@@ -6,7 +6,6 @@
 //! that of a running clock, and sees a wait that is not over. Time and numbers change in one step, so no lock
 //! is needed, which a signal handler of the program could find held.
 
-use crate::Usage;
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 
 /// One waiting thread, and the bits of their number.
@@ -18,7 +17,7 @@ const WORKS: u64 = 0x7f << 10;
 /// Position of the time.
 const TIME: u32 = 17;
 
-/// The reason for which threads wait; the index into [`Usage::stalls`].
+/// The reason for which threads wait; the index into [`Usage::stalls`](crate::Usage::stalls).
 #[repr(usize)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
@@ -69,11 +68,11 @@ impl StallClock {
         self.change(now, |word| (word & WAITERS != 0).then_some(word - WAITER));
     }
 
-    fn begin_work(&self, now: u64) {
+    pub(crate) fn begin_work(&self, now: u64) {
         self.change(now, |word| (word & WORKS != WORKS).then_some(word + WORK));
     }
 
-    fn end_work(&self, now: u64) {
+    pub(crate) fn end_work(&self, now: u64) {
         self.change(now, |word| (word & WORKS != 0).then_some(word - WORK));
     }
 
@@ -147,38 +146,13 @@ impl Stall {
     }
 
     /// Counts a device as having work.
-    fn begin_work(&self, now: u64) {
+    pub(crate) fn begin_work(&self, now: u64) {
         self.full.begin_work(now);
     }
 
     /// Stops counting a device as having work.
-    fn end_work(&self, now: u64) {
+    pub(crate) fn end_work(&self, now: u64) {
         self.full.end_work(now);
-    }
-}
-
-impl Usage {
-    /// Begins a busy period of a device at `now` (`CLOCK_MONOTONIC`, nanoseconds); returns false if one has
-    /// begun already. One writer of a device at a time.
-    pub fn begin_busy(&self, device: usize, now: u64) -> bool {
-        let has_begun = self
-            .devices
-            .get(device)
-            .is_some_and(|device| device.begin_busy(now));
-        if has_begun {
-            self.stalls.iter().for_each(|stall| stall.begin_work(now));
-        }
-        has_begun
-    }
-
-    /// Ends the busy period of a device at `end` (`CLOCK_MONOTONIC`, nanoseconds) if there is one. One writer
-    /// of a device at a time.
-    pub fn end_busy(&self, device: usize, end: u64) {
-        let device = self.devices.get(device);
-        if let Some(device) = device.filter(|device| device.busy_since.load(Relaxed) != 0) {
-            device.end_busy(end);
-            self.stalls.iter().for_each(|stall| stall.end_work(end));
-        }
     }
 }
 

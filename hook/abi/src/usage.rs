@@ -264,6 +264,29 @@ impl Usage {
         self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
     }
 
+    /// Begins a busy period of a device at `now` (`CLOCK_MONOTONIC`, nanoseconds); returns false if one has
+    /// begun already. One writer of a device at a time.
+    pub fn begin_busy(&self, device: usize, now: u64) -> bool {
+        let has_begun = self
+            .devices
+            .get(device)
+            .is_some_and(|device| device.begin_busy(now));
+        if has_begun {
+            self.stalls.iter().for_each(|stall| stall.begin_work(now));
+        }
+        has_begun
+    }
+
+    /// Ends the busy period of a device at `end` (`CLOCK_MONOTONIC`, nanoseconds) if there is one. One writer
+    /// of a device at a time.
+    pub fn end_busy(&self, device: usize, end: u64) {
+        let device = self.devices.get(device);
+        if let Some(device) = device.filter(|device| device.busy_since.load(Relaxed) != 0) {
+            device.end_busy(end);
+            self.stalls.iter().for_each(|stall| stall.end_work(end));
+        }
+    }
+
     /// Returns the bytes charged on a device; 0 for a device that does not exist.
     pub fn memory_current(&self, device: usize) -> u64 {
         let device = self.devices.get(device);

@@ -3,21 +3,13 @@
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::AtomicBool;
 
-use crate::{arch, elf};
+use crate::arch::{self, Part};
+use crate::elf;
 
-/// `struct iovec`.
-#[repr(C)]
-pub(crate) struct Part {
-    start: *const c_char,
-    length: usize,
-}
-
-impl Part {
-    fn of(text: *const c_char) -> Self {
-        Self {
-            start: text,
-            length: elf::bytes(text).count(),
-        }
+fn part(text: *const c_char) -> Part {
+    Part {
+        start: text,
+        length: elf::bytes(text).count(),
     }
 }
 
@@ -26,6 +18,6 @@ pub(crate) fn complain(reason: *const c_char) {
     static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
     const BEGIN: &CStr = c"gcgroup: not governed, since the hook cannot be loaded: ";
     if !arch::set(&HAS_COMPLAINED) {
-        arch::write_error(&[BEGIN.as_ptr(), reason, c"\n".as_ptr()].map(Part::of));
+        arch::write_error(&[BEGIN.as_ptr(), reason, c"\n".as_ptr()].map(part));
     }
 }

@@ -9,6 +9,7 @@ use crate::driver::out_pointer::{argument, written};
 use crate::hook;
 use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
 use crate::memory::ledger::Entry;
+use crate::memory::page_counter::Unsettled;
 
 /// `cuArrayCreate`, `cuArray3DCreate`.
 pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
@@ -50,6 +51,8 @@ fn charge_for<A: Array>(
         return next();
     }
     let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
+    // The device holds more than is charged until the array's size is known.
+    let _unsettled = (expected.is_none()).then(|| Unsettled::on(hook.session.usage(), target.index));
     let (charge, sums) = hook.memory.try_charge(target.index, expected.unwrap_or(0))?;
     let made_it = hook.memory.pressing(target.index, expected.unwrap_or(0), next);
     made_it.inspect_err(|_| hook.memory.count_failure(target.index))?;

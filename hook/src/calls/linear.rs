@@ -6,6 +6,7 @@ use super::address::{Address, Out};
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::memory::ledger::Entry;
+use crate::memory::page_counter::Unsettled;
 use crate::swap::allocation;
 use crate::{driver, hook};
 
@@ -75,6 +76,8 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let wanted = width.saturating_mul(height);
     let steps = &hook.memory.pitch;
     let likely = steps.foretold(width).saturating_mul(height);
+    // The device may hold more than is charged until the pitch is known.
+    let _unsettled = Unsettled::on(hook.session.usage(), target.index);
     let (mut charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
     let made = hook.memory.pressing(target.index, wanted, next);
     made.inspect_err(|_| hook.memory.count_failure(target.index))?;

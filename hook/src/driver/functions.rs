@@ -17,7 +17,7 @@ macro_rules! calls {
             /// Calls the driver's function; `CUDA_ERROR_NOT_FOUND` if the driver does not have it.
             // Never inlined: the call costs nothing beside the driver's own work.
             #[inline(never)]
-            pub fn $name($($arg: $ty),*) -> CUresult {
+            pub(crate) fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
                 const NAME: &std::ffi::CStr = $crate::driver::library::c_name!($name);
@@ -37,11 +37,9 @@ macro_rules! calls {
 calls! {
     fn cuDriverGetVersion(version: &mut c_int);
     fn cuDeviceGetCount(count: &mut c_int);
-    fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
     /// Since CUDA 11.4. In MIG mode it returns the UUID of the instance.
     fn cuDeviceGetUuid_v2(uuid: &mut CUuuid, device: CUdevice);
     fn cuDeviceGetUuid(uuid: &mut CUuuid, device: CUdevice);
-    fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
     fn cuCtxGetDevice(device: &mut CUdevice);
     fn cuCtxGetCurrent(context: &mut CUcontext);
     fn cuCtxGetFlags(flags: &mut c_uint);
@@ -70,7 +68,6 @@ calls! {
     fn cuEventDestroy_v2(event: CUevent);
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamIsCapturing(stream: CUstream, status: &mut c_uint);
-    fn cuStreamGetFlags(stream: CUstream, flags: &mut c_uint);
     fn cuStreamGetCtx(stream: CUstream, context: &mut CUcontext);
     fn cuStreamGetDevice(stream: CUstream, device: &mut CUdevice);
     /// `mode` is exchanged for the thread's previous mode.
@@ -151,7 +148,6 @@ calls! {
         handle: CUmemGenericAllocationHandle,
     );
     fn cuMemRelease(handle: CUmemGenericAllocationHandle);
-    fn cuMemRetainAllocationHandle(handle: &mut CUmemGenericAllocationHandle, address: CUdeviceptr);
     fn cuMemFree_v2(address: CUdeviceptr);
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
     fn cuMemGetAddressRange_v2(base: &mut CUdeviceptr, bytes: &mut usize, address: CUdeviceptr);
@@ -165,7 +161,6 @@ calls! {
         array: CUmipmappedArray,
         device: CUdevice,
     );
-    fn cuArray3DGetDescriptor_v2(descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR, array: CUarray);
     fn cuArray3DCreate_v2(array: &mut CUarray, description: &CUDA_ARRAY3D_DESCRIPTOR);
     fn cuMipmappedArrayCreate(
         array: &mut CUmipmappedArray,

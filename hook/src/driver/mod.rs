@@ -14,4 +14,4 @@ pub(crate) mod trace;
 pub(crate) mod unwind;
 pub(crate) mod unwinder;
 
-pub use functions::*;
+pub(crate) use functions::*;

@@ -13,7 +13,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
 
-use super::Spot;
+use crate::Spot;
 use gcgroupfs_sys::launch::{self, Launcher};
 
 /// Time limit of one command in milliseconds. The helper waits for no process but the daemon.

@@ -10,8 +10,13 @@
 
 use super::policy::Time;
 use super::settings::LONGEST_DEBT;
-use super::state::Key;
 use crate::tree::Quota;
+
+/// Scope of a meter: `None` for the whole process or group, or one device.
+type Slot = Option<usize>;
+
+/// Key of a meter: number of the process or group, and scope.
+pub(super) type Key = (u64, Slot);
 
 /// Nanoseconds that the quotas above are charged with at most when a meter is removed while it still owes
 /// them time: a process cannot have more queued when its gate closes.

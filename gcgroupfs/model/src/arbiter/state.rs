@@ -7,7 +7,7 @@ use super::gpu::{Gpu, Order, Quotas, Tick};
 use super::member::Seen;
 use super::memory_turns::MemoryNews;
 use super::policy::{Policy, Time};
-use super::quota::{Meter, Passed};
+use super::quota::{Key, Meter, Passed};
 use super::settings::usec;
 use crate::tree::{Arbitration, GateOrder, ProcessId, Quota};
 
@@ -16,12 +16,6 @@ const MEASURE: u64 = 10_000_000;
 
 /// Shortest interval, in nanoseconds, between ticks for the sake of a quota.
 const SHORTEST: u64 = 200_000;
-
-/// Scope of a meter: `None` for the whole process or group, or one device.
-type Slot = Option<usize>;
-
-/// Key of a meter: number of the process or group, and scope.
-pub(super) type Key = (u64, Slot);
 
 #[derive(Debug)]
 pub struct State {

@@ -26,14 +26,25 @@ impl Tree {
         groups.any(|group| group.settings.device_list().is_some())
     }
 
-    /// Returns what a process that starts in the group is shown; `None`: everything. `wanted` is the
-    /// process's own `CUDA_VISIBLE_DEVICES`.
-    pub fn visible_devices(&self, group: Option<GroupId>, wanted: Option<&str>) -> Option<VisibleDevices> {
+    /// Returns what a process that starts in the group is shown; `None`: everything. `ruled` is the list of
+    /// a group below it that a rule makes first; `wanted` is the process's own `CUDA_VISIBLE_DEVICES`.
+    pub fn visible_devices(
+        &self,
+        group: Option<GroupId>,
+        ruled: Option<&str>,
+        wanted: Option<&str>,
+    ) -> Option<VisibleDevices> {
         // The text is the process's: it is not examined under the lock.
         let (list, devices) = {
             let state = self.state.lock();
-            let group = state.groups.get(&group?)?;
-            (group.inherited.device_list()?.clone(), state.devices.to_vec())
+            let group = group.and_then(|group| state.groups.get(&group));
+            let above = group.and_then(|group| group.inherited.device_list());
+            let ruled = ruled.and_then(|text| ruled_list(text, &state.devices));
+            let list = match (above, ruled) {
+                (Some(above), Some((list, _))) => above.intersection(&list).cloned().collect(),
+                (above, ruled) => above.cloned().or(ruled.map(|(list, _)| list))?,
+            };
+            (list, state.devices.to_vec())
         };
         let allowed = devices.iter().filter(|device| list.contains(&device.uuid_text));
         let allowed: Vec<String> = allowed.map(|device| device.uuid_text.clone()).collect();
@@ -54,13 +65,20 @@ impl Tree {
         if let Some(seconds) = settings.written(LEASE, None) {
             let _ = settings.set(LEASE, None, state.lease_end(seconds), true);
         }
-        let (list, missing) = match devices {
-            None | Some("all") => return Vec::new(),
-            Some("none") => (DeviceSet::new(), Vec::new()),
-            Some(text) => existing(text, &state.devices),
+        let Some((list, missing)) = devices.and_then(|text| ruled_list(text, &state.devices)) else {
+            return Vec::new();
         };
         let _ = settings.set_device_list(Some(list), true);
         missing
+    }
+}
+
+/// Returns the devices of a rule's list that exist, and the entries that do not; `None`: all devices.
+fn ruled_list(text: &str, devices: &[Device]) -> Option<(DeviceSet, Vec<String>)> {
+    match text {
+        "all" => None,
+        "none" => Some((DeviceSet::new(), Vec::new())),
+        text => Some(existing(text, devices)),
     }
 }
 
@@ -279,7 +297,7 @@ mod tests {
 
     fn visible(world: &World, group: &str, wanted: Option<&str>) -> Option<(Vec<String>, String)> {
         let id = world.group(group);
-        let visible = world.tree.visible_devices(Some(id), wanted)?;
+        let visible = world.tree.visible_devices(Some(id), None, wanted)?;
         Some((visible.allowed, visible.value))
     }
 
@@ -392,7 +410,26 @@ mod tests {
         ] {
             assert_eq!(visible(&world, "a", wanted).unwrap().1, value, "{wanted:?}");
         }
-        assert_eq!(world.tree.visible_devices(None, Some("0")), None);
+        assert_eq!(world.tree.visible_devices(None, None, Some("0")), None);
+    }
+
+    #[test]
+    fn list_of_a_group_not_yet_made_is_within_those_above() {
+        let world = World::new(4);
+        let listed = world.group("a");
+        world.store("a/gcgroup.devices", ROOT, "1-2").unwrap();
+        let unlisted = world.group("b");
+        for (group, ruled, value) in [
+            (Some(listed), "2-3", Some("GPU-2")),
+            (Some(listed), "all", Some("GPU-1,GPU-2")),
+            (Some(listed), "none", Some("")),
+            (Some(unlisted), "2-7", Some("GPU-2,GPU-3")),
+            (None, "2", Some("GPU-2")),
+            (None, "all", None),
+        ] {
+            let visible = world.tree.visible_devices(group, Some(ruled), None);
+            assert_eq!(visible.map(|visible| visible.value).as_deref(), value, "{ruled}");
+        }
     }
 
     #[test]

@@ -96,11 +96,6 @@ impl Tree {
         self.update(|state, notices| state.release_group(id, notices));
     }
 
-    /// Removes a group if it is transient and empty, and then those above in the same way.
-    pub fn reap_group(&self, id: Option<GroupId>) {
-        self.update(|state, notices| state.reap(id, notices));
-    }
-
     /// Removes all empty transient groups except `but`.
     pub fn reap_transient(&self, but: Option<GroupId>) {
         self.update(|state, notices| {

@@ -2,6 +2,7 @@
 //! a rule names; and, within that, the group that the process asks for. Missing groups are created, and
 //! removed with their last member.
 
+mod foresee;
 mod job;
 
 use std::cell::Cell;
@@ -14,7 +15,9 @@ use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
     Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Origins, Owner, Settings, Transient, Tree,
 };
+use gcgroupfs_sys::process::Peer;
 
+pub(super) use self::foresee::{Prospect, foresee_group};
 pub(super) use self::job::{NewJob, make_job_group};
 
 /// Credentials of a client, as the kernel reports them.
@@ -32,6 +35,16 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    pub fn of(peer: &Peer) -> Self {
+        Self {
+            uid: peer.uid,
+            gid: peer.gid,
+            pid: peer.pid,
+            groups: peer.groups.clone(),
+            is_contained: peer.is_contained,
+        }
+    }
+
     pub fn caller(&self) -> Caller {
         Caller {
             uid: self.uid,
@@ -233,7 +246,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     if who.is_contained {
         return Err(Error::NotYours("it is in a container, and no rule admits it"));
     }
-    if !may_leave(tree, who, begins, path)? {
+    if !may_leave(tree, who, &tree.path(begins), path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));
     }
     may_begin(tree, who, path)?;
@@ -335,9 +348,8 @@ fn descend(
 
 /// Returns whether a process that begins in one group may choose another: one below its own; another if its
 /// user owns the nearest common group; from the root, any.
-fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<bool> {
-    let own = tree.path(begins);
-    if begins.is_none() || tree.is_root(who.caller()) {
+fn may_leave(tree: &Tree, who: &Credentials, own: &str, path: &str) -> Result<bool> {
+    if own.is_empty() || tree.is_root(who.caller()) {
         return Ok(true);
     }
     let (mut common, mut wished) = (Directory::ROOT, path.trim_matches('/').split('/'));
@@ -348,6 +360,12 @@ fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str
         common = tree.subdirectory(common, name)?;
     }
     Ok(true)
+}
+
+/// Returns whether a path is that of a group or of one below it.
+pub(super) fn is_below(path: &str, group: &str) -> bool {
+    let below = path.strip_prefix(group.trim_matches('/'));
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 #[cfg(test)]

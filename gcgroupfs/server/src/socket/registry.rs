@@ -151,14 +151,14 @@ impl Registry {
             ..
         } = registrant;
         let key = key(&peer);
+        let who = Credentials::of(&peer);
         let Peer {
             pid,
             uid,
             gid,
-            groups,
-            is_contained,
             stat,
             pidfd,
+            ..
         } = peer;
         if !self.live.has_room_for(key, uid) {
             return Err(Errno::EDQUOT);
@@ -193,13 +193,6 @@ impl Registry {
                 (saved, false)
             }
             None => {
-                let who = Credentials {
-                    uid,
-                    gid,
-                    pid,
-                    groups,
-                    is_contained,
-                };
                 let first = FirstRegistration {
                     pid,
                     stat: &stat,

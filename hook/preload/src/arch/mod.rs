@@ -1,9 +1,7 @@
 //! Assembly and system call numbers of each processor, and the data that threads start with.
 
 use core::arch::global_asm;
-use core::ffi::{CStr, c_int, c_void};
-
-use crate::complaint::Part;
+use core::ffi::{CStr, c_char, c_int, c_void};
 
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
@@ -73,6 +71,13 @@ pub(crate) fn try_open(path: &CStr, flags: c_int) -> isize {
         }
         file
     }
+}
+
+/// `struct iovec`.
+#[repr(C)]
+pub(crate) struct Part {
+    pub(crate) start: *const c_char,
+    pub(crate) length: usize,
 }
 
 /// Writes to standard error, in one piece.

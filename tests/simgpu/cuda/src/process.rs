@@ -1,8 +1,7 @@
 //! The driver's state in this process, created by `cuInit`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ptr;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Once, OnceLock};
 
@@ -65,13 +64,12 @@ static PROCESS: OnceLock<Result<Process, CUerror>> = OnceLock::new();
 /// Begins to serve requests for checkpoints.
 static SERVED: Once = Once::new();
 
-/// A word that is 1 in the process that called `cuInit` and 0 in its forked children, where the kernel wipes
-/// it.
-static OURS: OnceLock<&'static AtomicU32> = OnceLock::new();
+/// Whether this process is a forked child of one that called `cuInit`: its memory holds the parent's locks.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the driver's state, if `cuInit` has created it in this process.
 pub(crate) fn get() -> Result<&'static Process, CUerror> {
-    if is_forked() {
+    if IS_FORKED.load(Relaxed) {
         return Err(NOT_INITIALIZED);
     }
     match PROCESS.get() {
@@ -82,11 +80,12 @@ pub(crate) fn get() -> Result<&'static Process, CUerror> {
 
 /// Creates the driver's state, once; fails in a forked child of a process that has called this.
 pub(crate) fn init() -> Result<(), CUerror> {
-    if is_forked() {
+    if IS_FORKED.load(Relaxed) {
         return Err(NOT_INITIALIZED);
     }
     let process = PROCESS.get_or_init(|| {
-        OURS.get_or_init(wiped_on_fork);
+        // SAFETY: the C library drops the handler with this library.
+        unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
         Process::new()
     });
     let process = process.as_ref().map_err(|error| *error)?;
@@ -94,34 +93,8 @@ pub(crate) fn init() -> Result<(), CUerror> {
     Ok(())
 }
 
-fn is_forked() -> bool {
-    OURS.get().is_some_and(|ours| ours.load(Relaxed) == 0)
-}
-
-/// Creates a word that is 1 in this process; other threads may read it as soon as it is in [`OURS`].
-fn wiped_on_fork() -> &'static AtomicU32 {
-    const PAGE: usize = 4096;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new anonymous mapping replaces nothing.
-    let page = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            PAGE,
-            protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return Box::leak(Box::new(AtomicU32::new(1)));
-    }
-    // SAFETY: exactly the page mapped above.
-    unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) };
-    // SAFETY: permanently mapped, zeroed and aligned.
-    let word = unsafe { &*page.cast::<AtomicU32>() };
-    word.store(1, Relaxed);
-    word
+extern "C" fn note_fork() {
+    IS_FORKED.store(true, Relaxed);
 }
 
 impl Process {

@@ -9,6 +9,7 @@ use nix::sys::epoll::EpollFlags;
 
 use super::{Kind, governs_user};
 use crate::protocol::{Answer, Request};
+use crate::socket::initial_group::Prospect;
 use crate::socket::rule_queries::DevicesRequest;
 use crate::socket::{Server, watch};
 use gcgroupfs_model::rules::Verdict;
@@ -76,12 +77,13 @@ impl Server {
             return;
         }
         let visible = request.visible.clone();
-        let group = verdict.and_then(|verdict| self.registry.would_begin(request, &verdict));
-        let is_answered = match group {
-            Ok(group) => {
-                let visible = self.tree.visible_devices(group, visible.as_deref());
-                // Groups that were made to find out.
-                self.tree.reap_group(group);
+        let prospect = verdict.and_then(|verdict| self.registry.would_begin(request, &verdict));
+        let is_answered = match prospect {
+            Ok(prospect) => {
+                let Prospect { group, devices } = prospect;
+                let visible = self
+                    .tree
+                    .visible_devices(group, devices.as_deref(), visible.as_deref());
                 let text = visible.map(|visible| format!("{}\n{}", visible.allowed.join(","), visible.value));
                 self.send_answer(number, &Answer::part(text.unwrap_or_default().as_bytes(), 0))
             }

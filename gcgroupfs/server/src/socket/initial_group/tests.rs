@@ -48,14 +48,13 @@ fn owner(world: &World, path: &str) -> u32 {
     world.tree.owner(find(world, path).unwrap()).unwrap().uid
 }
 
-/// Returns the path of the group in which a process begins, and the log messages.
-fn begins(
-    world: &World,
-    who: Credentials,
+/// Calls `look` with the facts about a process.
+fn with_facts<R>(
+    who: &Credentials,
     above: Option<GroupId>,
-    rule: &str,
-    wish: &str,
-) -> (String, String) {
+    (rule, wish): (&str, &str),
+    look: impl FnOnce(&GroupFacts<'_>) -> R,
+) -> R {
     #[derive(serde::Deserialize)]
     struct Of {
         rule: Rules,
@@ -70,16 +69,25 @@ fn begins(
         wish: wish.map(str::to_owned),
         ..Facts::default()
     };
-    let verdict = rules.verdict(&facts);
-    let beginning = find_initial_group(
-        &world.tree,
-        &GroupFacts {
-            who: &who,
-            above,
-            verdict: &verdict,
-            wish,
-        },
-    );
+    let verdict = &rules.verdict(&facts);
+    look(&GroupFacts {
+        who,
+        above,
+        verdict,
+        wish,
+    })
+}
+
+/// Returns the path of the group in which a process begins, and the log messages.
+fn begins(
+    world: &World,
+    who: Credentials,
+    above: Option<GroupId>,
+    rule: &str,
+    wish: &str,
+) -> (String, String) {
+    let look = |facts: &GroupFacts<'_>| find_initial_group(&world.tree, facts);
+    let beginning = with_facts(&who, above, (rule, wish), look);
     (world.tree.path(beginning.group), beginning.troubles.join("\n"))
 }
 
@@ -315,4 +323,66 @@ fn request_from_a_container_needs_a_rule() {
     }
     let rule = "match.wish = \"team/*\"\ngroup.name = \"{wish}\"";
     assert_eq!(begins(&world, contained(), None, rule, "team/new").0, "team/new");
+}
+
+#[test]
+fn foreseen_devices_are_those_of_the_initial_group() {
+    let world = World::new(4);
+    let listed = make(&world, "listed", 0);
+    let hers = make(&world, "hers", ALICE);
+    make(&world, "hers/one", 0);
+    for (path, list) in [("listed", "1-3"), ("hers", "0-2"), ("hers/one", "1")] {
+        let file = format!("{path}/gcgroup.devices");
+        world.store(&file, root().caller(), list).unwrap();
+    }
+    let list = "gcgroup.devices = \"2-3\"";
+    let rules = [
+        String::new(),
+        format!("group = {{ name = \"listed\", {list} }}"),
+        format!("group = {{ name = \"new\", {list} }}"),
+        format!("group = {{ name = \"listed/new/u{{uid}}\", {list} }}"),
+        format!("group = {{ name = \"listed/u{{uid}}\", delegate = true, {list} }}"),
+        format!("group = {{ name = \"hers/u{{uid}}\", {list} }}"),
+        format!("group = {{ name = \"listed/{{wish}}\", {list} }}"),
+        "group = { name = \"hers/new\" }".to_owned(),
+        "group = { name = \"new\", gcgroup.devices = \"none\" }".to_owned(),
+        "group = { name = \"listed/new\", gcgroup.devices = \"all\" }".to_owned(),
+    ];
+    let wishes = [
+        "",
+        "listed",
+        "listed/new",
+        "listed/new/u0/sub",
+        "listed/u0/sub",
+        "listed/u1000/sub",
+        "hers",
+        "hers/one",
+        "/hers/one/sub/",
+        "hers/u1000",
+        "hers/new/sub",
+        "new",
+        "new/sub",
+        "other",
+        "memory.limit",
+    ];
+    let contained = Credentials {
+        is_contained: true,
+        ..alice()
+    };
+    for who in [alice(), root(), contained] {
+        for above in [None, Some(listed), Some(hers)] {
+            for (rule, wish) in rules.iter().flat_map(|rule| wishes.map(|wish| (rule, wish))) {
+                let number = world.tree.groups().len();
+                let facts = (rule.as_str(), wish);
+                let foreseen = with_facts(&who, above, facts, |facts| foresee_group(&world.tree, facts));
+                assert_eq!(world.tree.groups().len(), number, "a group was made");
+                let devices = foreseen.devices.as_deref();
+                let foreseen = world.tree.visible_devices(foreseen.group, devices, None);
+                let found = with_facts(&who, above, facts, |facts| find_initial_group(&world.tree, facts));
+                let visible = world.tree.visible_devices(found.group, None, None);
+                assert_eq!(foreseen, visible, "{rule} {wish:?} {above:?} {who:?}");
+                world.tree.reap_transient(None);
+            }
+        }
+    }
 }

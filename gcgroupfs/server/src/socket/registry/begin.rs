@@ -45,13 +45,7 @@ impl Registry {
             wish: group,
             is_inherited: above.is_some() && origin.is_some_and(|origin| origin.is_inherited),
         };
-        let who = Credentials {
-            pid: peer.pid,
-            uid: peer.uid,
-            gid: peer.gid,
-            groups: peer.groups,
-            is_contained: peer.is_contained,
-        };
+        let who = Credentials::of(&peer);
         let facts = GroupFacts {
             who: &who,
             above,

@@ -5,7 +5,8 @@ use nix::errno::Errno;
 use tracing::{debug, warn};
 
 use super::super::initial_group::{
-    Credentials, GroupFacts, InitialGroup, find_initial_group, find_requested,
+    Credentials, GroupFacts, InitialGroup, Prospect, find_initial_group, find_requested, foresee_group,
+    is_below,
 };
 use super::super::rule_queries::DevicesRequest;
 use super::Registry;
@@ -115,20 +116,14 @@ impl Registry {
         let Some(wish) = wish.as_str().filter(|_| !peer.is_contained) else {
             return Ok(above);
         };
-        let who = Credentials {
-            uid: peer.uid,
-            gid: peer.gid,
-            pid: peer.pid,
-            groups: peer.groups.clone(),
-            is_contained: peer.is_contained,
-        };
+        let who = Credentials::of(peer);
         let is_inside = is_below(wish.trim_matches('/'), &self.tree.path(above));
         Ok(find_requested(&self.tree, &who, wish)
             .filter(|_| above.is_none() || is_inside)
             .or(above))
     }
 
-    /// Returns the group in which a process is or would begin, without registering it.
+    /// Returns where a process is or would begin, without registering it or making groups.
     ///
     /// # Errors
     /// As [`origin`](Self::origin).
@@ -136,28 +131,24 @@ impl Registry {
         &self,
         request: DevicesRequest,
         verdict: &Verdict,
-    ) -> nix::Result<Option<GroupId>> {
+    ) -> nix::Result<Prospect> {
         let (peer, group) = (request.peer, request.group);
         let key = super::key(&peer);
         if let Some(saved) = self.saved(key) {
-            return Ok(saved.group);
+            return Ok(Prospect {
+                group: saved.group,
+                devices: None,
+            });
         }
         let origin = self.origin(key, &peer.stat)?;
-        let who = Credentials {
-            uid: peer.uid,
-            gid: peer.gid,
-            pid: peer.pid,
-            groups: peer.groups,
-            is_contained: peer.is_contained,
-        };
+        let who = Credentials::of(&peer);
         let facts = GroupFacts {
             above: self.binding(origin.as_ref(), verdict),
             verdict,
             wish: group.as_str(),
             who: &who,
         };
-        let InitialGroup { group, .. } = find_initial_group(&self.tree, &facts);
-        Ok(group)
+        Ok(foresee_group(&self.tree, &facts))
     }
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
@@ -272,10 +263,4 @@ impl Ancestry {
             is_inherited: job.is_inherited,
         }
     }
-}
-
-/// Returns whether a path is that of a group or of one below it.
-fn is_below(path: &str, group: &str) -> bool {
-    let below = path.strip_prefix(group.trim_matches('/'));
-    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }

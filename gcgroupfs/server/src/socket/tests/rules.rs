@@ -2,6 +2,7 @@
 
 use super::*;
 use gcgroupfs_model::rules::Rules;
+use gcgroupfs_model::tree::Entity;
 
 impl World {
     /// Sets the rules from the text of a configuration.
@@ -133,5 +134,29 @@ fn question_for_devices_is_answered_by_the_lists() {
         let answer = ask(&world.connect(), Operation::Devices, "", wanted);
         assert_eq!(answer, (0, want.to_vec()), "{rules}");
         world.assert_well();
+    }
+}
+
+#[test]
+fn questions_for_devices_make_no_groups() {
+    let world = World::new();
+    world.rule("[[rule]]\ngroup.name = \"a/b\"\ngroup.gcgroup.devices = \"0,1\"");
+    // Groups are numbered in the order in which they are made.
+    let make = |name: &str| {
+        assert_eq!(ask(&world.connect(), Operation::Make, name, b""), (0, Vec::new()));
+        match resolve(&world.tree, name).unwrap() {
+            Node::Dir(directory) => directory.whose(),
+            Node::File(..) => panic!("{name} is a file"),
+        }
+    };
+    let before = make("c");
+    for _ in 0..3 {
+        let answer = ask(&world.connect(), Operation::Devices, "", b"=0");
+        let uuid = "GPU-07070707-0707-0707-0707-070707070707";
+        assert_eq!(answer, (0, format!("{uuid}\n{uuid}").into_bytes()));
+    }
+    match (before, make("d")) {
+        (Entity::Group(before), Entity::Group(after)) => assert_eq!(after.0, before.0 + 1),
+        other => panic!("{other:?}"),
     }
 }
