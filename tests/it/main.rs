@@ -125,6 +125,8 @@ mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
 #[cfg(test)]
+mod memory_high;
+#[cfg(test)]
 mod memory_model;
 #[cfg(test)]
 mod memory_old;

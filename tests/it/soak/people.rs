@@ -28,6 +28,7 @@ fn values(file: &str) -> &'static [&'static str] {
             "-1",
             "18446744073709551615",
         ],
+        "memory.high" => &["max", "max", "300K", "64M", "0", "-1"],
         "memory.min" | "memory.low" => &["0", "0", "1M", "max", "-1"],
         "memory.swap.max" | "memory.reclaim" => &["0", "max", "1M"],
         "memory.peak" => &["0", "x"],

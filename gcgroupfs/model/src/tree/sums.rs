@@ -39,6 +39,9 @@ counters! {
         nr_free as "memory.stat" "nr_free" "frees";
         nr_alloc_fail = device.nr_alloc_fail, most calls
             as "memory.stat" "nr_alloc_fail" "failed allocations";
+        /// Number of allocations beyond a `memory.high`.
+        nr_high as "memory.events" "high" "times that an allocation waited because memory.high was exceeded; of a group, \
+            its own or that of a group below";
         nr_max = device.nr_max, process.nr_max, most calls
             as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
         nr_oom = device.nr_oom, process.nr_oom, most calls
@@ -116,6 +119,7 @@ impl Sums {
 
     fn add_kept(&mut self, process: &Process, device: Option<usize>) {
         let mut add = |kept: &Kept| {
+            self.nr_high += kept.nr_high;
             self.nr_over_limit += kept.nr_over_limit;
             self.nr_reclaim += kept.nr_reclaim;
             self.nr_memory_turns += kept.nr_memory_turns;
