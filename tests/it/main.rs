@@ -131,6 +131,8 @@ mod memory_model;
 #[cfg(test)]
 mod memory_old;
 #[cfg(test)]
+mod memory_oom_group;
+#[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]
 mod memory_pool;

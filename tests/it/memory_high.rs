@@ -1,4 +1,4 @@
-//! Tests `memory.high`: what exceeds it waits, moves out and is never refused, whatever becomes of the daemon.
+//! Tests `memory.high`: what exceeds it waits, moves out and is never refused, with a daemon or without.
 
 use std::fs;
 

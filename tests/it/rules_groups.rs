@@ -54,6 +54,7 @@ group.name = \"alice\"
 group.memory.min = \"1M\"
 group.memory.low = \"2M\"
 group.memory.high = \"4M\"
+group.memory.\"oom.group\" = 1
 group.gcgroup.devices = \"0-6,9\"
 group.gcgroup.lease = 3600
 group.gcgroup.\"lease.action\" = \"kill\"
@@ -79,6 +80,7 @@ fn rules_set_devices_leases_protection_and_suspension() {
     assert_eq!(read("memory.low"), "2097152");
     assert_eq!(ruled.mount.read(alice.pid(), "memory.low"), "3145728");
     assert_eq!(read("memory.high"), "4194304");
+    assert_eq!(read("memory.oom.group"), "1");
     assert_eq!(ruled.mount.read(alice.pid(), "memory.high"), "5242880");
     assert_eq!(
         read("gcgroup.devices"),

@@ -1,7 +1,7 @@
 //! `memory.high`: usage beyond it makes allocations wait and memory move out, and refuses nothing.
 //!
 //! A process asks for each allocation beyond it, as at the end of a grant (`grants/high.rs`). The request is
-//! granted, memory that can move is asked out, and the hook is told for how long the allocation waits at most.
+//! granted, memory that can move is asked out, and the hook is told for how long the allocation waits.
 //! The time grows with the excess, as in cgroup v2; the hook waits less if usage falls before.
 
 #[cfg(test)]

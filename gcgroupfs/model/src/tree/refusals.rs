@@ -1,11 +1,14 @@
 //! The last refused allocations of a process and of a group, for people to read. The hook counts refusals;
 //! the daemon notes which limit it was when it sees a count grow.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use super::process::{Process, slots};
-use super::settings::MEMORY_LIMIT;
-use super::{GroupId, ProcessId, State, sums};
+use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
+use super::{Directory, GroupId, Notice, ProcessId, State, sums};
 use crate::tree::grants::Refusal;
 
 /// Number of refusals kept of each process and of each group.
@@ -80,6 +83,8 @@ pub(super) struct ProcessRefusals {
     seen_whole: u64,
     /// The last refusal by a group, which the process counts when it gives up.
     by_group: Option<Refused>,
+    /// Whether a group has refused the process something since the process last counted that.
+    is_refused: bool,
 }
 
 impl ProcessRefusals {
@@ -108,7 +113,8 @@ fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
 
 impl State {
     /// Notes the refusals that a process has counted since the last call.
-    pub(super) fn note_refusals(&mut self, id: ProcessId) {
+    pub(super) fn note_refusals(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let mut refused_by = None;
         let (now, nr_devices) = ((self.devices.host.now)(), self.devices.len());
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -161,6 +167,13 @@ impl State {
                 count: grown[2],
                 ..hit
             });
+            // What the process counts is a claim; that a group has refused it something is not.
+            if let Some(Cause::Group(group, device)) = by_group.map(|hit| hit.cause)
+                && grown[2] != 0
+                && std::mem::take(&mut refusals.is_refused)
+            {
+                refused_by = Some((group, device));
+            }
             let mut is_known = grown[2] != 0;
             for refused in [Some(by_device), Some(by_whole), by_group].into_iter().flatten() {
                 if refused.count != 0 {
@@ -174,6 +187,37 @@ impl State {
         }
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals = refusals;
+        }
+        if let Some((group, device)) = refused_by {
+            self.kill_oom_group(id, (group, device), notices);
+        }
+    }
+
+    /// Kills the outermost group with `memory.oom.group` from the process up to the group whose limit refused
+    /// it something.
+    fn kill_oom_group(
+        &mut self,
+        id: ProcessId,
+        (limited, device): (GroupId, Option<usize>),
+        notices: &mut Vec<Notice>,
+    ) {
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        // The process may have been moved since.
+        let Some(last) = chain.iter().position(|group| *group == limited) else {
+            return;
+        };
+        let is_unit = |id: &GroupId| {
+            let group = self.groups.get(id);
+            group.is_some_and(|group| group.settings.of_group(MEMORY_OOM_GROUP, None).is_on())
+        };
+        let Some(at) = chain.iter().take(last + 1).rposition(is_unit) else {
+            return;
+        };
+        let device = device.filter(|slot| *slot < self.devices.len());
+        if let Some((group, above)) = chain.get(at).zip(chain.get(at..)) {
+            self.count_in_group(*group, device, |sums| sums.nr_oom_group_kill += 1, notices);
+            notices.extend(above.iter().copied().map(Notice::GroupChanged));
+            notices.push(Notice::KillAsked(Directory::group(*group)));
         }
     }
 
@@ -200,6 +244,7 @@ impl State {
         }
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals.by_group = Some(refused);
+            process.refusals.is_refused = true;
         }
     }
 }

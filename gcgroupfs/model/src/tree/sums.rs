@@ -48,6 +48,9 @@ counters! {
             as "memory.events" "oom" "allocations refused because of the limit";
         nr_group_max = device.nr_group_max, most calls
             as "memory.events" "group_max" "allocations of processes that a limit of a group above them refused";
+        /// Number of times that a group was killed as a unit.
+        nr_oom_group_kill as "memory.events" "oom_group_kill" "times that the group, or one below, was killed because of \
+            memory.oom.group";
         /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
         nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage, or that contexts and modules \
             grew beyond one";

@@ -110,6 +110,7 @@ pub const SETTINGS: &[&Setting] = &[
     MEMORY_HIGH,
     MEMORY_MIN,
     MEMORY_LOW,
+    MEMORY_OOM_GROUP,
     MEMORY_SWAP_MAX,
     MEMORY_VISIBLE,
     COMPUTE_PRIORITY,
@@ -192,6 +193,23 @@ pub const MEMORY_LOW: &Setting = &Setting {
     doc: "The bytes that are moved out for others only if nothing unprotected can be moved; otherwise as memory.min. \
           What is moved out first: memory beyond memory.high, then memory beyond memory.low, then memory beyond \
           memory.min; of each that of the lowest priority, and among equals that of the process with the most.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_OOM_GROUP: &Setting = &Setting {
+    name: "memory.oom.group",
+    key: "memory_oom_group",
+    kind: Kind::Flag,
+    default: Value::Flag(false),
+    tighter: Tighter::Higher,
+    refusal: "the group stays one that is killed as a unit",
+    doc: "What happens when an allocation of a process in the group or below is refused because of the \
+          memory.limit of the group or of one above. 0: the program is told, by CUDA_ERROR_OUT_OF_MEMORY. 1: in \
+          addition the processes of the group and below are killed, as by gcgroup.kill, and oom_group_kill in \
+          memory.events counts it. Of several groups with 1 between the process and the limit the outermost is \
+          killed. A refusal because of the process's own limit, or because the GPU is full, kills nothing; nor \
+          does one that is avoided, by moving memory out or trimming pools. A program that tries sizes until one \
+          is granted, or frees its cache and tries again, is killed at its first refusal.",
     ..Setting::PLAIN
 };
 
