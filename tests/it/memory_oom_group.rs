@@ -73,6 +73,10 @@ fn oom_group_and_its_count_outlive_the_daemon() {
     shell.ask(&format!("alloc linear {}", 600 * MIB));
     mount.restart();
     wait_until("the process has registered again", || mount.governs(shell.pid()));
+    // The process has heard of the daemon once its freeze has drained.
+    let dir = Dir::of(&mount, shell.pid());
+    dir.freeze();
+    dir.write("compute.freeze", 0);
     assert_eq!(mount.read("team", "memory.oom.group"), "1");
     assert_eq!(nr_kills(&mount, "team"), 1);
     shell.tell(&format!("alloc linear {}", 600 * MIB));

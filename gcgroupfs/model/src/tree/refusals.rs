@@ -83,8 +83,9 @@ pub(super) struct ProcessRefusals {
     seen_whole: u64,
     /// The last refusal by a group, which the process counts when it gives up.
     by_group: Option<Refused>,
-    /// Whether a group has refused the process something since the process last counted that.
-    is_refused: bool,
+    /// The group to be killed if the process gives up after the last refusal by a group, and the slot of the
+    /// device whose limit it was.
+    oom_group: Option<(GroupId, Option<usize>)>,
 }
 
 impl ProcessRefusals {
@@ -114,7 +115,7 @@ fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
 impl State {
     /// Notes the refusals that a process has counted since the last call.
     pub(super) fn note_refusals(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
-        let mut refused_by = None;
+        let mut doomed = None;
         let (now, nr_devices) = ((self.devices.host.now)(), self.devices.len());
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -168,11 +169,8 @@ impl State {
                 ..hit
             });
             // What the process counts is a claim; that a group has refused it something is not.
-            if let Some(Cause::Group(group, device)) = by_group.map(|hit| hit.cause)
-                && grown[2] != 0
-                && std::mem::take(&mut refusals.is_refused)
-            {
-                refused_by = Some((group, device));
+            if grown[2] != 0 {
+                doomed = refusals.oom_group.take().or(doomed);
             }
             let mut is_known = grown[2] != 0;
             for refused in [Some(by_device), Some(by_whole), by_group].into_iter().flatten() {
@@ -188,37 +186,40 @@ impl State {
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals = refusals;
         }
-        if let Some((group, device)) = refused_by {
+        if let Some((group, device)) = doomed {
             self.kill_oom_group(id, (group, device), notices);
         }
     }
 
-    /// Kills the outermost group with `memory.oom.group` from the process up to the group whose limit refused
-    /// it something.
+    /// Returns the outermost group with `memory.oom.group` from the process up to the group whose limit
+    /// refuses it something.
+    fn oom_group(&self, id: ProcessId, limited: GroupId) -> Option<GroupId> {
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let last = chain.iter().position(|group| *group == limited)?;
+        let mut within = chain.iter().take(last + 1);
+        within.rfind(|group| self.is_oom_unit(**group)).copied()
+    }
+
+    fn is_oom_unit(&self, id: GroupId) -> bool {
+        let group = self.groups.get(&id);
+        group.is_some_and(|group| group.settings.of_group(MEMORY_OOM_GROUP, None).is_on())
+    }
+
+    /// Kills a group as a unit because a process has given up, unless that has left it since.
     fn kill_oom_group(
         &mut self,
         id: ProcessId,
-        (limited, device): (GroupId, Option<usize>),
+        (group, device): (GroupId, Option<usize>),
         notices: &mut Vec<Notice>,
     ) {
         let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
-        // The process may have been moved since.
-        let Some(last) = chain.iter().position(|group| *group == limited) else {
+        if !chain.contains(&group) || !self.is_oom_unit(group) {
             return;
-        };
-        let is_unit = |id: &GroupId| {
-            let group = self.groups.get(id);
-            group.is_some_and(|group| group.settings.of_group(MEMORY_OOM_GROUP, None).is_on())
-        };
-        let Some(at) = chain.iter().take(last + 1).rposition(is_unit) else {
-            return;
-        };
-        let device = device.filter(|slot| *slot < self.devices.len());
-        if let Some((group, above)) = chain.get(at).zip(chain.get(at..)) {
-            self.count_in_group(*group, device, |sums| sums.nr_oom_group_kill += 1, notices);
-            notices.extend(above.iter().copied().map(Notice::GroupChanged));
-            notices.push(Notice::KillAsked(Directory::group(*group)));
         }
+        let device = device.filter(|slot| *slot < self.devices.len());
+        self.count_in_group(group, device, |sums| sums.nr_oom_group_kill += 1, notices);
+        notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
+        notices.push(Notice::KillAsked(Directory::group(group)));
     }
 
     /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the
@@ -242,9 +243,11 @@ impl State {
         if let Some(group) = self.groups.get_mut(&group) {
             group.refusals.note(refused);
         }
+        // As of now: a later write does not concern this refusal.
+        let oom_group = self.oom_group(id, refusal.group);
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals.by_group = Some(refused);
-            process.refusals.is_refused = true;
+            process.refusals.oom_group = oom_group.map(|group| (group, device));
         }
     }
 }

@@ -76,6 +76,14 @@ fn outermost_group_within_the_limit_is_killed_once() {
         ["a", "a/b", "a/b/c"].map(|group| nr_kills(&world, group)),
         [1, 1, 0]
     );
+    // A refusal from before the write does not kill.
+    world.store("a/b/memory.oom.group", ROOT, "0").unwrap();
+    world.store("a/b/c/memory.oom.group", ROOT, "0").unwrap();
+    ask(&world, id, 65 * MIB);
+    world.store("a/b/c/memory.oom.group", ROOT, "1").unwrap();
+    give_up(&world, id);
+    assert_eq!(killed(&world), []);
+    world.store("a/b/memory.oom.group", ROOT, "1").unwrap();
     // A group above the limit is not concerned.
     world.store("a/memory.limit", ROOT, "max").unwrap();
     world.store("a/b/c/memory.limit", ROOT, "64M").unwrap();
