@@ -125,9 +125,13 @@ mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
 #[cfg(test)]
+mod memory_high;
+#[cfg(test)]
 mod memory_model;
 #[cfg(test)]
 mod memory_old;
+#[cfg(test)]
+mod memory_oom_group;
 #[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]

@@ -53,10 +53,13 @@ match.uid = 1000
 group.name = \"alice\"
 group.memory.min = \"1M\"
 group.memory.low = \"2M\"
+group.memory.high = \"4M\"
+group.memory.\"oom.group\" = 1
 group.gcgroup.devices = \"0-6,9\"
 group.gcgroup.lease = 3600
 group.gcgroup.\"lease.action\" = \"kill\"
 process.memory.low = \"3M\"
+process.memory.high = \"5M\"
 required = true
 [[rule]]
 match.uid = 1001
@@ -76,6 +79,9 @@ fn rules_set_devices_leases_protection_and_suspension() {
     assert_eq!(read("memory.min"), "1048576");
     assert_eq!(read("memory.low"), "2097152");
     assert_eq!(ruled.mount.read(alice.pid(), "memory.low"), "3145728");
+    assert_eq!(read("memory.high"), "4194304");
+    assert_eq!(read("memory.oom.group"), "1");
+    assert_eq!(ruled.mount.read(alice.pid(), "memory.high"), "5242880");
     assert_eq!(
         read("gcgroup.devices"),
         "0",

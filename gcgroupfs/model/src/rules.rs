@@ -50,7 +50,7 @@ struct GroupOf {
     /// Whether the group is made with the process's user as its owner.
     #[serde(default)]
     delegate: bool,
-    #[serde(default, deserialize_with = "settings::memory")]
+    #[serde(default, deserialize_with = "settings::memory_of_group")]
     memory: RuleSettings,
     #[serde(default, deserialize_with = "settings::compute")]
     compute: RuleSettings,
@@ -62,7 +62,7 @@ struct GroupOf {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct ProcessOf {
-    #[serde(deserialize_with = "settings::memory")]
+    #[serde(deserialize_with = "settings::memory_of_process")]
     memory: RuleSettings,
     #[serde(deserialize_with = "settings::compute")]
     compute: RuleSettings,

@@ -28,6 +28,7 @@ mod grants;
 mod group;
 mod group_devices;
 mod groups;
+mod high;
 mod holds;
 mod host_claims;
 mod inherited;

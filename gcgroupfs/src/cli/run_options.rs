@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use gcgroup_abi::environment::GCGROUP_SWAP;
 use gcgroupfs_model::tree::{
-    COMPUTE_MAX, Kind, MEMORY_LIMIT, MEMORY_SWAP_MAX, RunOption, SETTINGS, Setting, Value,
+    COMPUTE_MAX, Kind, MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX, RunOption, SETTINGS, Setting, Value,
 };
 
 /// The settings that were given.
@@ -57,6 +57,7 @@ struct Values {
 /// cannot ask for.
 const OF_JOBS: &[(&Setting, Option<&str>)] = &[
     (MEMORY_LIMIT, None),
+    (MEMORY_HIGH, Some("memory-high")),
     (MEMORY_SWAP_MAX, None),
     (COMPUTE_MAX, Some("compute-max")),
 ];
@@ -133,7 +134,12 @@ impl Args for RunOptions {
             .value_name("[GPU=]QUOTA,...")
             .help("Limit of GPU time for the whole job, as 50%, \"50000 100000\" (us in each period), or max")
             .value_parser(|text: &str| parse_values(COMPUTE_MAX, text));
-        command.arg(quota)
+        let high = Arg::new("memory-high")
+            .long("memory-high")
+            .value_name("[GPU=]SIZE,...")
+            .help("Device memory of the whole job beyond which allocations wait and movable memory moves out")
+            .value_parser(|text: &str| parse_values(MEMORY_HIGH, text));
+        command.arg(high).arg(quota)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -148,7 +154,7 @@ impl FromArgMatches for RunOptions {
                 whole: matches.get_flag(name).then_some(Value::Flag(true)),
                 ..Values::default()
             },
-            _ if [MEMORY_LIMIT, COMPUTE_MAX].contains(&setting) => {
+            _ if [MEMORY_LIMIT, MEMORY_HIGH, COMPUTE_MAX].contains(&setting) => {
                 matches.get_one::<Values>(name).cloned().unwrap_or_default()
             }
             _ => Values {

@@ -44,6 +44,16 @@ pub const BELL_AT_BEGIN: u32 = 1;
 /// Flag in `wants_bell`: other processes wait for the device, and the daemon wants to be rung when work ends.
 pub const BELL_AT_END: u32 = 2;
 
+/// Flag in `high`: `memory.high` of the process or of a group above is in force on the device, so that the
+/// grant ends there.
+pub const HIGH_IN_FORCE: u32 = 1;
+/// Flag in `high`: no group above limits memory on the device. A charge beyond the grant that no daemon
+/// answers is made all the same.
+pub const HIGH_ALONE: u32 = 2;
+/// Bit in `grant_wanted`: the request is refused if usage would exceed `memory.high`. Only set while
+/// [`HIGH_IN_FORCE`] is.
+pub const WANTED_BELOW_HIGH: u64 = 1 << 63;
+
 /// `memory_visible`: the limits that apply, or the device's memory without one. Also the value of daemons
 /// that do not know the setting.
 pub const VISIBLE_LIMIT: u64 = 0;
@@ -216,8 +226,18 @@ pub struct ControlDevice {
     /// Ordering: the daemon stores `Release` after `context_missing`; the hook loads `Acquire`: it is at
     /// least as new as the answer.
     pub context_answer: AtomicU32,
-    reserved_context: AtomicU32,
-    reserved_groups: [AtomicU64; 5],
+    /// Flags about `memory.high`: [`HIGH_IN_FORCE`], [`HIGH_ALONE`].
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub high: AtomicU32,
+    /// Longest time for which an allocation that has just been granted waits, because `memory.high` of the
+    /// process or of a group above is exceeded, microseconds; 0: it is not. The daemon resets it to 0 when
+    /// usage has fallen.
+    ///
+    /// Ordering: `Relaxed`, ordered by `grant_answer`; a waiting thread that sees a reset late waits longer.
+    pub high_wait_usec: AtomicU32,
+    reserved_high: AtomicU32,
+    reserved_groups: [AtomicU64; 4],
 }
 
 /// The control block of a process. Written by the daemon, read by the hook.
@@ -367,6 +387,8 @@ const _: () = {
     assert!(offset_of!(ControlDevice, context_estimate) == 176);
     assert!(offset_of!(ControlDevice, context_missing) == 200);
     assert!(offset_of!(ControlDevice, context_answer) == 208);
+    assert!(offset_of!(ControlDevice, high) == 212);
+    assert!(offset_of!(ControlDevice, high_wait_usec) == 216);
     assert!(size_of::<Control>() == 20480);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);

@@ -44,7 +44,10 @@ pub mod sync;
 pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use context::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
-pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, VISIBLE_LIMIT, VISIBLE_SWAP};
+pub use control::{
+    BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, VISIBLE_LIMIT,
+    VISIBLE_SWAP, WANTED_BELOW_HIGH,
+};
 pub use stall::{Pressure, Stall, StallClock};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 

@@ -245,7 +245,13 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
     pub refused_bytes: AtomicU64,
-    reserved: [AtomicU64; 15],
+    /// Nonzero: the process obeys [`ControlDevice::high`](crate::ControlDevice::high). Otherwise its grants
+    /// are not bounded by `memory.high`.
+    ///
+    /// Ordering: as `can_swap`, `Relaxed`.
+    pub heeds_high: AtomicU32,
+    reserved_high: AtomicU32,
+    reserved: [AtomicU64; 14],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],

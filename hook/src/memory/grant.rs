@@ -1,13 +1,20 @@
 //! Requests for larger grants from the groups above: a request in the usage block, the daemon's bell, and a
 //! futex on its answer.
 //!
+//! `memory.high` ends a grant too: a charge beyond it is granted, and then waits
+//! ([`Memory::charge_granted`]).
+//!
 //! Needed only when a charge exceeds the grant. An answer enlarges the grant of the process, not of the
 //! requesting thread, so the charge is tried again. Every wait ends, whatever happens to the daemon.
 
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{ControlDevice, MAX_DEVICES, Pressure, UsageDevice};
+use gcgroup_abi::{
+    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, MAX_DEVICES, Pressure, UsageDevice, WANTED_BELOW_HIGH,
+};
 use parking_lot::Mutex;
 
 use super::Memory;
@@ -22,6 +29,8 @@ const PATIENCE: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(5)
 };
+/// Longest wait of an allocation for `memory.high`.
+const HIGH_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a waiting thread checks for a new daemon's block and rings again.
 const RECHECK: Duration = Duration::from_millis(20);
 /// Most requests for one charge, since other threads may use the grant or return what was missing.
@@ -70,12 +79,24 @@ impl Memory {
         bytes: u64,
         charge: impl Fn() -> Result<T, Full>,
     ) -> Result<T, Full> {
+        let _stalled = (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory));
+        let charged = self.charge_by_asking(index, bytes, charge)?;
+        // Without the lock, so that other threads may ask meanwhile.
+        self.wait_above_high(index);
+        Ok(charged)
+    }
+
+    fn charge_by_asking<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        charge: impl Fn() -> Result<T, Full>,
+    ) -> Result<T, Full> {
         let full = Full::Group(index);
         let (Some(lock), Some(device)) = (self.grants.asking.get(index), self.usage().devices.get(index))
         else {
             return Err(full);
         };
-        let _stalled = (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory));
         let _asking = match lock.try_lock() {
             Some(asking) => asking,
             None if helper::is_caller() => return Err(full),
@@ -94,10 +115,50 @@ impl Memory {
                 Answer::Given => {}
                 // Something was uncharged or undone after the daemon looked.
                 Answer::Refused if device.memory_current.load(Relaxed) < before => {}
+                Answer::Missing if self.grants_itself(index, bytes) => {}
                 Answer::Refused | Answer::Missing => break,
             }
         }
         charge()
+    }
+
+    /// Raises the grant for a charge that no daemon has answered, if nothing but `memory.high` bounds it:
+    /// that refuses no allocation. Not for the helper, which only brings memory back.
+    #[cold]
+    fn grants_itself(&self, index: usize, bytes: u64) -> bool {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return false;
+        };
+        if !is_alone(control) || helper::is_caller() {
+            return false;
+        }
+        let wanted = usage.memory_current.load(Relaxed).saturating_add(bytes);
+        usage.memory_granted.fetch_max(wanted, SeqCst);
+        true
+    }
+
+    /// Waits after a charge beyond `memory.high` until usage has fallen, for at most as long as the daemon
+    /// says and [`HIGH_PATIENCE`]; without a daemon not at all.
+    #[cold]
+    fn wait_above_high(&self, index: usize) {
+        let begun = Instant::now();
+        loop {
+            let Some(control) = self.control().devices.get(index) else {
+                return;
+            };
+            let usec = control.high_wait_usec.load(Relaxed);
+            let most = Duration::from_micros(usec.into()).min(HIGH_PATIENCE);
+            let left = most.saturating_sub(begun.elapsed());
+            let may_wait = !exit::is_exiting() && !helper::is_caller() && self.has_daemon();
+            if left.is_zero() || !may_wait {
+                return;
+            }
+            // The daemon learns what has been freed, and resets the time.
+            self.session.ring();
+            sys::futex_wait(&control.high_wait_usec, usec, left.min(RECHECK));
+        }
     }
 
     /// Requests a grant for memory that has been charged without one because it exists already; returns
@@ -105,6 +166,10 @@ impl Memory {
     #[cold]
     pub(crate) fn cover(&self, index: usize) -> bool {
         self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
+    }
+
+    fn has_daemon(&self) -> bool {
+        self.session.connection.lock().is_some()
     }
 
     /// Publishes one request and waits for its answer.
@@ -118,7 +183,12 @@ impl Memory {
         if is_answered(control, usage.grant_request.load(Relaxed)) {
             silent.store(false, Relaxed);
         }
-        let number = put(usage, bytes);
+        let number = put(usage, word(control, bytes));
+        let patience = match is_alone(control) {
+            false => PATIENCE,
+            true if self.has_daemon() => PATIENCE.min(HIGH_PATIENCE),
+            true => Duration::ZERO,
+        };
         let begun = Instant::now();
         loop {
             self.session.ring();
@@ -130,7 +200,7 @@ impl Memory {
             if !may_wait {
                 return Answer::Missing;
             }
-            if begun.elapsed() >= PATIENCE {
+            if begun.elapsed() >= patience {
                 silent.store(true, Relaxed);
                 return Answer::Missing;
             }
@@ -139,6 +209,20 @@ impl Memory {
                 return outcome(control, number);
             }
         }
+    }
+}
+
+/// Returns whether only `memory.high` bounds the grant.
+fn is_alone(control: &ControlDevice) -> bool {
+    control.high.load(Relaxed) & HIGH_ALONE != 0
+}
+
+/// Returns the size of a request: the helper, which brings memory back, must not exceed `memory.high`.
+fn word(control: &ControlDevice, bytes: u64) -> u64 {
+    let is_bounded = control.high.load(Relaxed) & HIGH_IN_FORCE != 0;
+    match is_bounded && bytes != 0 && helper::is_caller() {
+        true => bytes | WANTED_BELOW_HIGH,
+        false => bytes,
     }
 }
 
@@ -304,6 +388,25 @@ mod tests {
         });
         control.devices[0].memory_limit.store(29, Relaxed);
         assert!(!memory.cover(0), "the process's own limit is exceeded");
+    }
+
+    #[test]
+    fn charge_bounded_by_high_alone_passes_without_a_daemon() {
+        let (memory, control) = member(100);
+        control.devices[0].high.store(HIGH_IN_FORCE | HIGH_ALONE, Relaxed);
+        // Left by the daemon that is gone: nobody would reset it.
+        control.devices[0].high_wait_usec.store(u32::MAX, Relaxed);
+        assert!(memory.charge(0, 150).is_ok());
+        assert!(memory.charge(0, 1000).is_ok());
+        assert_eq!(memory.usage().devices[0].memory_current.load(Relaxed), 1150);
+        control.devices[0].memory_limit.store(1200, Relaxed);
+        assert_eq!(memory.charge(0, 51).map(drop), Err(Full::Device(0)));
+        control.devices[0].high.store(HIGH_IN_FORCE, Relaxed);
+        assert_eq!(
+            memory.charge(0, 1).map(drop),
+            Err(Full::Group(0)),
+            "a group has a limit"
+        );
     }
 
     #[test]

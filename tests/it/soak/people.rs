@@ -28,6 +28,7 @@ fn values(file: &str) -> &'static [&'static str] {
             "-1",
             "18446744073709551615",
         ],
+        "memory.high" => &["max", "max", "300K", "64M", "0", "-1"],
         "memory.min" | "memory.low" => &["0", "0", "1M", "max", "-1"],
         "memory.swap.max" | "memory.reclaim" => &["0", "max", "1M"],
         "memory.peak" => &["0", "x"],
@@ -36,6 +37,7 @@ fn values(file: &str) -> &'static [&'static str] {
         "compute.max" => &["max", "max", "50000 100000", "1000 1000", "1", "max 5000", "0 0"],
         "compute.policy" => &["weighted", "strict", "none"],
         // A valid value would kill the programs that the test watches.
+        "memory.oom.group" => &["0", "", "2", "-1"],
         "gcgroup.kill" => &["", "0", "2"],
         "gcgroup.lease.action" => &["freeze", "suspend", "", "stop"],
         "gcgroup.lease" => &["max", "max", "1", "-1"],

@@ -13,11 +13,12 @@ use crate::driver::governed_pids;
 
 /// Settings under which no program is delayed. A process of the lowest priority among two hundred would
 /// otherwise wait long for its turn.
-pub(super) const FREE: [(&str, &str); 7] = [
+pub(super) const FREE: [(&str, &str); 8] = [
     ("gcgroup.devices", "all"),
     ("gcgroup.lease", "max"),
     ("gcgroup.suspend", "0"),
     ("memory.limit", "max"),
+    ("memory.high", "max"),
     ("compute.freeze", "0"),
     ("compute.max", "max"),
     ("compute.priority", "8"),

@@ -7,7 +7,8 @@ use crate::file::Contents::{Events, Page};
 use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, value};
 use crate::tree::{
-    MEMORY_LIMIT, MEMORY_LOW, MEMORY_MIN, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Sums, Swapped, View, all_counters,
+    MEMORY_HIGH, MEMORY_LIMIT, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, MEMORY_SWAP_MAX, MEMORY_VISIBLE,
+    Sums, Swapped, View, all_counters,
 };
 
 pub(super) const FILES: &[ControlFile] = &[
@@ -33,8 +34,13 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(value(view.sums().swap.current))),
         doc: "Bytes of device allocations that are in host memory now.",
     },
+    ControlFile::of(MEMORY_HIGH),
     ControlFile::of(MEMORY_MIN),
     ControlFile::of(MEMORY_LOW),
+    ControlFile {
+        on: On::GROUPS,
+        ..ControlFile::of(MEMORY_OOM_GROUP)
+    },
     ControlFile::of(MEMORY_SWAP_MAX),
     ControlFile::of(MEMORY_VISIBLE),
     ControlFile {
@@ -69,8 +75,8 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::MEMBERS,
         contents: Page,
         io: Io::Pressure(Pressure::Memory),
-        doc: "Time for which memory moved while the program was held, and for which allocations waited for room or for a \
-              group's grant; in the format of compute.pressure.",
+        doc: "Time for which memory moved while the program was held, and for which allocations waited for room, for a \
+              group's grant or because of memory.high; in the format of compute.pressure.",
     },
 ];
 
@@ -212,13 +218,13 @@ mod tests {
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");
         assert_eq!(
             world.show("100/0/memory.events"),
-            "max 0\noom 0\ngroup_max 0\nover_limit 1\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 1\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).devices[0].memory_limit.load(Relaxed), 4095);
         world.store("100/memory.limit", ROOT, "1K").unwrap();
         assert_eq!(
             world.show("100/memory.events"),
-            "max 0\noom 0\ngroup_max 0\nover_limit 2\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 2\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).memory_limit.load(Relaxed), 1024);
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");

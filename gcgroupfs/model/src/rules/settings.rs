@@ -56,8 +56,13 @@ impl RuleSettings {
     }
 }
 
-/// Deserializes `memory.*`.
-pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<RuleSettings, D::Error> {
+/// Deserializes `memory.*` of a group.
+pub(super) fn memory_of_group<'de, D: Deserializer<'de>>(from: D) -> Result<RuleSettings, D::Error> {
+    section("memory.", false, from)
+}
+
+/// Deserializes `memory.*` of a process.
+pub(super) fn memory_of_process<'de, D: Deserializer<'de>>(from: D) -> Result<RuleSettings, D::Error> {
     section("memory.", true, from)
 }
 

@@ -111,6 +111,7 @@ impl State {
         top.into_iter().for_each(|id| self.hand_down(id, notices));
         let all: Vec<ProcessId> = self.processes.keys().copied().collect();
         for id in all {
+            self.heed_high(id);
             if let Some(process) = self.processes.get(&id) {
                 self.prepare_contexts(process);
                 enforce::settings(process, &self.devices);

@@ -417,6 +417,40 @@ pub(super) fn recall(process: &Process) {
     }
 }
 
+/// Publishes the flags of `memory.high` on the device of `slot`.
+pub(super) fn heed_high(control: &Control, slot: usize, flags: u32) {
+    if let Some(control) = control.devices.get(slot) {
+        control.high.store(flags, Relaxed);
+    }
+}
+
+/// Tells a process how long its allocations wait on a device for `memory.high`, microseconds; 0: not at all.
+pub(super) fn wait_above_high(process: &Process, device: usize, usec: u32) {
+    if let Some(control) = process.control().devices.get(device) {
+        control.high_wait_usec.store(usec, Relaxed);
+    }
+}
+
+/// Returns whether the process has been told so.
+pub(super) fn waits_above_high(process: &Process, device: usize) -> bool {
+    let control = process.control().devices.get(device);
+    control.is_some_and(|control| control.high_wait_usec.load(Relaxed) != 0)
+}
+
+/// Returns the bytes that the process has been asked to swap out from a device and has not handled.
+pub(super) fn pending_reclaim(process: &Process, device: usize) -> u64 {
+    let (Some(control), Some(usage)) = (
+        process.control().devices.get(device),
+        process.usage().device(device),
+    ) else {
+        return 0;
+    };
+    match usage.reclaim_generation() == control.reclaim_generation.load(Relaxed) {
+        true => 0,
+        false => control.reclaim_bytes.load(Relaxed),
+    }
+}
+
 /// Publishes the limit that the groups above set for a process on the device of `slot`, and the room left in
 /// them.
 pub(super) fn allow(control: &Control, slot: usize, limit: u64, room: u64) {

@@ -119,7 +119,7 @@ struct Changes {
 impl State {
     /// Counts and reports the changes since the last call, for the process and all groups that it is in.
     pub(super) fn note_events(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
-        self.note_refusals(id);
+        self.note_refusals(id, notices);
         let Some(process) = self.processes.get_mut(&id) else {
             return;
         };

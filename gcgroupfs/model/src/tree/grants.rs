@@ -7,6 +7,7 @@
 //!
 //! This module knows no files, no settings and no clock, and does loads and stores only.
 
+mod high;
 mod member;
 mod membership;
 mod node;
@@ -21,6 +22,7 @@ use std::ops::Range;
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
+pub(super) use self::high::Above;
 use self::member::Member;
 use self::node::{Node, Recharge};
 pub(super) use self::resource::Resource;
@@ -41,7 +43,11 @@ pub(super) struct Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Granted,
+    /// Granted beyond a `memory.high`: see [`Grants::above`].
+    GrantedAbove,
     Refused(Refusal),
+    /// Refused because of a `memory.high`, which the process asked not to exceed.
+    TooHigh,
     /// Cannot be answered yet: a group above has processes whose charge is unknown.
     Unknown,
 }
@@ -287,8 +293,14 @@ impl Grants {
     }
 
     /// Grants the process `bytes` beyond what it has charged on the device of a slot, if all groups above
-    /// have room after taking back what others do not use.
-    pub(super) fn request(&mut self, id: ProcessId, device: usize, bytes: u64) -> Outcome {
+    /// have room after taking back what others do not use. `below_high`: only if no `memory.high` is
+    /// exceeded.
+    pub(super) fn request(
+        &mut self,
+        id: ProcessId,
+        device: usize,
+        (bytes, below_high): (u64, bool),
+    ) -> Outcome {
         let (Ok(Some(at)), Some(member)) = (self.position(Some(device)), self.members.get_mut(&id)) else {
             return Outcome::Granted;
         };
@@ -308,9 +320,17 @@ impl Grants {
         }
         let outcome = match self.find_room(group, (id, at), need) {
             Ok(slack) => {
-                let all = held.saturating_add(need).saturating_add(slack);
+                let below = self.slack_below_high((id, at), need, slack);
+                if below.is_none() && below_high {
+                    self.publish(group);
+                    return Outcome::TooHigh;
+                }
+                let all = held.saturating_add(need).saturating_add(below.unwrap_or(0));
                 self.change(id, at, |member| member.grant(at, all));
-                Outcome::Granted
+                match below {
+                    Some(_) => Outcome::Granted,
+                    None => Outcome::GrantedAbove,
+                }
             }
             Err(refusal) => {
                 self.concede(id, at);

@@ -158,7 +158,7 @@ impl State {
         self.places().map(|device| self.grants.cap(id, device)).collect()
     }
 
-    fn places(&self) -> impl Iterator<Item = Option<usize>> + use<> {
+    pub(super) fn places(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         [None].into_iter().chain((0..self.devices.len()).map(Some))
     }
 

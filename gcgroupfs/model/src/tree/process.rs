@@ -54,6 +54,8 @@ impl Identity {
 pub(super) struct Kept {
     /// Highest `memory.current` seen since the last reset of the peak, or its value at the reset.
     pub(super) peak: u64,
+    /// Number of allocations beyond its `memory.high`.
+    pub(super) nr_high: u64,
     /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
     pub(super) nr_over_limit: u64,
     /// Number of requests to swap memory out.
@@ -95,6 +97,7 @@ impl Default for Kept {
     fn default() -> Self {
         Self {
             peak: 0,
+            nr_high: 0,
             nr_over_limit: 0,
             nr_reclaim: 0,
             nr_memory_turns: 0,

@@ -1,5 +1,5 @@
 //! Protection of memory by `memory.min` and `memory.low`, with the meaning of cgroup v2, and the order in
-//! which memory is moved out.
+//! which memory is moved out: first what is beyond `memory.high`.
 //!
 //! A protection is effective as far as the groups above have it as well: each passes its own down, to its
 //! children and processes in proportion to what they hold within their own values, and the rest in proportion
@@ -24,6 +24,8 @@ use crate::error::{Error, Result};
 /// A class of memory, by its protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
+    /// Beyond `memory.high`, and beyond `memory.low` and `memory.min`.
+    AboveHigh,
     /// Beyond `memory.low` and `memory.min`.
     Unprotected,
     /// Within `memory.low`, beyond `memory.min`.
@@ -33,13 +35,15 @@ pub(super) enum Class {
 /// Classes in the order in which memory is moved out: nothing of one before all of those above it has been
 /// asked for. Memory within `memory.min` is in none of them. Within a class the lowest priority is first,
 /// and among equals the process with the most memory of that class.
-const ORDER: &[Class] = &[Class::Unprotected, Class::Low];
+const ORDER: &[Class] = &[Class::AboveHigh, Class::Unprotected, Class::Low];
 
-/// Bytes of one process that are protected on one device.
+/// Bytes of one process on one device that are protected, or beyond `memory.high`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Protected {
     pub(super) min: u64,
     pub(super) low: u64,
+    /// Beyond `memory.high` of the process or of a group above.
+    pub(super) above: u64,
 }
 
 impl Protected {
@@ -47,8 +51,10 @@ impl Protected {
     fn of_class(self, class: Class, held: u64, movable: u64) -> u64 {
         let beyond = |protected: u64| movable.min(held.saturating_sub(protected));
         let unprotected = beyond(self.low.max(self.min));
+        let above = unprotected.min(self.above);
         match class {
-            Class::Unprotected => unprotected,
+            Class::AboveHigh => above,
+            Class::Unprotected => unprotected - above,
             Class::Low => beyond(self.min) - unprotected,
         }
     }
@@ -106,10 +112,14 @@ pub(super) fn choose(sources: &[Source], wanted: u64) -> Vec<(Source, u64)> {
 }
 
 impl State {
-    /// Returns what is protected of the processes in a group, or of all, on a device. Processes without
-    /// protection are not listed.
+    /// Returns what is protected, and what is beyond `memory.high`, of the processes in a group, or of all,
+    /// on a device. Processes without either are not listed.
     pub(super) fn protected(&self, within: Option<GroupId>, device: usize) -> BTreeMap<ProcessId, Protected> {
-        let mut all = BTreeMap::new();
+        let mut all: BTreeMap<ProcessId, Protected> = BTreeMap::new();
+        for (id, above) in self.beyond_high(within, device) {
+            let protected = all.entry(id).or_default();
+            protected.above = protected.above.max(above);
+        }
         for (setting, place) in [
             (MEMORY_MIN, Some(device)),
             (MEMORY_MIN, None),
@@ -134,7 +144,7 @@ impl State {
                     Some(_) => bytes,
                     None => share(bytes, here, everywhere),
                 };
-                let protected: &mut Protected = all.entry(id).or_default();
+                let protected = all.entry(id).or_default();
                 let word = match *setting == *MEMORY_MIN {
                     true => &mut protected.min,
                     false => &mut protected.low,

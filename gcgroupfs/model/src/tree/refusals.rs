@@ -1,11 +1,14 @@
 //! The last refused allocations of a process and of a group, for people to read. The hook counts refusals;
 //! the daemon notes which limit it was when it sees a count grow.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use super::process::{Process, slots};
-use super::settings::MEMORY_LIMIT;
-use super::{GroupId, ProcessId, State, sums};
+use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
+use super::{Directory, GroupId, Notice, ProcessId, State, sums};
 use crate::tree::grants::Refusal;
 
 /// Number of refusals kept of each process and of each group.
@@ -80,6 +83,9 @@ pub(super) struct ProcessRefusals {
     seen_whole: u64,
     /// The last refusal by a group, which the process counts when it gives up.
     by_group: Option<Refused>,
+    /// The group to be killed if the process gives up after the last refusal by a group, and the slot of the
+    /// device whose limit it was.
+    oom_group: Option<(GroupId, Option<usize>)>,
 }
 
 impl ProcessRefusals {
@@ -108,7 +114,8 @@ fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
 
 impl State {
     /// Notes the refusals that a process has counted since the last call.
-    pub(super) fn note_refusals(&mut self, id: ProcessId) {
+    pub(super) fn note_refusals(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let mut doomed = None;
         let (now, nr_devices) = ((self.devices.host.now)(), self.devices.len());
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -161,6 +168,10 @@ impl State {
                 count: grown[2],
                 ..hit
             });
+            // What the process counts is a claim; that a group has refused it something is not.
+            if grown[2] != 0 {
+                doomed = refusals.oom_group.take().or(doomed);
+            }
             let mut is_known = grown[2] != 0;
             for refused in [Some(by_device), Some(by_whole), by_group].into_iter().flatten() {
                 if refused.count != 0 {
@@ -175,6 +186,40 @@ impl State {
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals = refusals;
         }
+        if let Some((group, device)) = doomed {
+            self.kill_oom_group(id, (group, device), notices);
+        }
+    }
+
+    /// Returns the outermost group with `memory.oom.group` from the process up to the group whose limit
+    /// refuses it something.
+    fn oom_group(&self, id: ProcessId, limited: GroupId) -> Option<GroupId> {
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let last = chain.iter().position(|group| *group == limited)?;
+        let mut within = chain.iter().take(last + 1);
+        within.rfind(|group| self.is_oom_unit(**group)).copied()
+    }
+
+    fn is_oom_unit(&self, id: GroupId) -> bool {
+        let group = self.groups.get(&id);
+        group.is_some_and(|group| group.settings.of_group(MEMORY_OOM_GROUP, None).is_on())
+    }
+
+    /// Kills a group as a unit because a process has given up, unless that has left it since.
+    fn kill_oom_group(
+        &mut self,
+        id: ProcessId,
+        (group, device): (GroupId, Option<usize>),
+        notices: &mut Vec<Notice>,
+    ) {
+        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        if !chain.contains(&group) || !self.is_oom_unit(group) {
+            return;
+        }
+        let device = device.filter(|slot| *slot < self.devices.len());
+        self.count_in_group(group, device, |sums| sums.nr_oom_group_kill += 1, notices);
+        notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
+        notices.push(Notice::KillAsked(Directory::group(group)));
     }
 
     /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the
@@ -198,8 +243,11 @@ impl State {
         if let Some(group) = self.groups.get_mut(&group) {
             group.refusals.note(refused);
         }
+        // As of now: a later write does not concern this refusal.
+        let oom_group = self.oom_group(id, refusal.group);
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals.by_group = Some(refused);
+            process.refusals.oom_group = oom_group.map(|group| (group, device));
         }
     }
 }

@@ -10,6 +10,7 @@ use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::protection::{Source, choose};
+use super::untrusted::GrantRequest;
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
 
 impl Tree {
@@ -41,22 +42,33 @@ impl State {
             let Some(process) = self.processes.get(&id) else {
                 return;
             };
-            let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
+            let Some(request) = Resource::Memory.asked(process, device) else {
+                self.relax(id, device);
                 continue;
             };
-            let outcome = self.grants.request(id, device, bytes);
+            let GrantRequest {
+                number,
+                bytes,
+                below_high,
+            } = request;
+            let outcome = self.grants.request(id, device, (bytes, below_high));
             if outcome == Outcome::Unknown {
                 self.asking.insert(id);
                 continue;
             }
+            let is_granted = matches!(outcome, Outcome::Granted | Outcome::GrantedAbove);
             // Before the process is told and charges.
-            if outcome == Outcome::Granted {
+            if is_granted {
                 self.observe_grant(id, device, bytes);
+            }
+            match outcome {
+                Outcome::GrantedAbove => self.throttle(id, device, notices),
+                _ => self.end_wait(id, device),
             }
             let Some(process) = self.processes.get(&id) else {
                 return;
             };
-            enforce::answer(process, device, number, outcome == Outcome::Granted);
+            enforce::answer(process, device, number, is_granted);
             notices.push(Notice::Answered { id, device });
             if let Outcome::Refused(refusal) = outcome {
                 self.note_group_refusal(id, device, bytes, refusal);
@@ -74,17 +86,18 @@ impl State {
             let Some(process) = self.processes.get(&id) else {
                 return;
             };
-            let Some((number, bytes)) = Resource::Swap.asked(process, device) else {
+            let Some(request) = Resource::Swap.asked(process, device) else {
                 continue;
             };
-            let answer = match self.swap_grants.request(id, device, bytes) {
+            let number = request.number;
+            let answer = match self.swap_grants.request(id, device, (request.bytes, false)) {
                 Outcome::Unknown => {
                     self.asking.insert(id);
                     continue;
                 }
-                Outcome::Granted => SwapAnswer::Granted,
+                Outcome::Granted | Outcome::GrantedAbove => SwapAnswer::Granted,
                 Outcome::Refused(refusal) if self.recall(refusal.group, id, notices) => SwapAnswer::Recalled,
-                Outcome::Refused(_) => SwapAnswer::Refused,
+                Outcome::Refused(_) | Outcome::TooHigh => SwapAnswer::Refused,
             };
             if let Some(process) = self.processes.get(&id) {
                 enforce::answer_swap(process, device, number, answer);
@@ -123,6 +136,7 @@ impl State {
             let overhead = control.memory_overhead.load(Relaxed);
             self.grants.set_overhead(id, device, overhead);
         }
+        self.heed_high(id);
     }
 
     /// Counts a refusal in the group whose limit was reached, and above.
@@ -183,7 +197,7 @@ impl State {
         self.make_room(id, notices);
     }
 
-    /// Asks processes that can swap to move out what exceeds the limits of a group.
+    /// Asks processes that can swap to move out what exceeds the limits and `memory.high` of a group.
     pub(super) fn make_room(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         let all: Vec<usize> = slots(self.devices.len()).collect();
         for device in all.iter().copied().map(Some).chain([None]) {
@@ -194,6 +208,7 @@ impl State {
                 notices.extend(asked.into_iter().map(Notice::Ring));
             }
         }
+        self.move_out_above_high(id, notices);
     }
 
     /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, in the order of [`choose`].

@@ -126,6 +126,7 @@ impl Saved {
             .chain((process.devices.iter().enumerate()).map(|(device, kept)| (Some(device), kept)));
         let counted = kept.map(|(device, kept)| {
             let mut counted = Counted::default();
+            counted.before.nr_high = kept.nr_high;
             counted.before.nr_over_limit = kept.nr_over_limit;
             counted.before.nr_reclaim = kept.nr_reclaim;
             counted.before.nr_memory_turns = kept.nr_memory_turns;
@@ -152,6 +153,7 @@ impl Saved {
         process.suspension.is_locked = self.is_locked;
         for (device, counted) in by_index(&self.counted, devices) {
             if let Some(kept) = process.kept_mut(device) {
+                kept.nr_high = counted.before.nr_high;
                 kept.nr_over_limit = counted.before.nr_over_limit;
                 kept.nr_reclaim = counted.before.nr_reclaim;
                 kept.nr_memory_turns = counted.before.nr_memory_turns;

@@ -39,12 +39,18 @@ counters! {
         nr_free as "memory.stat" "nr_free" "frees";
         nr_alloc_fail = device.nr_alloc_fail, most calls
             as "memory.stat" "nr_alloc_fail" "failed allocations";
+        /// Number of allocations beyond a `memory.high`.
+        nr_high as "memory.events" "high" "times that an allocation waited because memory.high was exceeded; of a group, \
+            its own or that of a group below";
         nr_max = device.nr_max, process.nr_max, most calls
             as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
         nr_oom = device.nr_oom, process.nr_oom, most calls
             as "memory.events" "oom" "allocations refused because of the limit";
         nr_group_max = device.nr_group_max, most calls
             as "memory.events" "group_max" "allocations of processes that a limit of a group above them refused";
+        /// Number of times that a group was killed as a unit.
+        nr_oom_group_kill as "memory.events" "oom_group_kill" "times that the group, or one below, was killed because of \
+            memory.oom.group";
         /// Number of times that usage was above a limit: a lowered one, or when overhead grew.
         nr_over_limit as "memory.events" "over_limit" "times that a limit was set below usage, or that contexts and modules \
             grew beyond one";
@@ -116,6 +122,7 @@ impl Sums {
 
     fn add_kept(&mut self, process: &Process, device: Option<usize>) {
         let mut add = |kept: &Kept| {
+            self.nr_high += kept.nr_high;
             self.nr_over_limit += kept.nr_over_limit;
             self.nr_reclaim += kept.nr_reclaim;
             self.nr_memory_turns += kept.nr_memory_turns;

@@ -6,12 +6,12 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::process::{Process, slots};
-use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX};
+use super::settings::{MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX};
 use super::sums::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
 impl State {
-    /// Applies a group's memory and swap limits, on a device or as a whole.
+    /// Applies a group's `memory.limit`, `memory.high` and `memory.swap.max`, on a device or as a whole.
     pub(super) fn bound_group(&mut self, id: GroupId, device: Option<usize>) {
         let Some(group) = self.groups.get(&id) else { return };
         let uuid = device.and_then(|device| self.devices.get(device));
@@ -19,7 +19,9 @@ impl State {
         let settings = &group.settings;
         let bytes = |setting| settings.of_group(setting, uuid).number();
         self.grants.set_limit(id, device, bytes(MEMORY_LIMIT));
-        self.swap_grants.set_limit(id, device, bytes(MEMORY_SWAP_MAX));
+        let (high, swap_max) = (bytes(MEMORY_HIGH), bytes(MEMORY_SWAP_MAX));
+        self.swap_grants.set_limit(id, device, swap_max);
+        self.grants.set_group_high(id, device, high);
     }
 
     /// Returns the bytes that a process may still swap out from a device by the limits of the groups above.

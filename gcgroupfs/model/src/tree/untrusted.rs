@@ -68,6 +68,11 @@ impl<'a> Untrusted<'a> {
         self.usage.can_swap.load(Relaxed) != 0
     }
 
+    /// Returns whether the hook obeys `memory.high`.
+    pub(super) fn heeds_high(self) -> bool {
+        self.usage.heeds_high.load(Relaxed) != 0
+    }
+
     /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
     pub(super) fn asks_to_swap(self) -> bool {
         self.usage.asks_to_swap.load(Relaxed) != 0

@@ -185,7 +185,8 @@ pub struct UsageDevice {
     /// sees a charge, or the charge sees the lower grant and is undone (`charge.rs`). First looks and hints
     /// are `Relaxed`.
     pub memory_granted: AtomicU64,
-    /// Bytes of the charge for which a larger grant is requested. Valid while `grant_request` is unanswered.
+    /// Bytes of the charge for which a larger grant is requested, and
+    /// [`WANTED_BELOW_HIGH`](crate::WANTED_BELOW_HIGH). Valid while `grant_request` is unanswered.
     ///
     /// Ordering: `Relaxed`, ordered by `grant_request`.
     pub grant_wanted: AtomicU64,

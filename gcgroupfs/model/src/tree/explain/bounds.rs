@@ -4,7 +4,9 @@ use gcgroup_abi::DEFAULT_PRIORITY;
 
 use super::{Case, Line, Place, Subject, shown, told};
 use crate::text::size;
-use crate::tree::settings::{COMPUTE_PRIORITY, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value};
+use crate::tree::settings::{
+    COMPUTE_PRIORITY, MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value,
+};
 
 /// Returns a line for each value in force, in the order of the table of settings.
 pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
@@ -56,7 +58,7 @@ fn line(case: &Case<'_>, setting: &'static Setting, place: Place<'_>, value: Val
         .lease(setting, place)
         .unwrap_or_else(|| shown(setting, value));
     let mut text = format!("{} {value_text}", case.file(place, setting.name));
-    if setting == MEMORY_LIMIT {
+    if [MEMORY_LIMIT, MEMORY_HIGH].contains(&setting) {
         text += &format!(" (used {})", size(case.used(place)));
     }
     if setting == COMPUTE_PRIORITY {

@@ -8,7 +8,7 @@ use super::{Case, Line, Place, Subject};
 use crate::text::size;
 use crate::tree::enforce;
 use crate::tree::process::{Process, slots};
-use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, SUSPEND, Setting};
+use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, MEMORY_HIGH, SUSPEND, Setting};
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
@@ -112,6 +112,14 @@ impl Case<'_> {
                 waits.push(format!("waits on {on} for its turn{quota}; {threads}"));
             } else if usage.nr_waiting() > 0 {
                 waits.push(format!("{threads} on {on} for earlier work to complete"));
+            }
+            if enforce::waits_above_high(process, slot) {
+                let mut files = self.settings_on(MEMORY_HIGH, device);
+                files.dedup();
+                waits.push(format!(
+                    "allocations on {on} wait for {} to be met",
+                    files.join(", ")
+                ));
             }
             if device.is_some() && control.pressure_answer.load(Relaxed) != usage.pressure_request() {
                 waits.push(format!("waits for other processes to make room on {on}"));

@@ -5,10 +5,12 @@
 //! or up to what NVML has shown. Only what NVML has shown or the daemon has granted is *sure*; that bounds
 //! what the process costs others (see [`Node`](super::node::Node)).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gcgroup_abi::NO_LIMIT;
 
+use super::Position;
 use super::node::Charge;
 use super::resource::Resource;
 use crate::tree::untrusted::GrantWords;
@@ -21,6 +23,8 @@ pub(super) struct Member {
     pub(super) group: Option<GroupId>,
     /// Bytes held, by position.
     pub(super) devices: Box<[Held]>,
+    /// `memory.high` of the process by position in bytes; absent if unlimited.
+    highs: BTreeMap<Position, u64>,
     /// Nothing is charged to the groups above while the process is suspended.
     is_suspended: bool,
 }
@@ -37,6 +41,8 @@ pub(super) struct Held {
     total: u64,
     /// Shown by NVML as held by the process.
     shown: u64,
+    /// Whether the last grant has not been seen in use yet.
+    is_fresh: bool,
 }
 
 /// Grant of one process on one device, in bytes.
@@ -75,6 +81,7 @@ impl Held {
             granted: None,
             total,
             shown: 0,
+            is_fresh: false,
         }
     }
 
@@ -106,7 +113,32 @@ impl Member {
             blocks,
             group: None,
             devices: slots.iter().copied().map(Held::new).collect(),
+            highs: BTreeMap::new(),
             is_suspended: false,
+        }
+    }
+
+    /// Returns whether the hook obeys `memory.high`, which bounds device memory only.
+    pub(super) fn heeds_high(&self) -> bool {
+        self.resource == Resource::Memory && self.blocks.usage().heeds_high()
+    }
+
+    pub(super) fn high(&self, position: Position) -> u64 {
+        self.highs.get(&position).copied().unwrap_or(NO_LIMIT)
+    }
+
+    pub(super) fn set_high(&mut self, position: Position, high: u64) {
+        match high {
+            NO_LIMIT => self.highs.remove(&position),
+            high => self.highs.insert(position, high),
+        };
+    }
+
+    /// Returns the bytes held at a position, overhead included.
+    pub(super) fn charged(&self, position: Position) -> u128 {
+        match position {
+            Some(at) => self.charge(at).all,
+            None => (0..self.devices.len()).map(|at| self.charge(at).all).sum(),
         }
     }
 
@@ -273,6 +305,18 @@ impl Member {
             is_open: true,
         };
         self.store(at, granted);
+        if let Some(device) = self.devices.get_mut(at) {
+            device.is_fresh = true;
+        }
+    }
+
+    /// Returns whether the process has charged what it was granted last, now or at an earlier call.
+    pub(super) fn is_used(&mut self, at: usize) -> bool {
+        let is_charged = self.idle(at) == 0;
+        self.devices.get_mut(at).is_some_and(|device| {
+            device.is_fresh = device.is_fresh && !is_charged;
+            !device.is_fresh
+        })
     }
 
     /// Raises what is held to what was charged beyond it.

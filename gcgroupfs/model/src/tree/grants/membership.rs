@@ -80,7 +80,8 @@ impl Grants {
         self.publish(group);
     }
 
-    /// Begins or ends the grants of a process, depending on limits above. `is_new`: it has just registered.
+    /// Begins or ends the grants of a process, depending on limits above and on
+    /// `memory.high`. `is_new`: it has just registered.
     pub(super) fn govern(&mut self, id: ProcessId, is_new: bool) {
         let Some(group) = self.members.get(&id).map(|member| member.group) else {
             return;
@@ -91,7 +92,9 @@ impl Grants {
                 .iter()
                 .filter_map(|id| self.groups.get(id))
                 .any(|node| node.limits(at));
-            self.change(id, at, |member| member.govern(at, is_limited, is_new));
+            let is_granted = is_limited || self.is_bounded(id, at);
+            self.change(id, at, |member| member.govern(at, is_granted, is_new));
+            self.publish_high(id, at);
         }
     }
 }

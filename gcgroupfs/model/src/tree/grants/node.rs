@@ -69,6 +69,8 @@ pub(super) struct Node {
     pub(super) nr_awaited: usize,
     /// Limits by position in bytes; absent if unlimited.
     limits: BTreeMap<Position, u64>,
+    /// `memory.high` by position in bytes; absent if unlimited.
+    highs: BTreeMap<Position, u64>,
     /// Charge by position: grants and overhead. A process without a limit above has only overhead here.
     charged: Vec<Charge>,
     /// Bytes held at all positions together: the sum, with child groups bounded to what they pass on.
@@ -87,6 +89,7 @@ impl Node {
             nr_below: 0,
             nr_awaited: 0,
             limits: BTreeMap::new(),
+            highs: BTreeMap::new(),
             charged: vec![Charge::default(); nr_positions],
             whole: 0,
             passed: vec![0; nr_positions],
@@ -107,6 +110,17 @@ impl Node {
         match limit {
             NO_LIMIT => self.limits.remove(&position),
             limit => self.limits.insert(position, limit),
+        };
+    }
+
+    pub(super) fn high(&self, position: Position) -> u64 {
+        self.highs.get(&position).copied().unwrap_or(NO_LIMIT)
+    }
+
+    pub(super) fn set_high(&mut self, position: Position, high: u64) {
+        match high {
+            NO_LIMIT => self.highs.remove(&position),
+            high => self.highs.insert(position, high),
         };
     }
 

@@ -33,15 +33,15 @@ impl Resource {
         }
     }
 
-    /// Returns the number and the bytes of a process's unanswered request on a device, if there is one.
-    pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<(u32, u64)> {
+    /// Returns a process's unanswered request on a device, if there is one.
+    pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<GrantRequest> {
         let usage = process.usage().device(slot)?;
         let control = process.control().devices.get(slot)?;
-        let (GrantRequest { number, bytes }, answer) = match self {
+        let (request, answer) = match self {
             Self::Memory => (usage.memory_request(), &control.grant_answer),
             Self::Swap => (usage.swap_request(), &control.swap_answer),
         };
-        (number != answer.load(Relaxed)).then_some((number, bytes))
+        (request.number != answer.load(Relaxed)).then_some(request)
     }
 
     /// Returns the size of the resource on the device of a slot, in bytes.
@@ -67,6 +67,13 @@ impl Resource {
         match self {
             Self::Memory => CHUNK,
             Self::Swap => 0,
+        }
+    }
+
+    /// Publishes to a process the flags of `memory.high`, which bounds device memory only.
+    pub(super) fn publish_high(self, control: &Control, slot: usize, flags: u32) {
+        if self == Self::Memory {
+            enforce::heed_high(control, slot, flags);
         }
     }
 

@@ -5,7 +5,9 @@ mod race;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{ControlDevice, Short, UsageDevice, try_charge_granted, uncharge};
+use gcgroup_abi::{
+    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, Short, UsageDevice, try_charge_granted, uncharge,
+};
 
 use super::resource::CHUNK;
 use super::*;
@@ -28,6 +30,13 @@ fn blocks() -> std::sync::Arc<dyn Blocks> {
     for device in &control.devices {
         device.memory_limit.store(NO_LIMIT, Relaxed);
     }
+    blocks
+}
+
+/// Returns those of a process that obeys `memory.high`.
+fn heeding() -> std::sync::Arc<dyn Blocks> {
+    let blocks = blocks();
+    blocks.usage().raw().heeds_high.store(1, Relaxed);
     blocks
 }
 
@@ -78,10 +87,10 @@ impl Grants {
             match try_charge_granted(current, granted, bytes, NO_LIMIT) {
                 Ok(_) => return Ok(()),
                 Err(Short::Limit) => panic!("overflow"),
-                Err(Short::Grant) => match self.request(id, device, bytes) {
-                    Outcome::Granted => {}
+                Err(Short::Grant) => match self.request(id, device, (bytes, false)) {
+                    Outcome::Granted | Outcome::GrantedAbove => {}
                     Outcome::Refused(refusal) => return Err(refusal),
-                    Outcome::Unknown => panic!("no process is awaited"),
+                    outcome @ (Outcome::Unknown | Outcome::TooHigh) => panic!("{outcome:?}"),
                 },
             }
         }
@@ -308,10 +317,14 @@ fn existing_memory_is_held_beyond_the_limit() {
     grants.set_limit(LEFT, Some(0), 100);
     grants.allocate(A, 0, 80).unwrap();
     grants.force(A, 0, 10);
-    assert_eq!(grants.request(A, 0, 0), Outcome::Granted, "there is room");
+    assert_eq!(
+        grants.request(A, 0, (0, false)),
+        Outcome::Granted,
+        "there is room"
+    );
     grants.force(A, 0, 30);
     assert_eq!(
-        grants.request(A, 0, 0),
+        grants.request(A, 0, (0, false)),
         Outcome::Refused(Refusal {
             group: LEFT,
             device: Some(0)
@@ -338,7 +351,7 @@ fn restart_keeps_charges_and_grants_after_all_registered() {
     usage.memory_granted.store(90, Relaxed);
     grants.join(A, Some(LEFT), old.clone());
     assert_eq!(grants.word(A, 0), 30);
-    assert_eq!(grants.request(A, 0, 10), Outcome::Unknown);
+    assert_eq!(grants.request(A, 0, (10, false)), Outcome::Unknown);
     grants.add(C, RIGHT);
     grants.allocate(C, 0, 10).unwrap();
     let other = blocks();
@@ -360,7 +373,7 @@ fn false_words_do_not_harm_other_groups() {
         for device in [0, 1, OTHER_DEVICE] {
             grants.usage(A, device).memory_granted.store(word, Relaxed);
             grants.usage(A, device).memory_current.store(word, Relaxed);
-            grants.request(A, device, word);
+            grants.request(A, device, (word, false));
         }
         grants.look(A);
         grants.set_overhead(A, 0, 7);
@@ -413,10 +426,72 @@ fn added_group_inherits_limits_and_removed_one_is_not_awaited() {
     // A process awaited in a group that is removed is not waited for any longer.
     grants.add_group(new, Some(TOP));
     grants.await_member(new);
-    assert_eq!(grants.request(A, 0, 1), Outcome::Unknown);
+    assert_eq!(grants.request(A, 0, (1, false)), Outcome::Unknown);
     grants.remove_group(new);
     grants.told(new);
     grants.free(A, 0, 1);
     grants.allocate(A, 0, 1).unwrap();
     assert_eq!(grants.allocate(A, 0, 1), refused(TOP, Some(0)));
+}
+
+#[test]
+fn request_beyond_high_is_granted_exactly() {
+    let mut grants = grants();
+    for (id, group) in [(A, LEFT), (B, RIGHT)] {
+        grants.join(id, Some(group), heeding());
+    }
+    grants.set_group_high(TOP, Some(0), 100 * MIB);
+    assert_eq!(
+        grants.control(A, 0).high.load(Relaxed),
+        HIGH_IN_FORCE | HIGH_ALONE
+    );
+    assert_eq!(grants.control(A, 1).high.load(Relaxed), 0);
+    grants.allocate(A, 0, 60 * MIB).unwrap();
+    let slack = grants.word(A, 0) - 60 * MIB;
+    assert!(slack > 0 && slack <= 20 * MIB, "{slack}");
+    // What A does not use is taken back first.
+    assert_eq!(grants.request(B, 0, (40 * MIB, false)), Outcome::Granted);
+    assert_eq!((grants.word(A, 0), grants.above(B, 0)), (60 * MIB, vec![]));
+    grants.allocate(B, 0, 40 * MIB).unwrap();
+    assert_eq!(grants.request(B, 0, (1, true)), Outcome::TooHigh);
+    assert_eq!(grants.word(B, 0), 40 * MIB);
+    assert_eq!(grants.request(B, 0, (MIB, false)), Outcome::GrantedAbove);
+    assert_eq!(grants.word(B, 0), 41 * MIB, "nothing beyond the request");
+    grants.allocate(B, 0, MIB).unwrap();
+    let above = Above {
+        group: Some(TOP),
+        device: Some(0),
+        high: 100 * MIB,
+        excess: MIB,
+    };
+    assert_eq!(grants.above(A, 0), [above], "for all in the group");
+    assert_eq!(grants.above(A, 1), []);
+    grants.free(A, 0, MIB);
+    grants.take_back_unused(B, 0);
+    assert_eq!(grants.above(B, 0), []);
+}
+
+#[test]
+fn limit_refuses_what_high_would_allow() {
+    let mut grants = grants();
+    grants.join(A, Some(LEFT), heeding());
+    grants.set_process_high(A, None, 10);
+    grants.set_limit(LEFT, None, 100);
+    assert_eq!(grants.control(A, 0).high.load(Relaxed), HIGH_IN_FORCE);
+    assert_eq!(grants.request(A, 0, (100, false)), Outcome::GrantedAbove);
+    assert_eq!(grants.allocate(A, 0, 101), refused(LEFT, None));
+    assert_eq!(grants.allocate(A, 0, 100), Ok(()));
+    grants.set_limit(LEFT, None, NO_LIMIT);
+    grants.set_process_high(A, None, NO_LIMIT);
+    assert_eq!(grants.word(A, 0), NO_LIMIT, "nothing bounds it any more");
+    assert_eq!(grants.control(A, 0).high.load(Relaxed), 0);
+}
+
+#[test]
+fn hook_that_does_not_know_high_is_not_bounded_by_it() {
+    let mut grants = grants();
+    grants.add(A, LEFT);
+    grants.set_group_high(TOP, None, 0);
+    assert_eq!(grants.word(A, 0), NO_LIMIT);
+    assert_eq!(grants.control(A, 0).high.load(Relaxed), 0);
 }

@@ -14,8 +14,18 @@ fn source(id: u64, priority: u32, held: u64, (min, low): (u64, u64)) -> Source {
         priority,
         held,
         movable: held,
-        protected: Protected { min, low },
+        protected: Protected { min, low, above: 0 },
     }
+}
+
+/// Returns a source that holds 10 bytes, `above` of them beyond `memory.high`.
+fn above(id: u64, priority: u32, above: u64, protection: (u64, u64)) -> Source {
+    let source = source(id, priority, 10, protection);
+    let protected = Protected {
+        above,
+        ..source.protected
+    };
+    Source { protected, ..source }
 }
 
 fn asked(sources: &[Source], wanted: u64) -> Vec<(u64, u64)> {
@@ -55,6 +65,37 @@ fn order_is_by_protection_then_priority_then_size() {
             source(1, 15, 10, (10, 0)),
         ),
         ("beyond min before within", plain, source(2, 15, 10, (10, 0))),
+        (
+            "above high before within",
+            above(1, 0, 5, (0, 0)),
+            source(2, 15, 20, (0, 0)),
+        ),
+        (
+            "above high before within low",
+            above(1, 0, 5, (0, 0)),
+            source(2, 15, 20, (0, 20)),
+        ),
+        (
+            "above high before within min",
+            above(1, 0, 5, (0, 0)),
+            source(2, 15, 20, (20, 0)),
+        ),
+        (
+            "both above high: lower priority",
+            above(2, 9, 5, (0, 0)),
+            above(1, 8, 9, (0, 0)),
+        ),
+        (
+            "both above high: more above it",
+            above(2, 8, 6, (0, 0)),
+            above(1, 8, 5, (0, 0)),
+        ),
+        ("above high, but within low", plain, above(2, 15, 10, (0, 10))),
+        (
+            "above high and within low before within min",
+            above(2, 0, 10, (0, 10)),
+            source(1, 15, 10, (10, 0)),
+        ),
     ];
     for (why, first, second) in rows {
         for sources in [[first, second], [second, first]] {
@@ -83,6 +124,19 @@ fn nothing_within_low_is_taken_before_all_beyond_it() {
         [(1, 2)],
         "what cannot move counts as protected first"
     );
+}
+
+#[test]
+fn nothing_within_high_is_taken_before_all_beyond_it() {
+    let sources = [
+        above(1, 15, 3, (0, 4)),
+        above(2, 0, 5, (0, 8)),
+        source(3, 15, 9, (0, 0)),
+    ];
+    assert_eq!(asked(&sources, 3), [(1, 3)]);
+    assert_eq!(asked(&sources, 5), [(1, 3), (2, 2)], "of what is not within low");
+    assert_eq!(asked(&sources, 6), [(1, 3), (2, 2), (3, 1)]);
+    assert_eq!(asked(&sources, 17), [(1, 6), (2, 2), (3, 9)]);
 }
 
 /// A source is found again by its process and its device together.
@@ -126,7 +180,7 @@ fn holding(world: &World, pid: u32, group: &str, bytes: u64) -> ProcessId {
 fn protected(world: &World, within: Option<&str>, id: ProcessId) -> (u64, u64) {
     let within = within.map(|path| world.group(path));
     let all = world.tree.state.lock().protected(within, 0);
-    let Protected { min, low } = all.get(&id).copied().unwrap_or_default();
+    let Protected { min, low, .. } = all.get(&id).copied().unwrap_or_default();
     (min / GIB, low / GIB)
 }
 

@@ -107,8 +107,10 @@ impl Eq for Setting {}
 /// All settings of processes and groups.
 pub const SETTINGS: &[&Setting] = &[
     MEMORY_LIMIT,
+    MEMORY_HIGH,
     MEMORY_MIN,
     MEMORY_LOW,
+    MEMORY_OOM_GROUP,
     MEMORY_SWAP_MAX,
     MEMORY_VISIBLE,
     COMPUTE_PRIORITY,
@@ -146,6 +148,25 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
     ..Setting::PLAIN
 };
 
+pub const MEMORY_HIGH: &Setting = &Setting {
+    name: "memory.high",
+    key: "memory_high",
+    refusal: "memory.high can only be lowered",
+    written: Some(|edit, _| edit.apply_high()),
+    hold_option: Some(HoldOption {
+        name: "memory-high",
+        help: "Hold memory.high at SIZE or less, as 8G or 50%",
+    }),
+    doc: "Bytes beyond which usage is throttled, of a group for all processes below together; or max. Nothing is \
+          refused for it. Each allocation that leads beyond it, or further beyond it, counts as high in \
+          memory.events and waits: for 1 s if usage exceeds it by an eighth or more, for less in proportion, at \
+          least 10 ms, and no longer than until usage is within it again. The wait counts in memory.pressure; \
+          where several are exceeded the longest holds. Meanwhile memory that can be swapped moves to the host, \
+          in the order of memory.low, and returns when there is room below. Bytes in the formats of \
+          memory.limit.",
+    ..Setting::PLAIN
+};
+
 pub const MEMORY_MIN: &Setting = &Setting {
     name: "memory.min",
     key: "memory_min",
@@ -170,8 +191,25 @@ pub const MEMORY_LOW: &Setting = &Setting {
     refusal: "the protection can only be lowered",
     check: Some(|edit, bytes| edit.check_protection(MEMORY_LOW, bytes.number())),
     doc: "The bytes that are moved out for others only if nothing unprotected can be moved; otherwise as memory.min. \
-          What is moved out first: memory beyond memory.low, then memory beyond memory.min; of each that of the \
-          lowest priority, and among equals that of the process with the most.",
+          What is moved out first: memory beyond memory.high, then memory beyond memory.low, then memory beyond \
+          memory.min; of each that of the lowest priority, and among equals that of the process with the most.",
+    ..Setting::PLAIN
+};
+
+pub const MEMORY_OOM_GROUP: &Setting = &Setting {
+    name: "memory.oom.group",
+    key: "memory_oom_group",
+    kind: Kind::Flag,
+    default: Value::Flag(false),
+    tighter: Tighter::Higher,
+    refusal: "the group stays one that is killed as a unit",
+    doc: "What happens when an allocation of a process in the group or below is refused because of the \
+          memory.limit of the group or of one above. 0: the program is told, by CUDA_ERROR_OUT_OF_MEMORY. 1: in \
+          addition the processes of the group and below are killed, as by gcgroup.kill, and oom_group_kill in \
+          memory.events counts it. Of several groups with 1 between the process and the limit the outermost is \
+          killed. A refusal because of the process's own limit, or because the GPU is full, kills nothing; nor \
+          does one that is avoided, by moving memory out or trimming pools. A program that tries sizes until one \
+          is granted, or frees its cache and tries again, is killed at its first refusal.",
     ..Setting::PLAIN
 };
 

@@ -4,7 +4,9 @@
 use super::*;
 use crate::file::resolve;
 use crate::rules::{Facts, Rules};
-use crate::tree::settings::{Kind, LEASE, LEASE_ACTION, SAMPLE, SETTINGS, Setting, Tighter};
+use crate::tree::settings::{
+    Kind, LEASE, LEASE_ACTION, MEMORY_OOM_GROUP, SAMPLE, SETTINGS, Setting, Tighter,
+};
 
 /// Returns two values as the control file shows them: one that root sets, and a looser one.
 fn values(setting: &Setting) -> (&'static str, &'static str) {
@@ -86,7 +88,7 @@ fn every_setting_is_settable_by_rules_as_its_row_says() {
         let (tight, _) = values(setting);
         // A name can be the beginning of another, which is then quoted.
         let (section, name) = setting.name.split_once('.').unwrap();
-        let is_of_groups = [LEASE, LEASE_ACTION].contains(setting);
+        let is_of_groups = [LEASE, LEASE_ACTION, MEMORY_OOM_GROUP].contains(setting);
         let target = match is_of_groups {
             true => "group.name = \"g\"\ngroup",
             false => "process",

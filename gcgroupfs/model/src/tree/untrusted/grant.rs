@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{NO_LIMIT, lower_grant};
+use gcgroup_abi::{NO_LIMIT, WANTED_BELOW_HIGH, lower_grant};
 
 use super::MOST;
 
@@ -51,13 +51,18 @@ pub(in crate::tree) struct GrantRequest {
     pub(in crate::tree) number: u32,
     /// Bytes of the charge that needs it, at most 2^53. At least as new as the number.
     pub(in crate::tree) bytes: u64,
+    /// Whether it is to be refused if usage would exceed `memory.high`.
+    pub(in crate::tree) below_high: bool,
 }
 
 impl GrantRequest {
     pub(super) fn read(number: &AtomicU32, bytes: &AtomicU64) -> Self {
+        let number = number.load(Acquire);
+        let word = bytes.load(Relaxed);
         Self {
-            number: number.load(Acquire),
-            bytes: bytes.load(Relaxed).min(MOST),
+            number,
+            bytes: (word & !WANTED_BELOW_HIGH).min(MOST),
+            below_high: word & WANTED_BELOW_HIGH != 0,
         }
     }
 }

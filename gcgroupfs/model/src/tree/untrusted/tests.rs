@@ -84,11 +84,13 @@ fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>
         [
             overhead,
             usage_nsec,
+            sums.nr_high,
+            sums.nr_oom_group_kill,
             sums.nr_over_limit,
             sums.nr_reclaim,
             sums.nr_memory_turns
         ],
-        [0; 5]
+        [0; 7]
     );
 }
 

@@ -81,7 +81,7 @@ impl Registry {
             return;
         }
         match killed {
-            Ok(()) => info!("{pid} was killed by gcgroup.kill"),
+            Ok(()) => info!("{pid} was killed: by gcgroup.kill, a lease or memory.oom.group"),
             Err(Errno::ESRCH) => {}
             Err(errno) => warn!("{pid} cannot be killed: {errno}"),
         }

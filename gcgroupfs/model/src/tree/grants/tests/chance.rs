@@ -96,7 +96,7 @@ fn step(grants: &mut Grants, chance: &mut Chance) {
             grants.force(id, device, bytes);
             grants.show(id, device, current(grants, id, device));
             // Granted or refused, it is held in any case.
-            grants.request(id, device, 0);
+            grants.request(id, device, (0, false));
         }
         5..=9 => grants.free(id, device, bytes.min(current(grants, id, device))),
         _ => allocate(grants, id, device, bytes),
