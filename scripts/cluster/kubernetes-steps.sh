@@ -397,6 +397,8 @@ has_process() {
 
 missing_rule_is_noticed_and_nothing_is_offered() {
     kill9 gcgroupfs
+    # Otherwise the pod below may come while the plugin still takes the daemon for away.
+    wait_for "nothing is offered" 30 has_allocatable gcgroup.io/gpu-memory 0
     : > "$work/no-rule.toml"
     start_gcgroupfs "$work/no-rule.toml"
     wait_for "units are offered" 60 has_allocatable gcgroup.io/gpu-memory 16
