@@ -10,6 +10,7 @@ steps=(
     pod_without_devices_is_reported_and_has_no_memory
     two_pods_share_a_card_and_each_is_held_to_its_share
     limit_holds_for_exec_without_environment
+    containers_of_a_pod_are_each_held_to_their_share
     annotations_and_class_set_priority_quota_and_swap
     whole_card_is_not_given_in_units_and_a_request_waits
     metrics_name_namespace_pod_and_container
@@ -131,6 +132,11 @@ is_full() {
     [ "$1" -le $(($2 * gib)) ] && [ "$1" -gt $(($2 * gib - (64 << 20))) ]
 }
 
+# is_about BYTES GIB: as is_full, or a block less: the context may have taken the place of one.
+is_about() {
+    is_full "$1" "$2" || is_full "$(($1 + (64 << 20)))" "$2"
+}
+
 # is_held POD GIB: the daemon shows the pod's limit, and as much memory as it permits.
 is_held() {
     local group
@@ -210,12 +216,19 @@ daemonset_offers_units_and_cards() {
     wait_for "cards are offered" 30 has_allocatable gcgroup.io/gpu 2
 }
 
+has_no_unmanaged() {
+    gcgroupfs get unmanaged
+    [ -z "$(gcgroupfs get unmanaged)" ]
+}
+
 pod_without_devices_is_reported_and_has_no_memory() {
     wait_for "the pod is reported" 30 plugin_logs "default/early-node/main was started without the devices"
     rm "$work/static/early.yaml"
+    # It holds all memory of its card until then.
+    wait_for "the static pod has ended" 60 has_no_unmanaged
     pod_with_own_library sneaky | kubectl apply -f - > /dev/null
     wait_for "the pod is refused all memory" 60 \
-        grep -F "/pods/$(uid sneaky) on GPU 0: 1 allocations refused, lowest limit 0 bytes" "$work/log/gcgroupfs"
+        grep -F "/pods/$(uid sneaky)/container-main on GPU 0: 1 allocations refused, lowest limit 0 bytes" "$work/log/gcgroupfs"
     kubectl delete pod sneaky --wait=false > /dev/null
 }
 
@@ -230,14 +243,60 @@ two_pods_share_a_card_and_each_is_held_to_its_share() {
     all_held
 }
 
-limit_holds_for_exec_without_environment() {
+# load POD CONTAINER: prints what a program says that allocates until it is refused, in a container without its
+# environment.
+load() {
+    kubectl exec "$1" -c "$2" -- /bin/env -i SIMGPU_DIR=/gpu SIMGPU_CONTEXT_MEMORY=0 /usr/bin/gcgroup-load memory \
+        --size 64M --touch 0 --hold 0 2>&1 || :
+}
+
+# gets_nothing POD CONTAINER: a program that is executed in a container is refused its first allocation.
+gets_nothing() {
     local said
-    said=$(kubectl exec one -- /bin/env -i SIMGPU_DIR=/gpu SIMGPU_CONTEXT_MEMORY=0 /usr/bin/gcgroup-load memory \
-        --size 64M --touch 0 --hold 0 2>&1) || :
+    said=$(load "$1" "$2")
     case $said in
         *"at 0 bytes"* | *"gcgroup-load: "*CUDA_ERROR_OUT_OF_MEMORY*) ;;
-        *) fail "exec in a full pod: $said" ;;
+        *) fail "exec in the full container $2 of pod $1: $said" ;;
     esac
+}
+
+limit_holds_for_exec_without_environment() {
+    gets_nothing one main
+}
+
+# Prints a pod with the container full, which takes its unit, and the container idle, which has two.
+pod_of_two() {
+    pod "$1" "$(units 1)" | python3 -c '
+import sys
+text = sys.stdin.read().replace("- name: main", "- name: full")
+begin, end = text.index("  - name: full"), text.index("  volumes:")
+other = text[begin:end].replace("name: full", "name: idle").replace("gpu-memory: 1", "gpu-memory: 2")
+lines = other.splitlines(True)
+lines = ["    command: [/bin/sleep, \"1000000000\"]\n" if "command:" in line else line for line in lines]
+sys.stdout.write(text[:end] + "".join(lines) + text[end:])'
+}
+
+containers_of_a_pod_are_each_held_to_their_share() {
+    local group said bytes
+    pod_of_two pair | kubectl apply -f - > /dev/null
+    wait_for "the first container is refused more" 90 container_logs_have pair full CUDA_ERROR_OUT_OF_MEMORY
+    wait_for "the second container runs" 60 kubectl wait --for=condition=Ready pod/pair --timeout=1s
+    group=pods/$(uid pair)
+    [ "$(gcgroupfs get "$group/memory.limit")" = $((3 * gib)) ] || fail "$group has not the limit of its containers"
+    group=$group/container-full
+    [ "$(gcgroupfs get "$group/memory.limit")" = "$gib" ] || fail "$group has another limit than 1 GiB"
+    is_full "$(gcgroupfs get "$group/memory.current")" 1 > /dev/null || fail "$group does not hold 1 GiB"
+    # The pod has room for 2 GiB, which is the other container's.
+    gets_nothing pair full
+    said=$(load pair idle)
+    bytes=$(echo "$said" | sed -n 's/^refused CUDA_ERROR_OUT_OF_MEMORY at \([0-9]*\) bytes$/\1/p')
+    is_about "${bytes:-0}" 2 > /dev/null || fail "exec in a container with 2 GiB: $said"
+    kubectl delete pod pair --wait=false > /dev/null
+}
+
+# container_logs_have POD CONTAINER TEXT
+container_logs_have() {
+    kubectl logs "$1" -c "$2" | grep -F "$3"
 }
 
 # shows POD FILE TEXT

@@ -1,7 +1,7 @@
 //! The node: its cards, what pods have of them, and the terms that the daemon enforces. Joins what the
 //! kubelet, the API server, the kernel and the daemon tell.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -210,7 +210,14 @@ impl PluginNode {
     /// Makes the terms of one pod hold.
     fn enforce(&self, state: &mut State, uid: &str) -> anyhow::Result<()> {
         let own = |claim: &&Claim| claim.pod.as_deref() == Some(uid);
-        let limits = limits(&state.stored.iter().filter(own).collect::<Vec<_>>());
+        let claims: Vec<&Claim> = state.stored.iter().filter(own).collect();
+        let mut containers: BTreeMap<String, Vec<&Claim>> = BTreeMap::new();
+        for claim in &claims {
+            containers.entry(claim.container.clone()).or_default().push(claim);
+        }
+        let containers = containers.into_iter();
+        let containers = containers.map(|(name, claims)| (name, limits(&claims))).collect();
+        let limits = limits(&claims);
         let pod = state.activity.pod(uid);
         let settings = pod.map(|pod| policy::settings(pod, self.setup.highest_priority));
         // The limit holds whatever the annotations are.
@@ -218,9 +225,12 @@ impl PluginNode {
             Ok(settings) => (settings.unwrap_or_default(), Ok(())),
             Err(error) => (Vec::new(), Err(error)),
         };
-        state
-            .daemon
-            .enforce(uid, &Terms { limits, settings }, &state.cards)?;
+        let terms = Terms {
+            limits,
+            containers,
+            settings,
+        };
+        state.daemon.enforce(uid, &terms, &state.cards)?;
         invalid
     }
 

@@ -5,6 +5,7 @@
 
 mod audit;
 mod block;
+pub mod containers;
 pub mod devices;
 pub mod facts;
 pub mod host;
