@@ -1,5 +1,5 @@
-//! Names of Kubernetes containers by their ids. A cgroup's path has only the id; the kubelet tells the name: as
-//! soon as it has started a container, it makes a link in /var/log/containers, with the id in its name, to
+//! Names of Kubernetes containers by their ids. A cgroup's path has only the id; the kubelet tells the name:
+//! as soon as it has started a container, it makes a link in /var/log/containers, with the id in its name, to
 //! `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`. That holds for every runtime, and needs neither the API
 //! server nor the runtime's socket. Only root can write there.
 
@@ -46,8 +46,8 @@ impl Containers {
         }
     }
 
-    /// Returns the name of the container of a process with these cgroups; `None` if it is in none, or in one of
-    /// which the kubelet has not told the name within 3 s.
+    /// Returns the name of the container of a process with these cgroups; `None` if it is in none, or in one
+    /// of which the kubelet has not told the name within 3 s.
     ///
     /// # Errors
     /// `EAGAIN`: not told yet.
@@ -76,8 +76,8 @@ impl Containers {
     }
 }
 
-/// Looks for the link of a container. The pod is compared as well: users choose the names of pods, which begin
-/// those of the links.
+/// Looks for the link of a container. The pod is compared as well: users choose the names of pods, which
+/// begin those of the links.
 fn find(links: &Path, uid: &str, id: &str) -> Option<String> {
     let entries = fs::read_dir(links).ok()?;
     entries.flatten().find_map(|entry| {

@@ -39,8 +39,8 @@ pub fn of_peer(peer: &Peer, wish: Option<&str>) -> nix::Result<Facts> {
     })
 }
 
-/// Returns the facts about any process, with the name of its user, without that of its container. Its wish is read from its initial
-/// environment, if that is permitted.
+/// Returns the facts about any process, with the name of its user and without that of its container. Its wish
+/// is read from its initial environment, if that is permitted.
 ///
 /// # Errors
 /// * `ESRCH`: there is no such process.

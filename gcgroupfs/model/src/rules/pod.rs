@@ -1,5 +1,6 @@
-//! Kubernetes pods and containers in the paths of kernel cgroups. The kubelet names the cgroup of a pod, and the
-//! container runtime that of a container directly below. What a container makes below its own is not heeded.
+//! Kubernetes pods and containers in the paths of kernel cgroups. The kubelet names the cgroup of a pod, and
+//! the container runtime that of a container directly below. What a container makes below its own is not
+//! heeded.
 
 /// Length of a container's id, digits.
 const ID_LENGTH: usize = 64;
