@@ -90,6 +90,8 @@ kubectl() {
 
 # shellcheck source=scripts/cluster/kubernetes-node.sh
 . "$here/kubernetes-node.sh"
+# shellcheck source=scripts/cluster/kubernetes-pods.sh
+. "$here/kubernetes-pods.sh"
 # shellcheck source=scripts/cluster/kubernetes-steps.sh
 . "$here/kubernetes-steps.sh"
 
