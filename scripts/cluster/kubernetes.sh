@@ -24,7 +24,7 @@ fail() {
 }
 
 # Seconds for all steps together.
-limit=480
+limit=840
 
 if [ "${1-}" != --inside ]; then
     case ${1-} in
