@@ -20,6 +20,7 @@ steps=(
     containerd_killed_keeps_pods_and_limits
     plugin_upgrade_keeps_pods_and_limits
     ended_pods_leave_nothing
+    card_with_xid_error_is_unhealthy
     missing_rule_is_noticed_and_nothing_is_offered
 )
 
@@ -282,6 +283,15 @@ ended_pods_leave_nothing() {
     kubectl delete pods --all --wait=false > /dev/null
     wait_for "no pod has a group" 60 has_no_groups
     wait_for "both cards are offered" 30 has_allocatable gcgroup.io/gpu 2
+}
+
+# The next step starts the daemon again, and all units are offered again.
+card_with_xid_error_is_unhealthy() {
+    # 31 is a program's fault.
+    printf '0 31\n1 79\n' >> "$work/gpu/xid"
+    wait_for "the card's units are not offered" 30 has_allocatable gcgroup.io/gpu-memory 8
+    wait_for "the card is not offered" 30 has_allocatable gcgroup.io/gpu 1
+    plugin_logs "has had XID error 79" > /dev/null || fail "$(kubectl -n gcgroup-system logs plugin)"
 }
 
 # metrics_have TEXT

@@ -79,7 +79,8 @@ impl Daemon {
         }
     }
 
-    /// Returns the cards. A card is healthy if NVML tells the daemon its use of memory.
+    /// Returns the cards. A card is healthy if NVML tells the daemon its use of memory, and has reported no
+    /// critical XID error of it.
     ///
     /// # Errors
     /// The daemon does not answer.
@@ -211,20 +212,23 @@ fn shown(limit: Option<u64>) -> String {
 
 /// Parses `devices` and `devices.stat`.
 fn cards(devices: &str, stats: &str) -> Vec<Card> {
-    let is_sampled = |index: &str| {
-        let line = stats.lines().find(|line| line.split(' ').next() == Some(index));
-        let used = line.and_then(|line| line.split(' ').find_map(|pair| pair.strip_prefix("memory_used=")));
-        used.is_some_and(|used| used.parse::<u64>().is_ok())
+    let value = |index: &str, key: &str| {
+        let line = stats.lines().find(|line| line.split(' ').next() == Some(index))?;
+        let mut pairs = line.split(' ').filter_map(|pair| pair.split_once('='));
+        let (_, value) = pairs.find(|(name, _)| *name == key)?;
+        value.parse::<u64>().ok()
     };
     let card = |line: &str| {
         let mut words = line.split(' ');
         let (index, uuid, pci) = (words.next()?, words.next()?, words.next()?);
+        let xid = value(index, "critical_xid").filter(|xid| *xid != 0);
         Some(Card {
             index: index.to_owned(),
             uuid: uuid.to_owned(),
             pci: pci.to_owned(),
             total: words.next()?.parse().ok()?,
-            is_healthy: is_sampled(index),
+            is_healthy: value(index, "memory_used").is_some() && xid.is_none(),
+            xid,
         })
     };
     devices.lines().filter_map(card).collect()
@@ -271,11 +275,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_without_nvml_are_unhealthy() {
-        let devices = "0 GPU-a 00000000:01:00.0 8589934592 Simulated GPU\n1 GPU-b 0:2:0.0 7 B\nodd\n";
-        let stats = "0 memory_total=8589934592 memory_used=5 temperature=unknown\n1 memory_used=unknown\n";
+    fn cards_without_nvml_or_with_xid_errors_are_unhealthy() {
+        let devices = "0 GPU-a 00000000:01:00.0 8589934592 Simulated GPU\n1 GPU-b 0:2:0.0 7 B\nodd\n2 GPU-c 0:3:0.0 7 B\n";
+        let stats = "0 memory_total=8589934592 memory_used=5 temperature=unknown critical_xid=0\n\
+            1 memory_used=unknown critical_xid=unknown\n2 memory_used=5 critical_xid=79\n";
         let cards = cards(devices, stats);
-        assert_eq!(cards.len(), 2);
+        assert_eq!(cards.len(), 3);
+        assert_eq!((cards[2].is_healthy, cards[2].xid), (false, Some(79)));
         assert_eq!((cards[0].uuid.as_str(), cards[0].total), ("GPU-a", 8 << 30));
         assert_eq!(cards[0].pci, "00000000:01:00.0");
         assert!(cards[0].is_healthy && !cards[1].is_healthy);

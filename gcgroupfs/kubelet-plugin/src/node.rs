@@ -115,7 +115,10 @@ impl PluginNode {
             None => {}
         }
         match state.daemon.cards() {
-            Ok(cards) => state.cards = cards,
+            Ok(cards) => {
+                problems.extend(cards.iter().filter_map(xid_error));
+                state.cards = cards;
+            }
             Err(error) => {
                 problems.push(format!("{error:#}"));
                 for card in &mut state.cards {
@@ -292,6 +295,14 @@ impl State {
         let pending = self.pending.iter().map(|pending| &pending.claim);
         stored.chain(pending).cloned().collect()
     }
+}
+
+/// Returns the report of a card's XID error.
+fn xid_error(card: &Card) -> Option<String> {
+    let (uuid, xid) = (&card.uuid, card.xid?);
+    Some(format!(
+        "card {uuid} has had XID error {xid}: it is unhealthy until the daemon is started again"
+    ))
 }
 
 /// Returns the report of a process of a pod that was in no group.

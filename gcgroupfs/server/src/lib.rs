@@ -17,3 +17,4 @@ pub mod receive;
 pub mod socket;
 pub mod suspend;
 pub mod ticks;
+mod xid;
