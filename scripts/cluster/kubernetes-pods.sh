@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Makes and examines pods on the simulated cards, for the steps of scripts/cluster/kubernetes.sh, which sources
-# this file.
-# shellcheck disable=SC2154  # assigned by the script that sources this file
+# Makes and examines pods on the simulated cards, for the steps of scripts/cluster/kubernetes.sh, which
+# sources this file.
+# shellcheck disable=SC2034,SC2154  # used, and assigned, by the script that sources this file
 
 plugin_image=gcgroup-kubelet-plugin
 gib=$((1 << 30))

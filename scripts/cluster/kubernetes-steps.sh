@@ -263,7 +263,7 @@ plugin_is_gone() {
 }
 
 plugin_upgrade_keeps_pods_and_limits() {
-    kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin plugin=$plugin_image:next > /dev/null
+    kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin "plugin=$plugin_image:next" > /dev/null
     kubectl -n gcgroup-system delete pod plugin --wait=false > /dev/null
     # The kubelet may look at an ended pod again only after a minute.
     wait_for "the old plugin's pod is gone" 120 plugin_is_gone
