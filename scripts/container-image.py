@@ -5,7 +5,7 @@ usage: scripts/container-image.py OUT.tar NAME[,NAME...] [--entrypoint COMMAND] 
 
   NAME      what the image is called, such as gcgroup-kubelet-plugin:0.2.0; several names are one image
   FROM:TO   file of this machine and its path in the image; the libraries that it needs are added
-  --busybox  adds Debian's busybox-static, with a shell
+  --busybox  adds busybox of this machine, with a shell
 
 Reproducible: fixed times and owners. Load it with `ctr -n k8s.io images import OUT.tar` or `podman load`.
 """
@@ -76,13 +76,14 @@ def image(arguments):
         layer.add(name, mode, kind=tarfile.DIRTYPE)
     layer.add("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")
     layer.add("etc/group", 0o644, b"root:x:0:\n")
-    for pair in arguments.files:
-        source, name = pair.split(":", 1)
+    pairs = [pair.split(":", 1) for pair in arguments.files]
+    if arguments.busybox:
+        pairs.append([BUSYBOX, "bin/busybox"])
+    for source, name in pairs:
         layer.file(source, name)
         for library in libraries(source):
             layer.file(library, library)
     if arguments.busybox:
-        layer.file(BUSYBOX, "bin/busybox")
         for applet in subprocess.check_output([BUSYBOX, "--list"], text=True).split():
             layer.add("bin/" + applet, 0o777, link="busybox", kind=tarfile.SYMTYPE)
     raw = layer.bytes()

@@ -35,7 +35,7 @@ tests="$tests tmux valgrind"
 tests="$tests iproute2 munge procps slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
 # A Kubernetes node, which is built from source (scripts/cluster/build-kubernetes.sh).
 if [ "${KUBERNETES:-no}" = yes ]; then
-    tests="$tests busybox-static containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"
+    tests="$tests containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"
 fi
 
 # Often installed by other means; systemctl is for scripts/test-systemd.sh.

@@ -125,7 +125,7 @@ if [ "$quick" = no ]; then
         step timeout --kill-after=30 900 scripts/test-cluster.sh ray
     fi
     if [ "$(id -u)" = 0 ] && scripts/cluster/build-kubernetes.sh --has; then
-        step timeout --kill-after=10 540 scripts/test-cluster.sh kubernetes
+        step timeout --kill-after=10 900 scripts/test-cluster.sh kubernetes
     else
         echo "=== left out, Kubernetes is not built here (CONTRIBUTING.md): the plugin on a real node"
     fi

@@ -15,7 +15,7 @@ prepare_files() {
         mount -t overlay overlay "/$directory" \
             -o "lowerdir=/$directory,upperdir=$work/overlay/$directory/upper,workdir=$work/overlay/$directory/work"
     done
-    mkdir -p "$work/kubelet" "$work/log" /var/lib/kubelet /etc/cni/net.d /etc/cdi /run/lock
+    mkdir -p "$work/kubelet" "$work/log" /var/lib/kubelet "$work/cni" /etc/cdi /run/lock
     mount --bind "$work/kubelet" /var/lib/kubelet
     mount --make-rshared /var/lib/kubelet
     # The kubelet insists on these kernel settings: it is shown copies, and the machine keeps its own.
@@ -42,7 +42,7 @@ prepare_network() {
     ip link set node0 up
     ip route add default via 10.88.6.254
     echo 1 > /proc/sys/net/ipv4/ip_forward
-    cat > /etc/cni/net.d/9-ptp.conflist <<'CNI'
+    cat > "$work/cni/ptp.conflist" <<'CNI'
 {"cniVersion":"0.4.0","name":"p","plugins":[{"type":"ptp","ipam":{"type":"host-local","subnet":"10.88.7.0/24",
 "routes":[{"dst":"0.0.0.0/0"}]}}]}
 CNI
@@ -81,7 +81,7 @@ state = "/run/containerd"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".cni]
-  conf_dir = "/etc/cni/net.d"
+  conf_dir = "$work/cni"
   bin_dir = "/usr/lib/cni"
 TOML
     start containerd containerd -c "$work/containerd.toml"

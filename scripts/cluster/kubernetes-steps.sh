@@ -10,6 +10,7 @@ steps=(
     pod_without_devices_is_reported_and_has_no_memory
     two_pods_share_a_card_and_each_is_held_to_its_share
     limit_holds_for_exec_without_environment
+    containers_of_a_pod_are_each_held_to_their_share
     annotations_and_class_set_priority_quota_and_swap
     whole_card_is_not_given_in_units_and_a_request_waits
     metrics_name_namespace_pod_and_container
@@ -19,161 +20,9 @@ steps=(
     containerd_killed_keeps_pods_and_limits
     plugin_upgrade_keeps_pods_and_limits
     ended_pods_leave_nothing
+    card_with_xid_error_is_unhealthy
     missing_rule_is_noticed_and_nothing_is_offered
 )
-
-plugin_image=gcgroup-kubelet-plugin
-gib=$((1 << 30))
-
-gcgroupfs() {
-    "$dist/bin/gcgroupfs" "$@"
-}
-
-# start_gcgroupfs [CONFIG]. The simulated GPUs are a directory that all programs share.
-start_gcgroupfs() {
-    SIMGPU_DIR=$work/gpu SIMGPU_DEVICES=2 SIMGPU_MEMORY=8G LD_LIBRARY_PATH=$dist/simgpu \
-        start gcgroupfs "$dist/bin/gcgroupfs" mount --config "${1-$repo/gcgroupfs/kubelet-plugin/gcgroupfs.toml}" \
-        --state-dir "$work/state" --allow-other "$work/mount"
-    wait_for "the daemon answers" 30 gcgroupfs get devices
-}
-
-# pod NAME LIMITS [ANNOTATIONS]: prints a pod whose program allocates blocks of 64 MiB until it is refused,
-# and holds them.
-pod() {
-    cat <<YAML
-apiVersion: v1
-kind: Pod
-metadata: {name: $1, namespace: default, annotations: {${3-}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  automountServiceAccountToken: false
-  containers:
-  - name: main
-    image: example.invalid/test:1
-    imagePullPolicy: Never
-    command: [/usr/bin/gcgroup-load, memory, --size, 64M, --touch, "0", --hold, "100000"]
-    env: [{name: SIMGPU_DIR, value: /gpu}, {name: SIMGPU_CONTEXT_MEMORY, value: "0"}]
-    resources: {limits: {$2}}
-    volumeMounts: [{name: gpu, mountPath: /gpu}]
-  volumes: [{name: gpu, hostPath: {path: $work/gpu}}]
-YAML
-}
-
-# A pod that has the library by itself, and asks for no memory of a GPU.
-pod_with_own_library() {
-    cat <<YAML
-apiVersion: v1
-kind: Pod
-metadata: {name: $1, namespace: default}
-spec:
-  terminationGracePeriodSeconds: 0
-  automountServiceAccountToken: false
-  containers:
-  - name: main
-    image: example.invalid/test:1
-    imagePullPolicy: Never
-    command: [/usr/bin/gcgroup-load, memory, --size, 64M, --touch, "0", --hold, "100000"]
-    env:
-    - {name: SIMGPU_DIR, value: /gpu}
-    - {name: SIMGPU_CONTEXT_MEMORY, value: "0"}
-    - {name: LD_PRELOAD, value: /opt/library/libgcgroup.so}
-    volumeMounts: [{name: gpu, mountPath: /gpu}, {name: library, mountPath: /opt/library}, {name: run, mountPath: /run/gcgroupfs}]
-  volumes:
-  - {name: gpu, hostPath: {path: $work/gpu}}
-  - {name: library, hostPath: {path: $dist/lib}}
-  - {name: run, hostPath: {path: /run/gcgroupfs}}
-YAML
-}
-
-# static_pod NAME: gives the kubelet a static pod from the standard input, by rename: of half a file it would
-# start another pod, with another UID, and kill it while its sandbox starts.
-static_pod() {
-    cat > "$work/static/.$1.yaml"
-    mv "$work/static/.$1.yaml" "$work/static/$1.yaml"
-}
-
-# units COUNT: prints limits of a container.
-units() {
-    echo "gcgroup.io/gpu-memory: $1"
-}
-
-allocatable() {
-    local name=${1//./\\.}
-    kubectl get node node -o "jsonpath={.status.allocatable.$name}"
-}
-
-has_allocatable() {
-    echo "$1: $(allocatable "$1"), wanted $2"
-    [ "$(allocatable "$1")" = "$2" ]
-}
-
-# logs_have POD TEXT
-logs_have() {
-    kubectl logs "$1" | grep -F "$2"
-}
-
-# uid POD: prints the UID that the pod's cgroup has.
-uid() {
-    local mirror
-    mirror=$(kubectl get pod "$1" -o 'jsonpath={.metadata.annotations.kubernetes\.io/config\.mirror}')
-    echo "${mirror:-$(kubectl get pod "$1" -o 'jsonpath={.metadata.uid}')}"
-}
-
-# holds POD GIB: the pod's program has been refused at its share, and holds it.
-holds() {
-    wait_for "pod $1 is refused more" 90 logs_have "$1" "refused CUDA_ERROR_OUT_OF_MEMORY"
-    is_held "$1" "$2"
-}
-
-# is_full BYTES GIB: BYTES are at most GIB, and less than a block below.
-is_full() {
-    echo "$1 bytes are charged, of $2 GiB"
-    [ "$1" -le $(($2 * gib)) ] && [ "$1" -gt $(($2 * gib - (64 << 20))) ]
-}
-
-# is_held POD GIB: the daemon shows the pod's limit, and as much memory as it permits.
-is_held() {
-    local group
-    group=pods/$(uid "$1")
-    [ "$(gcgroupfs get "$group/memory.limit")" = $(($2 * gib)) ] || fail "$group has another limit than $2 GiB"
-    is_full "$(gcgroupfs get "$group/memory.current")" "$2" > /dev/null || fail "$group does not hold $2 GiB"
-}
-
-all_held() {
-    is_held one 2
-    is_held two-node 3
-}
-
-# starts POD GIB: a new pod gets its share; then it is removed.
-starts() {
-    pod "$1" "$(units "$2")" | kubectl apply -f - > /dev/null
-    holds "$1" "$2"
-    kubectl delete pod "$1" --wait=false > /dev/null
-}
-
-# card POD: prints the index of the card that the pod uses.
-card() {
-    local index
-    for index in 0 1; do
-        [ "$(gcgroupfs get "pods/$(uid "$1")/$index/memory.limit")" = 0 ] || echo "$index"
-    done
-}
-
-# There is no controller manager: the test makes the pod of the DaemonSet from its template.
-start_plugin() {
-    kubectl -n gcgroup-system get daemonset gcgroup-kubelet-plugin -o json | python3 -c '
-import json, sys
-pod = json.load(sys.stdin)["spec"]["template"]
-pod.update(apiVersion="v1", kind="Pod")
-pod["metadata"].update(name="plugin", namespace="gcgroup-system")
-pod["spec"]["nodeName"] = "node"
-json.dump(pod, sys.stdout)' | kubectl apply -f - > /dev/null
-    wait_for "the plugin is registered" 60 plugin_logs registered
-}
-
-plugin_logs() {
-    kubectl -n gcgroup-system logs plugin | grep -F "$1"
-}
 
 daemon_and_containerd_and_api_server_start() {
     local libraries=/usr/lib/x86_64-linux-gnu
@@ -210,12 +59,19 @@ daemonset_offers_units_and_cards() {
     wait_for "cards are offered" 30 has_allocatable gcgroup.io/gpu 2
 }
 
+has_no_unmanaged() {
+    gcgroupfs get unmanaged
+    [ -z "$(gcgroupfs get unmanaged)" ]
+}
+
 pod_without_devices_is_reported_and_has_no_memory() {
     wait_for "the pod is reported" 30 plugin_logs "default/early-node/main was started without the devices"
     rm "$work/static/early.yaml"
+    # It holds all memory of its card until then.
+    wait_for "the static pod has ended" 60 has_no_unmanaged
     pod_with_own_library sneaky | kubectl apply -f - > /dev/null
     wait_for "the pod is refused all memory" 60 \
-        grep -F "/pods/$(uid sneaky) on GPU 0: 1 allocations refused, lowest limit 0 bytes" "$work/log/gcgroupfs"
+        grep -F "/pods/$(uid sneaky)/container-main on GPU 0: 1 allocations refused, lowest limit 0 bytes" "$work/log/gcgroupfs"
     kubectl delete pod sneaky --wait=false > /dev/null
 }
 
@@ -230,14 +86,60 @@ two_pods_share_a_card_and_each_is_held_to_its_share() {
     all_held
 }
 
-limit_holds_for_exec_without_environment() {
+# load POD CONTAINER: prints what a program says that allocates until it is refused, in a container without
+# its environment.
+load() {
+    kubectl exec "$1" -c "$2" -- /bin/env -i SIMGPU_DIR=/gpu SIMGPU_CONTEXT_MEMORY=0 /usr/bin/gcgroup-load memory \
+        --size 64M --touch 0 --hold 0 2>&1 || :
+}
+
+# gets_nothing POD CONTAINER: a program that is executed in a container is refused its first allocation.
+gets_nothing() {
     local said
-    said=$(kubectl exec one -- /bin/env -i SIMGPU_DIR=/gpu SIMGPU_CONTEXT_MEMORY=0 /usr/bin/gcgroup-load memory \
-        --size 64M --touch 0 --hold 0 2>&1) || :
+    said=$(load "$1" "$2")
     case $said in
         *"at 0 bytes"* | *"gcgroup-load: "*CUDA_ERROR_OUT_OF_MEMORY*) ;;
-        *) fail "exec in a full pod: $said" ;;
+        *) fail "exec in the full container $2 of pod $1: $said" ;;
     esac
+}
+
+limit_holds_for_exec_without_environment() {
+    gets_nothing one main
+}
+
+# Prints a pod with the container full, which takes its unit, and the container idle, which has two.
+pod_of_two() {
+    pod "$1" "$(units 1)" | python3 -c '
+import sys
+text = sys.stdin.read().replace("- name: main", "- name: full")
+begin, end = text.index("  - name: full"), text.index("  volumes:")
+other = text[begin:end].replace("name: full", "name: idle").replace("gpu-memory: 1", "gpu-memory: 2")
+lines = other.splitlines(True)
+lines = ["    command: [/bin/sleep, \"1000000000\"]\n" if "command:" in line else line for line in lines]
+sys.stdout.write(text[:end] + "".join(lines) + text[end:])'
+}
+
+containers_of_a_pod_are_each_held_to_their_share() {
+    local group said bytes
+    pod_of_two pair | kubectl apply -f - > /dev/null
+    wait_for "the first container is refused more" 90 container_logs_have pair full CUDA_ERROR_OUT_OF_MEMORY
+    wait_for "the second container runs" 60 kubectl wait --for=condition=Ready pod/pair --timeout=1s
+    group=pods/$(uid pair)
+    [ "$(gcgroupfs get "$group/memory.limit")" = $((3 * gib)) ] || fail "$group has not the limit of its containers"
+    group=$group/container-full
+    [ "$(gcgroupfs get "$group/memory.limit")" = "$gib" ] || fail "$group has another limit than 1 GiB"
+    is_full "$(gcgroupfs get "$group/memory.current")" 1 > /dev/null || fail "$group does not hold 1 GiB"
+    # The pod has room for 2 GiB, which is the other container's.
+    gets_nothing pair full
+    said=$(load pair idle)
+    bytes=$(echo "$said" | sed -n 's/^refused CUDA_ERROR_OUT_OF_MEMORY at \([0-9]*\) bytes$/\1/p')
+    is_about "${bytes:-0}" 2 > /dev/null || fail "exec in a container with 2 GiB: $said"
+    kubectl delete pod pair --wait=false > /dev/null
+}
+
+# container_logs_have POD CONTAINER TEXT
+container_logs_have() {
+    kubectl logs "$1" -c "$2" | grep -F "$3"
 }
 
 # shows POD FILE TEXT
@@ -361,7 +263,7 @@ plugin_is_gone() {
 }
 
 plugin_upgrade_keeps_pods_and_limits() {
-    kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin plugin=$plugin_image:next > /dev/null
+    kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin "plugin=$plugin_image:next" > /dev/null
     kubectl -n gcgroup-system delete pod plugin --wait=false > /dev/null
     # The kubelet may look at an ended pod again only after a minute.
     wait_for "the old plugin's pod is gone" 120 plugin_is_gone
@@ -383,6 +285,15 @@ ended_pods_leave_nothing() {
     wait_for "both cards are offered" 30 has_allocatable gcgroup.io/gpu 2
 }
 
+# The next step starts the daemon again, and all units are offered again.
+card_with_xid_error_is_unhealthy() {
+    # 31 is a program's fault.
+    printf '0 31\n1 79\n' >> "$work/gpu/xid"
+    wait_for "the card's units are not offered" 30 has_allocatable gcgroup.io/gpu-memory 8
+    wait_for "the card is not offered" 30 has_allocatable gcgroup.io/gpu 1
+    plugin_logs "has had XID error 79" > /dev/null || fail "$(kubectl -n gcgroup-system logs plugin)"
+}
+
 # metrics_have TEXT
 metrics_have() {
     "$dist/bin/gcgroup-exporter" --pods /run/gcgroup-kubelet-plugin/pods.json --textfile "$work/metrics"
@@ -397,6 +308,8 @@ has_process() {
 
 missing_rule_is_noticed_and_nothing_is_offered() {
     kill9 gcgroupfs
+    # Otherwise the pod below may come while the plugin still takes the daemon for away.
+    wait_for "nothing is offered" 30 has_allocatable gcgroup.io/gpu-memory 0
     : > "$work/no-rule.toml"
     start_gcgroupfs "$work/no-rule.toml"
     wait_for "units are offered" 60 has_allocatable gcgroup.io/gpu-memory 16

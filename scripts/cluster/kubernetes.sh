@@ -24,7 +24,7 @@ fail() {
 }
 
 # Seconds for all steps together.
-limit=480
+limit=840
 
 if [ "${1-}" != --inside ]; then
     case ${1-} in
@@ -90,6 +90,8 @@ kubectl() {
 
 # shellcheck source=scripts/cluster/kubernetes-node.sh
 . "$here/kubernetes-node.sh"
+# shellcheck source=scripts/cluster/kubernetes-pods.sh
+. "$here/kubernetes-pods.sh"
 # shellcheck source=scripts/cluster/kubernetes-steps.sh
 . "$here/kubernetes-steps.sh"
 

@@ -1,6 +1,8 @@
 //! Tests `devices.stat` against what the simulated GPU holds and runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::Write;
 
 use support::{Config, Mount, wait_until};
 
@@ -20,6 +22,46 @@ fn stat(mount: &Mount, device: usize) -> BTreeMap<String, String> {
     pairs
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
+}
+
+/// Reports XID errors of GPUs, at once.
+fn fail_gpus(mount: &Mount, errors: &[(usize, u64)]) {
+    let lines: String = errors.iter().map(|(gpu, xid)| format!("{gpu} {xid}\n")).collect();
+    let file = mount.simgpu_dir().join("xid");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .expect("xid");
+    file.write_all(lines.as_bytes()).expect("xid");
+}
+
+#[test]
+fn devices_stat_shows_critical_xid_errors_only() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let xid = |device| stat(&mount, device)["critical_xid"].clone();
+    let shows = |device, expected: &str| {
+        wait_until(&format!("GPU {device} shows {expected}"), || {
+            xid(device) == expected
+        });
+    };
+    shows(0, "0");
+    shows(1, "0");
+    fail_gpus(&mount, &[(0, 31), (1, 79)]);
+    shows(1, "79");
+    assert_eq!(xid(0), "0", "an error of a program");
+    fail_gpus(&mount, &[(0, 48)]);
+    shows(0, "48");
+    // Errors of one GPU are reported in their order.
+    fail_gpus(&mount, &[(0, 13), (0, 43), (0, 45), (0, 68), (0, 109), (0, 74)]);
+    let mut seen = BTreeSet::new();
+    wait_until("GPU 0 shows 74", || {
+        seen.insert(xid(0));
+        seen.contains("74")
+    });
+    let expected = ["48", "74"].map(str::to_owned);
+    assert!(seen.is_subset(&expected.into()), "{seen:?}");
+    assert_eq!(xid(1), "79");
 }
 
 #[test]

@@ -18,11 +18,11 @@ pub fn container_id(name: &str) -> Option<&str> {
 }
 
 /// Returns the UID in the name of a Kubernetes pod's cgroup: `podUID`, or `kubepods-burstable-podUID` with
-/// underscores.
+/// underscores, which a kubelet with a cgroup root writes after that root's name.
 pub fn pod_uid(name: &str) -> Option<String> {
     let name = name
         .rsplit_once('-')
-        .filter(|_| name.starts_with("kubepods-"))
+        .filter(|(above, _)| above.split('-').any(|part| part == "kubepods"))
         .map_or(name, |(_, last)| last);
     let uid = name.strip_prefix("pod")?;
     let is_uid = (32..=36).contains(&uid.len())
@@ -30,4 +30,28 @@ pub fn pod_uid(name: &str) -> Option<String> {
             .bytes()
             .all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
     is_uid.then(|| uid.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_runtimes_name_pods() {
+        let id = "0123456789abcdef".repeat(4);
+        let text = include_str!("../../../tests/data/kubernetes-cgroups.txt").replace('@', &id);
+        for line in text.lines().filter(|line| line.starts_with('/')) {
+            let mut fields = line.split(' ');
+            let (path, uid) = (fields.next().unwrap(), fields.next().unwrap());
+            let text = format!("4:memory:{path}\n0::/\n");
+            let found = names(&text).find_map(pod_uid);
+            assert_eq!(found.as_deref(), Some(uid).filter(|uid| *uid != "-"), "{path}");
+            let is_in_one = line.contains(&id);
+            assert_eq!(
+                names(&text).find_map(container_id),
+                is_in_one.then_some(id.as_str()),
+                "{path}"
+            );
+        }
+    }
 }

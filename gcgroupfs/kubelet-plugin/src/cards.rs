@@ -60,6 +60,8 @@ pub(crate) struct Card {
     /// Memory, bytes.
     pub(crate) total: u64,
     pub(crate) is_healthy: bool,
+    /// Its last critical XID error.
+    pub(crate) xid: Option<u64>,
 }
 
 impl Card {
@@ -229,6 +231,7 @@ mod tests {
             pci: String::new(),
             total,
             is_healthy: true,
+            xid: None,
         };
         vec![card("0", 3 * UNIT), card("1", 5 * UNIT - 1)]
     }

@@ -12,15 +12,39 @@ use crate::cards::Card;
 use crate::policy::Setting;
 use crate::processes;
 
-/// Group above all pods' groups. The daemon's rule puts the processes of a pod into `pods/UID`.
+/// Group above all pods' groups. The daemon's rule puts the processes of a container into
+/// `pods/UID/container-NAME`.
 const PODS: &str = "pods";
 
-/// Limits and settings that hold for all processes of a pod together.
+/// Most memory on each card by UUID: `None` without a limit. On cards that are missing it is 0.
+pub(crate) type Limits = BTreeMap<String, Option<u64>>;
+
+/// Limits and settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// Most memory on each card by UUID: `None` without a limit. On cards that are missing here it is 0.
-    pub(crate) limits: BTreeMap<String, Option<u64>>,
+    /// Limits of all containers together.
+    pub(crate) limits: Limits,
+    /// Limits of each container that has been given something, by its name.
+    pub(crate) containers: BTreeMap<String, Limits>,
     pub(crate) settings: Vec<Setting>,
+}
+
+impl Terms {
+    /// Returns the groups below the pod's, the pod's own first, with their limits.
+    fn groups(&self, uid: &str) -> impl Iterator<Item = (String, &Limits)> {
+        let pod = format!("{PODS}/{uid}");
+        let of_containers = self.containers.iter();
+        let of_containers: Vec<_> = of_containers
+            .map(|(name, limits)| (container_group(&pod, name), limits))
+            .collect();
+        std::iter::once((pod, &self.limits)).chain(of_containers)
+    }
+}
+
+/// Returns the group of a container, as the daemon's rule names it. The word before the name keeps it apart
+/// from control files and numbers.
+fn container_group(pod: &str, name: &str) -> String {
+    format!("{pod}/container-{name}")
 }
 
 /// Line of the daemon's list of processes.
@@ -55,7 +79,8 @@ impl Daemon {
         }
     }
 
-    /// Returns the cards. A card is healthy if NVML tells the daemon its use of memory.
+    /// Returns the cards. A card is healthy if NVML tells the daemon its use of memory, and has reported no
+    /// critical XID error of it.
     ///
     /// # Errors
     /// The daemon does not answer.
@@ -70,40 +95,37 @@ impl Daemon {
         Ok(cards(&read("devices")?, &read("devices.stat")?))
     }
 
-    /// Makes a pod's group with its limits and settings, or changes what differs.
+    /// Makes the groups of a pod and its containers with their limits and settings, or changes what differs.
     ///
     /// # Errors
     /// The daemon does not answer, or refuses. Limits of memory are set before anything else.
     pub(crate) fn enforce(&mut self, uid: &str, terms: &Terms, cards: &[Card]) -> anyhow::Result<()> {
         let mut client = Client::connect(&self.socket)?;
-        let group = format!("{PODS}/{uid}");
-        // A limit that is set last tells whether the group is complete, also after another plugin's work.
-        let last = format!("{group}/memory.limit");
-        let total = sum(terms);
-        if self.applied.get(uid) == Some(terms) && client.get(&last)?.is_ok_and(|text| text.trim() == total) {
+        // A limit that is set last tells whether a group is complete, also after another plugin's work.
+        let mut is_complete = |group: &str, limits| {
+            let last = client.get(&format!("{group}/memory.limit"))?;
+            Ok::<_, anyhow::Error>(last.is_ok_and(|text| text.trim() == sum(limits)))
+        };
+        let mut is_applied = self.applied.get(uid) == Some(terms);
+        for (group, limits) in terms.groups(uid) {
+            is_applied = is_applied && is_complete(&group, limits)?;
+        }
+        if is_applied {
             return Ok(());
         }
         self.applied.remove(uid);
-        for path in [PODS, &group] {
-            match client.make(path)? {
-                Err(refusal) if refusal.errno != Errno::EEXIST => {
-                    bail!("cannot make group {path}: {refusal}")
-                }
-                _ => {}
+        make(&mut client, PODS)?;
+        for (group, limits) in terms.groups(uid) {
+            make(&mut client, &group)?;
+            for card in cards {
+                let limit = limits.get(&card.uuid).copied();
+                let path = format!("{group}/{}/memory.limit", card.index);
+                set(&mut client, &path, &shown(limit.unwrap_or(Some(0))))?;
             }
+            set(&mut client, &format!("{group}/memory.limit"), &sum(limits))?;
         }
-        let mut set = |path: &str, value: &str| match client.set(path, value)? {
-            Ok(()) => Ok(()),
-            Err(refusal) => Err(anyhow!("cannot write {value} to {path}: {refusal}")),
-        };
-        for card in cards {
-            let limit = terms.limits.get(&card.uuid).copied();
-            let path = format!("{group}/{}/memory.limit", card.index);
-            set(&path, &shown(limit.unwrap_or(Some(0))))?;
-        }
-        set(&last, &total)?;
         for (file, value) in &terms.settings {
-            set(&format!("{group}/{file}"), value)?;
+            set(&mut client, &format!("{PODS}/{uid}/{file}"), value)?;
         }
         self.applied.insert(uid.to_owned(), terms.clone());
         Ok(())
@@ -142,20 +164,43 @@ impl Daemon {
         let mut client = Client::connect(&self.socket)?;
         let text = client.list_groups(&["gcgroup.events"])?;
         let text = text.map_err(|refusal| anyhow!("cannot list groups: {refusal}"))?;
-        for uid in pods(&text)? {
-            if !uids.contains(&uid) {
+        for (uid, groups) in pods(&text)? {
+            if uids.contains(&uid) {
+                continue;
+            }
+            for group in groups {
                 // A group with processes stays until they have ended.
-                let _ = client.remove(&format!("{PODS}/{uid}"))?;
+                let _ = client.remove(&group)?;
             }
         }
         Ok(())
     }
 }
 
+/// Makes a group, if it is not there.
+///
+/// # Errors
+/// The daemon does not answer, or refuses.
+fn make(client: &mut Client, path: &str) -> anyhow::Result<()> {
+    match client.make(path)? {
+        Err(refusal) if refusal.errno != Errno::EEXIST => bail!("cannot make group {path}: {refusal}"),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a control file.
+///
+/// # Errors
+/// The daemon does not answer, or refuses.
+fn set(client: &mut Client, path: &str, value: &str) -> anyhow::Result<()> {
+    client
+        .set(path, value)?
+        .map_err(|refusal| anyhow!("cannot write {value} to {path}: {refusal}"))
+}
+
 /// Returns the limit over all cards, as the daemon shows it.
-fn sum(terms: &Terms) -> String {
-    let sum = terms
-        .limits
+fn sum(limits: &Limits) -> String {
+    let sum = limits
         .values()
         .try_fold(0_u64, |sum, limit| limit.map(|limit| sum.saturating_add(limit)));
     shown(sum)
@@ -167,20 +212,23 @@ fn shown(limit: Option<u64>) -> String {
 
 /// Parses `devices` and `devices.stat`.
 fn cards(devices: &str, stats: &str) -> Vec<Card> {
-    let is_sampled = |index: &str| {
-        let line = stats.lines().find(|line| line.split(' ').next() == Some(index));
-        let used = line.and_then(|line| line.split(' ').find_map(|pair| pair.strip_prefix("memory_used=")));
-        used.is_some_and(|used| used.parse::<u64>().is_ok())
+    let value = |index: &str, key: &str| {
+        let line = stats.lines().find(|line| line.split(' ').next() == Some(index))?;
+        let mut pairs = line.split(' ').filter_map(|pair| pair.split_once('='));
+        let (_, value) = pairs.find(|(name, _)| *name == key)?;
+        value.parse::<u64>().ok()
     };
     let card = |line: &str| {
         let mut words = line.split(' ');
         let (index, uuid, pci) = (words.next()?, words.next()?, words.next()?);
+        let xid = value(index, "critical_xid").filter(|xid| *xid != 0);
         Some(Card {
             index: index.to_owned(),
             uuid: uuid.to_owned(),
             pci: pci.to_owned(),
             total: words.next()?.parse().ok()?,
-            is_healthy: is_sampled(index),
+            is_healthy: value(index, "memory_used").is_some() && xid.is_none(),
+            xid,
         })
     };
     devices.lines().filter_map(card).collect()
@@ -202,21 +250,24 @@ fn strays(text: &str, pod_of: impl Fn(&str) -> Option<String>) -> anyhow::Result
     Ok(strays)
 }
 
-/// Returns the UIDs of the pods that have groups, from the daemon's list.
-fn pods(text: &str) -> anyhow::Result<BTreeSet<String>> {
-    let mut uids = BTreeSet::new();
+/// Returns the groups of each pod that has some, those below first, by the pod's UID, from the daemon's list.
+fn pods(text: &str) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
+    let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for line in text.lines() {
         let line: Line = serde_json::from_str(line)?;
-        let uid = line
-            .group
-            .trim_matches('/')
+        let path = line.group.trim_matches('/');
+        let uid = path
             .strip_prefix(PODS)
-            .and_then(|rest| rest.strip_prefix('/'));
-        if let Some(uid) = uid.filter(|uid| line.device.is_none() && !uid.contains('/')) {
-            uids.insert(uid.to_owned());
+            .and_then(|rest| rest.strip_prefix('/'))
+            .and_then(|rest| rest.split('/').next());
+        if let Some(uid) = uid.filter(|_| line.device.is_none()) {
+            pods.entry(uid.to_owned()).or_default().push(path.to_owned());
         }
     }
-    Ok(uids)
+    for groups in pods.values_mut() {
+        groups.sort_by_key(|path| std::cmp::Reverse(path.len()));
+    }
+    Ok(pods)
 }
 
 #[cfg(test)]
@@ -224,27 +275,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_without_nvml_are_unhealthy() {
-        let devices = "0 GPU-a 00000000:01:00.0 8589934592 Simulated GPU\n1 GPU-b 0:2:0.0 7 B\nodd\n";
-        let stats = "0 memory_total=8589934592 memory_used=5 temperature=unknown\n1 memory_used=unknown\n";
+    fn cards_without_nvml_or_with_xid_errors_are_unhealthy() {
+        let devices = "0 GPU-a 00000000:01:00.0 8589934592 Simulated GPU\n1 GPU-b 0:2:0.0 7 B\nodd\n2 GPU-c 0:3:0.0 7 B\n";
+        let stats = "0 memory_total=8589934592 memory_used=5 temperature=unknown critical_xid=0\n\
+            1 memory_used=unknown critical_xid=unknown\n2 memory_used=5 critical_xid=79\n";
         let cards = cards(devices, stats);
-        assert_eq!(cards.len(), 2);
+        assert_eq!(cards.len(), 3);
+        assert_eq!((cards[2].is_healthy, cards[2].xid), (false, Some(79)));
         assert_eq!((cards[0].uuid.as_str(), cards[0].total), ("GPU-a", 8 << 30));
         assert_eq!(cards[0].pci, "00000000:01:00.0");
         assert!(cards[0].is_healthy && !cards[1].is_healthy);
     }
 
+    fn limits(limits: &[(&str, Option<u64>)]) -> Limits {
+        let limits = limits.iter();
+        limits.map(|(uuid, limit)| ((*uuid).to_owned(), *limit)).collect()
+    }
+
     #[test]
     fn whole_card_lifts_the_limit_over_all_cards() {
-        let terms = |limits: &[(&str, Option<u64>)]| Terms {
-            limits: limits
-                .iter()
-                .map(|(uuid, limit)| ((*uuid).to_owned(), *limit))
-                .collect(),
+        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", Some(4))])), "7");
+        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", None)])), "max");
+    }
+
+    #[test]
+    fn pod_has_a_group_above_those_of_its_containers() {
+        let terms = Terms {
+            limits: limits(&[("a", Some(5))]),
+            containers: [("7", 2), ("main", 3)]
+                .map(|(name, limit)| (name.to_owned(), limits(&[("a", Some(limit))])))
+                .into(),
             settings: Vec::new(),
         };
-        assert_eq!(sum(&terms(&[("a", Some(3)), ("b", Some(4))])), "7");
-        assert_eq!(sum(&terms(&[("a", Some(3)), ("b", None)])), "max");
+        let groups: Vec<_> = terms
+            .groups("u")
+            .map(|(group, limits)| (group, sum(limits)))
+            .collect();
+        let expected = [
+            ("pods/u", "5"),
+            ("pods/u/container-7", "2"),
+            ("pods/u/container-main", "3"),
+        ];
+        assert_eq!(
+            groups,
+            expected.map(|(group, sum)| (group.to_owned(), sum.to_owned()))
+        );
     }
 
     #[test]
@@ -273,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn only_groups_directly_below_pods_are_of_pods() {
+    fn groups_below_pods_are_listed_with_the_lowest_first() {
         let text = concat!(
             "{\"group\":\"pods\",\"device\":null,\"uid\":0,\"files\":{}}\n",
             "{\"group\":\"pods/u1\",\"device\":null,\"uid\":0,\"files\":{}}\n",
@@ -281,7 +356,9 @@ mod tests {
             "{\"group\":\"pods/u1/x\",\"device\":null,\"uid\":0,\"files\":{}}\n",
             "{\"group\":\"podsu2\",\"device\":null,\"uid\":0,\"files\":{}}\n",
         );
-        assert_eq!(pods(text).unwrap().into_iter().collect::<Vec<_>>(), ["u1"]);
-        assert!(pods("odd").is_err());
+        let pods = pods(text).unwrap();
+        assert_eq!(pods.len(), 1);
+        assert_eq!(pods["u1"], ["pods/u1/x", "pods/u1"]);
+        assert!(super::pods("odd").is_err());
     }
 }

@@ -163,6 +163,7 @@ mod tests {
             pci: "00000000:3B:00.0".to_owned(),
             total: 0,
             is_healthy: true,
+            xid: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The node: its cards, what pods have of them, and the terms that the daemon enforces. Joins what the
 //! kubelet, the API server, the kernel and the daemon tell.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -115,7 +115,10 @@ impl PluginNode {
             None => {}
         }
         match state.daemon.cards() {
-            Ok(cards) => state.cards = cards,
+            Ok(cards) => {
+                problems.extend(cards.iter().filter_map(xid_error));
+                state.cards = cards;
+            }
             Err(error) => {
                 problems.push(format!("{error:#}"));
                 for card in &mut state.cards {
@@ -210,7 +213,14 @@ impl PluginNode {
     /// Makes the terms of one pod hold.
     fn enforce(&self, state: &mut State, uid: &str) -> anyhow::Result<()> {
         let own = |claim: &&Claim| claim.pod.as_deref() == Some(uid);
-        let limits = limits(&state.stored.iter().filter(own).collect::<Vec<_>>());
+        let claims: Vec<&Claim> = state.stored.iter().filter(own).collect();
+        let mut containers: BTreeMap<String, Vec<&Claim>> = BTreeMap::new();
+        for claim in &claims {
+            containers.entry(claim.container.clone()).or_default().push(claim);
+        }
+        let containers = containers.into_iter();
+        let containers = containers.map(|(name, claims)| (name, limits(&claims))).collect();
+        let limits = limits(&claims);
         let pod = state.activity.pod(uid);
         let settings = pod.map(|pod| policy::settings(pod, self.setup.highest_priority));
         // The limit holds whatever the annotations are.
@@ -218,9 +228,12 @@ impl PluginNode {
             Ok(settings) => (settings.unwrap_or_default(), Ok(())),
             Err(error) => (Vec::new(), Err(error)),
         };
-        state
-            .daemon
-            .enforce(uid, &Terms { limits, settings }, &state.cards)?;
+        let terms = Terms {
+            limits,
+            containers,
+            settings,
+        };
+        state.daemon.enforce(uid, &terms, &state.cards)?;
         invalid
     }
 
@@ -282,6 +295,14 @@ impl State {
         let pending = self.pending.iter().map(|pending| &pending.claim);
         stored.chain(pending).cloned().collect()
     }
+}
+
+/// Returns the report of a card's XID error.
+fn xid_error(card: &Card) -> Option<String> {
+    let (uuid, xid) = (&card.uuid, card.xid?);
+    Some(format!(
+        "card {uuid} has had XID error {xid}: it is unhealthy until the daemon is started again"
+    ))
 }
 
 /// Returns the report of a process of a pod that was in no group.

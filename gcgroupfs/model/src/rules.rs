@@ -7,6 +7,7 @@ mod facts;
 mod list;
 mod matching;
 mod names;
+mod pod;
 mod settings;
 mod template;
 
@@ -19,6 +20,7 @@ use crate::text::word;
 
 pub use self::facts::Facts;
 pub use self::names::{Names, with_names};
+pub use self::pod::PodCgroup;
 pub use self::settings::RuleSettings;
 
 /// All `[[rule]]` tables, in the order in which they are evaluated.
@@ -143,6 +145,12 @@ impl Rules {
     pub fn want_user(&self) -> bool {
         let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());
         groups.into_iter().any(|group| group.name.wants_user())
+    }
+
+    /// Returns whether any rule needs [`Facts::container`].
+    pub fn want_container(&self) -> bool {
+        let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());
+        groups.into_iter().any(|group| group.name.wants_container())
     }
 
     /// Returns the verdict of the first rule that matches; an empty verdict if none does.

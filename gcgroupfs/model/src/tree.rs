@@ -179,6 +179,8 @@ pub struct State {
     contexts: contexts::Contexts,
     /// By device.
     device_samples: Vec<DeviceSample>,
+    /// Last critical XID error of each GPU that reports them, by PCI address; 0: none.
+    critical_xids: BTreeMap<String, u64>,
     /// Number of existing groups that each user has created.
     nr_made: UserCounts,
     /// Policy in force until `compute.policy` is written.
@@ -230,6 +232,7 @@ impl Tree {
             leases: BTreeSet::new(),
             contexts: contexts::Contexts::default(),
             device_samples: Vec::new(),
+            critical_xids: BTreeMap::new(),
             nr_made: UserCounts::default(),
             default_policy: Default::default(),
             processes: BTreeMap::new(),

@@ -19,6 +19,7 @@ use nvml_wrapper::{Device as Handle, Nvml};
 use tracing::{debug, info, warn};
 
 use crate::overhead::{self, Source};
+use crate::xid;
 use gcgroupfs_model::tree::{Device, DeviceSample, Tree};
 
 /// Time between attempts to reach a driver that was not there at the daemon's start.
@@ -48,6 +49,7 @@ pub fn find() -> (Option<Holders>, Vec<Device>) {
 /// A thread cannot be started.
 pub fn measure(tree: Arc<Tree>, holders: Option<Holders>) -> io::Result<()> {
     if let Some(holders) = holders {
+        xid::watch(tree.clone())?;
         return overhead::watch(tree, holders);
     }
     let wait = move || {
@@ -58,7 +60,8 @@ pub fn measure(tree: Arc<Tree>, holders: Option<Holders>) -> io::Result<()> {
             }
         };
         info!("the driver is there now");
-        match overhead::watch(tree.clone(), Holders::new(nvml, &[])) {
+        let holders = Holders::new(nvml, &[]);
+        match xid::watch(tree.clone()).and_then(|()| overhead::watch(tree.clone(), holders)) {
             Ok(()) => tree.ask_devices(),
             Err(error) => warn!("cannot begin to measure: {error}"),
         }

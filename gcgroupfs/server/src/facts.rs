@@ -13,7 +13,8 @@ use gcgroupfs_sys as sys;
 use gcgroupfs_sys::process::{self, Peer};
 use gcgroupfs_sys::procfs;
 
-/// Returns the facts about a process at the other end of a socket. The name of its user is not looked up.
+/// Returns the facts about a process at the other end of a socket. The names of its user and of its
+/// container are not looked up.
 ///
 /// # Errors
 /// * `ESRCH`: it has ended.
@@ -33,12 +34,13 @@ pub fn of_peer(peer: &Peer, wish: Option<&str>) -> nix::Result<Facts> {
         comm: peer.stat.comm.clone(),
         exe: proc.exe,
         cgroups: proc.cgroups,
+        container: None,
         wish: wish.map(str::to_owned),
     })
 }
 
-/// Returns the facts about any process, with the name of its user. Its wish is read from its initial
-/// environment, if that is permitted.
+/// Returns the facts about any process, with the name of its user and without that of its container. Its wish
+/// is read from its initial environment, if that is permitted.
 ///
 /// # Errors
 /// * `ESRCH`: there is no such process.
@@ -62,6 +64,7 @@ pub fn of_pid(pid: u32) -> nix::Result<Facts> {
         comm: stat.comm,
         exe: proc.exe,
         cgroups: proc.cgroups,
+        container: None,
         wish,
     })
 }

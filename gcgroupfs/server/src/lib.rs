@@ -5,6 +5,7 @@
 
 mod audit;
 mod block;
+pub mod containers;
 pub mod devices;
 pub mod facts;
 pub mod host;
@@ -16,3 +17,4 @@ pub mod receive;
 pub mod socket;
 pub mod suspend;
 pub mod ticks;
+mod xid;

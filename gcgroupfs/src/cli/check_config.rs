@@ -10,6 +10,7 @@ use clap::Args;
 use crate::config;
 use gcgroupfs_model::rules::{Facts, Rules, Verdict};
 use gcgroupfs_model::text::word;
+use gcgroupfs_server::containers::Containers;
 use gcgroupfs_server::facts;
 
 #[derive(Debug, Args)]
@@ -34,7 +35,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => config::read_if_there(&super::paths::configuration())?,
     };
     let Some(pid) = arguments.pid else { return Ok(()) };
-    let facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
+    let mut facts = facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
+    facts.container = Containers::default().name(&facts.cgroups).unwrap_or_default();
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())
 }
 
@@ -84,6 +86,9 @@ fn describe(facts: &Facts) -> Result<String, std::fmt::Error> {
     }
     for cgroup in &facts.cgroups {
         writeln!(out, "  cgroup {}", word(cgroup))?;
+    }
+    if let Some(container) = &facts.container {
+        writeln!(out, "  container {}", word(container))?;
     }
     match &facts.wish {
         Some(wish) => writeln!(out, "  wish {}", word(wish))?,

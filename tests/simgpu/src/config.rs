@@ -3,7 +3,8 @@
 //!
 //! Besides the variables of [`Config`], each process reads some for itself:
 //!
-//! - `SIMGPU_DIR`: the machine's directory.
+//! - `SIMGPU_DIR`: the machine's directory. Lines `INDEX NUMBER` of the file `xid` there are XID errors,
+//!   which NVML reports as events.
 //! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), named by the CUDA
 //!   version of its release. Newer functions are neither exported nor found by `cuGetProcAddress`.
 //! - `SIMGPU_FAULTS`: calls that return an error and do nothing else: a list of `NAME=ERROR` (every call),

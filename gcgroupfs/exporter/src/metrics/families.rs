@@ -97,6 +97,9 @@ families! {
     Gpu Gauge "gpu_power_watts" "Power" {
         "devices.stat" "power_mw" thousandths;
     }
+    Gpu Gauge "gpu_critical_xid" "Last XID error since the daemon started, other than of programs; 0: none" {
+        "devices.stat" "critical_xid" number;
+    }
     Gpu Gauge "gpu_processes" "Processes that use the GPU" {
         ("kind" "governed") "devices.stat" "governed" number;
         ("kind" "unmanaged") "devices.stat" "unmanaged" number;

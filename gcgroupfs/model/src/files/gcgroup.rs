@@ -36,7 +36,8 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "One line for each GPU: the index, then KEY=VALUE pairs: memory_total and memory_used (bytes, as NVML shows \
               them), memory_charged (bytes charged to governed processes), utilization (percent of the last sampling \
               period), temperature (degrees Celsius), power_mw (milliwatts), governed and unmanaged (numbers of \
-              processes that use the GPU). What NVML does not tell is unknown. Sampled when read, at most once a second.",
+              processes that use the GPU), critical_xid (last XID error since the daemon started that is not of a \
+              program's own making, 0: none; of 13, 31, 43, 45, 68 and 109 only the log tells). What NVML does not tell is unknown. Sampled when read, at most once a second.",
     },
     ControlFile {
         name: "exited",

@@ -21,6 +21,8 @@ pub struct Facts {
     pub exe: Option<PathBuf>,
     /// Paths of its kernel cgroups: of version 2 first, then of the hierarchies of version 1.
     pub cgroups: Vec<String>,
+    /// Name of its container in its Kubernetes pod, if it is known and a rule needs it.
+    pub container: Option<String>,
     /// The group that it asks for.
     pub wish: Option<String>,
 }

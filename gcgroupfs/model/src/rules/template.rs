@@ -5,13 +5,14 @@ use std::fmt;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use super::Facts;
 use super::list::Pattern;
+use super::{Facts, PodCgroup};
 use crate::file::is_taken;
 use crate::tree::MAX_DEPTH;
 
 /// Fields that braces may contain, for people to read.
-const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN}, {pod} or {wish}";
+const FIELDS: &str =
+    "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN}, {pod}, {container} or {wish}";
 
 /// Longest name of a directory, bytes.
 const LONGEST: usize = 255;
@@ -37,6 +38,8 @@ enum Part {
     Cgroup(Option<Pattern>),
     /// UID of the Kubernetes pod that the kernel cgroup's path names.
     Pod,
+    /// Name of its container.
+    Container,
     /// The process's wish, which is a path.
     Wish,
 }
@@ -59,6 +62,10 @@ impl Template {
 
     pub(super) fn wants_user(&self) -> bool {
         self.names.iter().flatten().any(|part| *part == Part::User)
+    }
+
+    pub(super) fn wants_container(&self) -> bool {
+        self.names.iter().flatten().any(|part| *part == Part::Container)
     }
 
     /// Returns how many directories precede the one that is the process's wish; `None` if the template has no
@@ -130,10 +137,15 @@ impl Part {
                 })
             }
             Self::Pod => {
-                let mut names = facts.cgroups.iter().flat_map(|path| path.split('/'));
-                let uid = names.find_map(pod_uid);
-                Ok(uid.ok_or("its group is named by its pod, but its cgroup is in none")?)
+                let pod = PodCgroup::find(&facts.cgroups);
+                Ok(pod
+                    .ok_or("its group is named by its pod, but its cgroup is in none")?
+                    .uid)
             }
+            Self::Container => Ok(facts
+                .container
+                .clone()
+                .ok_or("its group is named by its Kubernetes container, which is not known")?),
             Self::Wish => Ok(facts
                 .wish
                 .clone()
@@ -199,27 +211,13 @@ fn parse_field(field: &str) -> Result<Part, String> {
         "exe" => Part::Exe,
         "cgroup" => Part::Cgroup(None),
         "pod" => Part::Pod,
+        "container" => Part::Container,
         "wish" => Part::Wish,
         _ => match field.strip_prefix("cgroup:") {
             Some(pattern) => Part::Cgroup(Some(Pattern::new(pattern).map_err(|error| error.to_string())?)),
             None => return Err(format!("unknown {{{field}}}, expected {FIELDS}")),
         },
     })
-}
-
-/// Returns the UID in the name of a pod's cgroup: `podUID`, or `kubepods-burstable-podUID.slice` with
-/// underscores in the UID.
-fn pod_uid(name: &str) -> Option<String> {
-    let last = match name.strip_suffix(".slice") {
-        Some(name) => name.strip_prefix("kubepods-")?.rsplit('-').next()?,
-        None => name,
-    };
-    let uid = last.strip_prefix("pod")?;
-    let is_uid = (32..=36).contains(&uid.len())
-        && uid
-            .bytes()
-            .all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
-    is_uid.then(|| uid.replace('_', "-"))
 }
 
 fn user(facts: &Facts) -> String {
@@ -328,40 +326,22 @@ mod tests {
     }
 
     #[test]
-    fn render_names_pod_alike_with_both_cgroup_drivers() {
+    fn render_names_pod_and_container() {
         let uid = "8d3f1c2a-0b1c-4d5e-8f90-123456789abc";
-        let low = uid.replace('-', "_");
-        let rendered = |path: &str| {
-            let facts = Facts {
-                cgroups: vec![path.to_owned()],
-                ..Facts::default()
-            };
-            Template::new("pods/{pod}").unwrap().render(&facts)
+        let mut facts = Facts {
+            cgroups: vec![format!("/kubepods/besteffort/pod{uid}/0123")],
+            ..Facts::default()
         };
-        for path in [
-            format!("/kubepods/besteffort/pod{uid}/0123"),
-            format!("/kubepods/pod{uid}/0123"),
-            format!(
-                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{low}.slice/cri-containerd-0123.scope"
-            ),
-            format!("/kubepods.slice/kubepods-pod{low}.slice/crio-0123.scope"),
-        ] {
-            assert_eq!(rendered(&path).unwrap(), format!("pods/{uid}"), "{path}");
-        }
-        // The UID of a static pod is a hash.
-        let hash = "0123456789abcdef0123456789abcdef";
+        let template = Template::new("pods/{pod}/container-{container}").unwrap();
+        assert!(template.wants_container());
+        assert!(template.render(&facts).unwrap_err().contains("not known"));
+        facts.container = Some("7".to_owned());
         assert_eq!(
-            rendered(&format!("/node/kubepods/pod{hash}/0")).unwrap(),
-            format!("pods/{hash}")
+            template.render(&facts).unwrap(),
+            format!("pods/{uid}/container-7")
         );
-        for path in [
-            "/",
-            "/kubepods/burstable",
-            "/kubepods/pod/1",
-            "/user.slice/podman.slice",
-        ] {
-            assert!(rendered(path).is_err(), "{path}");
-        }
+        facts.cgroups.clear();
+        assert!(template.render(&facts).unwrap_err().contains("its pod"));
     }
 
     #[test]

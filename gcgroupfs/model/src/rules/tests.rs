@@ -23,6 +23,7 @@ fn alice() -> Facts {
         comm: "python3".into(),
         exe: Some("/usr/bin/python3.11".into()),
         cgroups: vec!["/system.slice/slurmstepd.scope/job_12/step_0/user/task_0".into()],
+        container: None,
         wish: Some("team/a".into()),
     }
 }
@@ -196,4 +197,28 @@ fn example_groups_jobs_pods_containers_services() {
         .unwrap();
     assert_eq!(besteffort.settings.lines(), ["compute.priority 12"]);
     assert_eq!(of_example("/init.scope"), Verdict::default());
+}
+
+#[test]
+fn plugin_rules_name_containers_under_each_runtime() {
+    let rules = rules(include_str!("../../../kubelet-plugin/gcgroupfs.toml"));
+    let id = "0123456789abcdef".repeat(4);
+    let text = include_str!("../../../../tests/data/kubernetes-cgroups.txt").replace('@', &id);
+    for line in text.lines().filter(|line| line.starts_with('/')) {
+        let mut fields = line.split(' ');
+        let (path, uid) = (fields.next().unwrap(), fields.next().unwrap());
+        for (container, name) in [(Some("main"), "container-main"), (None, "unknown")] {
+            let verdict = rules.verdict(&Facts {
+                cgroups: vec!["/".to_owned(), path.to_owned()],
+                container: container.map(str::to_owned),
+                ..alice()
+            });
+            let group = verdict.group.map(|group| (group.path, group.settings.lines()));
+            let expected = (uid != "-").then(|| {
+                let path = format!("pods/{uid}/{name}");
+                (path, vec!["memory.limit 0".to_owned()])
+            });
+            assert_eq!(group, expected, "{path}");
+        }
+    }
 }

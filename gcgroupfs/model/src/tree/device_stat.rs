@@ -27,6 +27,7 @@ pub struct DeviceStat {
     nr_governed: usize,
     nr_unmanaged: usize,
     sample: DeviceSample,
+    critical_xid: Option<u64>,
 }
 
 impl Display for DeviceStat {
@@ -36,7 +37,7 @@ impl Display for DeviceStat {
         write!(
             f,
             "{index} memory_total={} memory_used={} memory_charged={} utilization={} temperature={} power_mw={} \
-             governed={} unmanaged={}",
+             governed={} unmanaged={} critical_xid={}",
             known(Some(self.total).filter(|total| *total != 0)),
             known(sample.used),
             self.charged,
@@ -44,7 +45,8 @@ impl Display for DeviceStat {
             known(sample.temperature.map(Into::into)),
             known(sample.power.map(Into::into)),
             self.nr_governed,
-            self.nr_unmanaged
+            self.nr_unmanaged,
+            known(self.critical_xid),
         )
     }
 }
@@ -53,6 +55,16 @@ impl Tree {
     /// Stores what NVML shows of the devices, in the order of their indexes.
     pub fn set_device_samples(&self, samples: Vec<DeviceSample>) {
         self.state.lock().device_samples = samples;
+    }
+
+    /// Stores the last critical XID error of the GPU with a PCI address, and so of its MIG instances: 0 if
+    /// there was none, `None` if it does not report errors.
+    pub fn set_critical_xid(&self, pci: &str, xid: Option<u64>) {
+        let mut state = self.state.lock();
+        match xid {
+            Some(xid) => _ = state.critical_xids.insert(pci.to_owned(), xid),
+            None => _ = state.critical_xids.remove(pci),
+        }
     }
 }
 
@@ -78,6 +90,7 @@ impl State {
                 nr_governed,
                 nr_unmanaged: unmanaged.count(),
                 sample: self.device_samples.get(index).copied().unwrap_or_default(),
+                critical_xid: self.critical_xids.get(&device.pci).copied(),
             }
         })
     }
@@ -110,11 +123,11 @@ mod tests {
             [
                 format!(
                     "0 memory_total={TOTAL} memory_used=70 memory_charged=60 utilization=5 temperature=unknown \
-                     power_mw=70500 governed=2 unmanaged=0"
+                     power_mw=70500 governed=2 unmanaged=0 critical_xid=unknown"
                 ),
                 format!(
                     "1 memory_total={TOTAL} memory_used=unknown memory_charged=0 utilization=unknown \
-                     temperature=unknown power_mw=unknown governed=0 unmanaged=0"
+                     temperature=unknown power_mw=unknown governed=0 unmanaged=0 critical_xid=unknown"
                 ),
             ]
         );

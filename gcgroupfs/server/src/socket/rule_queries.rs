@@ -13,8 +13,9 @@ use gcgroup_abi::message::{GroupName, Hello};
 use nix::errno::Errno;
 use parking_lot::RwLock;
 
+use crate::containers::Containers;
 use crate::facts::{self, user_name};
-use gcgroupfs_model::rules::{Group, Rules, Verdict};
+use gcgroupfs_model::rules::{Facts, Group, Rules, Verdict};
 use gcgroupfs_model::text::Comm;
 use gcgroupfs_model::user_counts::UserCounts;
 use gcgroupfs_sys::UsageMap;
@@ -264,12 +265,13 @@ impl RuleQueries {
 /// Evaluates the rules for a process.
 ///
 /// # Errors
-/// The process has ended, or reading its /proc files blocks.
+/// The process has ended, reading its /proc files blocks, or the name of its container is not told yet.
 fn judge(rules: &Arc<Rules>, peer: &Peer, wish: Option<&str>, names: &mut Names) -> nix::Result<Verdict> {
     let mut facts = facts::of_peer(peer, wish)?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }
+    names.add_container(rules, &mut facts)?;
     Ok(rules.verdict(&facts))
 }
 
@@ -283,6 +285,7 @@ fn judge_job(rules: &Arc<Rules>, request: &JobRequest, names: &mut Names) -> nix
     let name = request.program.file_name();
     facts.comm = name.map_or_else(Comm::default, |name| comm_of(&name.to_string_lossy()));
     facts.exe = Some(request.program.clone());
+    names.add_container(rules, &mut facts)?;
     Ok((rules.verdict(&facts), Group::of_user(&facts)))
 }
 
@@ -295,22 +298,32 @@ fn comm_of(name: &str) -> Comm {
     name.get(..end.unwrap_or(0)).unwrap_or_default().into()
 }
 
-/// User names, as they were when first looked up.
+/// Names of users and containers, as they were when first looked up.
 #[derive(Debug, Default)]
 struct Names {
     rules: Arc<Rules>,
     names: HashMap<u32, Option<String>>,
+    containers: Containers,
 }
 
 impl Names {
     fn get(&mut self, rules: &Arc<Rules>, uid: u32) -> Option<String> {
         if !Arc::ptr_eq(&self.rules, rules) || self.names.len() >= MAX_NAMES {
-            *self = Self {
-                rules: rules.clone(),
-                names: HashMap::new(),
-            };
+            self.rules = rules.clone();
+            self.names.clear();
         }
         self.names.entry(uid).or_insert_with(|| user_name(uid)).clone()
+    }
+
+    /// Adds the name of the process's container, if a rule needs it.
+    ///
+    /// # Errors
+    /// `EAGAIN`: it is not told yet.
+    fn add_container(&mut self, rules: &Rules, facts: &mut Facts) -> nix::Result<()> {
+        if rules.want_container() {
+            facts.container = self.containers.name(&facts.cgroups)?;
+        }
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) enum Error {
     NotFound = 6,
     InsufficientSize = 7,
     DriverNotLoaded = 9,
+    Timeout = 10,
     VersionMismatch = 25,
 }
 

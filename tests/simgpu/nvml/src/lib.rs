@@ -8,6 +8,7 @@
 mod accounting;
 mod call;
 mod device;
+mod event;
 mod library;
 mod mig;
 mod process;
@@ -19,6 +20,7 @@ mod utilization;
 mod implemented {
     pub(crate) use crate::accounting::*;
     pub(crate) use crate::device::*;
+    pub(crate) use crate::event::*;
     pub(crate) use crate::library::*;
     pub(crate) use crate::mig::*;
     pub(crate) use crate::process::*;
