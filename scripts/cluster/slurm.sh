@@ -56,9 +56,12 @@ fi
 . "$repo/gcgroupfs/slurm/tests/plugin_cases.sh"
 # shellcheck source=gcgroupfs/slurm/tests/script_cases.sh
 . "$repo/gcgroupfs/slurm/tests/script_cases.sh"
+# shellcheck source=gcgroupfs/slurm/tests/conformance_cases.sh
+. "$repo/gcgroupfs/slurm/tests/conformance_cases.sh"
 
 if [ "${1-}" = --call ]; then
-    "$2"
+    shift
+    "$@"
     exit 0
 fi
 
@@ -93,11 +96,16 @@ chosen() {
 began=$(date +%s)
 make_cluster
 echo "--- the cluster runs after $(($(date +%s) - began)) s: $(slurmd -V)"
-# shellcheck disable=SC2046  # lists of names
-run_tests n3 $(chosen script_cases.sh "$@") > "$WORK/said-scripts" 2>&1 &
-# shellcheck disable=SC2046  # lists of names
+# The lists run side by side, since tests mostly wait; those of the plugin change its configuration.
+{
+    # shellcheck disable=SC2046  # lists of names
+    run_tests n3 $(chosen script_cases.sh "$@")
+    # shellcheck disable=SC2046
+    run_tests n4 $(chosen conformance_cases.sh "$@")
+} > "$WORK/said-others" 2>&1 &
+# shellcheck disable=SC2046
 run_tests "n1 n2" $(chosen plugin_cases.sh "$@") 2>&1 | tee "$WORK/said-plugin"
 wait $!
-cat "$WORK/said-scripts"
-failed=$(sed -n 's/^FAILED //p' "$WORK/said-plugin" "$WORK/said-scripts" | tr '\n' ' ')
+cat "$WORK/said-others"
+failed=$(sed -n 's/^FAILED //p' "$WORK/said-plugin" "$WORK/said-others" | tr '\n' ' ')
 [ -z "$failed" ] || fail "failed: $failed"

@@ -4,6 +4,7 @@
 #
 # Variable: NODES, the nodes of the list; the first one is that of most tests.
 
+# shellcheck disable=SC2034  # used by the tests
 MIB=1048576
 
 # check WHAT FOUND WANTED

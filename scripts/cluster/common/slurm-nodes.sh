@@ -1,7 +1,8 @@
 # shellcheck shell=sh
-# A Slurm cluster on this machine, for tests: controller, munged, the nodes n1 and n2 with the plugin, and n3
-# with the scripts instead. Debian's slurmd is not built for several nodes on one machine: it takes its name from the host's. So each node has a UTS and a
-# mount namespace with a /run of its own, in which its gcgroupfs daemon has the usual socket.
+# A Slurm cluster on this machine, for tests: controller, munged, the nodes n1, n2 and n4 with the plugin, and
+# n3 with the scripts instead. Debian's slurmd is not built for several nodes on one machine: it takes its name
+# from the host's. So each node has a UTS and a mount namespace with a /run of its own, in which its gcgroupfs
+# daemon has the usual socket.
 #
 # Variables: WORK, a directory that all users may search; DIST, a built tree; repo, the repository.
 
@@ -47,6 +48,7 @@ use_plugin() {
 }
 
 # set_scripts SETTING...: configures the scripts, for jobs that start from now on.
+# shellcheck disable=SC2120  # tests give settings
 set_scripts() {
     printf '%s\n' "gcgroupfs=$WORK/gcgroupfs" mount=/run/gcgroup "usage_log=$WORK/out/usage-scripts" "$@" \
         > "$WORK/share/gcgroupfs/slurm/gcgroup-slurm.conf"
@@ -55,7 +57,7 @@ set_scripts() {
 # make_scripts: installs the scripts; all nodes have the same slurm.conf.
 make_scripts() {
     mkdir -p "$WORK/share/gcgroupfs/slurm" "$WORK/hooks"
-    cp "$repo"/gcgroupfs/slurm/scripts/* "$WORK/share/gcgroupfs/slurm"
+    cp "${repo:?}"/gcgroupfs/slurm/scripts/* "$WORK/share/gcgroupfs/slurm"
     for script in prolog epilog task-prolog; do
         cat > "$WORK/hooks/$script" <<HOOK
 #!/bin/sh
@@ -63,6 +65,7 @@ make_scripts() {
 HOOK
         chmod 755 "$WORK/hooks/$script"
     done
+    # shellcheck disable=SC2119
     set_scripts
 }
 
@@ -122,14 +125,14 @@ make_cluster() {
     hostname controller
     mount --make-rprivate /
     mount -t tmpfs none /run
-    echo "127.0.0.1 localhost controller n1 n2 n3" > "$WORK/hosts"
+    echo "127.0.0.1 localhost controller n1 n2 n3 n4" > "$WORK/hosts"
     mount --bind "$WORK/hosts" /etc/hosts
     chmod 755 "$WORK"
     mkdir "$WORK/munge" "$WORK/state" "$WORK/lib" "$WORK/gpus" "$WORK/out"
     chmod 1777 "$WORK/gpus" "$WORK/out"
     cp "$DIST"/lib/*.so "$DIST"/simgpu/* "$WORK/lib"
     ln -sf libcuda.so.1 "$WORK/lib/libcuda.so"
-    cp "$DIST/bin/gcgroupfs" "$WORK"
+    cp "$DIST/bin/gcgroupfs" "$DIST/bin/gcgroup-load" "$WORK"
     gcc -O1 -o "$WORK/driver_shell" "${repo:?}/tests/programs/driver_shell.c" -pthread "-L$WORK/lib" -lcuda
     cp "$repo/gcgroupfs/slurm/tests/gpu" "$WORK/gpu"
     : > "$WORK/nvidia0"
@@ -183,14 +186,18 @@ TaskProlog=$WORK/hooks/task-prolog
 NodeName=n1 NodeAddr=127.0.0.1 Port=16818 CPUs=8 Gres=gpu:sim:2,shard:16
 NodeName=n2 NodeAddr=127.0.0.1 Port=16819 CPUs=8 Gres=gpu:sim:2,shard:16
 NodeName=n3 NodeAddr=127.0.0.1 Port=16820 CPUs=8 Gres=gpu:sim:2,shard:16
-PartitionName=p Nodes=n1,n2,n3 Default=YES State=UP
+NodeName=n4 NodeAddr=127.0.0.1 Port=16821 CPUs=8 Gres=gpu:sim:2,shard:16
+PartitionName=p Nodes=n1,n2,n3,n4 Default=YES State=UP
 CONF
     start_controller
-    for node in n1 n2 n3; do
+    for node in n1 n2 n3 n4; do
         make_node "$node"
     done
     on n3 mount --bind /dev/null "$WORK/plugstack.conf"
-    for node in n1 n2 n3; do
+    # Other tests change the plugin's configuration meanwhile.
+    cp "$WORK/plugstack.conf" "$WORK/plugstack-n4.conf"
+    on n4 mount --bind "$WORK/plugstack-n4.conf" "$WORK/plugstack.conf"
+    for node in n1 n2 n3 n4; do
         start_slurmd "$node"
     done
 }
@@ -198,6 +205,7 @@ CONF
 # restore_nodes NODE...: what a failed test may have left.
 restore_nodes() {
     use_plugin
+    # shellcheck disable=SC2119
     set_scripts
     for node; do
         # shellcheck disable=SC2046  # numbers
