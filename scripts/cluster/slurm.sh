@@ -37,7 +37,17 @@ if [ -z "${IN_NAMESPACE-}" ]; then
     [ -f "$dist/lib/libgcgroup_slurm.so" ] || DIST=$dist "$repo/scripts/build.sh"
     # Outside of the home directory of root, so that other users reach it.
     work=$(mktemp -d /tmp/gcgroup-slurm.XXXXXX)
-    trap 'rm -rf --one-file-system "$work"' EXIT
+    # shellcheck disable=SC2317  # called by the trap
+    tidy() {
+        # The last processes may take a moment to leave their cgroups.
+        tries=0
+        while [ -d "/sys/fs/cgroup/freezer/${work##*/}" ] && [ "$tries" -lt 100 ]; do
+            find "/sys/fs/cgroup/freezer/${work##*/}" -depth -type d -exec rmdir {} + 2> /dev/null || sleep 0.1
+            tries=$((tries + 1))
+        done
+        rm -rf --one-file-system "$work"
+    }
+    trap tidy EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     status=0

@@ -1,7 +1,7 @@
 # shellcheck shell=sh
 # Tests of the Slurm plugin. scripts/cluster/slurm.sh runs each function test_NAME in a cluster of the nodes
-# n1 and n2, which have the plugin, and nothing_is_left_soon after each. "error 2" is the driver's answer to an
-# allocation without memory.
+# n1 and n2, which have the plugin, and nothing_is_left_soon after each. "error 2" is the driver's answer to
+# an allocation without memory.
 
 test_options_hold_for_the_step_whatever_its_environment() {
     start options 'error' env GCGROUP_GROUP=elsewhere GCGROUP_SOCKET=/nowhere GCGROUP_REQUIRED=0 LD_PRELOAD= \

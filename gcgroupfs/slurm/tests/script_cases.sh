@@ -1,6 +1,11 @@
 # shellcheck shell=sh
-# Tests of Prolog, Epilog and TaskProlog on the node n3, which has no plugin. scripts/cluster/slurm.sh runs them
-# as those of plugin_cases.sh.
+# Tests of Prolog, Epilog and TaskProlog on the node n3, which has no plugin. scripts/cluster/slurm.sh runs
+# them as those of plugin_cases.sh.
+
+# reasons: prints why jobs were refused.
+reasons() {
+    scontrol show job | sed -n 's/^ *AdminComment=gcgroup: //p'
+}
 
 test_scripts_hold_a_job_to_its_shards() {
     set_scripts
@@ -47,11 +52,12 @@ test_scripts_take_wishes_within_the_share() {
     end wishes
     until_true nothing_is_left
     for wish in priority=6 memory=lots size=1; do
-        if as_user srun -w n3 --gres=shard:1 --comment="gcgroup:$wish" echo task-runs > "$WORK/out/wishes" 2>&1; then
+        if as_user srun -w n3 -J wishes --gres=shard:1 --comment="gcgroup:$wish" echo task-runs > "$WORK/out/wishes" 2>&1; then
             check "$wish" accepted refused
         fi
-        has "$WORK/out/wishes" "gcgroup: the task is not started without a group for its GPU work: "
         lacks "$WORK/out/wishes" task-runs
+        reasons > "$WORK/out/wishes"
+        has "$WORK/out/wishes" "${wish#memory=}"
     done
 }
 
@@ -79,7 +85,8 @@ $line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged"
 $line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged" 2>&1; then
         check "a name with a newline" accepted refused
     fi
-    has "$WORK/out/script-forged" "the task is not started"
+    reasons > "$WORK/out/script-forged"
+    has "$WORK/out/script-forged" "the job's name has a newline"
 }
 
 test_scripts_leave_nothing_of_a_killed_job() {
@@ -120,14 +127,16 @@ test_scripts_start_no_task_without_a_daemon() {
     status=0
     as_user srun -w n3 --gres=shard:2 echo task-runs > "$WORK/out/script-alone" 2>&1 || status=$?
     [ "$status" != 0 ] || check status 0 "not 0"
-    has "$WORK/out/script-alone" "the task is not started without a group for its GPU work: no daemon answers at"
     lacks "$WORK/out/script-alone" task-runs
+    reasons > "$WORK/out/script-alone"
+    has "$WORK/out/script-alone" "no daemon answers at"
     # Jobs without a GPU need no daemon, and can use no GPU.
     as_user srun -w n3 sh -c "echo task-runs; $WORK/gpu 'alloc linear $MIB' 2>&1" > "$WORK/out/script-alone" 2>&1 || :
     has "$WORK/out/script-alone" task-runs
     check "answers of the GPU" "$(answers "$WORK/out/script-alone")" "error 3 "
-    # The node is not drained.
-    until_true node_is n3 idle
+    case $(sinfo -h -n n3 -o %T) in
+        *drain*) check "state of n3" "$(sinfo -h -n n3 -o %T)" "not drained" ;;
+    esac
     start_daemon n3
 }
 
@@ -143,4 +152,27 @@ test_scripts_remove_what_a_failed_node_has_left() {
     start_slurmd n3
     as_user srun -w n3 --gres=shard:1 true
     until_true is_gone "slurm/job_$job/memory.limit"
+}
+
+test_scripts_hold_steps_in_salloc() {
+    set_scripts
+    as_user salloc -Q -w n3 -J interactive --gres=shard:2 sh -c "
+        srun $WORK/gpu 'alloc linear $((200 * MIB))' 'alloc linear $((100 * MIB))'
+        srun $WORK/gpu 'alloc linear $((250 * MIB))'" > "$WORK/out/script-salloc" 2>&1
+    check answers "$(answers "$WORK/out/script-salloc")" "ok error 2 ok "
+}
+
+test_scripts_with_a_rule_hold_programs_without_variables() {
+    if ! grep -q proctrack/cgroup "$WORK/slurm-n3.conf" 2> /dev/null; then
+        echo "left out: no cgroups"
+        return
+    fi
+    set_scripts
+    as_user srun -w n3 --gres=shard:2 env -u GCGROUP_REQUIRED -u GCGROUP_GROUP "$WORK/gpu" \
+        "alloc linear $((200 * MIB))" "alloc linear $((100 * MIB))" > "$WORK/out/no-variables"
+    check answers "$(answers "$WORK/out/no-variables")" "ok error 2 "
+    # A group outside of the job's is refused, and with it all use of a GPU.
+    as_user srun -w n3 --gres=shard:2 env -u GCGROUP_REQUIRED GCGROUP_GROUP=elsewhere "$WORK/gpu" \
+        "alloc linear $((200 * MIB))" > "$WORK/out/no-variables" 2> /dev/null
+    check "answers in another group" "$(answers "$WORK/out/no-variables")" "error 201 "
 }

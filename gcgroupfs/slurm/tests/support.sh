@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# Functions of the tests of the Slurm integration. A GPU has 1 GiB and 8 shards. Two lists of tests run side by
-# side: each looks at its own nodes only.
+# Functions of the tests of the Slurm integration. A GPU has 1 GiB and 8 shards. Two lists of tests run side
+# by side: each looks at its own nodes only.
 #
 # Variable: NODES, the nodes of the list; the first one is that of most tests.
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs two contending jobs under a cluster engine and under `gcgroupfs run`, and compares both.
 
-usage: conformance.py --gcgroupfs COMMAND --daemon PID --unit BYTES [--device N] [--load PATH] -- ENGINE...
+usage: conformance.py --gcgroupfs COMMAND --daemon PID --unit BYTES [--load PATH] -- ENGINE...
 
 ENGINE is a command that is called with `start JOB`, `group JOB` or `end JOB`. `start` starts a job in the
 background: the shell runs $JOB_COMMAND in it, with $JOB_MEMORY bytes, $JOB_MAX percent of one GPU's time,
@@ -27,7 +27,7 @@ MEASURED = 1_200_000
 #: Greatest difference between a job's share of the GPU time under the engine and under `gcgroupfs run`: 0.25
 #: and 0.75. Without quotas they would be 0.80 and 0.20, by the priorities, and without either 0.50.
 TOLERANCE = 0.15
-#: Files of a job's group whose values are compared. `gcgroupfs run` sets the priority of the processes.
+#: Limits that are compared. The priority is that of the processes, which `gcgroupfs run` sets.
 FILES = ("memory.limit", "compute.max", "memory.swap.max")
 
 
@@ -71,10 +71,9 @@ def wait_until(what, condition):
 class Daemon:
     """The daemon of the node, read through the command line."""
 
-    def __init__(self, command, pid, device):
+    def __init__(self, command, pid):
         self.command = command
         self.pid = pid
-        self.device = device
 
     def find(self, path):
         """Return a control file's text, or None if there is none."""
@@ -94,13 +93,21 @@ class Daemon:
                 return int(words[1])
         raise DifferenceError(f"{path} has no {key}")
 
+    def device(self, group):
+        """Return the number of the GPU that holds the group's memory."""
+        numbers = [line.split()[0] for line in self.get("devices").splitlines()]
+        return max(numbers, key=lambda number: int(self.get(f"{group}/{number}/memory.current")))
+
     def in_force(self, group, file):
-        """Return the value of a setting; the lower one of that for all GPUs and for the one in use."""
-        values = [self.get(f"{group}/{file}")]
+        """Return the lowest value of a limit in a group and those above it, also on the GPU in use."""
+        names = group.split("/")
+        groups = ["/".join(names[:count]) for count in range(1, len(names) + 1)]
+        paths = [f"{group}/{file}" for group in groups]
         if file in ("memory.limit", "compute.max"):
-            values.append(self.get(f"{group}/{self.device}/{file}"))
-        numbers = [value for value in values if not value.startswith("max")]
-        return min(numbers, key=lambda value: int(value.split()[0])) if numbers else "max"
+            device = self.device(group)
+            paths += [f"{group}/{device}/{file}" for group in groups]
+        values = [self.get(path).split()[0] for path in paths]
+        return min((value for value in values if value != "max"), key=int, default="max")
 
     def sockets(self):
         """Return the number of sockets that the daemon has open."""
@@ -184,6 +191,8 @@ class Found:
     """What was found about a job."""
 
     settings: dict
+    #: Number of the GPU.
+    device: str
     #: Allocations that were refused.
     refused: int
     #: Bytes on the device, and in host memory.
@@ -231,6 +240,7 @@ def run_jobs(daemon, engine, unit, load):
             pids.update(members)
             found[job.name] = Found(
                 settings=settings,
+                device=daemon.device(group),
                 refused=sum(daemon.key(f"{group}/memory.events", key) for key in ("group_max", "oom")),
                 current=int(daemon.get(f"{group}/memory.current")),
                 swapped=int(daemon.get(f"{group}/memory.swap.current")),
@@ -282,13 +292,17 @@ def compare(daemon, engine, unit, load):
     wanted = run_jobs(daemon, Run(daemon), unit, load)
     found = run_jobs(daemon, engine, unit, load)
     differences = []
+    devices = {each.device for each in found.values()}
+    if len(devices) > 1:
+        differences.append(f"the jobs do not contend: they are on the GPUs {sorted(devices)}")
     for job in JOBS:
         expected, is_found = wanted[job.name], found[job.name]
         differences += check("gcgroupfs run", job, job.units * unit, expected)
         differences += check(engine.name, job, job.units * unit, is_found)
         for file, there in expected.settings.items():
             here = is_found.settings[file]
-            if here != there:
+            # A job without swap may have a limit of it all the same.
+            if here != there and (job.swap or file != "memory.swap.max"):
                 differences.append(f"{file} of job {job.name} is {here}, and {there} under gcgroupfs run")
         shares = f"{is_found.share:.2f} of the GPU time, and {expected.share:.2f} under gcgroupfs run"
         if abs(expected.share - is_found.share) > TOLERANCE:
@@ -306,11 +320,10 @@ def main():
     parser.add_argument("--gcgroupfs", required=True, help="command that runs gcgroupfs on the node")
     parser.add_argument("--daemon", required=True, type=int, help="the daemon's pid")
     parser.add_argument("--unit", required=True, type=int, help="bytes of a unit of memory")
-    parser.add_argument("--device", default=0, type=int, help="index of the GPU that the jobs use")
     parser.add_argument("--load", default="gcgroup-load", help="path of gcgroup-load in the jobs")
     parser.add_argument("engine", nargs="+")
     arguments = parser.parse_args()
-    daemon = Daemon(arguments.gcgroupfs.split(), arguments.daemon, arguments.device)
+    daemon = Daemon(arguments.gcgroupfs.split(), arguments.daemon)
     try:
         compare(daemon, Command(arguments.engine), arguments.unit, arguments.load)
     except DifferenceError as failure:

@@ -1,8 +1,8 @@
 # shellcheck shell=sh
-# A Slurm cluster on this machine, for tests: controller, munged, the nodes n1, n2 and n4 with the plugin, and
-# n3 with the scripts instead. Debian's slurmd is not built for several nodes on one machine: it takes its name
-# from the host's. So each node has a UTS and a mount namespace with a /run of its own, in which its gcgroupfs
-# daemon has the usual socket.
+# A Slurm cluster on this machine, for tests: controller, munged, the nodes n1, n2 and n4 with the plugin,
+# and n3 with the scripts instead. Debian's slurmd is not built for several nodes on one machine: it takes its
+# name from the host's. So each node has a UTS and a mount namespace with a /run of its own, in which its
+# gcgroupfs daemon has the usual socket.
 #
 # Variables: WORK, a directory that all users may search; DIST, a built tree; repo, the repository.
 
@@ -73,7 +73,7 @@ start_daemon() {
     in_background "$WORK/daemon-$1.log" nsenter --mount="/proc/$(cat "$WORK/holder-$1")/ns/mnt" -- \
         env LD_LIBRARY_PATH="$WORK/lib" SIMGPU_DIR="$WORK/gpus" SIMGPU_DEVICES=2 SIMGPU_MEMORY=1G \
         SIMGPU_CONTEXT_MEMORY=0 "$WORK/gcgroupfs" mount --allow-other --socket /run/gcgroupfs/gcgroup.sock \
-        --config "$WORK/gcgroupfs.toml" /run/gcgroup
+        --config "$WORK/gcgroupfs-$1.toml" /run/gcgroup
     echo $! > "$WORK/daemon-$1"
     until_true on "$1" "$WORK/gcgroupfs" get devices
 }
@@ -115,7 +115,24 @@ make_node() {
         mount --bind '$WORK/gpus-$1' '$WORK/gpus'; mkdir /run/gcgroupfs /run/gcgroup; exec sleep infinity" < /dev/null > /dev/null 2>&1 &
     echo $! > "$WORK/holder-$1"
     until_true on "$1" test -d /run/gcgroup
-    start_daemon "$1"
+}
+
+# track_by_cgroup NODE: has Slurm track the processes of a node's steps by cgroups, and the daemon find them
+# so. Fails where cgroups of version 1 with the freezer cannot be made, which Slurm 22.05 needs here.
+track_by_cgroup() {
+    freezer=/sys/fs/cgroup/freezer
+    mkdir "$freezer/${WORK##*/}" 2> /dev/null || return 1
+    on "$1" mount --bind "$freezer/${WORK##*/}" "$freezer" || return 1
+    printf '%s\n' CgroupPlugin=cgroup/v1 CgroupAutomount=no > "$WORK/cgroup.conf"
+    sed 's|proctrack/linuxproc|proctrack/cgroup|' "$SLURM_CONF" > "$WORK/slurm-$1.conf"
+    on "$1" mount --bind "$WORK/slurm-$1.conf" "$SLURM_CONF"
+    cat > "$WORK/gcgroupfs-$1.toml" <<'TOML'
+[[rule]]
+name = "slurm"
+match.cgroup = "/**/uid_*/job_*/**"
+group = { name = "slurm/{cgroup:job_*}", memory.limit = "0" }
+required = true
+TOML
 }
 
 make_cluster() {
@@ -137,7 +154,9 @@ make_cluster() {
     cp "$repo/gcgroupfs/slurm/tests/gpu" "$WORK/gpu"
     : > "$WORK/nvidia0"
     : > "$WORK/nvidia1"
-    : > "$WORK/gcgroupfs.toml"
+    for node in n1 n2 n3 n4; do
+        : > "$WORK/gcgroupfs-$node.toml"
+    done
     make_scripts
     use_plugin
     dd if=/dev/urandom of="$WORK/munge/key" bs=128 count=1 2> /dev/null
@@ -169,6 +188,7 @@ MpiDefault=none
 MailProg=/bin/true
 ReturnToService=2
 SlurmdTimeout=10
+DebugFlags=NO_CONF_HASH
 KillWait=2
 SlurmctldPort=16817
 SlurmdParameters=config_overrides
@@ -194,10 +214,14 @@ CONF
         make_node "$node"
     done
     on n3 mount --bind /dev/null "$WORK/plugstack.conf"
+    if ! track_by_cgroup n3; then
+        echo "--- n3 has proctrack/linuxproc: no cgroups for proctrack/cgroup can be made here"
+    fi
     # Other tests change the plugin's configuration meanwhile.
     cp "$WORK/plugstack.conf" "$WORK/plugstack-n4.conf"
     on n4 mount --bind "$WORK/plugstack-n4.conf" "$WORK/plugstack.conf"
     for node in n1 n2 n3 n4; do
+        start_daemon "$node"
         start_slurmd "$node"
     done
 }
