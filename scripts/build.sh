@@ -89,7 +89,7 @@ place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
     case $profile,$1 in
-        dev,* | *,scripts/* | *,*.yml | *,*.yaml | *,*.toml | *,*.json) cp "$1" "$fresh" ;;
+        dev,* | *,scripts/* | *,*/slurm/scripts/* | *,*.yml | *,*.yaml | *,*.toml | *,*.json) cp "$1" "$fresh" ;;
         *) "${tools}strip" --strip-unneeded -o "$fresh" "$1" ;;
     esac
     if cmp -s "$fresh" "$2"; then
@@ -127,6 +127,9 @@ if [ "$is_whole" = yes ]; then
         place "gcgroupfs/kubelet-plugin/$file" "$dist/share/kubelet-plugin/$file"
     done
     place scripts/container-image.py "$dist/share/kubelet-plugin/container-image.py"
+    for file in common.sh prolog task-prolog epilog; do
+        place "gcgroupfs/slurm/scripts/$file" "$dist/share/slurm/$file"
+    done
     # The copy that containers preload.
     place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
     rm -rf "$dist/share/man"

@@ -81,6 +81,10 @@ bin/gc-preempt bin/gc-preempt 755
 bin/gc-priority bin/gc-priority 755
 bin/gc-thaw bin/gc-thaw 755
 share/gcgroupfs/ld.so.preload share/gcgroupfs/ld.so.preload 644
+share/slurm/common.sh share/gcgroupfs/slurm/common.sh 644
+share/slurm/prolog share/gcgroupfs/slurm/prolog 755
+share/slurm/task-prolog share/gcgroupfs/slurm/task-prolog 755
+share/slurm/epilog share/gcgroupfs/slurm/epilog 755
 share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
 share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
 share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
@@ -144,7 +148,8 @@ if [ "$uninstall" = yes ]; then
         rm -f "$root$prefix/$file"
     done
     rm -f "$manifest"
-    rmdir "$root$prefix/share/doc/gcgroupfs/kubelet-plugin" "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
+    rmdir "$root$prefix/share/doc/gcgroupfs/kubelet-plugin" "$root$prefix/share/doc/gcgroupfs" \
+        "$root$prefix/share/gcgroupfs/slurm" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
     echo "removed from $root$prefix; a daemon that was started by hand still runs"
     exit 0
 fi

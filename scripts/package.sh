@@ -4,7 +4,7 @@
 #   gcgroupfs_VERSION_ARCH.deb       daemon, command line, scripts, manual pages, service
 #   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
 #   gcgroup-exporter_VERSION_ARCH.deb  metrics and web page
-#   gcgroup-slurm_VERSION_ARCH.deb   SPANK plugin of Slurm
+#   gcgroup-slurm_VERSION_ARCH.deb   SPANK plugin of Slurm, and the scripts in its place
 #   gcgroup-kubelet-plugin_VERSION_ARCH.deb  Kubernetes device plugin
 #   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
 #   SHA256SUMS
@@ -96,6 +96,8 @@ slurm=$work/gcgroup-slurm/usr
 mkdir -p "$slurm/lib" "$slurm/share/man" "$slurm/share/doc/gcgroup-slurm"
 mv "$all/lib/libgcgroup_slurm.so" "$slurm/lib"
 mv "$all/share/man/man8" "$slurm/share/man"
+mkdir "$slurm/share/gcgroupfs"
+mv "$all/share/gcgroupfs/slurm" "$slurm/share/gcgroupfs"
 cp gcgroupfs/slurm/README.md "$slurm/share/doc/gcgroup-slurm"
 lib=$work/libgcgroup
 mkdir -p "$lib/usr/lib"
@@ -216,7 +218,8 @@ Enhances: gcgroupfs, slurmd
 Description: Slurm plugin that enforces shares of GPUs with gcgroupfs
  A SPANK plugin: each step of a job runs in a group of the daemon of the
  package gcgroupfs, with the limits that follow from the job's shards or from
- options of srun, sbatch and salloc.
+ options of srun, sbatch and salloc. Scripts for Prolog, Epilog and TaskProlog
+ do so where the plugin cannot be used.
  .
  The installation does not change the configuration of Slurm; gcgroup-slurm(8)
  describes it. A plugin serves one version of Slurm.

@@ -57,7 +57,7 @@ if [ "$quick" = no ]; then
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
         step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/cluster/common/*.sh gcgroupfs/slurm/tests/* \
-            scripts/gc-* .ci/run
+            gcgroupfs/slurm/scripts/* scripts/gc-* .ci/run
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py

@@ -20,6 +20,7 @@ steps=(
     containerd_killed_keeps_pods_and_limits
     plugin_upgrade_keeps_pods_and_limits
     ended_pods_leave_nothing
+    jobs_are_held_as_under_gcgroupfs_run
     card_with_xid_error_is_unhealthy
     missing_rule_is_noticed_and_nothing_is_offered
 )

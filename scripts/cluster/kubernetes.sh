@@ -94,6 +94,8 @@ kubectl() {
 . "$here/kubernetes-pods.sh"
 # shellcheck source=scripts/cluster/kubernetes-steps.sh
 . "$here/kubernetes-steps.sh"
+# shellcheck source=scripts/cluster/kubernetes-conformance.sh
+. "$here/kubernetes-conformance.sh"
 
 # shellcheck disable=SC2317  # called by the trap
 explain() {

@@ -53,7 +53,10 @@ mkdir -p "$cache"
 cd "$repo/gcgroupfs/ray"
 export PYTHONDONTWRITEBYTECODE=1
 "$venv/bin/ruff" check --no-cache --quiet . "$repo/tests/ray"
+"$venv/bin/ruff" check --no-cache --quiet --config "$repo/tests/ray/ruff.toml" "$repo/scripts/cluster/common"
 "$venv/bin/ruff" format --no-cache --check --quiet . "$repo/tests/ray"
+"$venv/bin/ruff" format --no-cache --check --quiet --config "$repo/tests/ray/ruff.toml" \
+    "$repo/scripts/cluster/common"
 "$venv/bin/mypy" --cache-dir=/dev/null gcgroup_ray
 "$venv/bin/python" -m unittest discover -q -s tests
 
@@ -86,7 +89,7 @@ shift
 exec timeout --kill-after=5 "${SECONDS_LIMIT:-420}" python -m unittest --verbose "$@"
 EOF
 export GCGROUP_DIST="$dist" HOME="$tmp/home" TMPDIR="$tmp" RAY_TMPDIR="$tmp/ray" RAY_USAGE_STATS_ENABLED=0
-export PYTHONPATH="$repo/gcgroupfs/ray:$repo/tests/ray" PATH="$venv/bin:$PATH"
+export PYTHONPATH="$repo/gcgroupfs/ray:$repo/tests/ray:$repo/scripts/cluster/common" PATH="$venv/bin:$PATH"
 [ $# -gt 0 ] || set -- test_cluster test_user
 unshare --net --mount --pid --fork --kill-child --mount-proc sh "$tmp/inside" "$repo" "$@" &
 tests=$!

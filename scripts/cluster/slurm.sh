@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests the Slurm integration with real munged, slurmctld and two slurmd, each node with a gcgroupfs daemon
+# Tests the Slurm integration with real munged, slurmctld and three slurmd, each node with a gcgroupfs daemon
 # and two simulated GPUs of its own. Everything runs in namespaces of its own: their end takes along all
-# processes and mounts. The tests are in gcgroupfs/slurm/tests/cases.sh.
+# processes and mounts. The tests are in gcgroupfs/slurm/tests/*_cases.sh.
 set -eu
 
 usage() {
@@ -37,7 +37,17 @@ if [ -z "${IN_NAMESPACE-}" ]; then
     [ -f "$dist/lib/libgcgroup_slurm.so" ] || DIST=$dist "$repo/scripts/build.sh"
     # Outside of the home directory of root, so that other users reach it.
     work=$(mktemp -d /tmp/gcgroup-slurm.XXXXXX)
-    trap 'rm -rf --one-file-system "$work"' EXIT
+    # shellcheck disable=SC2317  # called by the trap
+    tidy() {
+        # The last processes may take a moment to leave their cgroups.
+        tries=0
+        while [ -d "/sys/fs/cgroup/freezer/${work##*/}" ] && [ "$tries" -lt 100 ]; do
+            find "/sys/fs/cgroup/freezer/${work##*/}" -depth -type d -exec rmdir {} + 2> /dev/null || sleep 0.1
+            tries=$((tries + 1))
+        done
+        rm -rf --one-file-system "$work"
+    }
+    trap tidy EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     status=0
@@ -50,31 +60,62 @@ fi
 
 # shellcheck source=scripts/cluster/common/slurm-nodes.sh
 . "$repo/scripts/cluster/common/slurm-nodes.sh"
-# shellcheck source=gcgroupfs/slurm/tests/cases.sh
-. "$repo/gcgroupfs/slurm/tests/cases.sh"
+# shellcheck source=gcgroupfs/slurm/tests/support.sh
+. "$repo/gcgroupfs/slurm/tests/support.sh"
+# shellcheck source=gcgroupfs/slurm/tests/plugin_cases.sh
+. "$repo/gcgroupfs/slurm/tests/plugin_cases.sh"
+# shellcheck source=gcgroupfs/slurm/tests/script_cases.sh
+. "$repo/gcgroupfs/slurm/tests/script_cases.sh"
+# shellcheck source=gcgroupfs/slurm/tests/conformance_cases.sh
+. "$repo/gcgroupfs/slurm/tests/conformance_cases.sh"
 
 if [ "${1-}" = --call ]; then
-    "$2"
+    shift
+    "$@"
     exit 0
 fi
+
+# run_tests NODES TEST...: runs tests one after another, and prints those that fail.
+run_tests() {
+    export NODES="$1"
+    shift
+    output=$WORK/output-${NODES%% *}
+    for name; do
+        began=$(date +%s)
+        if timeout --kill-after=5 90 "$0" --call "test_$name" > "$output" 2>&1 &&
+            timeout --kill-after=5 60 "$0" --call nothing_is_left_soon >> "$output" 2>&1; then
+            echo "ok $name ($(($(date +%s) - began)) s)"
+        else
+            echo "FAILED $name"
+            cat "$output"
+            tail -n 10 "$WORK/slurmd-${NODES%% *}.log" "$WORK/slurmctld.log" "$WORK/daemon-${NODES%% *}.log"
+            # shellcheck disable=SC2086  # a list
+            restore_nodes $NODES
+        fi
+    done
+}
+
+# chosen FILE TEST...: prints the tests of a file that were chosen; all if none was.
+chosen() {
+    tests=$(sed -n 's/^test_\([a-z_]*\)() {$/\1/p' "$repo/gcgroupfs/slurm/tests/$1")
+    shift
+    [ $# = 0 ] || tests=$(echo "$tests" | grep -xF "$(printf '%s\n' "$@")")
+    echo "$tests"
+}
 
 began=$(date +%s)
 make_cluster
 echo "--- the cluster runs after $(($(date +%s) - began)) s: $(slurmd -V)"
-failed=
-# shellcheck disable=SC2046  # a list of names
-[ $# != 0 ] || set -- $(sed -n 's/^test_\([a-z_]*\)() {$/\1/p' "$repo/gcgroupfs/slurm/tests/cases.sh")
-for name; do
-    began=$(date +%s)
-    if timeout --kill-after=5 90 "$0" --call "test_$name" > "$WORK/output" 2>&1 &&
-        timeout --kill-after=5 60 "$0" --call nothing_is_left_soon >> "$WORK/output" 2>&1; then
-        echo "ok $name ($(($(date +%s) - began)) s)"
-    else
-        echo "FAILED $name"
-        cat "$WORK/output"
-        tail -n 10 "$WORK/slurmd-n1.log" "$WORK/slurmctld.log" "$WORK/daemon-n1.log"
-        failed="$failed $name"
-        restore_cluster
-    fi
-done
-[ -z "$failed" ] || fail "failed:$failed"
+# The lists run side by side, since tests mostly wait; those of the plugin change its configuration.
+{
+    # shellcheck disable=SC2046  # lists of names
+    run_tests n3 $(chosen script_cases.sh "$@")
+    # shellcheck disable=SC2046
+    run_tests n4 $(chosen conformance_cases.sh "$@")
+} > "$WORK/said-others" 2>&1 &
+# shellcheck disable=SC2046
+run_tests "n1 n2" $(chosen plugin_cases.sh "$@") 2>&1 | tee "$WORK/said-plugin"
+wait $!
+cat "$WORK/said-others"
+failed=$(sed -n 's/^FAILED //p' "$WORK/said-plugin" "$WORK/said-others" | tr '\n' ' ')
+[ -z "$failed" ] || fail "failed: $failed"

@@ -14,8 +14,10 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import conformance
+import conformance_jobs
 import gpu
-from node import GIB, LIBRARY, Daemon, wait_until
+from node import DIST, GIB, LIBRARY, Daemon, wait_until
 
 MIB = 1 << 20
 #: Memory of a simulated GPU, and what a context takes.
@@ -135,6 +137,13 @@ class ClusterTest(unittest.TestCase):
         limits = daemon.limits(facts["group"], gpus_of(facts)[0])
         path.unlink()
         return ray.get(task), limits
+
+    # Jobs that contend
+
+    def test_jobs_are_held_as_under_gcgroupfs_run(self):
+        node = conformance.Daemon([DIST / "bin" / "gcgroupfs"], daemon.process.pid)
+        load = DIST / "bin" / "gcgroup-load"
+        conformance.compare(node, conformance_jobs.Jobs("a"), 128 * MIB, load)
 
     # Tasks
 
