@@ -100,7 +100,9 @@ fn every_tool_is_installed_for_all_users() {
             .permissions()
             .mode()
             & 0o7777;
-        let program = file.starts_with("usr/bin") || file.extension().is_some_and(|end| end == "so");
+        let end = file.extension();
+        let script = file.starts_with("usr/share/gcgroupfs/slurm") && end.is_none();
+        let program = script || file.starts_with("usr/bin") || end.is_some_and(|end| end == "so");
         assert_eq!(mode, if program { 0o755 } else { 0o644 }, "{}", file.display());
     }
     assert!(!root.path().join("etc").exists(), "a plain install wrote to /etc");

@@ -151,10 +151,10 @@ fn execute_rapidly(soak: &mut Soak) -> Option<Undo> {
     for _ in 0..24 {
         let began = Instant::now();
         shell.exec();
-        // The kernel lets simultaneous look-ups of a name share one answer, also one that was found before the
+        // Simultaneous look-ups of a name share one answer in the kernel, even one that was found before the
         // registration. A listing is never shared.
-        let is_governed =
-            soak.mount.governs(shell.pid()) || governed_pids(&soak.mount).contains(&shell.pid());
+        let pid = shell.pid();
+        let is_governed = soak.mount.governs(pid) || governed_pids(&soak.mount).contains(&pid);
         assert!(
             is_governed || began.elapsed() >= PATIENCE,
             "the process is ungoverned after cuInit of {:?}",
