@@ -62,6 +62,10 @@ impl Containers {
             return Ok(Some(name.clone()));
         }
         if self.known.len() >= MAX_CONTAINERS {
+            // What is waited for keeps its time.
+            self.known.retain(|_, name| name.is_err());
+        }
+        if self.known.len() >= MAX_CONTAINERS {
             self.known.clear();
         }
         if let Some(name) = find(&self.links, &pod.uid, id) {

@@ -58,12 +58,12 @@ impl Tree {
     }
 
     /// Stores the last critical XID error of the GPU with a PCI address, and so of its MIG instances: 0 if
-    /// there was none, `None` if it does not report errors.
+    /// there was none, `None` if it does not report errors any more. An error that it has reported stays.
     pub fn set_critical_xid(&self, pci: &str, xid: Option<u64>) {
         let mut state = self.state.lock();
         match xid {
             Some(xid) => _ = state.critical_xids.insert(pci.to_owned(), xid),
-            None => _ = state.critical_xids.remove(pci),
+            None => state.critical_xids.retain(|of, xid| of != pci || *xid != 0),
         }
     }
 }
@@ -131,5 +131,25 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn reported_error_stays_when_reports_end() {
+        let world = World::new(1);
+        let pci = world.tree.state.lock().devices[0].pci.clone();
+        let shown = || {
+            let text = world.show("devices.stat");
+            text.trim_end().rsplit_once('=').unwrap().1.to_owned()
+        };
+        for (xid, want) in [
+            (Some(0), "0"),
+            (None, "unknown"),
+            (Some(0), "0"),
+            (Some(79), "79"),
+            (None, "79"),
+        ] {
+            world.tree.set_critical_xid(&pci, xid);
+            assert_eq!(shown(), want, "{xid:?}");
+        }
     }
 }
