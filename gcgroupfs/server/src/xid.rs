@@ -2,10 +2,11 @@
 //! from a program's own fault are logged only. Any other is shown in `devices.stat` until the daemon ends,
 //! because no event tells that the GPU works again.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gcgroupfs_model::tree::Tree;
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -28,11 +29,29 @@ const UNKNOWN: u64 = 999;
 /// Time in which each GPU is waited for once.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Time for which an error of programs is not logged again: a program can cause them at will.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// A GPU with a set of its own, so that an event's GPU is known also when it answers no question any more.
 struct Watched<'nvml> {
     /// Address, as in [`gcgroupfs_model::tree::Device::pci`].
     pci: String,
     events: EventSet<'nvml>,
+    /// Errors of programs, and when each was logged last.
+    logged: BTreeMap<u64, Instant>,
+}
+
+impl Watched<'_> {
+    fn note(&mut self, tree: &Tree, xid: u64) {
+        let pci = &self.pci;
+        if !OF_PROGRAMS.contains(&xid) {
+            warn!("GPU {pci} reports XID error {xid}");
+            tree.set_critical_xid(pci, Some(xid));
+        } else if self.logged.get(&xid).is_none_or(|when| when.elapsed() >= QUIET) {
+            info!("GPU {pci} reports XID error {xid}, of a program");
+            self.logged.insert(xid, Instant::now());
+        }
+    }
 }
 
 /// Starts the thread that watches. It ends if no GPU reports errors.
@@ -68,6 +87,7 @@ fn watched<'nvml>(nvml: &'nvml Nvml, gpu: &Handle<'nvml>) -> Result<Watched<'nvm
     Ok(Watched {
         pci: gpu.pci_info()?.bus_id,
         events: events.map_err(|error| error.error)?,
+        logged: BTreeMap::new(),
     })
 }
 
@@ -78,18 +98,18 @@ fn run(tree: &Tree, mut gpus: Vec<Watched<'_>>) {
     while !gpus.is_empty() {
         let parts = u128::try_from(gpus.len()).unwrap_or(1);
         let patience = u32::try_from((PERIOD.as_millis() / parts).max(1)).unwrap_or(1);
-        gpus.retain(|gpu| match gpu.events.wait(patience) {
+        gpus.retain_mut(|gpu| match gpu.events.wait(patience) {
             Ok(event) => {
                 match event.event_data {
-                    Some(XidError::Value(xid)) => note(tree, &gpu.pci, xid),
-                    Some(XidError::Unknown) => note(tree, &gpu.pci, UNKNOWN),
+                    Some(XidError::Value(xid)) => gpu.note(tree, xid),
+                    Some(XidError::Unknown) => gpu.note(tree, UNKNOWN),
                     None => {}
                 }
                 true
             }
             Err(NvmlError::Timeout) => true,
             Err(NvmlError::GpuLost) => {
-                note(tree, &gpu.pci, OFF_THE_BUS);
+                gpu.note(tree, OFF_THE_BUS);
                 false
             }
             Err(error) => {
@@ -98,14 +118,5 @@ fn run(tree: &Tree, mut gpus: Vec<Watched<'_>>) {
                 false
             }
         });
-    }
-}
-
-fn note(tree: &Tree, pci: &str, xid: u64) {
-    if OF_PROGRAMS.contains(&xid) {
-        info!("GPU {pci} reports XID error {xid}, of a program");
-    } else {
-        warn!("GPU {pci} reports XID error {xid}");
-        tree.set_critical_xid(pci, Some(xid));
     }
 }

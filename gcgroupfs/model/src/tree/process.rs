@@ -8,6 +8,7 @@ use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
 use super::byte_seconds::ByteSeconds;
 use super::counter_records::Written;
 use super::events::Events;
+use super::high::Asks;
 use super::holds::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
@@ -140,6 +141,7 @@ pub struct Process {
     pub(super) byte_seconds: ByteSeconds,
     pub(super) origins: Origins,
     pub(super) refusals: ProcessRefusals,
+    pub(super) asks: Asks,
     pub(super) suspension: Suspension,
 }
 
@@ -166,6 +168,7 @@ impl Process {
             byte_seconds: ByteSeconds::new((devices.host.now)()),
             origins: Origins::default(),
             refusals: ProcessRefusals::default(),
+            asks: Asks::default(),
             suspension: Suspension::default(),
         }
     }

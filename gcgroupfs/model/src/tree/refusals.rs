@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use super::process::{Process, slots};
 use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
+use super::untrusted::GrantRequest;
 use super::{Directory, GroupId, Notice, ProcessId, State, sums};
 use crate::tree::grants::Refusal;
 
@@ -83,10 +84,22 @@ pub(super) struct ProcessRefusals {
     seen_whole: u64,
     /// The last refusal by a group, which the process counts when it gives up.
     by_group: Option<Refused>,
-    /// The group to be killed if the process gives up after the last refusal by a group, and the slot of the
-    /// device whose limit it was.
-    oom_group: Option<(GroupId, Option<usize>)>,
+    oom_group: Option<OomGroup>,
 }
+
+/// The group to be killed if a process gives up after a refusal by a group.
+#[derive(Debug, Clone, Copy)]
+struct OomGroup {
+    group: GroupId,
+    /// The slot of the device whose limit it was.
+    device: Option<usize>,
+    /// Time of the refusal, `CLOCK_MONOTONIC` in nanoseconds.
+    at: u64,
+}
+
+/// Nanoseconds within which a process gives up after a refusal: its hook waits for 5 s at most. What it
+/// counts later has another cause.
+const GIVES_UP_WITHIN: u64 = 10_000_000_000;
 
 impl ProcessRefusals {
     /// Takes the counts of a usage block that may be older than this daemon as noted.
@@ -170,7 +183,10 @@ impl State {
             });
             // What the process counts is a claim; that a group has refused it something is not.
             if grown[2] != 0 {
-                doomed = refusals.oom_group.take().or(doomed);
+                let marked = refusals.oom_group.take();
+                doomed = marked
+                    .filter(|mark| now.saturating_sub(mark.at) < GIVES_UP_WITHIN)
+                    .or(doomed);
             }
             let mut is_known = grown[2] != 0;
             for refused in [Some(by_device), Some(by_whole), by_group].into_iter().flatten() {
@@ -186,8 +202,8 @@ impl State {
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals = refusals;
         }
-        if let Some((group, device)) = doomed {
-            self.kill_oom_group(id, (group, device), notices);
+        if let Some(doomed) = doomed {
+            self.kill_oom_group(id, doomed, notices);
         }
     }
 
@@ -206,12 +222,8 @@ impl State {
     }
 
     /// Kills a group as a unit because a process has given up, unless that has left it since.
-    fn kill_oom_group(
-        &mut self,
-        id: ProcessId,
-        (group, device): (GroupId, Option<usize>),
-        notices: &mut Vec<Notice>,
-    ) {
+    fn kill_oom_group(&mut self, id: ProcessId, doomed: OomGroup, notices: &mut Vec<Notice>) {
+        let OomGroup { group, device, .. } = doomed;
         let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
         if !chain.contains(&group) || !self.is_oom_unit(group) {
             return;
@@ -223,9 +235,15 @@ impl State {
     }
 
     /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the
-    /// process, in case it gives up.
-    pub(super) fn note_group_refusal(&mut self, id: ProcessId, slot: usize, bytes: u64, refusal: Refusal) {
-        let Refusal { group, device } = refusal;
+    /// process, in case it gives up. A request to return memory below `memory.high` fails no allocation.
+    pub(super) fn note_group_refusal(
+        &mut self,
+        id: ProcessId,
+        slot: usize,
+        request: GrantRequest,
+        refusal: Refusal,
+    ) {
+        let (Refusal { group, device }, bytes) = (refusal, request.bytes);
         let uuid = device.and_then(|index| self.devices.get(index));
         let uuid = uuid.map(|device| device.uuid_text.as_str());
         let Some(limit) = self.groups.get(&group) else {
@@ -247,7 +265,10 @@ impl State {
         let oom_group = self.oom_group(id, refusal.group);
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals.by_group = Some(refused);
-            process.refusals.oom_group = oom_group.map(|group| (group, device));
+            if !request.below_high {
+                let at = refused.at;
+                process.refusals.oom_group = oom_group.map(|group| OomGroup { group, device, at });
+            }
         }
     }
 }

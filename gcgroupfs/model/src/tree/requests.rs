@@ -71,7 +71,7 @@ impl State {
             enforce::answer(process, device, number, is_granted);
             notices.push(Notice::Answered { id, device });
             if let Outcome::Refused(refusal) = outcome {
-                self.note_group_refusal(id, device, bytes, refusal);
+                self.note_group_refusal(id, device, request, refusal);
                 self.count_refusal(refusal, notices);
             }
         }

@@ -167,3 +167,12 @@ fn count_and_value_outlive_the_daemon() {
     assert_eq!(nr_high(&after, "100"), 1);
     assert!(allocate(&after, id, 1) > Some(0));
 }
+
+#[test]
+fn process_has_memory_moved_out_a_bounded_number_of_times() {
+    let mut asks = Asks::default();
+    let taken = |asks: &mut Asks, now| (0..100).filter(|_| asks.take(now)).count();
+    assert_eq!(taken(&mut asks, 1), 16);
+    assert_eq!(taken(&mut asks, ASK_PERIOD - 1), 0);
+    assert_eq!(taken(&mut asks, ASK_PERIOD), 16);
+}

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::*;
 use crate::tree::Entity;
-use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World};
+use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World, set_now};
 
 const MIB: u64 = 1 << 20;
 
@@ -107,6 +107,12 @@ fn claim_without_a_refusal_kills_nothing() {
     give_up(&world, id);
     give_up(&world, id);
     assert_eq!((killed(&world).len(), nr_kills(&world, "a")), (1, 1));
+    // What is counted long after the refusal has another cause.
+    set_now(1);
+    ask(&world, id, 65 * MIB);
+    set_now(1 + GIVES_UP_WITHIN);
+    give_up(&world, id);
+    assert_eq!(nr_kills(&world, "a"), 1);
     // A process that has left the group since.
     ask(&world, id, 65 * MIB);
     world.store("gcgroup.procs", ROOT, "100").unwrap();
