@@ -11,7 +11,7 @@ const LEVELS: [c_uint; 6] = [0, 10, 20, 30, NODE, 50];
 /// The path crosses the host bridges of one NUMA node.
 const NODE: c_uint = 40;
 
-/// Returns a list of devices: their number if the caller has room for none, else as many as there is room for.
+/// Returns devices: their number if the caller has room for none, else as many as there is room for.
 fn put<'a>(devices: impl Iterator<Item = Device<'a>>, count: Out<c_uint>, into: Out<Handle>) -> Result {
     let mut handles: Vec<Handle> = devices.map(Handle::new).collect();
     let room = count.get()? as usize;
