@@ -393,6 +393,12 @@ hooks! {
         device: nvmlDevice_t, index: c_uint, instance: *mut nvmlDevice_t,
     ) @0 => |next| nvml::devices::found(instance, next);
     fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) @0 => |next| nvml::devices::index(device, index, next);
+    fn nvmlDeviceGetTopologyNearestGpus(
+        device: nvmlDevice_t, level: c_uint, count: *mut c_uint, devices: *mut nvmlDevice_t,
+    ) @0 => |next| nvml::devices::nearest(device, level, count, devices, next);
+    fn nvmlSystemGetTopologyGpuSet(
+        cpu: c_uint, count: *mut c_uint, devices: *mut nvmlDevice_t,
+    ) @0 => |next| nvml::devices::of_cpu(cpu, count, devices, next);
 
     group Query "processes on a device: a limited process sees only itself";
 

@@ -192,6 +192,56 @@ fn nvml_lists_only_devices_of_the_group() {
     assert_eq!(listed(&mount, &mut other), [0, 1, 2, 3]);
 }
 
+/// Sends a topology command. Returns its result, the reported count, and the indices of the GPUs written.
+#[track_caller]
+fn topology(uuids: &[String], nvml: &mut Nvml, command: &str) -> (u64, u64, Vec<usize>) {
+    let answer = nvml.0.ask(command);
+    let mut words = answer.split(' ');
+    let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
+    let (result, count) = (number(), number());
+    let place = |word| uuids.iter().position(|uuid| uuid == word).expect("a known GPU");
+    (result, count, words.map(place).collect())
+}
+
+#[test]
+fn nvml_topology_lists_only_devices_of_the_group() {
+    let mount = mount();
+    group(&mount, "a", "0,2,3");
+    let uuids = uuids(&mount);
+    let mut bare = Nvml::bare(&mount);
+    let mut nvml = Nvml::spawn(in_group(mount.command(nvml::program()), "a", None));
+    let mut ask = |command: &str| {
+        let all = topology(&uuids, &mut bare, command);
+        (all, topology(&uuids, &mut nvml, command))
+    };
+    let (all, own) = ask("cpu 0 0");
+    assert_eq!(all, (SUCCESS, 4, vec![]), "only the number");
+    assert_eq!(own, (SUCCESS, 3, vec![]));
+    let (all, own) = ask("cpu 0 8");
+    assert_eq!(all, (SUCCESS, 4, vec![0, 1, 2, 3]));
+    assert_eq!(own, (SUCCESS, 3, vec![0, 2, 3]));
+    // No more is written than there is room for.
+    let (all, own) = ask("cpu 0 2");
+    assert_eq!(all, (SUCCESS, 2, vec![0, 1]));
+    assert_eq!(own, (SUCCESS, 2, vec![0, 2]));
+    let (all, own) = ask("nearest 0 40 0");
+    assert_eq!(all, (SUCCESS, 3, vec![]));
+    assert_eq!(own, (SUCCESS, 2, vec![]));
+    let (all, own) = ask("nearest 0 40 8");
+    assert_eq!(all, (SUCCESS, 3, vec![1, 2, 3]));
+    assert_eq!(own, (SUCCESS, 2, vec![2, 3]));
+    let (all, own) = ask("nearest 0 10 8");
+    assert_eq!((all, own), ((SUCCESS, 0, vec![]), (SUCCESS, 0, vec![])));
+    for wrong in ["nearest 0 41 8", "nearest 0 40 8 null", "cpu 0 8 null"] {
+        let (all, own) = ask(wrong);
+        assert_eq!(all, (INVALID_ARGUMENT, 8, vec![]), "{wrong}");
+        assert_eq!(own, all, "{wrong}");
+    }
+    // The second handle of the process is the third GPU.
+    let nearest = topology(&uuids, &mut nvml, "nearest 1 40 8");
+    assert_eq!(nearest, (SUCCESS, 2, vec![0, 3]));
+}
+
 #[test]
 fn bad_list_is_refused_with_a_reason_and_changes_nothing() {
     let mount = mount();

@@ -7,6 +7,7 @@ use serde_json::Value;
 use support::{Config, Governed, Mount, python, repository, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell};
+use crate::suspend::{resume, suspend};
 
 const MIB: u64 = 1 << 20;
 
@@ -144,6 +145,62 @@ fn json_conforms_to_its_schema() {
     wait_until("the group is frozen", || {
         let all = json(&mount, &[]);
         all["groups"][1]["events"]["frozen"] == true && all["processes"][0]["events"]["frozen"] == true
+    });
+}
+
+#[test]
+fn suspension_shows_in_table_tree_and_json() {
+    let (mount, shell) = team();
+    let pid = shell.pid();
+    mount.write("team/a", "memory.high", "7M");
+    let all = json(&mount, &[]);
+    assert_eq!(all["groups"][2]["memory"]["high"], 7 * MIB);
+    assert_eq!(all["processes"][0]["memory"]["high"], Value::Null);
+    let is = |all: &Value, suspend: bool, suspended: bool, group: &Value| {
+        let (process, team) = (&all["processes"][0], &all["groups"][1]);
+        process["suspend"] == suspend
+            && process["events"]["suspended"] == suspended
+            && team["suspend"] == false
+            && team["events"]["nr_suspended"] == *group
+    };
+    assert!(is(&all, false, false, &Value::Null), "{all}");
+    let columns = "--format=pid,group,suspended,high";
+    suspend(&mount, pid);
+    let all = json(&mount, &[]);
+    assert!(is(&all, true, true, &1.into()), "{all}");
+    assert_eq!(
+        rows(&ls(&mount, &[columns])),
+        [
+            "- /other no max".to_owned(),
+            "- /team no max".to_owned(),
+            "- /team/a no 7M".to_owned(),
+            format!("{pid} /team/a yes max"),
+        ]
+    );
+    for arguments in [&[][..], &["--tree"]] {
+        let text = ls(&mount, arguments);
+        let title = text.lines().next().unwrap_or_default();
+        assert!(title.contains("  SUSPENDED  "), "{text}");
+        assert!(
+            text.lines().any(|line| line.contains(&pid.to_string())
+                && line.split_whitespace().filter(|word| *word == "yes").count() >= 1),
+            "{text}"
+        );
+    }
+    resume(&mount, pid);
+    let all = json(&mount, &[]);
+    assert!(is(&all, false, false, &Value::Null), "{all}");
+    // A group's request.
+    mount.write("team", "gcgroup.suspend", "1");
+    wait_until("the group is suspended", || {
+        json(&mount, &[])["groups"][1]["events"]["suspended"] == true
+    });
+    let words = rows(&ls(&mount, &[columns]));
+    let suspended: Vec<bool> = words.iter().map(|row| row.contains(" yes ")).collect();
+    assert_eq!(suspended, [false, true, true, true], "{words:?}");
+    mount.write("team", "gcgroup.suspend", "0");
+    wait_until("the group is resumed", || {
+        json(&mount, &[])["groups"][1]["events"]["suspended"] == false
     });
 }
 

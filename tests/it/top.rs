@@ -11,6 +11,7 @@ use support::{Config, Governed, Mount, artifacts, tree_for_all, wait_until};
 
 use self::screen::Screen;
 use crate::driver::{Dir, DriverShell};
+use crate::suspend::{resume, suspend};
 
 const MIB: u64 = 1 << 20;
 
@@ -122,6 +123,25 @@ fn screen_shows_gpus_and_tree_in_80_by_24() {
     screen.wait_line(&["F10 q ", " quit"]);
     screen.press(&["x"]);
     screen.wait_line(&[&pid.to_string(), "driver_shell"]);
+}
+
+#[test]
+fn suspension_and_lease_show_on_the_screen() {
+    let (mount, shell) = team(Config::default());
+    let (pid, word) = (shell.pid(), shell.pid().to_string());
+    let screen = shown(&mount, pid);
+    suspend(&mount, pid);
+    // Its memory is on the host.
+    screen.wait_line(&[&word, " suspended ", "driver_shell"]);
+    mount.write("team", "gcgroup.suspend", "1");
+    screen.wait_line(&[" suspended ", "- team/"]);
+    mount.write("team", "gcgroup.suspend", "0");
+    resume(&mount, pid);
+    screen.wait_line(&[&word, " idle ", "driver_shell"]);
+    mount.write("team", "gcgroup.lease", "3600");
+    screen.wait_line(&["- team/", "lease "]);
+    let text = says(top(&mount, &["--once"]));
+    assert!(text.contains(" (freeze)\n"), "{text}");
 }
 
 #[test]

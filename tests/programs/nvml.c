@@ -25,6 +25,9 @@
  *   ids DEVICE                           the GPU instance and the compute instance
  *   parent DEVICE                        the index of an instance's parent GPU, and the instance's own
  *   by UUID                              the index of the device or instance with that UUID
+ *   nearest DEVICE LEVEL ROOM [null]     number of GPUs, then the UUID of each one written, by
+ *                                        nvmlDeviceGetTopologyNearestGpus; null: null pointer
+ *   cpu NUMBER ROOM [null]               as nearest, by nvmlSystemGetTopologyGpuSet
  *
  * DEVICE is NVML's index of a GPU, or 1000 * (1 + that index) + N for the Nth MIG instance of it.
  *
@@ -94,6 +97,18 @@ static void *function(const char *name)
 }
 
 #define CALL(name, ...) ((unsigned (*)())function(name))(__VA_ARGS__)
+
+static void topology(unsigned result, unsigned count, void **found)
+{
+    printf("%u %u", result, count);
+    for (unsigned at = 0; at < MOST && found[at]; at++) {
+        char uuid[128] = "-";
+
+        CALL("nvmlDeviceGetUUID", found[at], uuid, sizeof(uuid));
+        printf(" %s", uuid);
+    }
+    printf("\n");
+}
 
 static void *device(unsigned index)
 {
@@ -296,6 +311,15 @@ int main(void)
         } else if (!strcmp(line, "count\n")) {
             unsigned count = 0, result = CALL("nvmlDeviceGetCount_v2", &count);
             printf("%u %u\n", result, count);
+        } else if (sscanf(line, "nearest %u %u %u", &index, &number, &room) == 3) {
+            void *found[MOST] = {NULL}, **into = strstr(line, "null") ? NULL : found;
+            unsigned count = room;
+            unsigned result = CALL("nvmlDeviceGetTopologyNearestGpus", device(index), number, &count, into);
+            topology(result, count, found);
+        } else if (sscanf(line, "cpu %u %u", &number, &room) == 2) {
+            void *found[MOST] = {NULL}, **into = strstr(line, "null") ? NULL : found;
+            unsigned count = room, result = CALL("nvmlSystemGetTopologyGpuSet", number, &count, into);
+            topology(result, count, found);
         } else if (sscanf(line, "uuid %u %u", &index, &room) == 2) {
             char uuid[128] = "-";
             unsigned result = CALL("nvmlDeviceGetUUID", device(index), uuid, room);

@@ -195,14 +195,14 @@ mod tests {
     fn table_has_row_per_used_device_and_per_group() {
         assert_eq!(
             shown(&[]),
-            "PID  USER     COMM   GROUP  GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
-             101  4000001  train  /        -       0    max         8  no            7\n  \
-               -  1        -      /a       -       0     4K         8  no            7\n  \
-               -  4000000  -      /a/b     -       0     4K         8  no            7\n  \
-               7  4000000  train  /a/b     0      1K     2K         8  no            7\n  \
-               7  4000000  train  /a/b     1      3K     2K         8  no            7\n\
-             100  4000001  train  /a/b     1      2K     2K         8  no            7\n  \
-               -  4000000  -      /c       -       0     4K         8  no            7\n"
+            "PID  USER     COMM   GROUP  GPU  MEMORY  LIMIT  PRIORITY  FROZEN  SUSPENDED  KERNELS\n\
+             101  4000001  train  /        -       0    max         8  no      no               7\n  \
+               -  1        -      /a       -       0     4K         8  no      no               7\n  \
+               -  4000000  -      /a/b     -       0     4K         8  no      no               7\n  \
+               7  4000000  train  /a/b     0      1K     2K         8  no      no               7\n  \
+               7  4000000  train  /a/b     1      3K     2K         8  no      no               7\n\
+             100  4000001  train  /a/b     1      2K     2K         8  no      no               7\n  \
+               -  4000000  -      /c       -       0     4K         8  no      no               7\n"
         );
     }
 
@@ -272,6 +272,25 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("101  no\n"), "{text}");
+    }
+
+    #[test]
+    fn suspension_of_a_group_shows_for_its_processes() {
+        let mut snapshot = snapshot();
+        let arguments = arguments(&["--format=pid,suspended,high"]);
+        snapshot.groups[0].usage.suspend = Some(true);
+        snapshot.processes[0].usage.events.suspend_error = Some("check".into());
+        snapshot.processes[1].usage.events.suspended = true;
+        snapshot.processes[1].devices[0].usage.memory.high = Some(1024);
+        let text = arguments.show(&snapshot).unwrap();
+        for line in [
+            "  7  failed      max\n",
+            "100  yes          1K\n",
+            "101  no          max\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert_eq!(text.matches("  -  soon").count(), 2, "/a and /a/b: {text}");
     }
 
     #[test]

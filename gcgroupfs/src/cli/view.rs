@@ -119,6 +119,9 @@ pub(super) struct OnDevice {
 pub(super) struct Usage {
     pub(super) memory: Memory,
     pub(super) compute: Compute,
+    /// Whether a suspension is requested here; `None` for a process or a group on one GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) suspend: Option<bool>,
     pub(super) events: Events,
 }
 
@@ -129,6 +132,8 @@ pub(super) struct Memory {
     pub(super) current: u64,
     pub(super) peak: u64,
     pub(super) limit: Option<u64>,
+    /// Bound from which on memory is reclaimed.
+    pub(super) high: Option<u64>,
     /// The smallest limit that applies here: its own and those of the groups above that the client may see.
     pub(super) effective_limit: Option<u64>,
     pub(super) swap: Swap,
@@ -195,6 +200,17 @@ pub(super) struct Events {
     pub(super) populated: bool,
     /// Whether a freeze is complete.
     pub(super) frozen: bool,
+    /// Whether a suspension is complete.
+    pub(super) suspended: bool,
+    /// Step of a suspension or a resumption that is under way; only of a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) suspend_step: Option<String>,
+    /// Step of a suspension or a resumption that has failed; only of a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) suspend_error: Option<String>,
+    /// Number of suspended processes; only of a group that has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nr_suspended: Option<u64>,
     /// `ok` or `lost`; only of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hook: Option<String>,
@@ -205,6 +221,20 @@ pub(super) struct Events {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) drain_error: Option<u64>,
 }
+
+/// Progress of a suspension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Suspension {
+    None,
+    /// A step has failed, and device memory has stayed where it was.
+    Failed,
+    /// Requested and not complete.
+    Requested,
+    Complete,
+}
+
+/// Steps of `suspend_step` on the way to a suspension; the others lead back.
+const SUSPENDING: &[&str] = &["check", "drain", "hold", "lock", "checkpoint"];
 
 impl Snapshot {
     /// Returns a snapshot of nothing.
@@ -241,6 +271,20 @@ impl Usage {
     /// Returns the allocations that a limit refused so far.
     pub(super) fn refusals(&self) -> u64 {
         self.event("oom") + self.event("group_max")
+    }
+
+    /// Returns the progress of a suspension. `is_above`: a group above requests one.
+    pub(super) fn suspension(&self, is_above: bool) -> Suspension {
+        let step = self.events.suspend_step.as_deref();
+        // A lease's action suspends without a request in `gcgroup.suspend`.
+        let is_requested =
+            is_above || self.suspend == Some(true) || step.is_some_and(|step| SUSPENDING.contains(&step));
+        match (self.events.suspended, &self.events.suspend_error, is_requested) {
+            (true, ..) => Suspension::Complete,
+            (false, Some(_), _) => Suspension::Failed,
+            (false, None, true) => Suspension::Requested,
+            (false, None, false) => Suspension::None,
+        }
     }
 
     fn is_used(&self) -> bool {

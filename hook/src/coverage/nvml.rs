@@ -396,7 +396,6 @@ pub(super) static FAMILIES: &[Family] = &[
             "nvmlDeviceGetTemperatureV",
             "nvmlDeviceGetThermalSettings",
             "nvmlDeviceGetTopologyCommonAncestor",
-            "nvmlDeviceGetTopologyNearestGpus",
             "nvmlDeviceGetTotalEccErrors",
             "nvmlDeviceGetTotalEnergyConsumption",
             "nvmlDeviceGetUUID",
@@ -419,7 +418,6 @@ pub(super) static FAMILIES: &[Family] = &[
             "nvmlSystemGetHicVersion",
             "nvmlSystemGetNVMLVersion",
             "nvmlSystemGetNvlinkBwMode",
-            "nvmlSystemGetTopologyGpuSet",
         ],
     },
 ];

@@ -179,6 +179,16 @@ calls! {
     fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: &mut c_uint);
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, number: c_uint, instance: &mut nvmlDevice_t);
 
+    /// Writes the number of devices if `count` is 0, else that many devices.
+    fn nvmlDeviceGetTopologyNearestGpus(
+        device: nvmlDevice_t,
+        level: c_uint,
+        count: &mut c_uint,
+        list: &mut [nvmlDevice_t; ROOM],
+    );
+    /// Writes the number of devices if `count` is 0, else that many devices.
+    fn nvmlSystemGetTopologyGpuSet(cpu: c_uint, count: &mut c_uint, list: &mut [nvmlDevice_t; ROOM]);
+
     // Lists: `count` has the room in entries, at most `ROOM`, and receives the number of entries.
 
     fn nvmlDeviceGetComputeRunningProcesses(

@@ -57,10 +57,29 @@ impl Display for Value {
 
 /// Columns of a table, and of a tree, unless others are asked for.
 pub(super) const TABLE: &[&str] = &[
-    "pid", "user", "comm", "group", "gpu", "memory", "limit", "priority", "frozen", "kernels",
+    "pid",
+    "user",
+    "comm",
+    "group",
+    "gpu",
+    "memory",
+    "limit",
+    "priority",
+    "frozen",
+    "suspended",
+    "kernels",
 ];
 pub(super) const TREE: &[&str] = &[
-    "name", "user", "gpu", "memory", "limit", "priority", "frozen", "lease", "kernels",
+    "name",
+    "user",
+    "gpu",
+    "memory",
+    "limit",
+    "priority",
+    "frozen",
+    "suspended",
+    "lease",
+    "kernels",
 ];
 
 const COLUMNS: &[Column] = &[
@@ -152,6 +171,15 @@ const COLUMNS: &[Column] = &[
         help: "memory limit set here",
     },
     Column {
+        name: "high",
+        is_number: true,
+        value: |row| {
+            let set = [row.whole().memory.high, row.usage().memory.high];
+            Value::limit(set.into_iter().flatten().min())
+        },
+        help: "memory.high set here: memory beyond it is reclaimed",
+    },
+    Column {
         name: "refused",
         is_number: true,
         value: |row| Value::Number(row.usage().refusals()),
@@ -177,6 +205,12 @@ const COLUMNS: &[Column] = &[
         is_number: false,
         value: |row| Value::Text(row.frozen().to_owned()),
         help: "yes, soon (until submitted work has completed) or no",
+    },
+    Column {
+        name: "suspended",
+        is_number: false,
+        value: |row| Value::Text(row.suspended().to_owned()),
+        help: "yes, soon (until its memory is on the host), failed or no",
     },
     Column {
         name: "lease",

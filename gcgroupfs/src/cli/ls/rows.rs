@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::columns::Column;
-use crate::cli::view::{Below, Group, OnDevice, Process, Snapshot, Usage};
+use crate::cli::view::{Below, Group, OnDevice, Process, Snapshot, Suspension, Usage};
 
 /// Column by which the rows are sorted.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +60,18 @@ impl<'a> Row<'a> {
             (true, _) => "yes",
             (false, true) => "soon",
             (false, false) => "no",
+        }
+    }
+
+    pub(super) fn suspended(&self) -> &'static str {
+        let above = self
+            .group()
+            .is_some_and(|group| self.snapshot.is_suspending(group));
+        match self.whole().suspension(above) {
+            Suspension::Complete => "yes",
+            Suspension::Requested => "soon",
+            Suspension::Failed => "failed",
+            Suspension::None => "no",
         }
     }
 }

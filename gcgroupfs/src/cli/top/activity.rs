@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::rows::Key;
-use crate::cli::view::{Device, OnDevice, Snapshot, Usage};
+use crate::cli::view::{Device, OnDevice, Snapshot, Suspension, Usage};
 
 /// Points of a history: as many as fit in the widest sparkline.
 pub(super) const POINTS: usize = 60;
@@ -33,6 +33,10 @@ pub(super) enum State {
     /// A freeze is requested and not complete.
     Freezing,
     Frozen,
+    /// A suspension is requested and not complete.
+    Suspending,
+    /// Device memory has been moved to the host by the driver.
+    Suspended,
     /// The hook does not answer.
     Lost,
 }
@@ -47,6 +51,8 @@ impl State {
             Self::Refused => "refused",
             Self::Freezing => "freezing",
             Self::Frozen => "frozen",
+            Self::Suspending => "suspending",
+            Self::Suspended => "suspended",
             Self::Lost => "lost",
         }
     }
@@ -74,6 +80,22 @@ struct Counts {
     moves: u64,
     throttled: u64,
     waited_usec: u64,
+}
+
+/// Requests of the groups at and above a path that the client may see.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    freeze: bool,
+    suspend: bool,
+}
+
+impl Asked {
+    fn above(snapshot: &Snapshot, path: &str) -> Self {
+        Self {
+            freeze: snapshot.is_freezing(path),
+            suspend: snapshot.is_suspending(path),
+        }
+    }
 }
 
 impl Counts {
@@ -105,32 +127,30 @@ impl Activities {
         let now = snapshot.at;
         let elapsed = self.last.map(|last| now.duration_since(last));
         let mut old = std::mem::take(&mut self.of);
-        let mut next = |key: Key, usage: &Usage, devices: &[OnDevice], is_asked: bool| {
+        let mut next = |key: Key, usage: &Usage, devices: &[OnDevice], is_asked: Asked| {
             let before = old.remove(&key);
             let activity = activity(before, usage, (elapsed, now));
             let state = state(&activity, usage, devices, is_asked);
             self.of.insert(key, Activity { state, ..activity.0 });
         };
         for group in &snapshot.groups {
-            let is_asked = snapshot.is_freezing(&group.path);
             next(
                 Key::Group(group.path.clone()),
                 &group.usage,
                 &group.devices,
-                is_asked,
+                Asked::above(snapshot, &group.path),
             );
         }
         for process in &snapshot.processes {
-            let above = process
-                .group
-                .as_deref()
-                .is_some_and(|path| snapshot.is_freezing(path));
-            let is_asked = above || process.usage.compute.freeze;
+            let above = Asked::above(snapshot, process.group.as_deref().unwrap_or_default());
             next(
                 Key::Process(process.pid),
                 &process.usage,
                 &process.devices,
-                is_asked,
+                Asked {
+                    freeze: above.freeze || process.usage.compute.freeze,
+                    ..above
+                },
             );
         }
         for Device {
@@ -190,13 +210,17 @@ fn state(
     (activity, waits, works): &(Activity, bool, bool),
     usage: &Usage,
     devices: &[OnDevice],
-    is_asked: bool,
+    is_asked: Asked,
 ) -> State {
     let on_devices = !devices.is_empty() && devices.iter().all(|on| on.usage.events.frozen);
+    let suspension = usage.suspension(is_asked.suspend);
     let states = [
         (usage.events.hook.as_deref() == Some("lost"), State::Lost),
+        (suspension == Suspension::Complete, State::Suspended),
+        // A process is frozen on the way to a suspension.
+        (suspension == Suspension::Requested, State::Suspending),
         (usage.events.frozen || on_devices, State::Frozen),
-        (is_asked, State::Freezing),
+        (is_asked.freeze, State::Freezing),
         (activity.refused.is_some(), State::Refused),
         (activity.moved.is_some(), State::Swapping),
         (*waits, State::Throttled),
@@ -267,7 +291,15 @@ mod tests {
         assert_eq!(at(20, &|usage| usage.compute.freeze = true), State::Freezing);
         assert_eq!(at(21, &|usage| usage.events.frozen = true), State::Frozen);
         assert_eq!(
-            at(22, &|usage| usage.events.hook = Some("lost".into())),
+            at(22, &|usage| {
+                usage.suspend = Some(true);
+                usage.events.frozen = true;
+            }),
+            State::Suspending
+        );
+        assert_eq!(at(23, &|usage| usage.events.suspended = true), State::Suspended);
+        assert_eq!(
+            at(24, &|usage| usage.events.hook = Some("lost".into())),
             State::Lost
         );
     }

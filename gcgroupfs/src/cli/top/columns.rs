@@ -126,7 +126,7 @@ const COLUMNS: &[Column] = &[
     Column {
         name: "state",
         title: "STATE",
-        width: 9,
+        width: 10,
         is_number: false,
         least_screen: 0,
         cell: |row, _| row.activity.state.name().to_owned(),

@@ -10,6 +10,7 @@ pub(super) const FILES: &[&str] = &[
     "memory.current",
     "memory.peak",
     "memory.limit",
+    "memory.high",
     "memory.swap.current",
     "memory.swap.max",
     "memory.events",
@@ -20,6 +21,7 @@ pub(super) const FILES: &[&str] = &[
     "compute.stat",
     "compute.pressure",
     "gcgroup.events",
+    "gcgroup.suspend",
     "gcgroup.lease",
     "gcgroup.lease.action",
 ];
@@ -49,6 +51,7 @@ pub(super) fn usage(files: &Files) -> Usage {
             current: number("memory.current"),
             peak: number("memory.peak"),
             limit: bound("memory.limit"),
+            high: bound("memory.high"),
             effective_limit: bound("memory.limit"),
             swap: Swap {
                 current: number("memory.swap.current"),
@@ -67,9 +70,16 @@ pub(super) fn usage(files: &Files) -> Usage {
             stat: pairs("compute.stat"),
             pressure: pressure("compute.pressure"),
         },
+        suspend: files
+            .contains_key("gcgroup.suspend")
+            .then(|| number("gcgroup.suspend") == 1),
         events: Events {
             populated: event("populated") == Some("1"),
             frozen: event("frozen") == Some("1"),
+            suspended: event("suspended") == Some("1"),
+            suspend_step: event("suspend_step").map(str::to_owned),
+            suspend_error: event("suspend_error").map(str::to_owned),
+            nr_suspended: event("nr_suspended").and_then(|number| number.parse().ok()),
             hook: event("hook").map(str::to_owned),
             draining: event("draining").and_then(|pid| pid.parse().ok()),
             drain_error: event("drain_error").and_then(|error| error.parse().ok()),
@@ -157,6 +167,7 @@ pub(super) fn devices(list: &str, stats: &str) -> Vec<Device> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::view::Suspension;
 
     #[test]
     fn files_of_the_snapshot_exist() {
@@ -171,6 +182,7 @@ mod tests {
         let files = [
             ("memory.current", "5\n"),
             ("memory.limit", "max\n"),
+            ("memory.high", "4\n"),
             ("memory.swap.max", "7\n"),
             ("memory.events", "oom 3\ngroup_max 4\n"),
             ("compute.freeze", "1\n"),
@@ -181,14 +193,16 @@ mod tests {
                 "some avg10=1.50 avg60=0.00 avg300=0.00 total=9\n\
                  full avg10=0.00 avg60=0.25 avg300=0.00 total=8\n",
             ),
+            ("gcgroup.suspend", "1\n"),
             (
                 "gcgroup.events",
-                "populated 1\nfrozen 0\nhook ok\ndrain_error 700\n",
+                "populated 1\nfrozen 0\nsuspended 0\nhook ok\nsuspend_step drain\ndrain_error 700\n",
             ),
         ];
         let files = files.map(|(name, text)| (name.to_owned(), text.to_owned()));
         let usage = usage(&files.into());
         assert_eq!((usage.memory.current, usage.memory.limit), (5, None));
+        assert_eq!(usage.memory.high, Some(4));
         assert_eq!((usage.memory.swap.max, usage.refusals()), (Some(7), 7));
         assert!(usage.compute.freeze && usage.memory.pressure.is_none());
         assert_eq!(
@@ -196,15 +210,47 @@ mod tests {
             (None, 100_000)
         );
         assert_eq!(usage.submissions(), 7);
+        assert_eq!(
+            (usage.suspend, usage.suspension(false)),
+            (Some(true), Suspension::Requested)
+        );
         let pressure = usage.compute.pressure.unwrap();
         assert!((pressure.some.avg10, pressure.full.avg60) == (1.5, 0.25));
         assert_eq!((pressure.some.total_usec, pressure.full.total_usec), (9, 8));
         assert!(usage.events.populated && !usage.events.frozen);
         assert_eq!(usage.events.hook.as_deref(), Some("ok"));
+        assert_eq!(usage.events.suspend_step.as_deref(), Some("drain"));
         assert_eq!(
             (usage.events.draining, usage.events.drain_error),
             (None, Some(700))
         );
+    }
+
+    #[test]
+    fn suspension_follows_the_events_and_the_requests() {
+        let of = |suspend: &str, events: &str, is_above| {
+            let files = [("gcgroup.suspend", suspend), ("gcgroup.events", events)];
+            let files = files.map(|(name, text)| (name.to_owned(), text.to_owned()));
+            usage(&files.into()).suspension(is_above)
+        };
+        assert_eq!(of("0", "suspended 0\n", false), Suspension::None);
+        assert_eq!(of("0", "suspended 0\n", true), Suspension::Requested);
+        assert_eq!(of("1", "suspended 1\n", false), Suspension::Complete);
+        for (step, suspension) in [
+            ("checkpoint", Suspension::Requested),
+            ("unlock", Suspension::None),
+        ] {
+            let events = format!("suspended 0\nsuspend_step {step}\n");
+            assert_eq!(of("0", &events, false), suspension, "{step}");
+        }
+        let failed = "suspended 0\nsuspend_error lock\n";
+        assert_eq!(of("1", failed, true), Suspension::Failed);
+        assert_eq!(
+            of("0", "suspended 1\nsuspend_step room\n", false),
+            Suspension::Complete,
+            "until its memory is back"
+        );
+        assert_eq!(usage(&Files::new()).suspend, None, "on one GPU");
     }
 
     #[test]

@@ -63,6 +63,12 @@ impl Snapshot {
         let mut groups = ancestors(path).filter_map(|path| self.group(path));
         groups.any(|group| group.usage.compute.freeze)
     }
+
+    /// Returns whether a suspension is requested for a group or for one above it that the client may see.
+    pub(in crate::cli) fn is_suspending(&self, path: &str) -> bool {
+        let mut groups = ancestors(path).filter_map(|path| self.group(path));
+        groups.any(|group| group.usage.suspend == Some(true))
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::ptr::null_mut;
 use crate::driver;
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::interpose::Next;
-use crate::driver::nvml::nvmlDevice_t;
-use crate::driver::out_pointer::{answer, written};
+use crate::driver::nvml::{ROOM, nvmlDevice_t};
+use crate::driver::out_pointer::{answer, argument, written};
 use crate::shared::allowed;
 
 /// `nvmlDeviceGetCount`, all versions.
@@ -55,6 +55,72 @@ pub(crate) fn index(of: nvmlDevice_t, index: *mut c_uint, next: Next<'_>) -> CUr
     {
         answer(index, c_uint::try_from(place).unwrap_or(c_uint::MAX));
     }
+    Ok(())
+}
+
+/// `nvmlDeviceGetTopologyNearestGpus`.
+pub(crate) fn nearest(
+    to: nvmlDevice_t,
+    level: c_uint,
+    count: *mut c_uint,
+    devices: *mut nvmlDevice_t,
+    next: Next<'_>,
+) -> CUresult {
+    let ask = |count: &mut c_uint, list: &mut [nvmlDevice_t; ROOM]| {
+        driver::nvmlDeviceGetTopologyNearestGpus(to, level, count, list)
+    };
+    list(count, devices, ask, next)
+}
+
+/// `nvmlSystemGetTopologyGpuSet`.
+pub(crate) fn of_cpu(
+    cpu: c_uint,
+    count: *mut c_uint,
+    devices: *mut nvmlDevice_t,
+    next: Next<'_>,
+) -> CUresult {
+    let ask = |count: &mut c_uint, list: &mut [nvmlDevice_t; ROOM]| {
+        driver::nvmlSystemGetTopologyGpuSet(cpu, count, list)
+    };
+    list(count, devices, ask, next)
+}
+
+/// Returns the visible ones of a list of GPUs by NVML's rules for topology: the number of GPUs if `count` is
+/// 0, else at most so many GPUs and their number.
+fn list(
+    count: *mut c_uint,
+    devices: *mut nvmlDevice_t,
+    ask: impl Fn(&mut c_uint, &mut [nvmlDevice_t; ROOM]) -> CUresult,
+    next: Next<'_>,
+) -> CUresult {
+    let (Some(uuids), Some(room)) = (allowed::uuids(), argument(count)) else {
+        return next();
+    };
+    let mut all = vec![nvmlDevice_t(null_mut()); ROOM];
+    let array = all.as_mut_slice().try_into();
+    let array: &mut [nvmlDevice_t; ROOM] = array.map_err(|_| CUerror::NVML_INSUFFICIENT_SIZE)?;
+    let mut number = 0;
+    ask(&mut number, array)?;
+    if number as usize > ROOM {
+        return Err(CUerror::NVML_INSUFFICIENT_SIZE);
+    }
+    if number != 0 {
+        let asked = number;
+        ask(&mut number, array)?;
+        number = number.min(asked);
+    }
+    all.truncate(number as usize);
+    all.retain(|device| is_visible(*device, uuids));
+    if room != 0 {
+        if devices.is_null() {
+            return Err(CUerror::NVML_INVALID_ARGUMENT);
+        }
+        all.truncate(room as usize);
+        for (index, device) in all.iter().enumerate() {
+            answer(devices.wrapping_add(index), *device);
+        }
+    }
+    answer(count, c_uint::try_from(all.len()).unwrap_or(c_uint::MAX));
     Ok(())
 }
 

@@ -14,6 +14,7 @@ mod mig;
 mod process;
 mod sample;
 mod stubs;
+mod topology;
 mod utilization;
 
 /// Functions of the modules with an `nvml!` table.
@@ -24,5 +25,6 @@ mod implemented {
     pub(crate) use crate::library::*;
     pub(crate) use crate::mig::*;
     pub(crate) use crate::process::*;
+    pub(crate) use crate::topology::*;
     pub(crate) use crate::utilization::*;
 }
