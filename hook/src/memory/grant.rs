@@ -40,8 +40,9 @@ const MOST_TRIES: usize = 1000;
 pub(crate) struct Grants {
     /// One lock per device, held by the requesting thread: a device has one request in progress.
     asking: [Mutex<()>; MAX_DEVICES],
-    /// Set while a request is unanswered: until an answer comes or a daemon connects, no thread waits.
-    is_silent: AtomicBool,
+    /// Set for a device while a request is unanswered: until an answer comes or a daemon connects, no thread
+    /// waits there.
+    is_silent: [AtomicBool; MAX_DEVICES],
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -57,13 +58,15 @@ impl Grants {
     pub(crate) fn new() -> Self {
         Self {
             asking: [const { Mutex::new(()) }; MAX_DEVICES],
-            is_silent: AtomicBool::new(false),
+            is_silent: [const { AtomicBool::new(false) }; MAX_DEVICES],
         }
     }
 
     /// Allows waits again after a daemon connected.
     pub(crate) fn begin_again(&self) {
-        self.is_silent.store(false, Relaxed);
+        for silent in &self.is_silent {
+            silent.store(false, Relaxed);
+        }
     }
 }
 
@@ -174,12 +177,13 @@ impl Memory {
 
     /// Publishes one request and waits for its answer.
     fn ask(&self, index: usize, bytes: u64) -> Answer {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
+        let (Some(usage), Some(control), Some(silent)) = (
+            self.usage().devices.get(index),
+            self.control().devices.get(index),
+            self.grants.is_silent.get(index),
+        ) else {
             return Answer::Missing;
         };
-        let silent = &self.grants.is_silent;
         if is_answered(control, usage.grant_request.load(Relaxed)) {
             silent.store(false, Relaxed);
         }
@@ -201,7 +205,10 @@ impl Memory {
                 return Answer::Missing;
             }
             if begun.elapsed() >= patience {
-                silent.store(true, Relaxed);
+                // A daemon that was not waited for is not known to be silent.
+                if !patience.is_zero() {
+                    silent.store(true, Relaxed);
+                }
                 return Answer::Missing;
             }
             sys::futex_wait(&control.grant_answer, seen, RECHECK);
@@ -354,7 +361,7 @@ mod tests {
     fn silent_daemon_is_waited_for_once() {
         let (memory, control) = member(0);
         assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
-        let silent = &memory.grants.is_silent;
+        let silent = &memory.grants.is_silent[0];
         assert!(silent.load(Relaxed));
         assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
         let asked = request(memory.usage()).load(Relaxed);
@@ -407,6 +414,27 @@ mod tests {
             Err(Full::Group(0)),
             "a group has a limit"
         );
+    }
+
+    #[test]
+    fn high_on_one_device_ends_no_wait_on_another() {
+        let (memory, _lost) = member(0);
+        let usage = memory.usage();
+        usage.devices[1].memory_granted.store(0, Relaxed);
+        let control = adopt(memory);
+        control.devices[1].high.store(HIGH_IN_FORCE | HIGH_ALONE, Relaxed);
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| memory.charge(0, 10).is_ok());
+            wait_for(request(usage), 1);
+            assert!(memory.charge(1, 10).is_ok());
+            let silent = &memory.grants.is_silent;
+            assert!(silent.iter().all(|silent| !silent.load(Relaxed)));
+            let next = adopt(memory);
+            wait_for(request(usage), 2);
+            usage.devices[0].memory_granted.store(10, Relaxed);
+            answer(next, 2);
+            assert!(charging.join().unwrap());
+        });
     }
 
     #[test]
