@@ -153,12 +153,10 @@ impl Memory {
     /// Charges `bytes`; the caller uncharges them.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
-    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
-        let sums = self.charge(index, bytes).map_err(|full| {
-            self.count_hit(full);
-            CUerror::OUT_OF_MEMORY
-        })?;
+    /// The limit or the grant that does not allow it; the hit is counted, a refusal is not.
+    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), Full> {
+        let charged = self.charge(index, bytes);
+        let sums = charged.inspect_err(|full| self.count_hit(*full))?;
         let (usage, control) = (self.usage(), self.control());
         self.page_counter.raise_peaks(usage, control, index, sums);
         Ok(())
