@@ -164,11 +164,13 @@ impl Memory {
         }
     }
 
-    /// Requests a grant for memory that has been charged without one because it exists already; returns
-    /// whether it is granted and no other limit is exceeded.
+    /// Requests a grant for memory that has been charged without one because it exists already.
+    ///
+    /// # Errors
+    /// The limit that is exceeded.
     #[cold]
-    pub(crate) fn cover(&self, index: usize) -> bool {
-        self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
+    pub(crate) fn cover(&self, index: usize) -> Result<(), Full> {
+        self.charge_granted(index, 0, || self.reserve(index, 0)).map(drop)
     }
 
     fn has_daemon(&self) -> bool {
@@ -391,10 +393,18 @@ mod tests {
             assert_eq!(memory.usage().devices[0].grant_wanted.load(Relaxed), 0);
             memory.usage().devices[0].memory_granted.store(30, Relaxed);
             answer(control, 1);
-            assert!(covering.join().unwrap());
+            assert_eq!(covering.join().unwrap(), Ok(()));
+        });
+        page_counter.charge(memory.usage(), memory.control(), 0, 1);
+        thread::scope(|scope| {
+            let covering = scope.spawn(|| memory.cover(0));
+            wait_for(request(memory.usage()), 2);
+            control.devices[0].grant_refused.store(2, Relaxed);
+            answer(control, 2);
+            assert_eq!(covering.join().unwrap(), Err(Full::Group(0)));
         });
         control.devices[0].memory_limit.store(29, Relaxed);
-        assert!(!memory.cover(0), "the process's own limit is exceeded");
+        assert_eq!(memory.cover(0), Err(Full::Device(0)));
     }
 
     #[test]
