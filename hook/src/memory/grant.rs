@@ -82,11 +82,16 @@ impl Memory {
         bytes: u64,
         charge: impl Fn() -> Result<T, Full>,
     ) -> Result<T, Full> {
-        let _stalled = (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory));
+        let _stalled = self.stalled();
         let charged = self.charge_by_asking(index, bytes, charge)?;
         // Without the lock, so that other threads may ask meanwhile.
         self.wait_above_high(index);
         Ok(charged)
+    }
+
+    /// Counts the calling thread as waiting for memory. The helper is not the program.
+    fn stalled(&self) -> Option<Stalled<'_>> {
+        (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory))
     }
 
     fn charge_by_asking<T>(
@@ -164,13 +169,16 @@ impl Memory {
         }
     }
 
-    /// Requests a grant for memory that has been charged without one because it exists already.
+    /// Requests a grant for memory that has been charged without one because it exists already. Does not wait
+    /// above `memory.high`: the allocation has done so, or there is none.
     ///
     /// # Errors
     /// The limit that is exceeded.
     #[cold]
     pub(crate) fn cover(&self, index: usize) -> Result<(), Full> {
-        self.charge_granted(index, 0, || self.reserve(index, 0)).map(drop)
+        let _stalled = self.stalled();
+        self.charge_by_asking(index, 0, || self.reserve(index, 0))
+            .map(drop)
     }
 
     fn has_daemon(&self) -> bool {
