@@ -110,7 +110,10 @@ impl Memory {
             None if helper::is_caller() => return Err(full),
             // Normally the other request ends sooner, unless one of the program's signal handlers interrupted
             // it for good.
-            None => lock.try_lock_for(2 * PATIENCE).ok_or(full)?,
+            None => match lock.try_lock_for(2 * PATIENCE) {
+                Some(asking) => asking,
+                None => return self.charge_without_asking(index, bytes, charge),
+            },
         };
         for _ in 0..MOST_TRIES {
             // Another thread's request may have brought enough.
@@ -125,6 +128,24 @@ impl Memory {
                 Answer::Refused if device.memory_current.load(Relaxed) < before => {}
                 Answer::Missing if self.grants_itself(index, bytes) => {}
                 Answer::Refused | Answer::Missing => break,
+            }
+        }
+        charge()
+    }
+
+    /// Charges if nothing but `memory.high` bounds the grant.
+    #[cold]
+    fn charge_without_asking<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        charge: impl Fn() -> Result<T, Full>,
+    ) -> Result<T, Full> {
+        for _ in 0..MOST_TRIES {
+            match charge() {
+                // Another thread may use the grant.
+                Err(Full::Group(_)) if self.grants_itself(index, bytes) => {}
+                charged => return charged,
             }
         }
         charge()
@@ -229,8 +250,8 @@ impl Memory {
     }
 }
 
-/// Returns whether only `memory.high` bounds the grant.
-fn is_alone(control: &ControlDevice) -> bool {
+/// Returns whether only `memory.high` bounds the grant: no group above has a limit.
+pub(super) fn is_alone(control: &ControlDevice) -> bool {
     control.high.load(Relaxed) & HIGH_ALONE != 0
 }
 
@@ -269,6 +290,7 @@ pub(crate) fn reaches(count: u32, number: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::ABSURD;
     use crate::shared::block;
     use gcgroup_abi::{Control, NO_LIMIT, Usage};
     use std::sync::atomic::AtomicU32;
@@ -424,7 +446,14 @@ mod tests {
         assert!(memory.charge(0, 150).is_ok());
         assert!(memory.charge(0, 1000).is_ok());
         assert_eq!(memory.usage().devices[0].memory_current.load(Relaxed), 1150);
-        control.devices[0].memory_limit.store(1200, Relaxed);
+        // The driver refuses it.
+        assert!(memory.try_charge(0, ABSURD).is_ok());
+        // A thread that never ends its request.
+        let asking = memory.grants.asking[0].lock();
+        let charged = thread::scope(|scope| scope.spawn(|| memory.charge(0, 10).is_ok()).join());
+        assert!(charged.unwrap());
+        drop(asking);
+        control.devices[0].memory_limit.store(1210, Relaxed);
         assert_eq!(memory.charge(0, 51).map(drop), Err(Full::Device(0)));
         control.devices[0].high.store(HIGH_IN_FORCE, Relaxed);
         assert_eq!(
