@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use nix::sys::signal::Signal;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
+use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell};
 
 const MIB: u64 = 1 << 20;
@@ -83,6 +84,25 @@ fn process_that_swaps_is_killed_if_host_has_no_room_either() {
     wait_until("the process ends", || !program.is_running());
     assert_eq!(program.wait().signal(), Some(Signal::SIGKILL as i32));
     assert_eq!(nr_kills(&mount, "team"), 1);
+}
+
+#[test]
+fn pool_that_grows_beyond_the_limit_kills_the_group() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let _above = member(&mount, "team");
+    let mut calls = Calls::start(&mount);
+    mount.write("team", "gcgroup.procs", &calls.pid().to_string());
+    mount.write("team", "memory.limit", "64M");
+    mount.write("team", "memory.oom.group", "1");
+    // Every other block is freed: half of the pool is spare, in pieces that the hook does not know.
+    for name in ["a", "b", "c", "d"] {
+        calls.ok(&format!("cuMemAllocAsync &{name} {} 0", 16 * MIB));
+    }
+    calls.ok("cuMemFreeAsync $a 0");
+    calls.ok("cuMemFreeAsync $c 0");
+    calls.ok("cuStreamSynchronize 0");
+    calls.tell(&format!("call cuMemAllocAsync &e {} 0", 32 * MIB));
+    wait_until("the group is killed", || nr_kills(&mount, "team") == 1);
 }
 
 #[test]
