@@ -1,9 +1,12 @@
 //! Tests `memory.oom.group`: a refusal by a group's limit kills the group as a unit.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 
-use support::{Mount, wait_until};
+use nix::sys::signal::Signal;
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
+use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell};
 
 const MIB: u64 = 1 << 20;
@@ -56,6 +59,50 @@ fn refused_allocation_kills_the_group_as_a_unit() {
     );
     assert_eq!(above.ask(&alloc(MIB)), "ok 0");
     assert_eq!(other.ask(&alloc(MIB)), "ok 0");
+}
+
+#[test]
+fn process_that_swaps_is_killed_if_host_has_no_room_either() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let _above = member(&mount, "team");
+    mount.write("team", "memory.limit", "64M");
+    mount.write("team", "memory.oom.group", "1");
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    mount.write("team", "gcgroup.procs", &program.pid().to_string());
+    let alloc = |bytes: u64| format!("alloc linear {bytes}");
+    // What the host has room for is not refused.
+    for _ in 0..2 {
+        let answer = program.ask(&alloc(40 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    assert_eq!(nr_kills(&mount, "team"), 0);
+    mount.write(program.pid(), "memory.swap.max", "64M");
+    program.say(&alloc(80 * MIB));
+    wait_until("the process ends", || !program.is_running());
+    assert_eq!(program.wait().signal(), Some(Signal::SIGKILL as i32));
+    assert_eq!(nr_kills(&mount, "team"), 1);
+}
+
+#[test]
+fn pool_that_grows_beyond_the_limit_kills_the_group() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let _above = member(&mount, "team");
+    let mut calls = Calls::start(&mount);
+    mount.write("team", "gcgroup.procs", &calls.pid().to_string());
+    mount.write("team", "memory.limit", "64M");
+    mount.write("team", "memory.oom.group", "1");
+    // Every other block is freed: half of the pool is spare, in pieces that the hook does not know.
+    for name in ["a", "b", "c", "d"] {
+        calls.ok(&format!("cuMemAllocAsync &{name} {} 0", 16 * MIB));
+    }
+    calls.ok("cuMemFreeAsync $a 0");
+    calls.ok("cuMemFreeAsync $c 0");
+    calls.ok("cuStreamSynchronize 0");
+    calls.tell(&format!("call cuMemAllocAsync &e {} 0", 32 * MIB));
+    wait_until("the group is killed", || nr_kills(&mount, "team") == 1);
 }
 
 #[test]

@@ -51,9 +51,12 @@ fn charge_for<A: Array>(
         return next();
     }
     let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
-    // The device holds more than is charged until the array's size is known.
-    let _unsettled = (expected.is_none()).then(|| Unsettled::on(hook.session.usage(), target.index));
     let (charge, sums) = hook.memory.try_charge(target.index, expected.unwrap_or(0))?;
+    // The device holds more than is charged until the array's size is known. Nothing is held while the charge
+    // waits.
+    let _unsettled = (expected.is_none()).then(|| Unsettled::on(hook.session.usage(), target.index));
+    // Moved here to be uncharged while the call is unsettled.
+    let charge = charge;
     let made_it = hook.memory.pressing(target.index, expected.unwrap_or(0), next);
     made_it.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let Some(array) = written(made) else { return Ok(()) };

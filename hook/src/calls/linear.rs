@@ -76,9 +76,12 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let wanted = width.saturating_mul(height);
     let steps = &hook.memory.pitch;
     let likely = steps.foretold(width).saturating_mul(height);
-    // The device may hold more than is charged until the pitch is known.
+    let (charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
+    // The device may hold more than is charged until the pitch is known. Nothing is held while the charge
+    // waits.
     let _unsettled = Unsettled::on(hook.session.usage(), target.index);
-    let (mut charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
+    // Moved here to be uncharged while the call is unsettled.
+    let mut charge = charge;
     let made = hook.memory.pressing(target.index, wanted, next);
     made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let pitch = pitch.written().unwrap_or(width);

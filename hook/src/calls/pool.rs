@@ -19,7 +19,7 @@ use crate::driver::streams;
 use crate::hook::{self, Hook};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
-use crate::memory::page_counter::{Full, Unsettled};
+use crate::memory::page_counter::Unsettled;
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
@@ -182,8 +182,9 @@ fn alloc_from(
     if !begun.may_do || settled.is_err() {
         pool.account.lock().learn(bytes, before);
     }
-    if settled.is_err() {
-        return give_back(hook, pool, address, bytes, stream, before);
+    if let Err(full) = settled {
+        give_back(hook, pool, address, bytes, stream, before)?;
+        return Err(hook.memory.refused_by(pool.index(), bytes, full));
     }
     pool.account.lock().know(address.0, bytes);
     remember(hook, pool, address, bytes);
@@ -220,7 +221,7 @@ fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream)
     }
 }
 
-/// Undoes an allocation for which the pool grew beyond the limit.
+/// Undoes an allocation for which the pool grew beyond a limit.
 fn give_back(
     hook: &Hook,
     pool: &Reserve,
@@ -233,9 +234,7 @@ fn give_back(
     let on = Stream::of(hook.program, stream.0.addr());
     pool.account.lock().mistaken(bytes, on);
     pool.trim(hook.memory, keep);
-    Full::Device(pool.index()).count_refusal(hook.session.usage(), bytes);
-    hook.memory.count_failure(pool.index());
-    Err(CUerror::OUT_OF_MEMORY)
+    Ok(())
 }
 
 /// `cuMemFreeAsync`: the pool keeps its reserved size. Also frees linear memory, which is uncharged.

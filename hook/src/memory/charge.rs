@@ -1,8 +1,7 @@
 //! Charging an allocation before it is made, and making room for it.
 
-use super::ABSURD;
-use super::Memory;
 use super::page_counter::{self, Full, Sums, Unsettled};
+use super::{ABSURD, Memory, grant};
 use crate::driver::cuda::CUerror;
 
 /// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
@@ -138,14 +137,18 @@ impl Memory {
         Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
     }
 
-    /// Refuses a size that no device has if any limit is set. Otherwise the driver refuses it; it must not be
-    /// charged meanwhile.
+    /// Refuses a size that no device has if any limit is set; `memory.high` is none. Otherwise the driver
+    /// refuses it; it must not be charged meanwhile.
     #[cold]
     #[inline(never)]
     fn absurd(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
         let Some(full) = page_counter::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
         };
+        let control = self.control().devices.get(index);
+        if matches!(full, Full::Group(_)) && control.is_some_and(grant::is_alone) {
+            return Ok(());
+        }
         self.count_hit(full);
         Err(self.refused_by(index, bytes, full))
     }
@@ -153,12 +156,10 @@ impl Memory {
     /// Charges `bytes`; the caller uncharges them.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
-    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
-        let sums = self.charge(index, bytes).map_err(|full| {
-            self.count_hit(full);
-            CUerror::OUT_OF_MEMORY
-        })?;
+    /// The limit or the grant that does not allow it; the hit is counted, a refusal is not.
+    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), Full> {
+        let charged = self.charge(index, bytes);
+        let sums = charged.inspect_err(|full| self.count_hit(*full))?;
         let (usage, control) = (self.usage(), self.control());
         self.page_counter.raise_peaks(usage, control, index, sums);
         Ok(())

@@ -40,8 +40,9 @@ const MOST_TRIES: usize = 1000;
 pub(crate) struct Grants {
     /// One lock per device, held by the requesting thread: a device has one request in progress.
     asking: [Mutex<()>; MAX_DEVICES],
-    /// Set while a request is unanswered: until an answer comes or a daemon connects, no thread waits.
-    is_silent: AtomicBool,
+    /// Set for a device while a request is unanswered: until an answer comes or a daemon connects, no thread
+    /// waits there.
+    is_silent: [AtomicBool; MAX_DEVICES],
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -57,13 +58,15 @@ impl Grants {
     pub(crate) fn new() -> Self {
         Self {
             asking: [const { Mutex::new(()) }; MAX_DEVICES],
-            is_silent: AtomicBool::new(false),
+            is_silent: [const { AtomicBool::new(false) }; MAX_DEVICES],
         }
     }
 
     /// Allows waits again after a daemon connected.
     pub(crate) fn begin_again(&self) {
-        self.is_silent.store(false, Relaxed);
+        for silent in &self.is_silent {
+            silent.store(false, Relaxed);
+        }
     }
 }
 
@@ -79,11 +82,16 @@ impl Memory {
         bytes: u64,
         charge: impl Fn() -> Result<T, Full>,
     ) -> Result<T, Full> {
-        let _stalled = (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory));
+        let _stalled = self.stalled();
         let charged = self.charge_by_asking(index, bytes, charge)?;
         // Without the lock, so that other threads may ask meanwhile.
         self.wait_above_high(index);
         Ok(charged)
+    }
+
+    /// Counts the calling thread as waiting for memory. The helper is not the program.
+    fn stalled(&self) -> Option<Stalled<'_>> {
+        (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory))
     }
 
     fn charge_by_asking<T>(
@@ -102,7 +110,10 @@ impl Memory {
             None if helper::is_caller() => return Err(full),
             // Normally the other request ends sooner, unless one of the program's signal handlers interrupted
             // it for good.
-            None => lock.try_lock_for(2 * PATIENCE).ok_or(full)?,
+            None => match lock.try_lock_for(2 * PATIENCE) {
+                Some(asking) => asking,
+                None => return self.charge_without_asking(index, bytes, charge),
+            },
         };
         for _ in 0..MOST_TRIES {
             // Another thread's request may have brought enough.
@@ -117,6 +128,24 @@ impl Memory {
                 Answer::Refused if device.memory_current.load(Relaxed) < before => {}
                 Answer::Missing if self.grants_itself(index, bytes) => {}
                 Answer::Refused | Answer::Missing => break,
+            }
+        }
+        charge()
+    }
+
+    /// Charges if nothing but `memory.high` bounds the grant.
+    #[cold]
+    fn charge_without_asking<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        charge: impl Fn() -> Result<T, Full>,
+    ) -> Result<T, Full> {
+        for _ in 0..MOST_TRIES {
+            match charge() {
+                // Another thread may use the grant.
+                Err(Full::Group(_)) if self.grants_itself(index, bytes) => {}
+                charged => return charged,
             }
         }
         charge()
@@ -161,11 +190,16 @@ impl Memory {
         }
     }
 
-    /// Requests a grant for memory that has been charged without one because it exists already; returns
-    /// whether it is granted and no other limit is exceeded.
+    /// Requests a grant for memory that has been charged without one because it exists already. Does not wait
+    /// above `memory.high`: the allocation has done so, or there is none.
+    ///
+    /// # Errors
+    /// The limit that is exceeded.
     #[cold]
-    pub(crate) fn cover(&self, index: usize) -> bool {
-        self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
+    pub(crate) fn cover(&self, index: usize) -> Result<(), Full> {
+        let _stalled = self.stalled();
+        self.charge_by_asking(index, 0, || self.reserve(index, 0))
+            .map(drop)
     }
 
     fn has_daemon(&self) -> bool {
@@ -174,12 +208,13 @@ impl Memory {
 
     /// Publishes one request and waits for its answer.
     fn ask(&self, index: usize, bytes: u64) -> Answer {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
+        let (Some(usage), Some(control), Some(silent)) = (
+            self.usage().devices.get(index),
+            self.control().devices.get(index),
+            self.grants.is_silent.get(index),
+        ) else {
             return Answer::Missing;
         };
-        let silent = &self.grants.is_silent;
         if is_answered(control, usage.grant_request.load(Relaxed)) {
             silent.store(false, Relaxed);
         }
@@ -201,7 +236,10 @@ impl Memory {
                 return Answer::Missing;
             }
             if begun.elapsed() >= patience {
-                silent.store(true, Relaxed);
+                // A daemon that was not waited for is not known to be silent.
+                if !patience.is_zero() {
+                    silent.store(true, Relaxed);
+                }
                 return Answer::Missing;
             }
             sys::futex_wait(&control.grant_answer, seen, RECHECK);
@@ -212,8 +250,8 @@ impl Memory {
     }
 }
 
-/// Returns whether only `memory.high` bounds the grant.
-fn is_alone(control: &ControlDevice) -> bool {
+/// Returns whether only `memory.high` bounds the grant: no group above has a limit.
+pub(super) fn is_alone(control: &ControlDevice) -> bool {
     control.high.load(Relaxed) & HIGH_ALONE != 0
 }
 
@@ -252,6 +290,7 @@ pub(crate) fn reaches(count: u32, number: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::ABSURD;
     use crate::shared::block;
     use gcgroup_abi::{Control, NO_LIMIT, Usage};
     use std::sync::atomic::AtomicU32;
@@ -354,7 +393,7 @@ mod tests {
     fn silent_daemon_is_waited_for_once() {
         let (memory, control) = member(0);
         assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
-        let silent = &memory.grants.is_silent;
+        let silent = &memory.grants.is_silent[0];
         assert!(silent.load(Relaxed));
         assert_eq!(memory.charge(0, 10).map(drop), Err(Full::Group(0)));
         let asked = request(memory.usage()).load(Relaxed);
@@ -384,10 +423,18 @@ mod tests {
             assert_eq!(memory.usage().devices[0].grant_wanted.load(Relaxed), 0);
             memory.usage().devices[0].memory_granted.store(30, Relaxed);
             answer(control, 1);
-            assert!(covering.join().unwrap());
+            assert_eq!(covering.join().unwrap(), Ok(()));
+        });
+        page_counter.charge(memory.usage(), memory.control(), 0, 1);
+        thread::scope(|scope| {
+            let covering = scope.spawn(|| memory.cover(0));
+            wait_for(request(memory.usage()), 2);
+            control.devices[0].grant_refused.store(2, Relaxed);
+            answer(control, 2);
+            assert_eq!(covering.join().unwrap(), Err(Full::Group(0)));
         });
         control.devices[0].memory_limit.store(29, Relaxed);
-        assert!(!memory.cover(0), "the process's own limit is exceeded");
+        assert_eq!(memory.cover(0), Err(Full::Device(0)));
     }
 
     #[test]
@@ -399,7 +446,14 @@ mod tests {
         assert!(memory.charge(0, 150).is_ok());
         assert!(memory.charge(0, 1000).is_ok());
         assert_eq!(memory.usage().devices[0].memory_current.load(Relaxed), 1150);
-        control.devices[0].memory_limit.store(1200, Relaxed);
+        // The driver refuses it.
+        assert!(memory.try_charge(0, ABSURD).is_ok());
+        // A thread that never ends its request.
+        let asking = memory.grants.asking[0].lock();
+        let charged = thread::scope(|scope| scope.spawn(|| memory.charge(0, 10).is_ok()).join());
+        assert!(charged.unwrap());
+        drop(asking);
+        control.devices[0].memory_limit.store(1210, Relaxed);
         assert_eq!(memory.charge(0, 51).map(drop), Err(Full::Device(0)));
         control.devices[0].high.store(HIGH_IN_FORCE, Relaxed);
         assert_eq!(
@@ -407,6 +461,27 @@ mod tests {
             Err(Full::Group(0)),
             "a group has a limit"
         );
+    }
+
+    #[test]
+    fn high_on_one_device_ends_no_wait_on_another() {
+        let (memory, _lost) = member(0);
+        let usage = memory.usage();
+        usage.devices[1].memory_granted.store(0, Relaxed);
+        let control = adopt(memory);
+        control.devices[1].high.store(HIGH_IN_FORCE | HIGH_ALONE, Relaxed);
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| memory.charge(0, 10).is_ok());
+            wait_for(request(usage), 1);
+            assert!(memory.charge(1, 10).is_ok());
+            let silent = &memory.grants.is_silent;
+            assert!(silent.iter().all(|silent| !silent.load(Relaxed)));
+            let next = adopt(memory);
+            wait_for(request(usage), 2);
+            usage.devices[0].memory_granted.store(10, Relaxed);
+            answer(next, 2);
+            assert!(charging.join().unwrap());
+        });
     }
 
     #[test]

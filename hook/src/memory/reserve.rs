@@ -149,25 +149,22 @@ impl Reserve {
     /// after every call that had ended by then. No lock is held while the driver is asked.
     ///
     /// # Errors
-    /// [`Over`] if the growth exceeds a limit and no larger grant was given; it is charged.
-    pub(crate) fn settle(&self, memory: &Memory, held: u64) -> Result<(), Over> {
+    /// The limit that the growth exceeds, if no larger grant was given; the growth is charged.
+    pub(crate) fn settle(&self, memory: &Memory, held: u64) -> Result<(), Full> {
         self.settle_after(memory, held, After::Any)
     }
 
     /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
-    pub(crate) fn settle_within(&self, memory: &Memory, held: u64) -> Result<(), Over> {
+    pub(crate) fn settle_within(&self, memory: &Memory, held: u64) -> Result<(), Full> {
         self.settle_after(memory, held, After::Marked)
     }
 
-    fn settle_after(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
+    fn settle_after(&self, memory: &Memory, held: u64, after: After) -> Result<(), Full> {
         if self.is_elsewhere {
             return Ok(());
         }
         let settled = self.settle_by_ledger(memory, held, after);
-        if settled.is_err() && memory.cover(self.index()) {
-            return Ok(());
-        }
-        settled
+        settled.or_else(|Over| memory.cover(self.index()))
     }
 
     fn settle_by_ledger(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {

@@ -12,14 +12,13 @@ use super::block::{Block, Placed, Where};
 use super::counts::Outcome;
 use crate::driver::cuda::CUerror;
 use crate::memory::ledger::Entry;
+use crate::memory::page_counter::Full;
 use crate::shared::target::Target;
 
 impl Swap {
     /// Charges device memory for a block that is about to be made.
-    pub(super) fn charge_block(&self, target: Target, size: u64) -> Result<(), CUerror> {
-        self.memory
-            .charge_bytes(target.index, size)
-            .map_err(|_| CUerror::OUT_OF_MEMORY)
+    pub(super) fn charge_block(&self, target: Target, size: u64) -> Result<(), Full> {
+        self.memory.charge_bytes(target.index, size)
     }
 
     pub(super) fn uncharge_block(&self, index: usize, size: u64) {
@@ -221,8 +220,13 @@ impl Swap {
         }
     }
 
-    /// Counts an allocation that neither limit had room for.
-    pub(super) fn refuse(&self, index: usize) -> CUerror {
+    /// Counts an allocation of `bytes` that has room neither on the device nor on the host. If a limit
+    /// allowed it none on the device, it is `full`, and is counted as what refused it.
+    #[cold]
+    pub(super) fn refuse(&self, index: usize, bytes: u64, full: Option<Full>) -> CUerror {
+        if let Some(full) = full {
+            return self.memory.refused_by(index, bytes, full);
+        }
         self.memory.count_failure(index);
         CUerror::OUT_OF_MEMORY
     }

@@ -112,7 +112,8 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
         bytes,
         access,
     };
-    let made = match swap.charge_block(target, size) {
+    let charged = swap.charge_block(target, size);
+    let made = match charged {
         Ok(()) => {
             let make = || {
                 // A driver can take unused memory of pools, which does not count as free.
@@ -126,7 +127,7 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
             let made = swap.memory.pressing(target.index, size, make);
             made.inspect_err(|_| swap.uncharge_block(target.index, size))
         }
-        Err(refused) => Err(refused),
+        Err(_) => Err(CUerror::OUT_OF_MEMORY),
     };
     // Over the limit, or the device is full and no other process makes room: allocate in host memory, if
     // allowed.
@@ -143,7 +144,7 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
             answer(address, CUdeviceptr(allocation.base));
             Some(Ok(()))
         }
-        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(target.index))),
+        Err(CUerror::OUT_OF_MEMORY) => Some(Err(swap.refuse(target.index, bytes, charged.err()))),
         // Something else that virtual memory needs is missing.
         Err(_) => None,
     }
