@@ -214,6 +214,7 @@ document gcgroup-slurm
 control gcgroup-slurm <<EOF
 Section: admin
 Depends: libgcgroup (= $version), $(shlibs "$slurm/lib/libgcgroup_slurm.so")
+Recommends: gcgroupfs
 Enhances: gcgroupfs, slurmd
 Description: Slurm plugin that enforces shares of GPUs with gcgroupfs
  A SPANK plugin: each step of a job runs in a group of the daemon of the

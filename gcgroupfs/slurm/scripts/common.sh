@@ -4,7 +4,9 @@
 
 # Users' settings do not choose the programs. The library does not govern the scripts themselves.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
+# Texts of users may have bytes that are no characters.
+LC_ALL=C
+export PATH LC_ALL
 wanted_preload=${LD_PRELOAD-}
 unset LD_PRELOAD GCGROUP_GROUP GCGROUP_REQUIRED
 
@@ -51,26 +53,46 @@ set_file() {
     timeout 15 "$gcgroupfs" set --socket "$socket" "$1" "$2"
 }
 
-# patiently COMMAND...: tries for as many seconds as `patience`, since the daemon may be restarting.
+# answers COMMAND...: whether the command succeeds; prints nothing.
+answers() {
+    "$@" > /dev/null 2>&1
+}
+
+# set_now: sets `now` to a number of seconds that only grows.
+set_now() {
+    read -r now _ < /proc/uptime
+    now=${now%.*}
+}
+
+# patiently COMMAND...: tries until `patience` seconds are over, since the daemon may be restarting. The last
+# try may take 15 s longer, if the daemon hangs.
 patiently() {
-    tries=0
-    until "$@" > /dev/null 2>&1; do
-        tries=$((tries + 1))
-        [ "$tries" -lt $((patience * 5)) ] || return 1
+    set_now
+    deadline=$((now + patience))
+    until answers "$@"; do
+        set_now
+        [ "$now" -lt "$deadline" ] || return 1
         sleep 0.2
     done
 }
 
-# remove_group GROUP: removes a group with all groups that its user has made in it.
+# is_removed GROUP: fails also if the daemon does not answer.
+is_removed() {
+    ! answers get "$1/memory.limit" && answers get devices
+}
+
+# remove_group GROUP: removes a group with all groups that its user has made in it; tries for 20 s.
 remove_group() {
     # Members that Slurm has not ended: those that have left the step's session with proctrack/linuxproc.
-    set_file "$1/gcgroup.kill" 1 2> /dev/null || :
-    tries=0
+    answers set_file "$1/gcgroup.kill" 1 || :
+    set_now
+    deadline=$((now + 20))
     # Directories of GPUs cannot be removed, and end with their group.
-    until ! get "$1/memory.limit" > /dev/null 2>&1; do
-        find "$mount/$1" -depth -type d -exec rmdir {} + 2> /dev/null || :
-        tries=$((tries + 1))
-        [ "$tries" -lt 50 ] || return 1
-        [ "$tries" = 1 ] || sleep 0.2
+    until is_removed "$1"; do
+        timeout 15 find "$mount/$1" -depth -type d -exec rmdir {} + 2> /dev/null || :
+        ! is_removed "$1" || break
+        set_now
+        [ "$now" -lt "$deadline" ] || return 1
+        sleep 0.2
     done
 }

@@ -142,14 +142,14 @@ test_steps_with_fewer_shards_have_smaller_limits() {
 
 test_limit_of_sbatch_bounds_all_steps_together() {
     batch whole both "
-        srun --overlap $WORK/gpu --hold 'alloc linear $((40 * MIB))' > $WORK/out/first &
-        until grep -q ok $WORK/out/first; do sleep 0.1; done
-        srun --overlap $WORK/gpu 'alloc linear $((40 * MIB))' 'alloc linear $((20 * MIB))' > $WORK/out/second
+        srun --overlap $WORK/gpu --hold 'alloc linear $((40 * MIB))' > $WORK/out/whole-first &
+        until grep -q ok $WORK/out/whole-first; do sleep 0.1; done
+        srun --overlap $WORK/gpu 'alloc linear $((40 * MIB))' 'alloc linear $((20 * MIB))' > $WORK/out/whole-second
         echo both; sleep 600" --gpu-memory=64M
     job=slurm/job_$(job_of whole)
     check memory.limit "$(show "$job/memory.limit")" $((64 * MIB))
     check "limit of the script" "$(show "$job/step_batch/memory.limit")" $((64 * MIB))
-    check answers "$(answers "$WORK/out/second")" "error 2 ok "
+    check answers "$(answers "$WORK/out/whole-second")" "error 2 ok "
     end whole
 }
 

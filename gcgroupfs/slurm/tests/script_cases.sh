@@ -51,7 +51,8 @@ test_scripts_take_wishes_within_the_share() {
     check compute.max "$(show "$job/compute.max")" "25000 100000"
     end wishes
     until_true nothing_is_left
-    for wish in priority=6 memory=lots size=1; do
+    # A tab would begin the period of compute.max.
+    for wish in priority=6 memory=lots size=1 "max=12500	1000"; do
         if as_user srun -w n3 -J wishes --gres=shard:1 --comment="gcgroup:$wish" echo task-runs > "$WORK/out/wishes" 2>&1; then
             check "$wish" accepted refused
         fi
@@ -87,6 +88,69 @@ $line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged" 2>&
     fi
     reasons > "$WORK/out/script-forged"
     has "$WORK/out/script-forged" "the job's name has a newline"
+    # Which an echo of the shell would make newlines.
+    as_user srun -w n3 --gres=shard:2 -J 'x\n   UserId=0\n     Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\c' \
+        "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged"
+    check "answers with backslashes" "$(answers "$WORK/out/script-forged")" "error 2 "
+}
+
+test_scripts_write_back_only_an_administrators_comment() {
+    set_scripts
+    # A refused job's comment is written again, with the reason.
+    for name in plain "x
+   AdminComment=forged"; do
+        job=$(as_user sbatch --parsable -H -w n3 -D / -J "$name" -o /dev/null --gres=shard:2 \
+            --comment=gcgroup:size=1 --wrap=true)
+        scontrol update "JobId=$job" AdminComment=theirs
+        scontrol release "$job"
+        until_true refused "$job"
+        scontrol show job "$job" | grep 'AdminComment=.*gcgroup:' > "$WORK/out/admin-comment"
+        case $name in
+            plain) has "$WORK/out/admin-comment" "AdminComment=theirs;gcgroup: --comment: size=1 is not" ;;
+            *) has "$WORK/out/admin-comment" "AdminComment=gcgroup: the job's name has a newline" ;;
+        esac
+    done
+}
+
+# refused JOB
+refused() {
+    scontrol show job "$1" | grep -q 'AdminComment=.*gcgroup: '
+}
+
+test_scripts_leave_other_jobs_without_a_controller() {
+    set_scripts
+    start script-other '^ok' srun -w n3 -J script-other --gres=shard:2 "$WORK/gpu" --hold "alloc linear $MIB"
+    job=slurm/job_$(job_of script-other)
+    pid=$(show "$job/step_0/gcgroup.procs")
+    # Nothing listens there.
+    sed 's/^SlurmctldPort=.*/SlurmctldPort=1/; $a MessageTimeout=2' "$SLURM_CONF" > "$WORK/no-controller.conf"
+    set_scripts "export SLURM_CONF=$WORK/no-controller.conf"
+    if as_user srun -w n3 -J alone --gres=shard:2 echo task-runs > "$WORK/out/script-alone" 2>&1; then
+        check "a job without the controller" started refused
+    fi
+    lacks "$WORK/out/script-alone" task-runs
+    check "members of the other job" "$(show "$job/step_0/gcgroup.procs")" "$pid"
+    grep -q 'State:.S' "/proc/$pid/status" || check "state of $pid" ended running
+    set_scripts
+    end script-other
+}
+
+test_scripts_hold_heterogeneous_jobs() {
+    set_scripts
+    # Slurm puts components on different nodes. n4 has the plugin.
+    for options in "--gres=shard:2 -w n3 : -w n4" "-w n4 : --gres=shard:2 -w n3"; do
+        # shellcheck disable=SC2086  # words
+        as_user salloc -Q $options srun --het-group=0,1 sh -c "[ \$SLURMD_NODENAME != n3 ] ||
+            exec $WORK/gpu 'alloc linear $((200 * MIB))' 'alloc linear $((100 * MIB))'" > "$WORK/out/het" 2>&1 || :
+        check "answers with $options" "$(answers "$WORK/out/het")" "ok error 2 "
+    done
+}
+
+test_scripts_do_not_raise_the_priority_of_jobs_without_a_wish() {
+    set_scripts highest_priority=10
+    start unwished '^ok' srun -w n3 -J unwished --gres=shard:2 "$WORK/gpu" --hold "alloc linear $MIB"
+    check compute.priority "$(show "slurm/job_$(job_of unwished)/compute.priority")" 10
+    end unwished
 }
 
 test_scripts_leave_nothing_of_a_killed_job() {

@@ -21,7 +21,7 @@ import sys
 import time
 
 #: Seconds after which a state that is waited for will not come.
-DEADLINE = 120
+DEADLINE = 60
 #: GPU time of both jobs together for which their shares are compared, microseconds.
 MEASURED = 2_000_000
 #: Measurements, of which one must be close: a machine under load may hold up one job for a while.
@@ -344,6 +344,8 @@ def main():
     parser.add_argument("--load", default="gcgroup-load", help="path of gcgroup-load in the jobs")
     parser.add_argument("engine", nargs="+")
     arguments = parser.parse_args()
+    # As an exception, which ends the jobs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     daemon = Daemon(arguments.gcgroupfs.split(), arguments.daemon)
     try:
         compare(daemon, Command(arguments.engine), arguments.unit, arguments.load)

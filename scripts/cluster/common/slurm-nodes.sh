@@ -126,13 +126,10 @@ track_by_cgroup() {
     printf '%s\n' CgroupPlugin=cgroup/v1 CgroupAutomount=no > "$WORK/cgroup.conf"
     sed 's|proctrack/linuxproc|proctrack/cgroup|' "$SLURM_CONF" > "$WORK/slurm-$1.conf"
     on "$1" mount --bind "$WORK/slurm-$1.conf" "$SLURM_CONF"
-    cat > "$WORK/gcgroupfs-$1.toml" <<'TOML'
-[[rule]]
-name = "slurm"
-match.cgroup = "/**/uid_*/job_*/**"
-group = { name = "slurm/{cgroup:job_*}", memory.limit = "0" }
-required = true
-TOML
+    # The rule that the documentation gives, below the directory of this test.
+    sed -n '/^\[\[rule\]\]$/,/^```$/p' "$repo/gcgroupfs/slurm/README.md" |
+        sed "/^\`\`\`\$/d; s|\"/slurm|\"/${WORK##*/}/slurm|" > "$WORK/gcgroupfs-$1.toml"
+    grep -q "\"/${WORK##*/}/slurm" "$WORK/gcgroupfs-$1.toml"
 }
 
 make_cluster() {
@@ -192,7 +189,7 @@ DebugFlags=NO_CONF_HASH
 KillWait=2
 SlurmctldPort=16817
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 StateSaveLocation=$WORK/state
 SlurmdSpoolDir=$WORK/spool-%n
 SlurmctldPidFile=$WORK/slurmctld.pid

@@ -200,6 +200,33 @@ fn example_groups_jobs_pods_containers_services() {
 }
 
 #[test]
+fn slurm_readme_rule_denies_memory_outside_a_job_group() {
+    let text = include_str!("../../../slurm/README.md");
+    let rule = text
+        .split_once("```toml\n")
+        .unwrap()
+        .1
+        .split_once("```")
+        .unwrap()
+        .0;
+    let rules = rules(rule);
+    for cgroup in [
+        "/system.slice/slurmstepd.scope/job_12/step_0/user/task_0",
+        "/system.slice/node3_slurmstepd.scope/job_12/step_batch/user/task_0",
+        "/slurm/uid_1000/job_12/step_0/task_0",
+        "/slurm_node3/uid_1000/job_12/step_batch",
+    ] {
+        let verdict = rules.verdict(&Facts {
+            cgroups: vec![cgroup.to_owned()],
+            ..alice()
+        });
+        let group = verdict.group.unwrap();
+        assert_eq!(group.path, "slurm/job_12", "{cgroup}");
+        assert_eq!(group.settings.lines(), ["memory.limit 0"], "{cgroup}");
+    }
+}
+
+#[test]
 fn plugin_rules_name_containers_under_each_runtime() {
     let rules = rules(include_str!("../../../kubelet-plugin/gcgroupfs.toml"));
     let id = "0123456789abcdef".repeat(4);
