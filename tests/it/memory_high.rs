@@ -177,19 +177,17 @@ fn waits_survive_the_death_of_the_daemon_and_of_the_process() {
     wait_until("what was charged meanwhile is known", || {
         mount.number("team", "memory.current", "") == 5 * MIB
     });
-    // The process may not have heard of the daemon yet; what is allocated before does not wait.
-    let before = nr_high(&mount, "team");
-    let mut count = 4;
-    wait_until("an allocation waits", || {
-        assert_eq!(shell.ask(&format!("alloc linear {MIB}")), format!("ok {count}"));
-        count += 1;
-        nr_high(&mount, "team") > before
-    });
+    // What is allocated before the process has heard of the daemon does not wait. It has heard of it once it
+    // confirms a freeze.
+    let dir = Dir::of(&mount, pid);
+    dir.freeze();
+    dir.write("compute.freeze", 0);
+    let count = 4;
     let before = nr_high(&mount, "team");
     shell.tell(&format!("alloc linear {MIB}"));
     wait_until("the allocation waits", || nr_high(&mount, "team") > before);
     // A frozen process waits no longer than another one, and a killed one is gone.
-    Dir::of(&mount, pid).freeze();
+    dir.freeze();
     assert_eq!(shell.answer(), format!("ok {count}"));
     shell.tell(&format!("alloc linear {MIB}"));
     wait_until("the allocation waits", || nr_high(&mount, "team") > before + 1);

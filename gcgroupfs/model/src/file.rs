@@ -352,7 +352,8 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
-    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World};
+    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World, blocks, identity};
+    use crate::tree::{Notice, Settings};
 
     pub(super) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
         result.map(drop).unwrap_err().errno()
@@ -374,6 +375,29 @@ mod tests {
     fn show(world: &World, path: &str) -> String {
         let (directory, file) = file(world, path);
         file.show(&world.tree, directory).unwrap()
+    }
+
+    #[test]
+    fn counts_of_changes_go_on_when_a_program_registers_again() {
+        let world = World::new(1);
+        let program = identity(100);
+        let join = || world.tree.join(program.clone(), blocks(), Settings::default());
+        join();
+        let counts = || {
+            ["100/gcgroup.events", "100/0/memory.events"].map(|path| {
+                let (directory, file) = file(&world, path);
+                file.nr_changes(&world.tree, directory).unwrap()
+            })
+        };
+        for _ in 0..3 {
+            let before = counts();
+            world.take_notices();
+            let id = join();
+            let now = counts();
+            assert!(now[0] > before[0] && now[1] >= before[1], "{before:?} {now:?}");
+            let woken = |notice: &Notice| matches!(notice, Notice::Events(of) if *of == id);
+            assert!(world.take_notices().iter().any(woken));
+        }
     }
 
     #[test]

@@ -59,6 +59,17 @@ impl Events {
         &mut self.0[at]
     }
 
+    /// Returns the state of the same program that registers again: files that are open stay so, and a number
+    /// that stepped back would hide the next changes from their pollers.
+    pub(super) fn going_on(&self) -> Self {
+        let begin = |before: &EventState| EventState {
+            nr_standing: before.nr_standing + 1,
+            nr_counts: before.nr_counts + 1,
+            ..EventState::default()
+        };
+        Self(self.0.iter().map(begin).collect())
+    }
+
     /// Returns how often `gcgroup.events` has changed.
     pub(super) fn nr_standing_changes(&self, device: Option<usize>) -> u64 {
         self.at(device).nr_standing

@@ -35,6 +35,9 @@ impl Tree {
         // The same program registers again: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
         let mut process = Process::new(id, identity, blocks, &state.devices);
+        if let Some(old) = old.as_ref().filter(|_| goes_on) {
+            process.events = old.events.going_on();
+        }
         process.settings = saved.settings.clone();
         process.origins = origins;
         saved.restore(&mut process, &state.devices);
@@ -61,8 +64,10 @@ impl Tree {
         }
         state.govern(id, saved.is_awaited);
         state.bound_swap(saved.group);
-        // No reader can have seen another value yet.
         state.note_events(id, &mut Vec::new());
+        if goes_on {
+            notices.push(Notice::Events(id));
+        }
         if let Some(old) = &old {
             state.reap(old.group, &mut notices);
         }
