@@ -248,9 +248,7 @@ impl Measure {
         round.markers.into_iter().for_each(PendingMarker::abandon);
         None
     }
-}
 
-impl Measure {
     /// Counts an attempt to set markers.
     fn count(&mut self, index: usize, has_failed: bool) {
         let Some(failures) = self.failures.get_mut(index) else {

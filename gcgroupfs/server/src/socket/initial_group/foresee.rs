@@ -52,7 +52,7 @@ pub(in crate::socket) fn foresee_group(tree: &Tree, process: &GroupFacts<'_>) ->
 /// Returns whether a process that would begin at the path `own` could begin in the group that it asks for.
 ///
 /// # Errors
-/// It could not, or a group on the way does not exist yet.
+/// As [`may_leave`] and [`may_begin`]: the user may not move it, or a group on the path does not exist.
 fn may_begin_by_wish(tree: &Tree, process: &GroupFacts<'_>, own: &str, wish: &str) -> Result<bool> {
     let who = process.who;
     let is_free = !who.is_contained && may_leave(tree, who, own, wish)?;
