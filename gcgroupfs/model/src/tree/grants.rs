@@ -7,6 +7,7 @@
 //!
 //! This module knows no files, no settings and no clock, and does loads and stores only.
 
+mod bounds;
 mod high;
 mod member;
 mod membership;
@@ -130,11 +131,11 @@ impl Grants {
         let Some(node) = self.groups.get_mut(&id) else {
             return;
         };
-        if node.limit(position) == limit {
+        if node.limits.get(position) == limit {
             return;
         }
         // Set first; compared only after all processes below have been charged.
-        node.set_limit(position, limit);
+        node.limits.set(position, limit);
         for member in self.below(id) {
             self.govern(member, false);
         }
@@ -384,7 +385,7 @@ impl Grants {
     }
 
     fn has_limit(&self, id: GroupId) -> bool {
-        self.groups.get(&id).is_some_and(Node::has_limit)
+        self.groups.get(&id).is_some_and(|node| !node.limits.is_empty())
     }
 
     fn is_unsure(&self, id: GroupId) -> bool {
@@ -392,7 +393,9 @@ impl Grants {
     }
 
     fn limit(&self, id: GroupId, position: Position) -> u64 {
-        self.groups.get(&id).map_or(NO_LIMIT, |node| node.limit(position))
+        self.groups
+            .get(&id)
+            .map_or(NO_LIMIT, |node| node.limits.get(position))
     }
 
     fn missing(&self, id: GroupId, position: Position, need: u64) -> u64 {

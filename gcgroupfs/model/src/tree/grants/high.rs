@@ -42,11 +42,11 @@ impl Grants {
         let Some(node) = self
             .groups
             .get_mut(&id)
-            .filter(|node| node.high(position) != high)
+            .filter(|node| node.highs.get(position) != high)
         else {
             return;
         };
-        node.set_high(position, high);
+        node.highs.set(position, high);
         for member in self.below(id) {
             self.govern(member, false);
         }
@@ -60,10 +60,10 @@ impl Grants {
             return;
         };
         let member = self.members.get_mut(&id);
-        let Some(member) = member.filter(|member| member.high(position) != high) else {
+        let Some(member) = member.filter(|member| member.highs.get(position) != high) else {
             return;
         };
-        member.set_high(position, high);
+        member.highs.set(position, high);
         let group = member.group;
         // What it claims to have charged is not sure before NVML shows it.
         self.govern(id, true);
@@ -95,7 +95,7 @@ impl Grants {
             return 0;
         };
         let held = node.charged(position);
-        u64::try_from(held.saturating_sub(node.high(position).into())).unwrap_or(u64::MAX)
+        u64::try_from(held.saturating_sub(node.highs.get(position).into())).unwrap_or(u64::MAX)
     }
 
     /// Returns the bytes that may be granted beyond `need`, at most `slack`, so that the next allocation
@@ -163,7 +163,7 @@ impl Grants {
         if self.is_bounded(id, at) {
             let chain = self.chain(member.group);
             let mut groups = chain.iter().filter_map(|id| self.groups.get(id));
-            let is_limited = groups.any(|node| node.limits(at));
+            let is_limited = groups.any(|node| node.limits.concern(at));
             flags = HIGH_IN_FORCE | if is_limited { 0 } else { HIGH_ALONE };
         }
         self.resource.publish_high(member.blocks.control(), *slot, flags);
@@ -178,7 +178,7 @@ impl Grants {
         let own = places.map(|position| Level {
             group: None,
             position,
-            high: member.high(position),
+            high: member.highs.get(position),
             charged: member.charged(position),
         });
         let chain = self.chain(member.group);
@@ -187,7 +187,7 @@ impl Grants {
             places.map(|position| Level {
                 group: Some(id),
                 position,
-                high: node.high(position),
+                high: node.highs.get(position),
                 charged: node.charged(position),
             })
         });

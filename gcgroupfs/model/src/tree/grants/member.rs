@@ -5,12 +5,12 @@
 //! or up to what NVML has shown. Only what NVML has shown or the daemon has granted is *sure*; that bounds
 //! what the process costs others (see [`Node`](super::node::Node)).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gcgroup_abi::NO_LIMIT;
 
 use super::Position;
+use super::bounds::Bounds;
 use super::node::Charge;
 use super::resource::Resource;
 use crate::tree::untrusted::GrantWords;
@@ -23,8 +23,8 @@ pub(super) struct Member {
     pub(super) group: Option<GroupId>,
     /// Bytes held, by position.
     pub(super) devices: Box<[Held]>,
-    /// `memory.high` of the process by position in bytes; absent if unlimited.
-    highs: BTreeMap<Position, u64>,
+    /// `memory.high` of the process.
+    pub(super) highs: Bounds,
     /// Nothing is charged to the groups above while the process is suspended.
     is_suspended: bool,
 }
@@ -113,7 +113,7 @@ impl Member {
             blocks,
             group: None,
             devices: slots.iter().copied().map(Held::new).collect(),
-            highs: BTreeMap::new(),
+            highs: Bounds::default(),
             is_suspended: false,
         }
     }
@@ -121,17 +121,6 @@ impl Member {
     /// Returns whether the hook obeys `memory.high`, which bounds device memory only.
     pub(super) fn heeds_high(&self) -> bool {
         self.resource == Resource::Memory && self.blocks.usage().heeds_high()
-    }
-
-    pub(super) fn high(&self, position: Position) -> u64 {
-        self.highs.get(&position).copied().unwrap_or(NO_LIMIT)
-    }
-
-    pub(super) fn set_high(&mut self, position: Position, high: u64) {
-        match high {
-            NO_LIMIT => self.highs.remove(&position),
-            high => self.highs.insert(position, high),
-        };
     }
 
     /// Returns the bytes held at a position, overhead included.

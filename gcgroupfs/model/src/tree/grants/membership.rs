@@ -91,7 +91,7 @@ impl Grants {
             let is_limited = chain
                 .iter()
                 .filter_map(|id| self.groups.get(id))
-                .any(|node| node.limits(at));
+                .any(|node| node.limits.concern(at));
             let is_granted = is_limited || self.is_bounded(id, at);
             self.change(id, at, |member| member.govern(at, is_granted, is_new));
             self.publish_high(id, at);

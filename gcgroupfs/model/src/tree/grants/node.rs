@@ -4,11 +4,12 @@
 //! claim in a group costs others no more than the group could have used honestly. The sure charge exceeds the
 //! limit where the limit was set below what was held.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use gcgroup_abi::NO_LIMIT;
 
 use super::Position;
+use super::bounds::Bounds;
 use crate::tree::{GroupId, ProcessId};
 
 /// Limit of the groups on a device and bytes left there.
@@ -67,10 +68,9 @@ pub(super) struct Node {
     pub(super) nr_below: usize,
     /// Number of processes in this group and below that are alive and not registered.
     pub(super) nr_awaited: usize,
-    /// Limits by position in bytes; absent if unlimited.
-    limits: BTreeMap<Position, u64>,
-    /// `memory.high` by position in bytes; absent if unlimited.
-    highs: BTreeMap<Position, u64>,
+    pub(super) limits: Bounds,
+    /// `memory.high`.
+    pub(super) highs: Bounds,
     /// Charge by position: grants and overhead. A process without a limit above has only overhead here.
     charged: Vec<Charge>,
     /// Bytes held at all positions together: the sum, with child groups bounded to what they pass on.
@@ -88,8 +88,8 @@ impl Node {
             members: BTreeSet::new(),
             nr_below: 0,
             nr_awaited: 0,
-            limits: BTreeMap::new(),
-            highs: BTreeMap::new(),
+            limits: Bounds::default(),
+            highs: Bounds::default(),
             charged: vec![Charge::default(); nr_positions],
             whole: 0,
             passed: vec![0; nr_positions],
@@ -102,42 +102,11 @@ impl Node {
         self.passed.push(0);
     }
 
-    pub(super) fn limit(&self, position: Position) -> u64 {
-        self.limits.get(&position).copied().unwrap_or(NO_LIMIT)
-    }
-
-    pub(super) fn set_limit(&mut self, position: Position, limit: u64) {
-        match limit {
-            NO_LIMIT => self.limits.remove(&position),
-            limit => self.limits.insert(position, limit),
-        };
-    }
-
-    pub(super) fn high(&self, position: Position) -> u64 {
-        self.highs.get(&position).copied().unwrap_or(NO_LIMIT)
-    }
-
-    pub(super) fn set_high(&mut self, position: Position, high: u64) {
-        match high {
-            NO_LIMIT => self.highs.remove(&position),
-            high => self.highs.insert(position, high),
-        };
-    }
-
-    /// Returns whether memory on that device counts towards a limit of this group.
-    pub(super) fn limits(&self, at: usize) -> bool {
-        self.limits.contains_key(&Some(at)) || self.limits.contains_key(&None)
-    }
-
-    pub(super) fn has_limit(&self) -> bool {
-        !self.limits.is_empty()
-    }
-
     /// Reduces `allowed` to what this group allows.
     pub(super) fn narrow(&self, allowed: &mut [Allowed]) {
         for (at, allowed) in allowed.iter_mut().enumerate() {
             for position in [Some(at), None] {
-                allowed.limit = allowed.limit.min(self.limit(position));
+                allowed.limit = allowed.limit.min(self.limits.get(position));
                 allowed.room = allowed.room.min(self.room(position));
             }
         }
@@ -145,7 +114,7 @@ impl Node {
 
     /// Returns whether more may be held of a limit than is known.
     pub(super) fn is_unsure(&self) -> bool {
-        self.nr_awaited > 0 && self.has_limit()
+        self.nr_awaited > 0 && !self.limits.is_empty()
     }
 
     /// Charges a change below. Returns the change of what the group above is charged.
@@ -176,7 +145,7 @@ impl Node {
     /// Returns the most bytes believed to be held at a position: the limits, or the sure charge if that is
     /// more.
     pub(super) fn cap(&self, position: Position) -> u128 {
-        let limit = self.limit(position).min(self.limit(None));
+        let limit = self.limits.get(position).min(self.limits.get(None));
         self.sure(position).max(limit.into())
     }
 
@@ -196,7 +165,7 @@ impl Node {
 
     /// Returns the bytes missing at a position for `need` more to be held; 0 without a limit.
     pub(super) fn missing(&self, position: Position, need: u64) -> u64 {
-        match self.limit(position) {
+        match self.limits.get(position) {
             NO_LIMIT => 0,
             limit => {
                 let wanted = self.charged(position) + u128::from(need);
@@ -207,7 +176,7 @@ impl Node {
 
     /// Returns the bytes left at a position.
     pub(super) fn room(&self, position: Position) -> u64 {
-        match self.limit(position) {
+        match self.limits.get(position) {
             NO_LIMIT => NO_LIMIT,
             limit => u64::try_from(u128::from(limit).saturating_sub(self.charged(position))).unwrap_or(0),
         }

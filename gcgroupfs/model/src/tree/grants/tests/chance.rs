@@ -40,7 +40,7 @@ fn check(grants: &Grants) {
     for (id, member) in &grants.members {
         let chain = grants.chain(member.group);
         for at in grants.positions(None) {
-            let is_limited = chain.iter().any(|id| grants.groups[id].limits(at));
+            let is_limited = chain.iter().any(|id| grants.groups[id].limits.concern(at));
             let word = member.blocks.usage().raw().devices[grants.slots[at]]
                 .memory_granted
                 .load(Relaxed);
