@@ -11,7 +11,8 @@ usage: scripts/test.sh [--quick] [TEST-FILTER...]
   TEST-FILTER  passed to cargo test
 
 environment:
-  MINUTES    limit for the whole run if stdout is not a terminal (80)
+  MINUTES            limit for the whole run if stdout is not a terminal (80)
+  RUST_TEST_THREADS  number of tests at a time (twice the number of processors)
 EOF
 }
 
