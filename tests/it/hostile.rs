@@ -87,6 +87,8 @@ seen=' ' again=0 rounds=0
 while [ $again -lt 10 ]; do
     rounds=$((rounds + 1))
     [ $rounds -lt 500 ] || { echo "only $again pids came again"; exit 1; }
+    # The last program's line must not be taken for that of the next one.
+    : > "$T/out"
     GCGROUP_SOCKET=$T/s LD_PRELOAD=$PRELOAD gcgroup-load obey < "$T/in" > "$T/out" 2>&1 &
     pid=$!
     exec 5> "$T/in"
