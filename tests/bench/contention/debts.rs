@@ -15,6 +15,7 @@ const QUOTA: f64 = 30.0;
 
 /// Kernel lengths, microseconds; `5000x30` are graphs of 30 kernels.
 const KERNELS: [&str; 6] = ["100", "1000", "5000", "20000", "100000", "5000x30"];
+/// Those that are longer than a turn.
 const LONG: [&str; 4] = ["20000", "100000", "150000", "5000x30"];
 
 pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
@@ -85,10 +86,16 @@ fn quota(setting: &Setting, percent: u32, usec: &str) -> Result<f64> {
 
 /// Starts a busy job with such kernels or graphs.
 fn start(daemon: &Daemon<'_>, rule: Rule, work: &str) -> Result<Job> {
-    match work.split_once('x') {
-        Some((usec, count)) => daemon.load(rule, &[batch(usec), vec!["--graph", count]].concat()),
-        None => daemon.load(rule, &batch(work)),
+    let mut arguments = match work.split_once('x') {
+        Some((usec, count)) => [batch(usec), vec!["--graph", count]].concat(),
+        None => batch(work),
+    };
+    if LONG.contains(&work) {
+        // A completed submission is reported when its place in the queue is used again: with the default
+        // depth, those of a process with a hundredth of the GPU would be reported after minutes.
+        arguments.extend(["--depth", "2"]);
     }
+    daemon.load(rule, &arguments)
 }
 
 /// Returns the job's share of the GPU between two times. A job that is held reports nothing meanwhile.
