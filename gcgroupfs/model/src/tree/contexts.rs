@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claims::device_total;
 use super::process::Process;
-use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, sums};
+use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, usage};
 
 /// Most users and devices whose sizes are kept; the oldest are dropped.
 const MOST: usize = 64;
@@ -244,7 +244,7 @@ impl State {
         let places = [(None, None), (Some(device), uuid)];
         let exceeds = |process: &Process, (place, uuid): (Option<usize>, Option<&str>)| {
             let limit = process.settings.get(MEMORY_LIMIT, uuid).number();
-            sums::current(process, place, devices) > limit
+            usage::current(process, place, devices) > limit
         };
         let exceeded = places.map(|place| exceeds(process, place));
         enforce::store_overhead(process, device, bytes);

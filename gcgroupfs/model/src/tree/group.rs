@@ -7,13 +7,12 @@ use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
-use super::holds::Hold;
+use super::holders::Hold;
 use super::inherited::Inherited;
 use super::lease::Lease;
 use super::origin::Origins;
-use super::refusals::Refusals;
-use super::saved::Made;
-use super::stall::Stalls;
+use super::refused::Refusals;
+use super::stall::totals::Stalls;
 use super::{Access, Caller, Directory, GroupId, Job, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
@@ -102,6 +101,27 @@ pub(super) struct Counted {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+/// Creation of a group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Made {
+    pub name: String,
+    /// The uid of the creator.
+    pub by: u32,
+    /// True if the group is removed with its last process and last child group.
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_transient: bool,
+    /// The command for which the group is held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
+    /// True if the group was made for a job whose command may have ended.
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_job: bool,
+    /// `memory.current` of processes that have left over time, bytes times seconds.
+    #[serde(skip_serializing_if = "is_default")]
+    pub byte_seconds: u128,
 }
 
 /// A group to be made.

@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 
+use super::process::Kept;
 use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
     Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Step, Storage,
-    Sums, Unmanaged, enforce, sums,
+    Sums, Unmanaged, enforce, usage,
 };
-use crate::arbiter::Policy;
+use crate::arbiter::{MemoryTurn, Policy};
 use crate::error::{Error, Result};
 
 /// The directory that is read.
@@ -135,7 +136,7 @@ impl<'a> View<'a> {
     pub fn memory_current(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.root_current(),
-            Scope::Process(process, device) => sums::current(process, device, &self.state.devices),
+            Scope::Process(process, device) => usage::current(process, device, &self.state.devices),
             Scope::Group(group, device) => {
                 let current = self.state.group_current(group.id, device);
                 self.show_held(current);
@@ -250,7 +251,7 @@ impl<'a> View<'a> {
     pub fn memory_peak(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(sums::peak(process, device, &self.state.devices)),
+            Scope::Process(process, device) => Ok(usage::peak(process, device, &self.state.devices)),
             Scope::Group(group, device) => {
                 let peak = self.state.group_peak(group.id, device);
                 self.show_held(peak);
@@ -391,6 +392,20 @@ impl<'a> View<'a> {
             Scope::Process(process, _) => Some(process.is_hook_ok()),
             Scope::Root | Scope::Group(..) => None,
         }
+    }
+
+    /// Returns the role of the process in memory turns here, on any device if this is not one; `None` except
+    /// for processes.
+    pub fn memory_turn(&self) -> Option<u64> {
+        let Scope::Process(process, device) = self.scope else {
+            return None;
+        };
+        let turn = |device: &Kept| device.memory_turn;
+        let turn = match device {
+            Some(device) => process.devices.get(device).map(turn),
+            None => process.devices.iter().map(turn).max_by_key(|turn| *turn as u64),
+        };
+        Some(turn.unwrap_or(MemoryTurn::None) as u64)
     }
 
     /// Returns the settings of this directory, and the UUID of its device if it has one.
