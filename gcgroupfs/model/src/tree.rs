@@ -11,9 +11,9 @@ mod arbitration;
 mod byte_seconds;
 mod change;
 mod claims;
+mod context_sizes;
 mod contexts;
 mod counter_records;
-mod counters;
 mod device;
 mod device_stat;
 mod device_users;
@@ -38,7 +38,9 @@ mod inherited;
 mod joining;
 mod kill;
 mod lease;
+mod lease_action;
 mod lookup;
+mod made;
 mod memory_holders;
 mod moves;
 mod notice;
@@ -88,12 +90,12 @@ use crate::arbiter::Policy;
 use crate::error::Result;
 use crate::user_counts::UserCounts;
 
+pub use crate::arbiter::MAX_PRIORITY;
 pub use activity::{Activity, DeviceActivity};
 pub use arbitration::{Arbitration, Opened};
 pub use change::Change;
 pub use contexts::{ContextRequest, Measured};
 pub use counter_records::add_to_ancestors;
-pub use counters::Counter;
 pub use device::{Device, Host};
 pub use device_stat::{DeviceSample, DeviceStat};
 pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Level, Owner, ProcessId};
@@ -106,7 +108,9 @@ pub use group_devices::{VisibleDevices, check_device_list};
 pub use holders::Holder;
 pub use holds::NewHold;
 pub use kill::Doomed;
-pub use lease::{Expired, LEASE_ACTIONS, LeaseAction, described_lease_actions};
+pub use lease::Expired;
+pub use lease_action::{LEASE_ACTIONS, LeaseAction, described_lease_actions};
+pub use made::Job;
 pub use notice::{Listener, Notice};
 pub use origin::{Origin, Origins};
 pub use pressure::Sight;
@@ -117,17 +121,14 @@ pub use saved::Saved;
 pub use settings::*;
 pub use stall::Trigger;
 pub use storage::Storage;
-pub use sums::{Sums, Swapped, all_counters};
+pub use sums::{Counter, Sums, Swapped, all_counters};
 pub use suspend::Pending;
 pub use suspension::Step;
-pub use transient::{Job, Transient};
+pub use transient::Transient;
 pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
 pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
-
-/// Largest `compute.priority`, which is the lowest priority.
-pub const MAX_PRIORITY: u32 = 15;
 
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
@@ -169,7 +170,7 @@ pub struct State {
     holders: holders::Holders,
     /// The leases that have not expired: the end in milliseconds since boot, and the group.
     leases: BTreeSet<(u64, GroupId)>,
-    contexts: contexts::Contexts,
+    contexts: context_sizes::Contexts,
     /// By device.
     device_samples: Vec<DeviceSample>,
     /// Last critical XID error of each GPU that reports them, by PCI address; 0: none.
@@ -223,7 +224,7 @@ impl Tree {
             host_claims: host_claims::HostClaims::default(),
             holders: holders::Holders::default(),
             leases: BTreeSet::new(),
-            contexts: contexts::Contexts::default(),
+            contexts: context_sizes::Contexts::default(),
             device_samples: Vec::new(),
             critical_xids: BTreeMap::new(),
             nr_made: UserCounts::default(),

@@ -16,6 +16,7 @@ mod division;
 mod gpu;
 mod member;
 mod memory_turns;
+mod options;
 mod policy;
 mod quota;
 mod settings;
@@ -26,6 +27,7 @@ mod tests;
 
 pub use member::Seen;
 pub use memory_turns::{Holding, MemoryNews, MemoryTurn, Share};
-pub use policy::{POLICIES, Policy, STRICT, Time, WEIGHTED, described, names};
-pub use settings::{Options, Settings, sample};
+pub use options::{Options, sample};
+pub use policy::{MAX_PRIORITY, POLICIES, Policy, STRICT, Time, WEIGHTED, described, names};
+pub use settings::Settings;
 pub use state::{Next, State};

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::events::{Events, Standing, nr_places};
 use super::holders::Hold;
 use super::inherited::Inherited;
-use super::lease::Lease;
+use super::made::{Job, Made, is_default};
 use super::origin::Origins;
 use super::refused::Refusals;
 use super::stall::totals::Stalls;
-use super::{Access, Caller, Directory, GroupId, Job, ProcessId, Settings, Sums};
+use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
 /// Maximum nesting depth; a group in the root has depth 1.
@@ -81,6 +81,14 @@ pub struct Group {
     pub(super) byte_seconds: u128,
 }
 
+/// State of a group's lease that is derived from its settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// The end that is waited for, in milliseconds since boot.
+    pub(super) awaited: Option<u64>,
+    pub(super) has_expired: bool,
+}
+
 /// Counts of a group that its processes do not report, and the highest usage seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -97,31 +105,6 @@ pub(super) struct Counted {
     /// True after the peak has been reset; then the processes' own peaks are not used.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_reset: bool,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
-/// Creation of a group.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Made {
-    pub name: String,
-    /// The uid of the creator.
-    pub by: u32,
-    /// True if the group is removed with its last process and last child group.
-    #[serde(skip_serializing_if = "is_default")]
-    pub is_transient: bool,
-    /// The command for which the group is held.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub job: Option<Job>,
-    /// True if the group was made for a job whose command may have ended.
-    #[serde(skip_serializing_if = "is_default")]
-    pub is_job: bool,
-    /// `memory.current` of processes that have left over time, bytes times seconds.
-    #[serde(skip_serializing_if = "is_default")]
-    pub byte_seconds: u128,
 }
 
 /// A group to be made.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, Made, check_name};
+use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
+use super::made::Made;
 use super::settings::MEMORY_SWAP_MAX;
 use super::stall::totals::Stalls;
 use super::{

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::contexts::Sizes;
-use super::group::{Counted, Made};
+use super::context_sizes::Sizes;
+use super::group::Counted;
 use super::holders::Hold;
+use super::made::{Made, is_default};
 use super::process::Process;
 use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
 
@@ -62,10 +63,6 @@ pub struct Saved {
     /// Set for a process that joins for the first time.
     #[serde(skip)]
     pub origins: Origins,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 impl From<Settings> for Saved {

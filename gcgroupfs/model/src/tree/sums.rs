@@ -1,12 +1,16 @@
 //! Sums of bytes and counts, and the table of counters. Sums saturate.
 
+mod counters;
+
 use std::ops::AddAssign;
 
 use gcgroup_abi::{Kind, Submission};
 use serde::{Deserialize, Serialize};
 
+use self::counters::{Numbers, counters};
 use super::Host;
-use super::counters::{Counter, Numbers, counters};
+
+pub use self::counters::Counter;
 
 counters! {
     /// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
