@@ -298,48 +298,6 @@ impl Tree {
         self.state.lock().default_policy = policy;
     }
 
-    /// Returns the UUID of a device, as NVML spells it.
-    pub fn uuid(&self, device: usize) -> Option<String> {
-        let state = self.state.lock();
-        state.devices.get(device).map(|device| device.uuid_text.clone())
-    }
-
-    /// Returns the number of devices.
-    pub fn nr_devices(&self) -> usize {
-        self.state.lock().devices.len()
-    }
-
-    /// Returns the process's identity, or `None` if it has left.
-    pub fn identity(&self, id: ProcessId) -> Option<Identity> {
-        let state = self.state.lock();
-        Some(state.processes.get(&id)?.identity.clone())
-    }
-
-    /// Returns the process's blocks, or `None` if it has left.
-    #[cfg(any(test, fuzzing, feature = "fixture"))]
-    pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
-        self.state
-            .lock()
-            .processes
-            .get(&id)
-            .map(|process| process.blocks.clone())
-    }
-
-    /// Returns the process whose directory is named `pid`.
-    pub fn find(&self, pid: u32) -> Option<ProcessId> {
-        self.state.lock().pids.get(&pid).copied()
-    }
-
-    /// Returns all processes, by pid.
-    pub fn processes(&self) -> Vec<(ProcessId, Identity)> {
-        let state = self.state.lock();
-        state
-            .pids
-            .values()
-            .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
-            .collect()
-    }
-
     /// Returns whether the caller has root's rights: root, and the user that runs the daemon.
     pub fn is_root(&self, caller: Caller) -> bool {
         self.state.lock().is_root(caller)

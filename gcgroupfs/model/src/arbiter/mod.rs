@@ -5,6 +5,7 @@
 //! * `division`: divides time in which several processes had work.
 //! * `debt`: GPU time used out of turn.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
+//! * `plan`: input and result of a decision about a GPU.
 //! * `memory_turns`: which process has its memory on a GPU that is too small for all busy processes.
 //! * `state`: one tick over the whole tree.
 //!
@@ -17,6 +18,7 @@ mod gpu;
 mod member;
 mod memory_turns;
 mod options;
+mod plan;
 mod policy;
 mod quota;
 mod settings;

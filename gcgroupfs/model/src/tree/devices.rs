@@ -22,6 +22,17 @@ impl Tree {
         state.grants.room_below(group, slot.unwrap_or(OTHER_DEVICE))
     }
 
+    /// Returns the UUID of a device, as NVML spells it.
+    pub fn uuid(&self, device: usize) -> Option<String> {
+        let state = self.state.lock();
+        state.devices.get(device).map(|device| device.uuid_text.clone())
+    }
+
+    /// Returns the number of devices.
+    pub fn nr_devices(&self) -> usize {
+        self.state.lock().devices.len()
+    }
+
     /// Requests a search for new devices.
     pub fn ask_devices(&self) {
         self.state.lock().nr_devices_asked += 1;

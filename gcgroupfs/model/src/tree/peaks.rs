@@ -9,11 +9,13 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::claims::device_total;
+use super::edit::Target;
 use super::grants::Grants;
 use super::group::believed;
 use super::process::{Process, slots};
 use super::untrusted::UntrustedDevice;
-use super::{GroupId, Notice, ProcessId, State, Tree, usage};
+use super::{Edit, GroupId, Notice, ProcessId, State, Sums, Tree, enforce, usage};
+use crate::error::{Error, Result};
 
 /// A group with more members is sampled once per second, not at each doorbell of one process.
 pub(super) const MAX_LOOK: usize = 64;
@@ -318,5 +320,35 @@ impl State {
             }
         }
         now
+    }
+}
+
+impl Edit<'_> {
+    /// Restarts `memory.peak` at the bytes held now.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] at the root.
+    pub fn reset_peak(&mut self) -> Result<()> {
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                let current = Sums::of(process, device, devices).current();
+                enforce::reset_peak(process, device);
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.peak = current;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+            }
+            Target::Group(id) => {
+                let current = self.state.group_current(id, device);
+                let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
+                let counted = group.counted_mut(device);
+                (counted.peak, counted.is_reset) = (current, true);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
     }
 }

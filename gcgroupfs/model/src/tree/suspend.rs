@@ -8,7 +8,7 @@ use gcgroup_abi::Kind;
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, SUSPEND};
 use super::suspension::{Step, Suspension};
-use super::{Devices, Edit, Entity, Notice, ProcessId, State, Sums, Tree, enforce, usage};
+use super::{Devices, Edit, Entity, Notice, ProcessId, Scope, State, Sums, Tree, View, enforce, usage};
 use crate::error::{Error, Result};
 
 /// First drivers (major version) that move processes: at all, with managed memory, and with CUDA IPC.
@@ -115,6 +115,40 @@ impl Edit<'_> {
         match reason {
             Some(reason) if is_on => Err(Error::NotSupported(reason)),
             _ => Ok(()),
+        }
+    }
+}
+
+impl View<'_> {
+    /// Returns whether everything here is suspended, by a setting here or above.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] at the root, which cannot be suspended.
+    pub fn is_suspended(&self) -> Result<bool> {
+        match self.scope() {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, _) => Ok(process.suspension.is_suspended()),
+            Scope::Group(group, _) => Ok(group.is_suspended()),
+        }
+    }
+
+    /// Returns the number of suspended processes in this group and below; `None` if there are none, and
+    /// except for groups.
+    pub fn nr_suspended(&self) -> Option<usize> {
+        match self.scope() {
+            Scope::Group(group, _) => Some(group.nr_suspended).filter(|number| *number > 0),
+            Scope::Root | Scope::Process(..) => None,
+        }
+    }
+
+    /// Returns the step of a suspension or resumption that is under way, and the one that has failed; `None`
+    /// except for processes.
+    pub fn suspend_steps(&self) -> (Option<Step>, Option<Step>) {
+        match self.scope() {
+            Scope::Process(Process { suspension, .. }, _) => {
+                (suspension.step(), suspension.failure().map(|(step, _)| step))
+            }
+            Scope::Root | Scope::Group(..) => (None, None),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use super::process::Kept;
 use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
-    Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Step, Storage,
-    Sums, Unmanaged, enforce, usage,
+    Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums,
+    Unmanaged, enforce, usage,
 };
 use crate::arbiter::{MemoryTurn, Policy};
 use crate::error::{Error, Result};
@@ -320,38 +320,6 @@ impl<'a> View<'a> {
                 }
                 Ok(all)
             }
-        }
-    }
-
-    /// Returns whether everything here is suspended, by a setting here or above.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root, which cannot be suspended.
-    pub fn is_suspended(&self) -> Result<bool> {
-        match self.scope {
-            Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, _) => Ok(process.suspension.is_suspended()),
-            Scope::Group(group, _) => Ok(group.is_suspended()),
-        }
-    }
-
-    /// Returns the number of suspended processes in this group and below; `None` if there are none, and
-    /// except for groups.
-    pub fn nr_suspended(&self) -> Option<usize> {
-        match self.scope {
-            Scope::Group(group, _) => Some(group.nr_suspended).filter(|number| *number > 0),
-            Scope::Root | Scope::Process(..) => None,
-        }
-    }
-
-    /// Returns the step of a suspension or resumption that is under way, and the one that has failed; `None`
-    /// except for processes.
-    pub fn suspend_steps(&self) -> (Option<Step>, Option<Step>) {
-        match self.scope {
-            Scope::Process(Process { suspension, .. }, _) => {
-                (suspension.step(), suspension.failure().map(|(step, _)| step))
-            }
-            Scope::Root | Scope::Group(..) => (None, None),
         }
     }
 
