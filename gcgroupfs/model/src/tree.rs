@@ -11,9 +11,10 @@ mod arbitration;
 mod byte_seconds;
 mod change;
 mod claims;
+mod context_sizes;
 mod contexts;
 mod counter_records;
-mod counters;
+mod device;
 mod device_stat;
 mod device_users;
 mod devices;
@@ -21,6 +22,7 @@ mod directory;
 mod edit;
 mod ends;
 mod enforce;
+mod event_changes;
 mod events;
 mod exited;
 mod explain;
@@ -29,13 +31,16 @@ mod group;
 mod group_devices;
 mod groups;
 mod high;
+mod holders;
 mod holds;
 mod host_claims;
 mod inherited;
 mod joining;
 mod kill;
 mod lease;
+mod lease_action;
 mod lookup;
+mod made;
 mod memory_holders;
 mod moves;
 mod notice;
@@ -48,6 +53,7 @@ mod quota;
 mod quota_changes;
 mod records;
 mod refusals;
+mod refused;
 mod requests;
 mod saved;
 mod scan;
@@ -56,11 +62,13 @@ mod stall;
 mod storage;
 mod sums;
 mod suspend;
+mod suspension;
 mod swap_bounds;
 mod transient;
 mod ungoverned;
 mod unmanaged;
 mod untrusted;
+mod usage;
 mod user_change;
 mod view;
 
@@ -76,29 +84,33 @@ use std::sync::Arc;
 use gcgroup_abi::Control;
 use parking_lot::{Mutex, RwLock};
 
-use self::devices::Devices;
+use self::device::Devices;
 use self::grants::{Grants, Resource};
 use crate::arbiter::Policy;
 use crate::error::Result;
 use crate::user_counts::UserCounts;
 
+pub use crate::arbiter::MAX_PRIORITY;
 pub use activity::{Activity, DeviceActivity};
-pub use arbitration::{Arbitration, GateOrder, Opened};
+pub use arbitration::{Arbitration, Opened};
 pub use change::Change;
 pub use contexts::{ContextRequest, Measured};
 pub use counter_records::add_to_ancestors;
-pub use counters::Counter;
+pub use device::{Device, Host};
 pub use device_stat::{DeviceSample, DeviceStat};
-pub use devices::Host;
 pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Level, Owner, ProcessId};
 pub use edit::Edit;
+pub use enforce::GateOrder;
 pub use exited::Exited;
 pub use explain::{Explanation, Line, Section};
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use group_devices::{VisibleDevices, check_device_list};
-pub use holds::{Holder, NewHold};
+pub use holders::Holder;
+pub use holds::NewHold;
 pub use kill::Doomed;
-pub use lease::{Expired, LEASE_ACTIONS, LeaseAction, described_lease_actions};
+pub use lease::Expired;
+pub use lease_action::{LEASE_ACTIONS, LeaseAction, described_lease_actions};
+pub use made::Job;
 pub use notice::{Listener, Notice};
 pub use origin::{Origin, Origins};
 pub use pressure::Sight;
@@ -109,32 +121,14 @@ pub use saved::Saved;
 pub use settings::*;
 pub use stall::Trigger;
 pub use storage::Storage;
-pub use sums::{Sums, Swapped, all_counters};
-pub use suspend::{Pending, Step};
-pub use transient::{Job, Transient};
+pub use sums::{Counter, Sums, Swapped, all_counters};
+pub use suspend::Pending;
+pub use suspension::Step;
+pub use transient::Transient;
 pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
 pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
-
-/// Largest `compute.priority`, which is the lowest priority.
-pub const MAX_PRIORITY: u32 = 15;
-
-/// One GPU, or one MIG instance.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
-    /// Slot in every block, and name of its directory. Equals its position in the tree's list.
-    pub index: usize,
-    /// UUID as returned by `cuDeviceGetUuid_v2`.
-    pub uuid: [u8; 16],
-    /// UUID as NVML spells it (`GPU-...`, `MIG-...`); key of the settings, which so survive a renumbering.
-    pub uuid_text: String,
-    /// PCI address of the GPU as NVML spells it (`00000000:01:00.0`), also for its instances.
-    pub pci: String,
-    /// Memory size in bytes; zero if unknown.
-    pub total: u64,
-    pub name: String,
-}
 
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {
@@ -173,10 +167,10 @@ pub struct State {
     ungoverned: BTreeMap<(u32, u64), GroupId>,
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
-    holders: holds::Holders,
+    holders: holders::Holders,
     /// The leases that have not expired: the end in milliseconds since boot, and the group.
     leases: BTreeSet<(u64, GroupId)>,
-    contexts: contexts::Contexts,
+    contexts: context_sizes::Contexts,
     /// By device.
     device_samples: Vec<DeviceSample>,
     /// Last critical XID error of each GPU that reports them, by PCI address; 0: none.
@@ -203,7 +197,7 @@ pub struct State {
     /// Number of requests to look for new devices.
     nr_devices_asked: u64,
     ends: ends::Ends,
-    stalls: stall::RootStalls,
+    stalls: stall::totals::RootStalls,
     /// Major version of the driver, if it is known.
     driver: Option<u32>,
 }
@@ -228,9 +222,9 @@ impl Tree {
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
-            holders: holds::Holders::default(),
+            holders: holders::Holders::default(),
             leases: BTreeSet::new(),
-            contexts: contexts::Contexts::default(),
+            contexts: context_sizes::Contexts::default(),
             device_samples: Vec::new(),
             critical_xids: BTreeMap::new(),
             nr_made: UserCounts::default(),
@@ -247,7 +241,7 @@ impl Tree {
             storage: Storage::default(),
             nr_devices_asked: 0,
             ends: ends::Ends::default(),
-            stalls: stall::RootStalls::new((host.now)()),
+            stalls: stall::totals::RootStalls::new((host.now)()),
             driver: None,
         };
         Self {
@@ -302,48 +296,6 @@ impl Tree {
     /// Sets the policy that holds until `compute.policy` is written.
     pub fn set_default_policy(&self, policy: &'static Policy) {
         self.state.lock().default_policy = policy;
-    }
-
-    /// Returns the UUID of a device, as NVML spells it.
-    pub fn uuid(&self, device: usize) -> Option<String> {
-        let state = self.state.lock();
-        state.devices.get(device).map(|device| device.uuid_text.clone())
-    }
-
-    /// Returns the number of devices.
-    pub fn nr_devices(&self) -> usize {
-        self.state.lock().devices.len()
-    }
-
-    /// Returns the process's identity, or `None` if it has left.
-    pub fn identity(&self, id: ProcessId) -> Option<Identity> {
-        let state = self.state.lock();
-        Some(state.processes.get(&id)?.identity.clone())
-    }
-
-    /// Returns the process's blocks, or `None` if it has left.
-    #[cfg(any(test, fuzzing, feature = "fixture"))]
-    pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
-        self.state
-            .lock()
-            .processes
-            .get(&id)
-            .map(|process| process.blocks.clone())
-    }
-
-    /// Returns the process whose directory is named `pid`.
-    pub fn find(&self, pid: u32) -> Option<ProcessId> {
-        self.state.lock().pids.get(&pid).copied()
-    }
-
-    /// Returns all processes, by pid.
-    pub fn processes(&self) -> Vec<(ProcessId, Identity)> {
-        let state = self.state.lock();
-        state
-            .pids
-            .values()
-            .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
-            .collect()
     }
 
     /// Returns whether the caller has root's rights: root, and the user that runs the daemon.

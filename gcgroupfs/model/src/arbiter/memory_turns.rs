@@ -7,6 +7,7 @@
 mod account;
 mod moved;
 mod news;
+mod share;
 #[cfg(test)]
 mod tests;
 
@@ -17,10 +18,11 @@ use gcgroup_abi::NO_LIMIT;
 
 use self::account::Account;
 use self::moved::{Moved, quantum};
-use super::Settings;
 use super::policy::Time;
 
 pub use self::news::MemoryNews;
+pub(super) use self::share::{Holder, Look};
+pub use self::share::{Holding, MemoryTurn, Share};
 
 /// Nanoseconds between two looks.
 const LOOK: u64 = 20_000_000;
@@ -33,60 +35,6 @@ const REST: u64 = 30_000_000_000;
 const LONGEST_REST: u64 = 16 * REST;
 /// Least time between two log lines that say that turns begin, nanoseconds.
 const QUIET: u64 = 60_000_000_000;
-
-/// Movable memory of a process on a device. A claim of the process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Holding {
-    /// Bytes, wherever they are, as far as its limits let them be on the device.
-    pub all: u64,
-    /// Bytes on the device.
-    pub resident: u64,
-    /// Whether threads wait for memory to be moved.
-    pub is_moving: bool,
-}
-
-/// A process with movable memory as it is observed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Holder<Id> {
-    pub id: Id,
-    pub priority: u32,
-    /// Whether it has work for the GPU.
-    pub is_busy: bool,
-    pub holding: Holding,
-}
-
-/// Role of a process in memory turns; the number that `compute.stat` shows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum MemoryTurn {
-    #[default]
-    None = 0,
-    /// The process has the turn.
-    Owner = 1,
-    /// The process waits for its turn.
-    Waiting = 2,
-}
-
-/// Decision about a process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Share {
-    pub turn: MemoryTurn,
-    /// Whether its submissions are held.
-    pub is_parked: bool,
-    /// `resident_limit` of its control block: bytes, [`NO_LIMIT`], or 0 where all memory fits.
-    pub resident_limit: u64,
-}
-
-/// Input of one look.
-#[derive(Debug)]
-pub(super) struct Look<'a, Id> {
-    pub now: Time,
-    pub holders: &'a [Holder<Id>],
-    /// Bytes of the device that movable memory can have.
-    pub capacity: u64,
-    /// Whether the process of the highest priority always has the turn.
-    pub orders_by_priority: bool,
-    pub settings: &'a Settings,
-}
 
 #[derive(Debug)]
 struct Turn<Id> {

@@ -5,6 +5,7 @@
 //! * `division`: divides time in which several processes had work.
 //! * `debt`: GPU time used out of turn.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
+//! * `plan`: input and result of a decision about a GPU.
 //! * `memory_turns`: which process has its memory on a GPU that is too small for all busy processes.
 //! * `state`: one tick over the whole tree.
 //!
@@ -16,6 +17,8 @@ mod division;
 mod gpu;
 mod member;
 mod memory_turns;
+mod options;
+mod plan;
 mod policy;
 mod quota;
 mod settings;
@@ -26,6 +29,7 @@ mod tests;
 
 pub use member::Seen;
 pub use memory_turns::{Holding, MemoryNews, MemoryTurn, Share};
-pub use policy::{POLICIES, Policy, STRICT, Time, WEIGHTED, described, names};
-pub use settings::{Options, Settings, sample};
+pub use options::{Options, sample};
+pub use policy::{MAX_PRIORITY, POLICIES, Policy, STRICT, Time, WEIGHTED, described, names};
+pub use settings::Settings;
 pub use state::{Next, State};

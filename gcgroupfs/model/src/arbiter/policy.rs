@@ -9,11 +9,13 @@ use std::sync::LazyLock;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Settings;
-use crate::tree::MAX_PRIORITY;
+use super::settings::Settings;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub type Time = u64;
+
+/// Largest `compute.priority`, which is the lowest priority.
+pub const MAX_PRIORITY: u32 = 15;
 
 /// A scheduling policy: a row of [`POLICIES`].
 #[derive(Debug)]

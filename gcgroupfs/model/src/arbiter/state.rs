@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Settings;
-use super::gpu::{Gpu, Order, Quotas, Tick};
+use super::gpu::Gpu;
 use super::member::Seen;
 use super::memory_turns::MemoryNews;
+use super::plan::{Order, Quotas, Tick};
 use super::policy::{Policy, Time};
 use super::quota::{Key, Meter, Passed};
 use super::settings::usec;

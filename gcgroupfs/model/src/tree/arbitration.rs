@@ -5,39 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{ControlDevice, Gate};
 
+use super::enforce::GateOrder;
 use super::memory_holders::holding;
-use super::process::Measured;
+use super::process::{Measured, is_closed};
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
-use crate::arbiter::{MemoryTurn, Policy, Seen, Share};
-
-/// The state that a gate shall have while it is not frozen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GateOrder {
-    pub gate: Gate,
-    pub window_usec: u32,
-    pub patience_usec: u32,
-    pub wants_bell: bool,
-    pub wants_end: bool,
-    pub memory: Share,
-    /// Whether the process is to measure its work while the gate is open.
-    pub measures: bool,
-}
-
-impl GateOrder {
-    pub const OPEN: Self = Self {
-        gate: Gate::Run,
-        window_usec: 0,
-        patience_usec: 0,
-        wants_bell: false,
-        wants_end: false,
-        memory: Share {
-            turn: MemoryTurn::None,
-            is_parked: false,
-            resident_limit: 0,
-        },
-        measures: false,
-    };
-}
+use crate::arbiter::{Policy, Seen};
 
 /// Gates that have opened, as (blocks, device): the waiting threads are to be woken once the tree's lock is
 /// released.
@@ -118,7 +90,7 @@ impl Arbitration<'_> {
                 submitted_nsec: usage.submitted_nsec(),
                 queued_until: usage.queued_until(),
                 nr_waiting: usage.nr_waiting(),
-                is_frozen: enforce::is_closed(control),
+                is_frozen: is_closed(control),
                 is_watched: is_watched(process.id),
                 is_measuring: process.usage().measures_time(),
                 memory: holding(process, device, total.min(host_memory)),
@@ -155,6 +127,19 @@ impl Arbitration<'_> {
         }
         if moved.is_news {
             self.notices.push(Notice::Ring(id));
+        }
+    }
+
+    /// Returns how many bytes of a device movable memory can have.
+    pub fn capacity(&self, device: usize) -> u64 {
+        self.state.movable_capacity(device)
+    }
+
+    /// Counts a memory turn of a process on a device.
+    pub fn count_memory_turn(&mut self, id: ProcessId, device: usize) {
+        let process = self.state.processes.get_mut(&id);
+        if let Some(kept) = process.and_then(|process| process.kept_mut(Some(device))) {
+            kept.nr_memory_turns += 1;
         }
     }
 

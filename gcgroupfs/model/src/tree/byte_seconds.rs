@@ -1,7 +1,5 @@
 //! Memory use over time: the integral of `memory.current`, from samples.
 
-use super::{ProcessId, State, sums};
-
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
@@ -38,17 +36,6 @@ impl ByteSeconds {
     /// Returns bytes times seconds, rounded down.
     pub(super) fn get(&self) -> u128 {
         self.twice / 2 / SECOND
-    }
-}
-
-impl State {
-    /// Samples a process's memory.
-    pub(super) fn sample_bytes(&mut self, id: ProcessId) {
-        let now = self.now();
-        if let Some(process) = self.processes.get_mut(&id) {
-            let bytes = sums::current(process, None, &self.devices);
-            process.byte_seconds.sample(now, bytes);
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gcgroup_abi::OTHER_DEVICE;
 
-use super::{Device, Host};
+use super::device::{Device, Host};
 
 /// Bytes assumed for a device that does not report its size; more than any GPU has.
 const UNKNOWN_TOTAL: u64 = 4 << 40;

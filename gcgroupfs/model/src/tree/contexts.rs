@@ -1,5 +1,5 @@
-//! Sizes of contexts: what the last context of each user took, published as the estimate for the next ones,
-//! and requests of processes to measure a new context.
+//! Sizes of contexts, published as the estimate for the next contexts of the user, and requests of processes
+//! to measure a new context.
 //!
 //! A size is used for the processes of one user only, because a process can choose what its contexts take.
 
@@ -7,77 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
-use serde::{Deserialize, Serialize};
 
 use super::claims::device_total;
 use super::process::Process;
-use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, sums};
-
-/// Most users and devices whose sizes are kept; the oldest are dropped.
-const MOST: usize = 64;
-
-/// Sizes of the last contexts of a user on a device, in bytes by [`ContextKind`]; 0: unknown.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct Sizes {
-    uid: u32,
-    /// UUID of the device.
-    device: String,
-    kinds: [u64; ContextKind::COUNT],
-}
-
-/// Sizes of all users' contexts.
-#[derive(Debug, Default)]
-pub(super) struct Contexts {
-    /// Latest first.
-    sizes: Vec<Sizes>,
-    /// Set if `sizes` have changed since they were last written.
-    is_changed: bool,
-    /// Set if new contexts are measured.
-    are_measured: bool,
-}
-
-impl Contexts {
-    pub(super) fn saved(&self) -> Vec<Sizes> {
-        self.sizes.clone()
-    }
-
-    pub(super) fn restore(&mut self, sizes: Vec<Sizes>) {
-        self.sizes = sizes;
-        self.sizes.truncate(MOST);
-    }
-
-    /// Returns whether the sizes have changed since the last call.
-    pub(super) fn take_changed(&mut self) -> bool {
-        std::mem::take(&mut self.is_changed)
-    }
-
-    fn of(&self, uid: u32, device: &str) -> [u64; ContextKind::COUNT] {
-        let is_it = |sizes: &&Sizes| sizes.uid == uid && sizes.device == device;
-        let found = self.sizes.iter().find(is_it);
-        found.map_or([0; ContextKind::COUNT], |sizes| sizes.kinds)
-    }
-
-    /// Sets a size. Returns whether it has changed.
-    fn set(&mut self, uid: u32, device: &str, kind: ContextKind, bytes: u64) -> bool {
-        let mut kinds = self.of(uid, device);
-        let before = std::mem::replace(&mut kinds[kind as usize], bytes);
-        if before == bytes {
-            return false;
-        }
-        self.sizes
-            .retain(|sizes| (sizes.uid, sizes.device.as_str()) != (uid, device));
-        let sizes = Sizes {
-            uid,
-            device: device.to_owned(),
-            kinds,
-        };
-        self.sizes.insert(0, sizes);
-        self.sizes.truncate(MOST);
-        self.is_changed = true;
-        true
-    }
-}
+use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, usage};
 
 /// A process's request to measure a new context.
 #[derive(Debug, Clone)]
@@ -244,7 +177,7 @@ impl State {
         let places = [(None, None), (Some(device), uuid)];
         let exceeds = |process: &Process, (place, uuid): (Option<usize>, Option<&str>)| {
             let limit = process.settings.get(MEMORY_LIMIT, uuid).number();
-            sums::current(process, place, devices) > limit
+            usage::current(process, place, devices) > limit
         };
         let exceeded = places.map(|place| exceeds(process, place));
         enforce::store_overhead(process, device, bytes);

@@ -3,24 +3,15 @@
 //! what it counted after that.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
-use super::process::Process;
-use super::{Devices, GroupId, Notice, ProcessId, State, Sums, Tree};
+use super::process::{Process, Written};
+use super::saved::by_index;
+use super::{GroupId, Notice, ProcessId, State, Sums, Tree};
 use crate::tree::Saved;
 
 /// Number of processes written at a time, longest wait first, so that thousands of busy ones do not occupy
 /// the disk.
 const MAX_AT_ONCE: usize = 64;
-
-/// State of a process's counts in the journal.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Written {
-    /// Sum of all counts when last written; each only grows. `None` for a process that has just registered.
-    digest: Option<u64>,
-    /// Number of rounds in which other processes were written instead.
-    nr_waits: u32,
-}
 
 impl Tree {
     /// Writes the changed counts of up to 64 processes to the journal, and changed sizes of contexts; other
@@ -74,7 +65,7 @@ impl Tree {
         }];
         let mut state = self.state.lock();
         let groups = state.chain(saved.group);
-        let counts: Vec<_> = super::saved::by_index(&counts, &state.devices).collect();
+        let counts: Vec<_> = by_index(&counts, &state.devices).collect();
         for (device, sums) in counts {
             for id in &groups {
                 if let Some(group) = state.groups.get_mut(id) {
@@ -116,15 +107,6 @@ impl State {
             process.written.nr_waits = process.written.nr_waits.saturating_add(1);
         }
     }
-}
-
-/// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
-/// groups.
-pub(super) fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, Sums> {
-    let nr_devices = process.group.map_or(0, |_| devices.len());
-    let places = [None].into_iter().chain((0..nr_devices).map(Some));
-    let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));
-    super::saved::by_uuid(counts, devices)
 }
 
 /// Adds the counts of an ended process to the records of the groups that it was in and of the root (`None`),

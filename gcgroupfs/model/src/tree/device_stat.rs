@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 use super::untrusted::UntrustedDevice;
-use super::{Reason, State, Tree, sums};
+use super::{Reason, State, Tree, usage};
 
 /// Measurements of a device by NVML; `None`: it does not tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl State {
             let uses = |usage: UntrustedDevice<'_>| usage.claims_use() || usage.nr_contexts() != 0;
             let (mut charged, mut nr_governed) = (0, 0);
             for process in processes {
-                let current = sums::current(process, Some(index), &self.devices);
+                let current = usage::current(process, Some(index), &self.devices);
                 charged += current;
                 let is_user = current != 0 || process.usage().device(index).is_some_and(uses);
                 nr_governed += usize::from(is_user);

@@ -1,52 +1,9 @@
 //! Devices that appear while processes run: MIG instances can be made at any time. No device is removed,
 //! since its number may be in use.
 
-use std::ops::Deref;
-use std::time::Duration;
-
 use gcgroup_abi::OTHER_DEVICE;
 
 use super::{Device, GroupId, Notice, ProcessId, State, Tree, enforce};
-
-/// The host of the devices; its size and age bound the claims of processes.
-#[derive(Debug, Clone, Copy)]
-pub struct Host {
-    /// Bytes of memory.
-    pub memory: u64,
-    pub nr_cpus: u64,
-    /// Unit of the start times of processes.
-    pub ticks_per_second: u64,
-    /// Returns the time since boot.
-    pub uptime: fn() -> Duration,
-    /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
-    pub now: fn() -> u64,
-}
-
-/// The devices, each in its slot, and their host.
-#[derive(Debug)]
-pub(super) struct Devices {
-    devices: Vec<Device>,
-    pub(super) host: Host,
-}
-
-impl Devices {
-    /// Numbers the devices, without those beyond the blocks' slots.
-    pub(super) fn new(mut devices: Vec<Device>, host: Host) -> Self {
-        devices.truncate(OTHER_DEVICE);
-        for (index, device) in devices.iter_mut().enumerate() {
-            device.index = index;
-        }
-        Self { devices, host }
-    }
-}
-
-impl Deref for Devices {
-    type Target = [Device];
-
-    fn deref(&self) -> &[Device] {
-        &self.devices
-    }
-}
 
 /// Returns the UUID as in `ControlDevice::uuid`.
 fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
@@ -63,6 +20,17 @@ impl Tree {
         let is_it = |device: &&Device| uuid_words(device.uuid) == uuid;
         let slot = state.devices.iter().find(is_it).map(|device| device.index);
         state.grants.room_below(group, slot.unwrap_or(OTHER_DEVICE))
+    }
+
+    /// Returns the UUID of a device, as NVML spells it.
+    pub fn uuid(&self, device: usize) -> Option<String> {
+        let state = self.state.lock();
+        state.devices.get(device).map(|device| device.uuid_text.clone())
+    }
+
+    /// Returns the number of devices.
+    pub fn nr_devices(&self) -> usize {
+        self.state.lock().devices.len()
     }
 
     /// Requests a search for new devices.
@@ -95,7 +63,7 @@ impl Tree {
 impl State {
     fn add_device(&mut self, device: Device, notices: &mut Vec<Notice>) {
         let slot = device.index;
-        self.devices.devices.push(device);
+        self.devices.push(device);
         for process in self.processes.values_mut() {
             process.add_device();
             enforce::prepare_device(process, &self.devices);

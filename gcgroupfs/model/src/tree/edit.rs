@@ -15,15 +15,15 @@ const CANNOT_SWAP: &str = "the memory cannot be swapped; start the program with 
 /// Changes to one directory on behalf of a caller.
 #[derive(Debug)]
 pub struct Edit<'a> {
-    state: &'a mut State,
-    directory: Directory,
-    caller: Caller,
-    notices: Vec<Notice>,
+    pub(super) state: &'a mut State,
+    pub(super) directory: Directory,
+    pub(super) caller: Caller,
+    pub(super) notices: Vec<Notice>,
 }
 
 /// The process or group that is changed.
 #[derive(Debug, Clone, Copy)]
-enum Target {
+pub(super) enum Target {
     Process(ProcessId),
     Group(GroupId),
 }
@@ -293,34 +293,6 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Restarts `memory.peak` at the bytes held now.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn reset_peak(&mut self) -> Result<()> {
-        let device = self.device();
-        match self.target()? {
-            Target::Process(id) => {
-                let devices = &self.state.devices;
-                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
-                let current = Sums::of(process, device, devices).current();
-                enforce::reset_peak(process, device);
-                if let Some(kept) = process.kept_mut(device) {
-                    kept.peak = current;
-                }
-                self.notices.push(Notice::SettingsChanged(id));
-            }
-            Target::Group(id) => {
-                let current = self.state.group_current(id, device);
-                let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
-                let counted = group.counted_mut(device);
-                (counted.peak, counted.is_reset) = (current, true);
-                self.notices.push(Notice::GroupChanged(id));
-            }
-        }
-        Ok(())
-    }
-
     /// Begins suspensions and resumptions, again those that have failed.
     pub(super) fn suspend_again(&mut self) -> Result<()> {
         let ids: Vec<_> = self.processes()?.iter().map(|process| process.id).collect();
@@ -347,19 +319,6 @@ impl<'a> Edit<'a> {
         self.target()?;
         self.notices.push(Notice::KillAsked(self.directory));
         Ok(())
-    }
-
-    /// Moves the process with that pid into this directory.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` except in the root and in groups; `ESRCH`, `EPERM` as for a move.
-    pub fn take_in(&mut self, pid: u32) -> Result<()> {
-        let to = match (self.directory.whose(), self.directory.device) {
-            (Entity::Root, None) => None,
-            (Entity::Group(id), None) => Some(id),
-            _ => return Err(Error::NotSupported("processes can only be put into groups")),
-        };
-        self.state.relocate(pid, to, self.caller, &mut self.notices)
     }
 
     /// Counts an event of a group, there and above, and has the counts written to the journal.
@@ -411,7 +370,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    fn device(&self) -> Option<usize> {
+    pub(super) fn device(&self) -> Option<usize> {
         self.directory.device.map(usize::from)
     }
 
@@ -420,7 +379,7 @@ impl<'a> Edit<'a> {
         device.map(|device| device.uuid_text.clone())
     }
 
-    fn target(&self) -> Result<Target> {
+    pub(super) fn target(&self) -> Result<Target> {
         match self.directory.whose() {
             Entity::Root => Err(Error::NotFound),
             Entity::Process(id) => Ok(Target::Process(id)),

@@ -1,23 +1,25 @@
 //! Stores into control blocks, as the only module. It decides nothing: it publishes the settings.
 
-use std::sync::atomic::AtomicU64;
+mod answers;
+mod gates;
+mod settings;
+
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{CONTEXT_CHANGED, ContextKind, Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{CONTEXT_CHANGED, ContextKind, Control, NO_LIMIT, OTHER_DEVICE};
 
-use super::arbitration::GateOrder;
 use super::process::{Process, slots};
-use super::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting};
 use super::{Device, ProcessId};
 
-/// Result of [`arbitrate`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moved {
-    /// The gate has opened.
-    pub(super) has_opened: bool,
-    /// The process must begin or may stop metering its own work, or move memory.
-    pub(super) is_news: bool,
-}
+pub(super) use self::answers::{
+    SwapAnswer, answer, answer_claim, answer_context, answer_pressure, answer_swap,
+};
+pub use self::gates::GateOrder;
+pub(super) use self::gates::{arbitrate, charge, has_memory_bound, hold_helper};
+pub(super) use self::settings::Slot;
+pub(super) use self::settings::{
+    freeze, memory_limit, memory_swap_max, memory_visible, priority, setting, settings,
+};
 
 /// Fills a new process's control block and makes it visible.
 ///
@@ -114,204 +116,6 @@ pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: boo
     Some(control.reclaim_generation.fetch_add(1, Release).wrapping_add(1))
 }
 
-/// Answers a request for memory pressure: whether other processes have made room.
-pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_granted: bool) {
-    if let Some(control) = process.control().devices.get(device) {
-        if !is_granted {
-            control.pressure_refused.store(number, Relaxed);
-        }
-        control.pressure_answer.store(number, Release);
-    }
-}
-
-/// Slot of a control block, and its device; none of [`OTHER_DEVICE`].
-#[derive(Debug, Clone, Copy)]
-pub struct Slot<'a> {
-    index: usize,
-    device: Option<&'a Device>,
-}
-
-impl<'a> Slot<'a> {
-    /// Returns the device's index and UUID.
-    fn names(self) -> (Option<usize>, Option<&'a str>) {
-        let device = self.device;
-        (
-            device.map(|_| self.index),
-            device.map(|device| device.uuid_text.as_str()),
-        )
-    }
-
-    fn of(self, process: &Process) -> Option<&ControlDevice> {
-        process.control().devices.get(self.index)
-    }
-}
-
-/// Puts the process's settings in force. Returns whether a gate has closed or opened, or memory may have to
-/// move.
-pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
-    let mut changed = false;
-    for of in SETTINGS {
-        changed |= setting(process, of, devices);
-    }
-    changed
-}
-
-/// Puts one setting of the process in force. Returns as [`settings`] does.
-pub(super) fn setting(process: &Process, setting: &Setting, devices: &[Device]) -> bool {
-    let Some(publish) = setting.publish else {
-        return false;
-    };
-    let mut changed = publish(process, None);
-    for index in slots(devices.len()) {
-        let device = devices.get(index);
-        changed |= publish(process, Some(Slot { index, device }));
-    }
-    changed
-}
-
-/// Publishes `memory.limit`.
-pub(super) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
-    let bytes = |uuid| process.settings.get(MEMORY_LIMIT, uuid).number();
-    let (word, bytes) = match slot {
-        None => (&process.control().memory_limit, bytes(None)),
-        Some(slot) => {
-            let Some(control) = slot.of(process) else {
-                return false;
-            };
-            let (_, uuid) = slot.names();
-            (
-                &control.memory_limit,
-                uuid.map_or(NO_LIMIT, |uuid| bytes(Some(uuid))),
-            )
-        }
-    };
-    swap(process, word, bytes)
-}
-
-/// Publishes `memory.swap.max`.
-pub(super) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
-    let Some(slot) = slot else {
-        let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
-        process.control().enables_swap.store(u64::from(own != 0), Relaxed);
-        return swap(
-            process,
-            &process.control().memory_swap_max,
-            process.swap_max(None, None),
-        );
-    };
-    if let Some(control) = slot.of(process) {
-        let (index, uuid) = slot.names();
-        let bytes = uuid.map_or(NO_LIMIT, |_| process.swap_max(index, uuid));
-        control.memory_swap_max.store(bytes, Relaxed);
-    }
-    false
-}
-
-/// Stores a limit. Returns whether the process must move memory for it.
-fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
-    let is_new = word.load(Relaxed) != bytes;
-    word.store(bytes, Relaxed);
-    is_new && process.can_swap()
-}
-
-/// Publishes `memory.visible`.
-pub(super) fn memory_visible(process: &Process, slot: Option<Slot<'_>>) -> bool {
-    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
-        let (index, uuid) = slot.names();
-        let visible = process.visible(index, uuid).number();
-        control.memory_visible.store(visible, Relaxed);
-    }
-    false
-}
-
-/// Publishes `compute.priority`.
-pub(super) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
-    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
-        let (index, uuid) = slot.names();
-        control.priority.store(process.priority(index, uuid), Relaxed);
-    }
-    false
-}
-
-/// Publishes `compute.freeze`.
-pub(super) fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
-    let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) else {
-        return false;
-    };
-    let (index, uuid) = slot.names();
-    gate(control, process.freeze(index, uuid), process.gate(slot.index))
-}
-
-/// Sets one gate.
-fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
-    if is_closed(control) == freeze {
-        return false;
-    }
-    let gate = if freeze { Gate::Frozen } else { open };
-    control.change_freeze(gate);
-    true
-}
-
-/// Tells the helper thread to make no driver calls, or to make them again.
-pub(super) fn hold_helper(process: &Process, is_held: bool) {
-    let number = match is_held {
-        false => 0,
-        // Not one that the process has acknowledged before.
-        true => process.usage().suspend_generation().wrapping_add(1).max(1),
-    };
-    process.control().suspend_generation.store(number, Release);
-}
-
-/// Sets a gate by the arbiter's order. A frozen gate stays frozen and is set when it thaws.
-pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder) -> Moved {
-    let before = process.gate(device);
-    let mut moved = Moved {
-        has_opened: before == Gate::Throttled && order.gate != Gate::Throttled,
-        is_news: (before == Gate::Run) != (order.gate == Gate::Run),
-    };
-    if let Some(kept) = process.kept_mut(Some(device)) {
-        kept.gate = order.gate;
-        kept.memory_turn = order.memory.turn;
-    }
-    let Some(control) = process.control().devices.get(device) else {
-        return moved;
-    };
-    control.window_usec.store(order.window_usec, Relaxed);
-    control.patience_usec.store(order.patience_usec, Relaxed);
-    if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
-        moved.is_news = true;
-    }
-    control.set_wants_bell(order.wants_bell, order.wants_end);
-    if control.resident_limit.load(Relaxed) != order.memory.resident_limit {
-        control.resident_limit.store(order.memory.resident_limit, Relaxed);
-        moved.is_news = true;
-    }
-    if before != order.gate && !is_closed(control) {
-        control.gate.store(order.gate as u32, Release);
-    }
-    moved
-}
-
-/// Returns whether the process's movable memory on a device is bounded.
-pub(super) fn has_memory_bound(process: &Process, device: usize) -> bool {
-    let control = process.control().devices.get(device);
-    control.is_some_and(|control| control.resident_limit.load(Relaxed) != 0)
-}
-
-/// Adds `nsec` nanoseconds to the GPU time that the process was charged on a device.
-pub(super) fn charge(process: &Process, device: usize, nsec: u64) {
-    if let Some(control) = process.control().devices.get(device) {
-        // No other thread writes this word.
-        let sum = control.usage_nsec.load(Relaxed).saturating_add(nsec);
-        control.usage_nsec.store(sum, Relaxed);
-    }
-}
-
-/// Returns whether the gate lets nothing pass.
-pub(super) fn is_closed(control: &ControlDevice) -> bool {
-    control.gate.load(Relaxed) == Gate::Frozen as u32
-}
-
 /// Resets the peak of the process, or its peak on one device.
 pub(super) fn reset_peak(process: &Process, device: Option<usize>) {
     let control = process.control();
@@ -347,16 +151,6 @@ pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
     }
 }
 
-/// Answers a process's request for a grant on a device.
-pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: bool) {
-    if let Some(control) = process.control().devices.get(device) {
-        if !is_granted {
-            control.grant_refused.store(number, Relaxed);
-        }
-        control.grant_answer.store(number, Release);
-    }
-}
-
 /// Tells a process whether new contexts are measured.
 pub(super) fn measures_contexts(process: &Process, are_measured: bool) {
     let word = &process.control().measures_contexts;
@@ -370,44 +164,6 @@ pub(super) fn estimate_contexts(process: &Process, device: usize, bytes: [u64; C
             word.store(bytes, Relaxed);
         }
     }
-}
-
-/// Answers a process's request to measure a context.
-pub(super) fn answer_context(process: &Process, device: usize, number: u32, missing: u64) {
-    if let Some(control) = process.control().devices.get(device) {
-        control.context_missing.store(missing, Relaxed);
-        control.context_answer.store(number, Release);
-    }
-}
-
-/// Answer to a request to swap out more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SwapAnswer {
-    Granted,
-    Refused,
-    /// Refused; other processes have been asked to release their swap pools.
-    Recalled,
-}
-
-/// Answers a process's request to swap out more from a device.
-pub(super) fn answer_swap(process: &Process, device: usize, number: u32, answer: SwapAnswer) {
-    if let Some(control) = process.control().devices.get(device) {
-        if answer != SwapAnswer::Granted {
-            control.swap_refused.store(number, Relaxed);
-        }
-        if answer == SwapAnswer::Recalled {
-            control.swap_recalled.store(number, Relaxed);
-        }
-        control.swap_answer.store(number, Release);
-    }
-}
-
-/// Answers a process's claim of host memory: `others` is the number of bytes that other processes are about
-/// to take.
-pub(super) fn answer_claim(process: &Process, number: u32, others: u64) {
-    let control = process.control();
-    control.host_claimed.store(others, Relaxed);
-    control.host_answer.store(number, Release);
 }
 
 /// Asks a process to release its swap pool.

@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use gcgroup_abi::Submission;
 
 use super::process::Process;
-use super::{Devices, Identity, Sums, Tree, sums};
+use super::{Devices, Identity, Sums, Tree, usage};
 
 /// Number of lines of `exited`.
 const NR_EXITED: usize = 64;
@@ -46,7 +46,7 @@ impl Exited {
         Self {
             identity: process.identity.clone(),
             end,
-            peak: sums::peak(process, None, devices),
+            peak: usage::peak(process, None, devices),
             byte_seconds: process.byte_seconds.get(),
             sums: Sums::of(process, None, devices),
         }

@@ -14,9 +14,9 @@ use self::bounds::bounds;
 use super::group::Group;
 use super::origin::{Noted, Origin};
 use super::process::Process;
-use super::refusals::{Cause, Refused};
+use super::refused::{Cause, Refused};
 use super::settings::{Kind, Setting, Value};
-use super::{Directory, Entity, GroupId, Settings, State, Tree, sums};
+use super::{Directory, Entity, GroupId, Settings, State, Tree, usage};
 use crate::error::{Error, Result};
 use crate::text::{size, word};
 
@@ -199,7 +199,7 @@ impl<'a> Case<'a> {
     /// Returns the bytes charged in a place.
     fn used(&self, place: Place<'_>) -> u64 {
         match place.entity {
-            Subject::Process(process) => sums::current(process, place.device, &self.state.devices),
+            Subject::Process(process) => usage::current(process, place.device, &self.state.devices),
             Subject::Group(group) => self.state.group_current(group.id, place.device),
         }
     }
@@ -243,9 +243,9 @@ impl<'a> Case<'a> {
         if let Subject::Process(process) = self.subject {
             lines.push(Line::new(format!(
                 "memory.peak {}",
-                size(sums::peak(process, None, devices))
+                size(usage::peak(process, None, devices))
             )));
-            let swapped = sums::swapped(process, None, devices);
+            let swapped = usage::swapped(process, None, devices);
             if swapped != 0 {
                 lines.push(Line::new(format!("memory.swap.current {}", size(swapped))));
             }

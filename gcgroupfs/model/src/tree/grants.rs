@@ -15,6 +15,7 @@ mod node;
 mod publish;
 mod resource;
 mod room;
+mod suspended;
 #[cfg(test)]
 mod tests;
 
@@ -200,58 +201,6 @@ impl Grants {
         }
     }
 
-    /// Drops the charge of a process for as long as it is suspended, or makes it again regardless of limits.
-    /// The process keeps its grants.
-    pub(super) fn set_suspended(&mut self, id: ProcessId, is_suspended: bool) {
-        let before = self
-            .members
-            .get(&id)
-            .map(|member| (member.group, member.is_suspended()));
-        let Some((group, _)) = before.filter(|(_, before)| *before != is_suspended) else {
-            return;
-        };
-        self.suspend(id, is_suspended);
-        self.settle(group);
-        self.publish(group);
-    }
-
-    /// Charges a suspended process again, if all groups above have room after taking back what others do not
-    /// use. Returns whether they have.
-    pub(super) fn resume(&mut self, id: ProcessId) -> bool {
-        let Some(group) = self.members.get(&id).map(|member| member.group) else {
-            return false;
-        };
-        self.suspend(id, false);
-        let positions: Vec<Position> = self.positions(None).map(Some).chain([None]).collect();
-        let mut has_room = true;
-        for above in self.chain(group) {
-            for position in &positions {
-                let missing = self.missing(above, *position, 0);
-                self.take_back(above, *position, missing, None);
-                has_room = has_room && self.missing(above, *position, 0) == 0;
-            }
-        }
-        if !has_room {
-            self.suspend(id, true);
-        }
-        self.publish(group);
-        has_room
-    }
-
-    fn suspend(&mut self, id: ProcessId, is_suspended: bool) {
-        let Some(member) = self.members.get_mut(&id) else {
-            return;
-        };
-        let group = member.group;
-        let positions = 0..self.slots.len();
-        let before: Vec<_> = positions.clone().map(|at| member.charge(at)).collect();
-        member.set_suspended(is_suspended);
-        let now: Vec<_> = positions.map(|at| member.charge(at)).collect();
-        for (at, (before, now)) in before.into_iter().zip(now).enumerate() {
-            self.charge(group, at, Recharge::of(before, now));
-        }
-    }
-
     /// Returns the most bytes that the process is believed to have charged on the device of a slot.
     pub(super) fn most(&self, id: ProcessId, device: usize) -> u64 {
         match (self.position(Some(device)), self.members.get(&id)) {
@@ -348,33 +297,6 @@ impl Grants {
         let at = self.position(Some(device)).ok()??;
         let member = self.members.get(&id)?;
         member.is_granted(at).then(|| member.held(at))
-    }
-
-    /// Returns the bytes of a group's limit that are not held, on the device of a slot or as a whole.
-    pub(super) fn room(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
-            return NO_LIMIT;
-        };
-        node.room(position)
-    }
-
-    /// Stops granting in a group until [`told`](Self::told): one of its processes is alive and has not
-    /// registered with this daemon.
-    pub(super) fn await_member(&mut self, group: GroupId) {
-        for id in self.chain(Some(group)) {
-            if let Some(node) = self.groups.get_mut(&id) {
-                node.nr_awaited += 1;
-            }
-        }
-    }
-
-    /// Undoes one [`await_member`](Self::await_member).
-    pub(super) fn told(&mut self, group: GroupId) {
-        for id in self.chain(Some(group)) {
-            if let Some(node) = self.groups.get_mut(&id) {
-                node.nr_awaited = node.nr_awaited.saturating_sub(1);
-            }
-        }
     }
 
     /// Returns the bytes that the group is charged.

@@ -7,14 +7,13 @@ use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
-use super::holds::Hold;
+use super::holders::Hold;
 use super::inherited::Inherited;
-use super::lease::Lease;
+use super::made::{Job, Made, is_default};
 use super::origin::Origins;
-use super::refusals::Refusals;
-use super::saved::Made;
-use super::stall::Stalls;
-use super::{Access, Caller, Directory, GroupId, Job, ProcessId, Settings, Sums};
+use super::refused::Refusals;
+use super::stall::totals::Stalls;
+use super::{Access, Caller, Directory, GroupId, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
 /// Maximum nesting depth; a group in the root has depth 1.
@@ -82,6 +81,14 @@ pub struct Group {
     pub(super) byte_seconds: u128,
 }
 
+/// State of a group's lease that is derived from its settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// The end that is waited for, in milliseconds since boot.
+    pub(super) awaited: Option<u64>,
+    pub(super) has_expired: bool,
+}
+
 /// Counts of a group that its processes do not report, and the highest usage seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -98,10 +105,6 @@ pub(super) struct Counted {
     /// True after the peak has been reset; then the processes' own peaks are not used.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_reset: bool,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// A group to be made.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
-use super::saved::Made;
+use super::made::Made;
 use super::settings::MEMORY_SWAP_MAX;
-use super::stall::Stalls;
+use super::stall::totals::Stalls;
 use super::{
     Access, Caller, Change, DIRECTORY_MODE, Device, Directory, Entity, Group, GroupId, NewGroup, Notice,
     Owner, ProcessId, Saved, Settings, State, Transient, Tree, enforce,

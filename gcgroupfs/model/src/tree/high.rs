@@ -21,30 +21,6 @@ const SHORTEST_WAIT: u64 = 10_000;
 /// An excess of this part of `memory.high` makes an allocation wait for [`LONGEST_WAIT`].
 const FULL_EXCESS: u64 = 8;
 
-/// Number of times within [`ASK_PERIOD`] that a process's allocations have memory moved out: a process could
-/// otherwise keep the daemon busy. Allocations of one thread are further apart.
-const MOST_ASKS: u32 = 16;
-const ASK_PERIOD: u64 = 100_000_000;
-
-/// How often a process's allocations have had memory moved out lately.
-#[derive(Debug, Default)]
-pub(super) struct Asks {
-    /// Begin of the period, `CLOCK_MONOTONIC` in nanoseconds.
-    since: u64,
-    count: u32,
-}
-
-impl Asks {
-    /// Counts one more; returns false if there were too many.
-    fn take(&mut self, now: u64) -> bool {
-        if now.saturating_sub(self.since) >= ASK_PERIOD {
-            *self = Self { since: now, count: 0 };
-        }
-        self.count = self.count.saturating_add(1);
-        self.count <= MOST_ASKS
-    }
-}
-
 /// Returns the longest wait for an excess, microseconds.
 fn wait_usec(above: &Above) -> u32 {
     let all = u128::from(LONGEST_WAIT) * u128::from(above.excess) * u128::from(FULL_EXCESS);

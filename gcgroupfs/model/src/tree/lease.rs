@@ -3,80 +3,11 @@
 //! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
 //! What the action requires is derived from the time, not stored: a new lease ends it.
 
-use super::settings::{COMPUTE_FREEZE, HeldValue, LEASE, LEASE_ACTION, SUSPEND, Setting, Value};
+use super::group::Lease;
+use super::lease_action::{Effect, LEASE_ACTIONS, LeaseAction, lease_action};
+use super::settings::{COMPUTE_FREEZE, HeldValue, LEASE, LEASE_ACTION, SUSPEND, Value};
 use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
-use crate::error::{Error, Result};
-
-/// Row of the table of actions.
-#[derive(Debug)]
-pub struct LeaseAction {
-    /// Value of the control file.
-    pub name: &'static str,
-    /// Number in the journal. A higher one is stricter: users other than root may set such a one after root.
-    pub rank: u64,
-    effect: Effect,
-    /// Clause of the manual.
-    doc: &'static str,
-}
-
-/// Effect of an action while the lease has expired.
-#[derive(Debug, Clone, Copy)]
-enum Effect {
-    /// This setting is on.
-    Holds(&'static Setting),
-    /// Processes in the group and those that enter it are killed.
-    Kills,
-}
-
-/// All actions; the first is the default.
-pub const LEASE_ACTIONS: &[LeaseAction] = &[
-    LeaseAction {
-        name: "freeze",
-        rank: 0,
-        effect: Effect::Holds(COMPUTE_FREEZE),
-        doc: "the group is frozen as by compute.freeze",
-    },
-    LeaseAction {
-        name: "suspend",
-        rank: 1,
-        effect: Effect::Holds(SUSPEND),
-        doc: "the group is suspended as by gcgroup.suspend",
-    },
-    LeaseAction {
-        name: "kill",
-        rank: 2,
-        effect: Effect::Kills,
-        doc: "its processes are killed as by gcgroup.kill",
-    },
-];
-
-/// Names of all actions, for error messages.
-pub(super) const EXPECTED_ACTION: &str = "freeze, suspend or kill";
-
-/// Returns the action of a rank.
-pub(super) fn lease_action(rank: u64) -> Option<&'static LeaseAction> {
-    LEASE_ACTIONS.iter().find(|action| action.rank == rank)
-}
-
-/// Parses the name of an action.
-///
-/// # Errors
-/// `EINVAL` for any other text.
-pub(super) fn parse_lease_action(text: &str) -> Result<u64> {
-    let found = LEASE_ACTIONS.iter().find(|action| action.name == text);
-    found
-        .map(|action| action.rank)
-        .ok_or_else(|| Error::bad(EXPECTED_ACTION, text))
-}
-
-/// Returns the names of all actions with what they do, for the manual.
-pub fn described_lease_actions() -> String {
-    let texts = LEASE_ACTIONS.iter();
-    let texts: Vec<String> = texts
-        .map(|action| format!("{} ({})", action.name, action.doc))
-        .collect();
-    texts.join(" or ")
-}
+use crate::error::Result;
 
 /// A lease that has expired.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,14 +18,6 @@ pub struct Expired {
     pub uid: u32,
     /// Name of the action.
     pub action: &'static str,
-}
-
-/// State of a group's lease that is derived from its settings.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Lease {
-    /// The end that is waited for, in milliseconds since boot.
-    awaited: Option<u64>,
-    pub(super) has_expired: bool,
 }
 
 /// Returns the end of the lease in milliseconds since boot; `None` without a lease.
@@ -110,8 +33,10 @@ fn action(settings: &Settings) -> &'static LeaseAction {
 
 /// Returns the value that the group's lease holds now.
 pub(super) fn held(group: &Group) -> Option<HeldValue> {
-    let Effect::Holds(setting) = action(&group.settings).effect else {
-        return None;
+    let setting = match action(&group.settings).effect {
+        Effect::Freezes => COMPUTE_FREEZE,
+        Effect::Suspends => SUSPEND,
+        Effect::Kills => return None,
     };
     group.lease.has_expired.then(|| HeldValue {
         setting,
@@ -123,7 +48,7 @@ pub(super) fn held(group: &Group) -> Option<HeldValue> {
 
 /// Returns whether processes in the group itself are to be killed.
 fn kills(group: &Group) -> bool {
-    group.lease.has_expired && matches!(action(&group.settings).effect, Effect::Kills)
+    group.lease.has_expired && action(&group.settings).effect == Effect::Kills
 }
 
 impl Tree {
@@ -254,20 +179,5 @@ impl State {
             true => format!("has expired: {action}"),
             false => format!("ends in {left} s, then {action}"),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn error_names_every_action() {
-        for LeaseAction { name, rank, .. } in LEASE_ACTIONS {
-            assert!(EXPECTED_ACTION.contains(name));
-            assert_eq!(parse_lease_action(name).unwrap(), *rank);
-            assert_eq!(lease_action(*rank).unwrap().name, *name);
-        }
-        assert!(parse_lease_action("resume").is_err());
     }
 }

@@ -1,11 +1,46 @@
-//! Lookup and listing of directories.
+//! Lookup and listing of directories and processes.
 
 use std::collections::BTreeMap;
+#[cfg(any(test, fuzzing, feature = "fixture"))]
+use std::sync::Arc;
 
-use super::{Directory, Entity, GroupId, Level, Owner, Scope, State, Tree};
+#[cfg(any(test, fuzzing, feature = "fixture"))]
+use super::Blocks;
+use super::{Directory, Entity, GroupId, Identity, Level, Owner, ProcessId, Scope, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
+    /// Returns the process's identity, or `None` if it has left.
+    pub fn identity(&self, id: ProcessId) -> Option<Identity> {
+        let state = self.state.lock();
+        Some(state.processes.get(&id)?.identity.clone())
+    }
+
+    /// Returns the process's blocks, or `None` if it has left.
+    #[cfg(any(test, fuzzing, feature = "fixture"))]
+    pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
+        self.state
+            .lock()
+            .processes
+            .get(&id)
+            .map(|process| process.blocks.clone())
+    }
+
+    /// Returns the process whose directory is named `pid`.
+    pub fn find(&self, pid: u32) -> Option<ProcessId> {
+        self.state.lock().pids.get(&pid).copied()
+    }
+
+    /// Returns all processes, by pid.
+    pub fn processes(&self) -> Vec<(ProcessId, Identity)> {
+        let state = self.state.lock();
+        state
+            .pids
+            .values()
+            .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
+            .collect()
+    }
+
     /// Returns the kind of a directory.
     ///
     /// # Errors

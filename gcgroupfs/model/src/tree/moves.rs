@@ -4,7 +4,7 @@
 use super::group::Counted;
 use super::inherited::Inherited;
 use super::process::Process;
-use super::{Caller, GroupId, Notice, ProcessId, State, Sums};
+use super::{Caller, Edit, Entity, GroupId, Notice, ProcessId, State, Sums};
 use crate::error::{Error, Result};
 
 impl State {
@@ -214,5 +214,20 @@ impl State {
             sums += Sums::of(process, device, &self.devices);
         }
         sums
+    }
+}
+
+impl Edit<'_> {
+    /// Moves the process with that pid into this directory.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` except in the root and in groups; `ESRCH`, `EPERM` as for a move.
+    pub fn take_in(&mut self, pid: u32) -> Result<()> {
+        let to = match (self.directory.whose(), self.directory.device) {
+            (Entity::Root, None) => None,
+            (Entity::Group(id), None) => Some(id),
+            _ => return Err(Error::NotSupported("processes can only be put into groups")),
+        };
+        self.state.relocate(pid, to, self.caller, &mut self.notices)
     }
 }

@@ -9,11 +9,13 @@
 use gcgroup_abi::NO_LIMIT;
 
 use super::claims::device_total;
+use super::edit::Target;
 use super::grants::Grants;
 use super::group::believed;
 use super::process::{Process, slots};
 use super::untrusted::UntrustedDevice;
-use super::{GroupId, Notice, ProcessId, State, Tree, sums};
+use super::{Edit, GroupId, Notice, ProcessId, State, Sums, Tree, enforce, usage};
+use crate::error::{Error, Result};
 
 /// A group with more members is sampled once per second, not at each doorbell of one process.
 pub(super) const MAX_LOOK: usize = 64;
@@ -162,6 +164,15 @@ impl State {
         [None].into_iter().chain((0..self.devices.len()).map(Some))
     }
 
+    /// Samples a process's memory.
+    pub(super) fn sample_bytes(&mut self, id: ProcessId) {
+        let now = self.now();
+        if let Some(process) = self.processes.get_mut(&id) {
+            let bytes = usage::current(process, None, &self.devices);
+            process.byte_seconds.sample(now, bytes);
+        }
+    }
+
     /// Moves a process's last sample from one group to another.
     pub(super) fn carry(&mut self, id: ProcessId, from: Option<GroupId>, to: Option<GroupId>) {
         let Some(process) = self.processes.get(&id) else {
@@ -213,7 +224,7 @@ impl State {
                 cap(None).min(each.fold(0, u64::saturating_add))
             }
         };
-        sums::peak(process, device, &self.devices).min(most)
+        usage::peak(process, device, &self.devices).min(most)
     }
 
     /// Returns a group's `memory.current`, as far as it is believed.
@@ -231,7 +242,7 @@ impl State {
 
     /// Returns a group's swapped bytes, as far as they are believed.
     pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let of = |process: &Process, place| sums::swapped(process, place, &self.devices);
+        let of = |process: &Process, place| usage::swapped(process, place, &self.devices);
         let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
         swapped
             .first()
@@ -287,9 +298,9 @@ impl State {
         let on = |slot: usize| {
             let most = self.grants.most(process.id, slot);
             let charged = process.usage().charged(slot, most);
-            charged.saturating_add(sums::overhead(process, slot, &self.devices))
+            charged.saturating_add(usage::overhead(process, slot, &self.devices))
         };
-        sums::over_slots(device, self.devices.len(), on)
+        usage::over_slots(device, self.devices.len(), on)
     }
 
     /// Returns what a process holds, by place.
@@ -309,5 +320,35 @@ impl State {
             }
         }
         now
+    }
+}
+
+impl Edit<'_> {
+    /// Restarts `memory.peak` at the bytes held now.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] at the root.
+    pub fn reset_peak(&mut self) -> Result<()> {
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                let current = Sums::of(process, device, devices).current();
+                enforce::reset_peak(process, device);
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.peak = current;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+            }
+            Target::Group(id) => {
+                let current = self.state.group_current(id, device);
+                let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
+                let counted = group.counted_mut(device);
+                (counted.peak, counted.is_reset) = (current, true);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
     }
 }

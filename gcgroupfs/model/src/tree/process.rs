@@ -3,20 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::byte_seconds::ByteSeconds;
-use super::counter_records::Written;
 use super::events::Events;
-use super::high::Asks;
-use super::holds::Hold;
+use super::holders::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
-use super::refusals::ProcessRefusals;
+use super::refused::ProcessRefusals;
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
-use super::stall::ProcessStalls;
-use super::suspend::Suspension;
-use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted, enforce, sums};
+use super::stall::totals::ProcessStalls;
+use super::suspension::Suspension;
+use super::{Blocks, Devices, GroupId, Owner, ProcessId, Settings, Untrusted};
 use crate::arbiter::MemoryTurn;
 use crate::text::Comm;
 
@@ -111,6 +109,39 @@ impl Default for Kept {
     }
 }
 
+/// State of a process's counts in the journal.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Written {
+    /// Sum of all counts when last written; each only grows. `None` for a process that has just registered.
+    pub(super) digest: Option<u64>,
+    /// Number of rounds in which other processes were written instead.
+    pub(super) nr_waits: u32,
+}
+
+/// Number of times within [`ASK_PERIOD`] that a process's allocations have memory moved out: a process could
+/// otherwise keep the daemon busy. Allocations of one thread are further apart.
+const MOST_ASKS: u32 = 16;
+pub(super) const ASK_PERIOD: u64 = 100_000_000;
+
+/// How often a process's allocations have had memory moved out lately.
+#[derive(Debug, Default)]
+pub(super) struct Asks {
+    /// Begin of the period, `CLOCK_MONOTONIC` in nanoseconds.
+    since: u64,
+    count: u32,
+}
+
+impl Asks {
+    /// Counts one more; returns false if there were too many.
+    pub(super) fn take(&mut self, now: u64) -> bool {
+        if now.saturating_sub(self.since) >= ASK_PERIOD {
+            *self = Self { since: now, count: 0 };
+        }
+        self.count = self.count.saturating_add(1);
+        self.count <= MOST_ASKS
+    }
+}
+
 /// A registered process.
 #[derive(Debug)]
 pub struct Process {
@@ -194,16 +225,6 @@ impl Process {
         self.devices = devices.chain([Kept::default()]).collect();
     }
 
-    /// Stores the current peaks of the device and of the whole.
-    pub(super) fn keep_peaks(&mut self, device: usize, devices: &Devices) {
-        for place in [None, Some(device)] {
-            let peak = sums::peak(self, place, devices);
-            if let Some(kept) = self.kept_mut(place) {
-                kept.peak = peak;
-            }
-        }
-    }
-
     /// Returns the state of a device's gate while it is not frozen.
     pub(super) fn gate(&self, device: usize) -> Gate {
         self.devices.get(device).map_or(Gate::Run, |kept| kept.gate)
@@ -276,7 +297,7 @@ impl Process {
         let on = |device: usize| {
             let control = self.control().devices.get(device)?;
             let error = self.usage().device(device)?.drain_error()?;
-            (enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
+            (is_closed(control) && !self.is_drained(device)).then_some(error)
         };
         match device {
             Some(device) => on(device),
@@ -289,11 +310,16 @@ impl Process {
         else {
             return false;
         };
-        enforce::is_closed(control) && usage.drained_generation() == control.freeze_generation.load(Relaxed)
+        is_closed(control) && usage.drained_generation() == control.freeze_generation.load(Relaxed)
     }
 }
 
 /// Returns the block slots in use: those of the known devices, and [`OTHER_DEVICE`].
 pub(super) fn slots(nr_devices: usize) -> impl Iterator<Item = usize> {
     (0..nr_devices).chain([OTHER_DEVICE])
+}
+
+/// Returns whether the gate lets nothing pass.
+pub(super) fn is_closed(control: &ControlDevice) -> bool {
+    control.gate.load(Relaxed) == Gate::Frozen as u32
 }

@@ -1,101 +1,15 @@
-//! The last refused allocations of a process and of a group, for people to read. The hook counts refusals;
-//! the daemon notes which limit it was when it sees a count grow.
+//! Which limit has refused an allocation, for people to read. The hook counts refusals; the daemon notes the
+//! limit when it sees a count grow.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
-
 use super::process::{Process, slots};
+use super::refused::{Cause, OomGroup, ProcessRefusals, Refused};
 use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
 use super::untrusted::GrantRequest;
-use super::{Directory, GroupId, Notice, ProcessId, State, sums};
+use super::{Directory, GroupId, Notice, ProcessId, State, usage};
 use crate::tree::grants::Refusal;
-
-/// Number of refusals kept of each process and of each group.
-const MOST: usize = 8;
-
-/// Refusals of the same kind in this time are one entry, nanoseconds.
-const TOGETHER: u64 = 1_000_000_000;
-
-/// Reason for which an allocation was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// `memory.limit` of the process on the device.
-    Device,
-    /// `memory.limit` of the process as a whole.
-    Process,
-    /// `memory.limit` of a group, as a whole or on the device of that slot.
-    Group(GroupId, Option<usize>),
-    /// No limit: the memory of the device or of the host was used up.
-    Memory,
-}
-
-/// Refused allocations of one kind.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Refused {
-    /// Time of the last one, `CLOCK_MONOTONIC` in nanoseconds.
-    pub(super) at: u64,
-    /// How many.
-    pub(super) count: u64,
-    pub(super) device: usize,
-    /// Bytes of the last one, as the process claims; 0 if unknown.
-    pub(super) bytes: u64,
-    pub(super) cause: Cause,
-    /// The limit and the bytes charged against it, as of the note.
-    pub(super) limit: u64,
-    pub(super) used: u64,
-}
-
-/// The last refusals, the latest last.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(VecDeque<Refused>);
-
-impl Refusals {
-    pub(super) fn note(&mut self, refused: Refused) {
-        if let Some(last) = self.0.back_mut()
-            && (last.device, last.bytes, last.cause) == (refused.device, refused.bytes, refused.cause)
-            && refused.at.saturating_sub(last.at) < TOGETHER
-        {
-            *last = Refused {
-                count: last.count.saturating_add(refused.count),
-                ..refused
-            };
-            return;
-        }
-        if self.0.len() == MOST {
-            self.0.pop_front();
-        }
-        self.0.push_back(refused);
-    }
-
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Refused> {
-        self.0.iter()
-    }
-}
-
-/// Refusals of a process, and what of its counts has been noted.
-#[derive(Debug, Default)]
-pub(super) struct ProcessRefusals {
-    pub(super) last: Refusals,
-    /// Counts seen by slot: failures, refusals by the device's limit, refusals by groups.
-    seen: Vec<[u64; 3]>,
-    /// Refusals by the process's limit.
-    seen_whole: u64,
-    /// The last refusal by a group, which the process counts when it gives up.
-    by_group: Option<Refused>,
-    oom_group: Option<OomGroup>,
-}
-
-/// The group to be killed if a process gives up after a refusal by a group.
-#[derive(Debug, Clone, Copy)]
-struct OomGroup {
-    group: GroupId,
-    /// The slot of the device whose limit it was.
-    device: Option<usize>,
-    /// Time of the refusal, `CLOCK_MONOTONIC` in nanoseconds.
-    at: u64,
-}
 
 /// Nanoseconds within which a process gives up after a refusal: its hook waits for 5 s at most. What it
 /// counts later has another cause.
@@ -108,13 +22,6 @@ impl ProcessRefusals {
             *self.seen_mut(slot) = counts(process, slot).0;
         }
         self.seen_whole = process.usage().nr_oom();
-    }
-
-    fn seen_mut(&mut self, slot: usize) -> &mut [u64; 3] {
-        if self.seen.len() <= slot {
-            self.seen.resize(slot + 1, [0; 3]);
-        }
-        &mut self.seen[slot]
     }
 }
 
@@ -151,7 +58,7 @@ impl State {
                 let uuid = device.map(|device| device.uuid_text.as_str());
                 process.settings.get(MEMORY_LIMIT, uuid).number()
             };
-            let current = |device| sums::current(process, device, &self.devices);
+            let current = |device| usage::current(process, device, &self.devices);
             let refused = Refused {
                 at: now,
                 count: grown[0],

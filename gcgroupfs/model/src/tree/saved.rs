@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::contexts::Sizes;
+use super::context_sizes::Sizes;
 use super::group::Counted;
-use super::holds::Hold;
+use super::holders::Hold;
+use super::made::{Made, is_default};
 use super::process::Process;
-use super::{Access, Device, Devices, Group, GroupId, Job, Origins, Settings, Sums, counter_records};
+use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
@@ -64,31 +65,6 @@ pub struct Saved {
     pub origins: Origins,
 }
 
-/// Creation of a group.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Made {
-    pub name: String,
-    /// The uid of the creator.
-    pub by: u32,
-    /// True if the group is removed with its last process and last child group.
-    #[serde(skip_serializing_if = "is_default")]
-    pub is_transient: bool,
-    /// The command for which the group is held.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub job: Option<Job>,
-    /// True if the group was made for a job whose command may have ended.
-    #[serde(skip_serializing_if = "is_default")]
-    pub is_job: bool,
-    /// `memory.current` of processes that have left over time, bytes times seconds.
-    #[serde(skip_serializing_if = "is_default")]
-    pub byte_seconds: u128,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 impl From<Settings> for Saved {
     fn from(settings: Settings) -> Self {
         Self {
@@ -133,7 +109,7 @@ impl Saved {
             counted.peak = kept.peak;
             (device, counted)
         });
-        let counts = counter_records::counts(process, devices);
+        let counts = counts(process, devices);
         Self {
             settings: process.settings.without_held(),
             holds: process.holds.clone(),
@@ -211,6 +187,15 @@ impl Saved {
         group.settings = self.settings;
         group.holds = self.holds;
     }
+}
+
+/// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
+/// groups.
+fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, Sums> {
+    let nr_devices = process.group.map_or(0, |_| devices.len());
+    let places = [None].into_iter().chain((0..nr_devices).map(Some));
+    let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));
+    by_uuid(counts, devices)
 }
 
 /// Returns the values that are not the default, by device UUID; "" is the whole.

@@ -13,9 +13,8 @@ mod average;
 mod children;
 #[cfg(test)]
 mod tests;
+pub(super) mod totals;
 mod trigger;
-
-use std::collections::BTreeMap;
 
 use gcgroup_abi::Pressure;
 
@@ -25,105 +24,14 @@ use super::untrusted::StallsSeen;
 use super::{Directory, Entity, GroupId, Notice, ProcessId, State, Tree};
 use crate::error::{Error, Result};
 use average::Averages;
-use children::{Children, Part};
+use children::Children;
+use totals::{ProcessStalls, Stalls};
 
 pub use trigger::Trigger;
-
-/// Microseconds by [`Pressure`]: of some, and of full.
-pub(super) type Times = [[u64; 2]; Pressure::COUNT];
 
 /// Time for which averages are kept up to date after a read, nanoseconds: those of 300 s have forgotten most
 /// of what was before.
 const READ_PAUSE: u64 = 600_000_000_000;
-
-/// Totals of a process, a group or the root.
-#[derive(Debug, Default)]
-pub(super) struct Stalls {
-    /// Time of the last look, nanoseconds.
-    at: u64,
-    total: Times,
-    /// The part of `total` that the directory above has counted.
-    passed: Times,
-    /// Whether something was submitted since the directory above has looked.
-    has_run: bool,
-    /// `None` until they are read.
-    averages: Option<Box<Averages>>,
-    /// Time of the beginning, nanoseconds.
-    since: u64,
-    /// Children that have left.
-    gone: Option<Box<Stalls>>,
-}
-
-/// Clocks of a process as last seen.
-#[derive(Debug, Default)]
-pub(super) struct ProcessStalls {
-    pub(super) own: Stalls,
-    seen: StallsSeen,
-    submitted: u64,
-}
-
-/// The root's totals, and the directories whose averages are kept up to date.
-#[derive(Debug, Default)]
-pub(super) struct RootStalls {
-    own: Stalls,
-    /// Time of the last read, nanoseconds, by entity.
-    readers: BTreeMap<u64, u64>,
-}
-
-impl RootStalls {
-    pub(super) fn new(now: u64) -> Self {
-        Self {
-            own: Stalls::new(now),
-            readers: BTreeMap::new(),
-        }
-    }
-}
-
-impl Stalls {
-    pub(super) fn new(now: u64) -> Self {
-        Self {
-            at: now,
-            since: now,
-            ..Self::default()
-        }
-    }
-
-    fn add(&mut self, time: &Times, has_run: bool) {
-        self.has_run |= has_run;
-        for (total, time) in self.total.iter_mut().zip(time) {
-            total[0] = total[0].saturating_add(time[0]);
-            total[1] = total[1].saturating_add(time[1]).min(total[0]);
-        }
-    }
-
-    /// Returns what the directory above has not counted yet, which it counts now.
-    fn pass(&mut self) -> Part {
-        let mut time = self.total;
-        for (time, passed) in time.as_flattened_mut().iter_mut().zip(self.passed.as_flattened()) {
-            *time = time.saturating_sub(*passed);
-        }
-        self.passed = self.total;
-        Part {
-            time,
-            has_run: std::mem::take(&mut self.has_run),
-        }
-    }
-
-    /// Keeps the part of a child that leaves.
-    fn take_in(&mut self, child: &Part) {
-        let gone = self.gone.get_or_insert_default();
-        gone.add(&child.time, child.has_run);
-    }
-
-    /// Brings the averages up to `now`.
-    fn average(&mut self, now: u64) -> &Averages {
-        let averages = self
-            .averages
-            .get_or_insert_with(|| Box::new(Averages::new(self.since, Times::default())));
-        averages.update(now, &self.total);
-        averages
-    }
-}
 
 impl Tree {
     /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.

@@ -7,7 +7,8 @@ use gcgroup_abi::Kind;
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, SUSPEND};
-use super::{Devices, Edit, Entity, Notice, ProcessId, State, Sums, Tree, enforce, sums};
+use super::suspension::{Step, Suspension};
+use super::{Devices, Edit, Entity, Notice, ProcessId, Scope, State, Sums, Tree, View, enforce, usage};
 use crate::error::{Error, Result};
 
 /// First drivers (major version) that move processes: at all, with managed memory, and with CUDA IPC.
@@ -16,95 +17,6 @@ const SINCE_MANAGED: u32 = 580;
 const SINCE_IPC: u32 = 610;
 
 const TOO_OLD: &str = "the driver is older than 570 and cannot move processes";
-
-/// A step of a suspension or of a resumption.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Asks the driver whether it can move the process, and checks the bounds.
-    Check,
-    /// Freezes, and waits until submitted work has completed.
-    Drain,
-    /// Waits until the library's helper thread makes no driver calls.
-    Hold,
-    /// Locks the process in the driver.
-    Lock,
-    /// Moves its memory to the host.
-    Checkpoint,
-    /// Waits for room on the devices and in the groups.
-    Room,
-    /// Moves its memory back.
-    Restore,
-    /// Unlocks the process in the driver.
-    Unlock,
-}
-
-impl Step {
-    /// Returns the name in `gcgroup.events` and in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Check => "check",
-            Self::Drain => "drain",
-            Self::Hold => "hold",
-            Self::Lock => "lock",
-            Self::Checkpoint => "checkpoint",
-            Self::Room => "room",
-            Self::Restore => "restore",
-            Self::Unlock => "unlock",
-        }
-    }
-}
-
-/// State of a process's suspension.
-#[derive(Debug, Default)]
-pub(super) struct Suspension {
-    /// Whether the driver may have locked the process. Stored before it is locked.
-    pub(super) is_locked: bool,
-    /// Bytes that are on the host, by slot; `None` unless the memory has been moved there.
-    moved: Option<Box<[(usize, u64)]>>,
-    step: Option<Step>,
-    failure: Option<(Step, String)>,
-}
-
-impl Suspension {
-    pub(super) fn is_suspended(&self) -> bool {
-        self.moved.is_some()
-    }
-
-    /// Returns whether the gates must be closed.
-    pub(super) fn freezes(&self) -> bool {
-        self.is_locked || matches!(self.step, Some(Step::Drain | Step::Hold))
-    }
-
-    /// Returns the step that is under way.
-    pub(super) fn step(&self) -> Option<Step> {
-        self.step
-    }
-
-    /// Returns the step that has failed, and why.
-    pub(super) fn failure(&self) -> Option<(Step, &str)> {
-        self.failure
-            .as_ref()
-            .map(|(step, reason)| (*step, reason.as_str()))
-    }
-
-    /// Returns the bytes on the host, of a device or of all.
-    pub(super) fn moved(&self, device: Option<usize>) -> u64 {
-        let all = self.moved.iter().flatten();
-        all.filter(|(slot, _)| device.is_none_or(|device| device == *slot))
-            .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
-    }
-
-    /// Counts the memory of a device, or of all, as swapped out.
-    pub(super) fn apply(&self, sums: &mut Sums, device: Option<usize>) {
-        if !self.is_suspended() {
-            return;
-        }
-        (sums.charged, sums.contexts, sums.contexts_estimated) = (0, 0, 0);
-        (sums.overhead, sums.swap.swappable) = (0, 0);
-        sums.kinds = [0; Kind::ALL.len()];
-        sums.swap.current = sums.swap.current.saturating_add(self.moved(device));
-    }
-}
 
 /// A process whose suspension or resumption is not complete.
 #[derive(Debug, Clone)]
@@ -173,7 +85,7 @@ impl Process {
             is_wanted,
             is_locked: suspension.is_locked,
             moved: suspension.moved.as_deref().map(<[_]>::to_vec),
-            bytes: sums::current(self, None, devices),
+            bytes: usage::current(self, None, devices),
             step: suspension.step,
             is_drained: self.is_frozen(None, devices.len()),
             is_held: word != 0 && self.usage().suspend_generation() == word,
@@ -203,6 +115,40 @@ impl Edit<'_> {
         match reason {
             Some(reason) if is_on => Err(Error::NotSupported(reason)),
             _ => Ok(()),
+        }
+    }
+}
+
+impl View<'_> {
+    /// Returns whether everything here is suspended, by a setting here or above.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] at the root, which cannot be suspended.
+    pub fn is_suspended(&self) -> Result<bool> {
+        match self.scope() {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, _) => Ok(process.suspension.is_suspended()),
+            Scope::Group(group, _) => Ok(group.is_suspended()),
+        }
+    }
+
+    /// Returns the number of suspended processes in this group and below; `None` if there are none, and
+    /// except for groups.
+    pub fn nr_suspended(&self) -> Option<usize> {
+        match self.scope() {
+            Scope::Group(group, _) => Some(group.nr_suspended).filter(|number| *number > 0),
+            Scope::Root | Scope::Process(..) => None,
+        }
+    }
+
+    /// Returns the step of a suspension or resumption that is under way, and the one that has failed; `None`
+    /// except for processes.
+    pub fn suspend_steps(&self) -> (Option<Step>, Option<Step>) {
+        match self.scope() {
+            Scope::Process(Process { suspension, .. }, _) => {
+                (suspension.step(), suspension.failure().map(|(step, _)| step))
+            }
+            Scope::Root | Scope::Group(..) => (None, None),
         }
     }
 }
@@ -263,13 +209,13 @@ impl State {
     /// Returns the bound that moving a process's memory to the host would exceed.
     fn exceeded_by(&self, process: &Process) -> Option<String> {
         let own = process.settings.own(MEMORY_SWAP_MAX, None);
-        let bytes = sums::current(process, None, &self.devices);
-        let after = sums::swapped(process, None, &self.devices).saturating_add(bytes);
+        let bytes = usage::current(process, None, &self.devices);
+        let after = usage::swapped(process, None, &self.devices).saturating_add(bytes);
         if own.is_some_and(|most| after > most.number()) {
             return Some("memory.swap.max of the process is too small".to_owned());
         }
         for id in self.chain(process.group) {
-            let on = |slot: usize| sums::current(process, Some(slot), &self.devices);
+            let on = |slot: usize| usage::current(process, Some(slot), &self.devices);
             let mut slots = slots(self.devices.len());
             let is_over = self.swap_grants.room(id, None) < bytes
                 || slots.any(|slot| self.swap_grants.room(id, Some(slot)) < on(slot));
@@ -361,7 +307,7 @@ impl Tree {
             let Some(process) = state.processes.get(&id) else {
                 return;
             };
-            let on = |slot| (slot, sums::current(process, Some(slot), &state.devices));
+            let on = |slot| (slot, usage::current(process, Some(slot), &state.devices));
             let moved = slots(state.devices.len()).map(on);
             let moved: Box<[_]> = moved.filter(|(_, bytes)| *bytes > 0).collect();
             state.change_suspension(id, notices, |suspension| {

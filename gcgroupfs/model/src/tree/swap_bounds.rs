@@ -7,7 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 
 use super::process::{Process, slots};
 use super::settings::{MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX};
-use super::sums::swapped;
+use super::usage::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
 impl State {

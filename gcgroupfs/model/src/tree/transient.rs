@@ -1,7 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use serde::{Deserialize, Serialize};
-
+use super::made::Job;
 use super::{Entity, Group, GroupId, NewGroup, Notice, Origins, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 
@@ -14,20 +13,6 @@ pub struct Transient {
     pub origins: Origins,
     /// The command for which the group is held until [`Tree::end_job`].
     pub job: Option<Job>,
-}
-
-/// The command that was started with a group of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    pub pid: u32,
-    /// Clock ticks since boot.
-    pub start_time: u64,
-    /// The group that was asked for, which rules examine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wish: Option<String>,
-    /// True if the command was started by a governed process, whose group then counts instead of a rule's.
-    #[serde(default)]
-    pub is_inherited: bool,
 }
 
 impl Tree {

@@ -28,7 +28,7 @@ use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
 pub(super) use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
 pub use ledger::Ledger;
-pub(super) use stall::StallsSeen;
+pub(super) use stall::{StallTimes, StallsSeen};
 
 /// Upper bound of every count and every number of bytes: not reached in a century, and representable by every
 /// reader.

@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 
+use super::process::Kept;
 use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
-    Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Step, Storage,
-    Sums, Unmanaged, enforce, sums,
+    Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums,
+    Unmanaged, enforce, usage,
 };
-use crate::arbiter::Policy;
+use crate::arbiter::{MemoryTurn, Policy};
 use crate::error::{Error, Result};
 
 /// The directory that is read.
@@ -135,7 +136,7 @@ impl<'a> View<'a> {
     pub fn memory_current(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.root_current(),
-            Scope::Process(process, device) => sums::current(process, device, &self.state.devices),
+            Scope::Process(process, device) => usage::current(process, device, &self.state.devices),
             Scope::Group(group, device) => {
                 let current = self.state.group_current(group.id, device);
                 self.show_held(current);
@@ -250,7 +251,7 @@ impl<'a> View<'a> {
     pub fn memory_peak(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(sums::peak(process, device, &self.state.devices)),
+            Scope::Process(process, device) => Ok(usage::peak(process, device, &self.state.devices)),
             Scope::Group(group, device) => {
                 let peak = self.state.group_peak(group.id, device);
                 self.show_held(peak);
@@ -322,38 +323,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns whether everything here is suspended, by a setting here or above.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root, which cannot be suspended.
-    pub fn is_suspended(&self) -> Result<bool> {
-        match self.scope {
-            Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, _) => Ok(process.suspension.is_suspended()),
-            Scope::Group(group, _) => Ok(group.is_suspended()),
-        }
-    }
-
-    /// Returns the number of suspended processes in this group and below; `None` if there are none, and
-    /// except for groups.
-    pub fn nr_suspended(&self) -> Option<usize> {
-        match self.scope {
-            Scope::Group(group, _) => Some(group.nr_suspended).filter(|number| *number > 0),
-            Scope::Root | Scope::Process(..) => None,
-        }
-    }
-
-    /// Returns the step of a suspension or resumption that is under way, and the one that has failed; `None`
-    /// except for processes.
-    pub fn suspend_steps(&self) -> (Option<Step>, Option<Step>) {
-        match self.scope {
-            Scope::Process(Process { suspension, .. }, _) => {
-                (suspension.step(), suspension.failure().map(|(step, _)| step))
-            }
-            Scope::Root | Scope::Group(..) => (None, None),
-        }
-    }
-
     /// Returns the lowest pid that has not acknowledged a freeze of this group, or that is not registered and
     /// may use the GPU; `None` if there is none or no freeze is requested.
     pub fn draining(&self) -> Option<u32> {
@@ -391,6 +360,20 @@ impl<'a> View<'a> {
             Scope::Process(process, _) => Some(process.is_hook_ok()),
             Scope::Root | Scope::Group(..) => None,
         }
+    }
+
+    /// Returns the role of the process in memory turns here, on any device if this is not one; `None` except
+    /// for processes.
+    pub fn memory_turn(&self) -> Option<u64> {
+        let Scope::Process(process, device) = self.scope else {
+            return None;
+        };
+        let turn = |device: &Kept| device.memory_turn;
+        let turn = match device {
+            Some(device) => process.devices.get(device).map(turn),
+            None => process.devices.iter().map(turn).max_by_key(|turn| *turn as u64),
+        };
+        Some(turn.unwrap_or(MemoryTurn::None) as u64)
     }
 
     /// Returns the settings of this directory, and the UUID of its device if it has one.

@@ -214,8 +214,8 @@ fn charges_of_two_threads_stay_within_lowered_grant() {
     });
 }
 
-/// A request for more and its answer (`hook/src/memory/grant.rs`, `gcgroupfs/model/src/tree/enforce.rs`): two
-/// counters, each stored after its data.
+/// A request for more and its answer (`hook/src/memory/grant.rs`,
+/// `gcgroupfs/model/src/tree/enforce/answers.rs`): two counters, each stored after its data.
 fn request(order: [gcgroup_abi::sync::Ordering; 2]) -> impl Fn() + Send + Sync {
     move || {
         let [store, load] = order;

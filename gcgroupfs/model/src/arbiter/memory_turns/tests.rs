@@ -2,7 +2,7 @@
 //! as the time for which it would have run alone.
 
 use super::*;
-use crate::arbiter::settings::Options;
+use crate::arbiter::{Options, Settings};
 
 const MSEC: u64 = 1_000_000;
 const SEC: u64 = 1_000 * MSEC;

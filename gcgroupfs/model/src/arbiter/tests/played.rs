@@ -2,7 +2,8 @@
 //! arbiter.
 
 use super::player::Player;
-use crate::arbiter::gpu::{Gpu, Plan, Tick};
+use crate::arbiter::gpu::Gpu;
+use crate::arbiter::plan::{Plan, Tick};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::settings::Settings;
 

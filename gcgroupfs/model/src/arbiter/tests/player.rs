@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use gcgroup_abi::Gate;
 
 use super::played::{MSEC, USEC};
-use crate::arbiter::gpu::{Order, Quotas};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
+use crate::arbiter::plan::{Order, Quotas};
 use crate::arbiter::quota::Meter;
 use crate::tree::Quota;
 

@@ -2,7 +2,7 @@
 
 use super::{Case, Line, Place, Subject};
 use crate::tree::process::Process;
-use crate::tree::refusals::Cause;
+use crate::tree::refused::Cause;
 use crate::tree::settings::{COMPUTE_FREEZE, LEASE, MEMORY_LIMIT, SUSPEND, Setting, Tighter};
 
 impl<'a> Case<'a> {

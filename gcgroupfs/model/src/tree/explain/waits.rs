@@ -7,7 +7,7 @@ use gcgroup_abi::Gate;
 use super::{Case, Line, Place, Subject};
 use crate::text::size;
 use crate::tree::enforce;
-use crate::tree::process::{Process, slots};
+use crate::tree::process::{Process, is_closed, slots};
 use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, MEMORY_HIGH, SUSPEND, Setting};
 
 impl Case<'_> {
@@ -87,7 +87,7 @@ impl Case<'_> {
                 1 => "1 thread waits".to_owned(),
                 number => format!("{number} threads wait"),
             };
-            if enforce::is_closed(control) {
+            if is_closed(control) {
                 // The slot of other devices closes with the whole.
                 let mut files = self.settings_on(COMPUTE_FREEZE, device);
                 if process.suspension.freezes() {

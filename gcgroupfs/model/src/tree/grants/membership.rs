@@ -34,6 +34,25 @@ impl Grants {
         self.enter(id, group, false);
     }
 
+    /// Stops granting in a group until [`told`](Self::told): one of its processes is alive and has not
+    /// registered with this daemon.
+    pub(in crate::tree) fn await_member(&mut self, group: GroupId) {
+        for id in self.chain(Some(group)) {
+            if let Some(node) = self.groups.get_mut(&id) {
+                node.nr_awaited += 1;
+            }
+        }
+    }
+
+    /// Undoes one [`await_member`](Self::await_member).
+    pub(in crate::tree) fn told(&mut self, group: GroupId) {
+        for id in self.chain(Some(group)) {
+            if let Some(node) = self.groups.get_mut(&id) {
+                node.nr_awaited = node.nr_awaited.saturating_sub(1);
+            }
+        }
+    }
+
     fn enter(&mut self, id: ProcessId, group: Option<GroupId>, is_new: bool) {
         let Some(member) = self.members.get_mut(&id) else {
             return;

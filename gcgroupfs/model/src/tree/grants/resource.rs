@@ -6,7 +6,7 @@ use gcgroup_abi::{Control, NO_LIMIT};
 
 use super::node::Allowed;
 use crate::tree::claims::device_total;
-use crate::tree::devices::Devices;
+use crate::tree::device::Devices;
 use crate::tree::enforce;
 use crate::tree::process::Process;
 use crate::tree::untrusted::{GrantRequest, GrantWords, UntrustedDevice};

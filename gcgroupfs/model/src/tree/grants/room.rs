@@ -7,6 +7,14 @@ use super::{Grants, Position, Refusal};
 use crate::tree::{GroupId, ProcessId};
 
 impl Grants {
+    /// Returns the bytes of a group's limit that are not held, on the device of a slot or as a whole.
+    pub(in crate::tree) fn room(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
+            return NO_LIMIT;
+        };
+        node.room(position)
+    }
+
     /// Finds room in every group above for a process to hold `need` bytes more at a position, taking back
     /// what others do not use. Returns the bytes that may be granted in addition.
     pub(super) fn find_room(

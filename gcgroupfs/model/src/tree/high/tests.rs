@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::*;
 use crate::tree::fixture::{ROOT, World, blocks};
+use crate::tree::process::{ASK_PERIOD, Asks};
 
 const MIB: u64 = 1 << 20;
 

@@ -6,10 +6,11 @@ use gcgroup_abi::message::Hello;
 use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 
 use super::{Kind, Tighter, Value};
+use crate::arbiter::MAX_PRIORITY;
 use crate::error::Result;
 use crate::tree::enforce::{self, Slot};
-use crate::tree::lease::LEASE_ACTIONS;
-use crate::tree::{Edit, MAX_PRIORITY, Process, Quota, View};
+use crate::tree::lease_action::LEASE_ACTIONS;
+use crate::tree::{Edit, Process, Quota, View};
 
 /// Row of the table of settings.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use super::Setting;
 use crate::error::{Error, Result};
 use crate::text::{self, parse_flag, parse_number, parse_quota, parse_seconds, parse_size, parse_visible};
 use crate::tree::Quota;
-use crate::tree::lease::{EXPECTED_ACTION, lease_action, parse_lease_action};
+use crate::tree::lease_action::{EXPECTED_ACTION, lease_action, parse_lease_action};
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use gcgroup_abi::Pressure;
 
-use super::Times;
+use crate::tree::untrusted::StallTimes;
 
 /// Time between two updates, nanoseconds.
 const PERIOD: u64 = 2_000_000_000;
@@ -23,18 +23,18 @@ const DECAYS: [u64; 3] = [1677, 1981, 2034];
 /// Averages of one directory.
 #[derive(Debug)]
 pub(super) struct Averages {
-    /// Times of the last update, and of the next, nanoseconds.
+    /// StallTimes of the last update, and of the next, nanoseconds.
     last: u64,
     next: u64,
     /// Totals at the last update, microseconds.
-    counted: Times,
+    counted: StallTimes,
     /// Percents in fixed point, over 10, 60 and 300 s, by [`Pressure`], of some and of full.
     percents: [[[u64; 3]; 2]; Pressure::COUNT],
 }
 
 impl Averages {
     /// Begins at `since` (nanoseconds) with the totals of then.
-    pub(super) fn new(since: u64, total: Times) -> Self {
+    pub(super) fn new(since: u64, total: StallTimes) -> Self {
         Self {
             last: since,
             next: since.saturating_add(PERIOD),
@@ -49,7 +49,7 @@ impl Averages {
     }
 
     /// Updates the averages, if it is time, with the totals at `now` (nanoseconds).
-    pub(super) fn update(&mut self, now: u64, total: &Times) {
+    pub(super) fn update(&mut self, now: u64, total: &StallTimes) {
         let Some(late) = now.checked_sub(self.next) else {
             return;
         };
@@ -120,7 +120,7 @@ mod tests {
 
     /// Returns the averages after each of these percents, one update every two seconds.
     fn after(percents: &[u64]) -> Averages {
-        let mut averages = Averages::new(0, Times::default());
+        let mut averages = Averages::new(0, StallTimes::default());
         let mut total = 0;
         for (percent, period) in percents.iter().zip(1..) {
             total += 20_000 * percent;
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn late_update_spreads_the_time_evenly() {
-        let mut late = Averages::new(0, Times::default());
+        let mut late = Averages::new(0, StallTimes::default());
         late.update(60 * SECOND, &[[30_000_000, 0], [0, 0]]);
         let timely = after(&[50; 30]);
         for (late, timely) in late.percents[0][0].iter().zip(timely.percents[0][0]) {

@@ -2,12 +2,12 @@
 
 use gcgroup_abi::Pressure;
 
-use super::Times;
+use crate::tree::untrusted::StallTimes;
 
 /// Time for which a child has waited since the directory above has looked.
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    pub(super) time: Times,
+    pub(super) time: StallTimes,
     pub(super) has_run: bool,
 }
 
@@ -56,7 +56,7 @@ impl Children {
         u64::try_from(product).unwrap_or(time)
     }
 
-    pub(super) fn times(&self) -> Times {
+    pub(super) fn times(&self) -> StallTimes {
         std::array::from_fn(|what| {
             let some = self.elapsed - self.free[what];
             let full = self.standing[what] - self.idle[what];

@@ -6,20 +6,18 @@ use gcgroup_abi::{Pressure, StallClock};
 
 use super::Untrusted;
 
+/// Microseconds by [`Pressure`]: of some, and of full.
+pub(in crate::tree) type StallTimes = [[u64; 2]; Pressure::COUNT];
+
 /// Times on a process's stall clocks at the last look, by [`Pressure`], of some and of full.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::tree) struct StallsSeen([[u64; 2]; Pressure::COUNT]);
+pub(in crate::tree) struct StallsSeen(StallTimes);
 
 impl Untrusted<'_> {
     /// Returns by how many microseconds each clock has advanced up to `now` (`CLOCK_MONOTONIC`, nanoseconds)
     /// since the last call with `seen`: at most `most`, and of full at most that of some. A clock that has
     /// stepped back has not advanced.
-    pub(in crate::tree) fn stalled(
-        self,
-        seen: &mut StallsSeen,
-        now: u64,
-        most: u64,
-    ) -> [[u64; 2]; Pressure::COUNT] {
+    pub(in crate::tree) fn stalled(self, seen: &mut StallsSeen, now: u64, most: u64) -> StallTimes {
         let mut advanced = [[0; 2]; Pressure::COUNT];
         for ((stall, seen), advanced) in self.usage.stalls.iter().zip(&mut seen.0).zip(&mut advanced) {
             for ((clock, seen), advanced) in [&stall.some, &stall.full].iter().zip(seen).zip(&mut *advanced) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use gcgroup_abi::{Kind, MAX_DEVICES, UsageDevice};
 
 use super::super::claims::{Counts, device_total};
-use super::super::devices::Devices;
+use super::super::device::Devices;
 use super::super::process::slots;
 use super::super::sums::{Sums, Swapped, all_counters};
 use super::{MOST, Untrusted};

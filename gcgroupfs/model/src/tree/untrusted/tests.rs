@@ -3,7 +3,7 @@
 use gcgroup_abi::{Kind, MAX_DEVICES, NO_LIMIT};
 
 use super::super::claims::{Counts, device_total};
-use super::super::devices::Devices;
+use super::super::device::Devices;
 use super::super::fixture::{HOST, TOTAL, blocks, device, words};
 use super::super::{Sums, all_counters};
 use super::*;

@@ -1,4 +1,4 @@
-//! Table of counters: macro and row. From a row of [`Sums`](super::Sums) or [`Swapped`](super::Swapped)
+//! Table of counters: macro and row. From a row of [`Sums`] or [`Swapped`](super::Swapped)
 //! follow its sums over devices, processes and groups, what is stored of it, its bounds, its line in a
 //! control file, the wake-ups of `memory.events`, and the manual.
 
@@ -7,18 +7,18 @@ use std::sync::atomic::AtomicU64;
 use gcgroup_abi::{Usage, UsageDevice};
 
 use super::Sums;
-use super::claims::Counts;
+use crate::tree::claims::Counts;
 
 /// Row of the table of counters.
 #[derive(Debug)]
 pub struct Counter {
     /// The word of a device in which the process counts; `None`: counted elsewhere.
-    pub(super) on_device: Option<fn(&UsageDevice) -> &AtomicU64>,
+    pub(in crate::tree) on_device: Option<fn(&UsageDevice) -> &AtomicU64>,
     /// The word in which the process counts for no device.
-    pub(super) as_a_whole: Option<fn(&Usage) -> &AtomicU64>,
+    pub(in crate::tree) as_a_whole: Option<fn(&Usage) -> &AtomicU64>,
     /// Upper bound of what a process can have counted.
-    pub(super) most: fn(Counts) -> u64,
-    pub(super) number: fn(&mut Sums) -> &mut u64,
+    pub(in crate::tree) most: fn(Counts) -> u64,
+    pub(in crate::tree) number: fn(&mut Sums) -> &mut u64,
     /// Name of the control file that shows it, key there, and entry in the manual; `None`: none shows it.
     pub shown: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -50,7 +50,7 @@ impl Counter {
 }
 
 /// Numbers that are added up one by one.
-pub(super) trait Numbers {
+pub(in crate::tree) trait Numbers {
     /// Changes each number, given the corresponding one of `other`.
     fn combine(&mut self, other: &Self, with: fn(u64, u64) -> u64);
 
@@ -145,7 +145,7 @@ macro_rules! counters {
 }
 
 impl Counter {
-    pub(super) const fn counted_elsewhere(number: fn(&mut Sums) -> &mut u64) -> Self {
+    pub(in crate::tree) const fn counted_elsewhere(number: fn(&mut Sums) -> &mut u64) -> Self {
         Self {
             on_device: None,
             as_a_whole: None,

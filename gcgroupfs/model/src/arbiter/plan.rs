@@ -1,0 +1,81 @@
+//! Input and result of a decision about one GPU.
+
+use gcgroup_abi::Gate;
+
+use super::member::Seen;
+#[cfg(test)]
+use super::memory_turns::MemoryTurn;
+use super::memory_turns::{MemoryNews, Share};
+use super::policy::{Policy, Time};
+
+/// The state that a gate is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Order {
+    pub gate: Gate,
+    /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
+    pub window: u64,
+    /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
+    pub patience: u64,
+    /// Whether the process must ring when its work begins.
+    pub wants_bell: bool,
+    /// Whether the process must ring when its work ends.
+    pub wants_end: bool,
+    pub memory: Share,
+    /// Whether the process is to measure its work while its gate is open.
+    pub measures: bool,
+}
+
+#[cfg(test)]
+impl Order {
+    /// The order for a process without a context on the GPU.
+    pub(super) const OPEN: Self = Self {
+        gate: Gate::Run,
+        window: 0,
+        patience: 0,
+        wants_bell: false,
+        wants_end: false,
+        memory: Share {
+            turn: MemoryTurn::None,
+            is_parked: false,
+            resident_limit: 0,
+        },
+        measures: false,
+    };
+}
+
+/// State of the quotas that apply to a process on one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Quotas {
+    pub has_any: bool,
+    /// When a quota that is used up is repaid, the latest time if there are several; `None` if none is used
+    /// up.
+    pub over_until: Option<Time>,
+    /// The smallest of these quotas, nanoseconds.
+    pub least: Option<u64>,
+}
+
+/// Orders that hold until the next tick, and the time of that tick; `next` is `None` if only a bell or a
+/// changed setting leads to one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// One for each observed process, in the same order.
+    pub orders: Vec<Order>,
+    pub next: Option<Time>,
+    /// Place among `orders` of the process whose memory turn begins.
+    pub memory_turn: Option<usize>,
+    pub memory_news: Option<MemoryNews>,
+}
+
+/// State on which a decision is based.
+#[derive(Debug)]
+pub(super) struct Tick<'a, Id> {
+    pub now: Time,
+    /// The argument of [`Gpu::measure`](super::gpu::Gpu::measure).
+    pub seen: &'a [Seen<Id>],
+    /// State after charging the result of [`Gpu::measure`](super::gpu::Gpu::measure), one for each of `seen`.
+    pub quotas: &'a [Quotas],
+    pub policy: &'a Policy,
+    /// Bytes of the device that movable memory can have, if
+    /// [`Gpu::wants_capacity`](super::gpu::Gpu::wants_capacity).
+    pub capacity: Option<u64>,
+}

@@ -1,0 +1,138 @@
+//! Settings in force, each published as its row in the table of settings says.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT};
+
+use crate::tree::Device;
+use crate::tree::process::{Process, is_closed, slots};
+use crate::tree::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting};
+
+/// Slot of a control block, and its device; none of [`OTHER_DEVICE`].
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    index: usize,
+    device: Option<&'a Device>,
+}
+
+impl<'a> Slot<'a> {
+    /// Returns the device's index and UUID.
+    fn names(self) -> (Option<usize>, Option<&'a str>) {
+        let device = self.device;
+        (
+            device.map(|_| self.index),
+            device.map(|device| device.uuid_text.as_str()),
+        )
+    }
+
+    fn of(self, process: &Process) -> Option<&ControlDevice> {
+        process.control().devices.get(self.index)
+    }
+}
+
+/// Puts the process's settings in force. Returns whether a gate has closed or opened, or memory may have to
+/// move.
+pub(in crate::tree) fn settings(process: &Process, devices: &[Device]) -> bool {
+    let mut changed = false;
+    for of in SETTINGS {
+        changed |= setting(process, of, devices);
+    }
+    changed
+}
+
+/// Puts one setting of the process in force. Returns as [`settings`] does.
+pub(in crate::tree) fn setting(process: &Process, setting: &Setting, devices: &[Device]) -> bool {
+    let Some(publish) = setting.publish else {
+        return false;
+    };
+    let mut changed = publish(process, None);
+    for index in slots(devices.len()) {
+        let device = devices.get(index);
+        changed |= publish(process, Some(Slot { index, device }));
+    }
+    changed
+}
+
+/// Publishes `memory.limit`.
+pub(in crate::tree) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let bytes = |uuid| process.settings.get(MEMORY_LIMIT, uuid).number();
+    let (word, bytes) = match slot {
+        None => (&process.control().memory_limit, bytes(None)),
+        Some(slot) => {
+            let Some(control) = slot.of(process) else {
+                return false;
+            };
+            let (_, uuid) = slot.names();
+            (
+                &control.memory_limit,
+                uuid.map_or(NO_LIMIT, |uuid| bytes(Some(uuid))),
+            )
+        }
+    };
+    swap(process, word, bytes)
+}
+
+/// Publishes `memory.swap.max`.
+pub(in crate::tree) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some(slot) = slot else {
+        let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
+        process.control().enables_swap.store(u64::from(own != 0), Relaxed);
+        return swap(
+            process,
+            &process.control().memory_swap_max,
+            process.swap_max(None, None),
+        );
+    };
+    if let Some(control) = slot.of(process) {
+        let (index, uuid) = slot.names();
+        let bytes = uuid.map_or(NO_LIMIT, |_| process.swap_max(index, uuid));
+        control.memory_swap_max.store(bytes, Relaxed);
+    }
+    false
+}
+
+/// Stores a limit. Returns whether the process must move memory for it.
+fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
+    let is_new = word.load(Relaxed) != bytes;
+    word.store(bytes, Relaxed);
+    is_new && process.can_swap()
+}
+
+/// Publishes `memory.visible`.
+pub(in crate::tree) fn memory_visible(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
+        let (index, uuid) = slot.names();
+        let visible = process.visible(index, uuid).number();
+        control.memory_visible.store(visible, Relaxed);
+    }
+    false
+}
+
+/// Publishes `compute.priority`.
+pub(in crate::tree) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
+        let (index, uuid) = slot.names();
+        control.priority.store(process.priority(index, uuid), Relaxed);
+    }
+    false
+}
+
+/// Publishes `compute.freeze`.
+pub(in crate::tree) fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) else {
+        return false;
+    };
+    let (index, uuid) = slot.names();
+    gate(control, process.freeze(index, uuid), process.gate(slot.index))
+}
+
+/// Sets one gate.
+fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
+    if is_closed(control) == freeze {
+        return false;
+    }
+    let gate = if freeze { Gate::Frozen } else { open };
+    control.change_freeze(gate);
+    true
+}

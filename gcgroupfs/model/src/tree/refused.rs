@@ -1,0 +1,99 @@
+//! The last refused allocations of a process and of a group.
+
+use std::collections::VecDeque;
+
+use super::GroupId;
+
+/// Number of refusals kept of each process and of each group.
+const MOST: usize = 8;
+
+/// Refusals of the same kind in this time are one entry, nanoseconds.
+const TOGETHER: u64 = 1_000_000_000;
+
+/// Reason for which an allocation was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// `memory.limit` of the process on the device.
+    Device,
+    /// `memory.limit` of the process as a whole.
+    Process,
+    /// `memory.limit` of a group, as a whole or on the device of that slot.
+    Group(GroupId, Option<usize>),
+    /// No limit: the memory of the device or of the host was used up.
+    Memory,
+}
+
+/// Refused allocations of one kind.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refused {
+    /// Time of the last one, `CLOCK_MONOTONIC` in nanoseconds.
+    pub(super) at: u64,
+    /// How many.
+    pub(super) count: u64,
+    pub(super) device: usize,
+    /// Bytes of the last one, as the process claims; 0 if unknown.
+    pub(super) bytes: u64,
+    pub(super) cause: Cause,
+    /// The limit and the bytes charged against it, as of the note.
+    pub(super) limit: u64,
+    pub(super) used: u64,
+}
+
+/// The last refusals, the latest last.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(VecDeque<Refused>);
+
+impl Refusals {
+    pub(super) fn note(&mut self, refused: Refused) {
+        if let Some(last) = self.0.back_mut()
+            && (last.device, last.bytes, last.cause) == (refused.device, refused.bytes, refused.cause)
+            && refused.at.saturating_sub(last.at) < TOGETHER
+        {
+            *last = Refused {
+                count: last.count.saturating_add(refused.count),
+                ..refused
+            };
+            return;
+        }
+        if self.0.len() == MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back(refused);
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Refused> {
+        self.0.iter()
+    }
+}
+
+/// Refusals of a process, and what of its counts has been noted.
+#[derive(Debug, Default)]
+pub(super) struct ProcessRefusals {
+    pub(super) last: Refusals,
+    /// Counts seen by slot: failures, refusals by the device's limit, refusals by groups.
+    pub(super) seen: Vec<[u64; 3]>,
+    /// Refusals by the process's limit.
+    pub(super) seen_whole: u64,
+    /// The last refusal by a group, which the process counts when it gives up.
+    pub(super) by_group: Option<Refused>,
+    pub(super) oom_group: Option<OomGroup>,
+}
+
+/// The group to be killed if a process gives up after a refusal by a group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OomGroup {
+    pub(super) group: GroupId,
+    /// The slot of the device whose limit it was.
+    pub(super) device: Option<usize>,
+    /// Time of the refusal, `CLOCK_MONOTONIC` in nanoseconds.
+    pub(super) at: u64,
+}
+
+impl ProcessRefusals {
+    pub(super) fn seen_mut(&mut self, slot: usize) -> &mut [u64; 3] {
+        if self.seen.len() <= slot {
+            self.seen.resize(slot + 1, [0; 3]);
+        }
+        &mut self.seen[slot]
+    }
+}
