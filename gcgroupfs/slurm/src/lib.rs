@@ -11,6 +11,7 @@ mod daemon;
 mod options;
 mod plugin;
 mod shares;
+mod size;
 mod spank;
 mod step;
 mod suspend;
