@@ -10,7 +10,7 @@ use proc_macro2::{Delimiter, Ident, Spacing, TokenStream, TokenTree};
 /// A path such as `["crate", "compute", "gate"]`.
 pub(super) type Path = Vec<String>;
 
-/// What a module consists of. Blocks and bodies of functions count as part of their module.
+/// Contents of a module. Code in blocks and bodies of functions is part of the module around it.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Module {
     pub(super) children: Vec<Child>,
