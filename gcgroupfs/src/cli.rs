@@ -37,7 +37,7 @@ use self::client::Client;
 use self::paths::Named;
 use crate::checkpoint_helper;
 use crate::invalidation_helper;
-use crate::manual;
+use crate::manual::{self, Interface};
 use crate::sever;
 use gcgroupfs_fuse::inotify_helper;
 use gcgroupfs_server::receive;
@@ -267,8 +267,8 @@ pub fn main() -> ExitCode {
 
 fn print_manual(arguments: &Manual) -> anyhow::Result<()> {
     match &arguments.write {
-        Some(directory) => Ok(manual::pages::write(Cli::command(), directory)?),
-        None => print(manual::page(Cli::command()).as_bytes()),
+        Some(directory) => Ok(manual::pages::write(interface(), directory)?),
+        None => print(manual::page(interface()).as_bytes()),
     }
 }
 
@@ -278,15 +278,12 @@ fn completions(shell: Shell) -> Vec<u8> {
     out
 }
 
-/// Returns names and help of the keys of `gcgroupfs top`.
-pub(crate) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
-    top::keys()
-}
-
-/// Returns the definition of the command line.
-#[cfg(test)]
-pub(crate) fn definition() -> clap::Command {
-    Cli::command()
+/// Returns what the manual pages show of the command line.
+pub(crate) fn interface() -> Interface {
+    Interface {
+        command: Cli::command(),
+        keys: top::keys().collect(),
+    }
 }
 
 /// Prints to standard output. A closed pipe (`| head -1`) is not an error.
@@ -308,7 +305,7 @@ mod tests {
 
     #[test]
     fn every_command_has_help_completion_and_manual_entry() {
-        let page = manual::page(Cli::command());
+        let page = manual::page(interface());
         let completed = String::from_utf8(completions(Shell::Bash)).unwrap();
         for command in Cli::command().get_subcommands() {
             let name = command.get_name();

@@ -48,8 +48,16 @@ pub(crate) fn table() -> String {
     })
 }
 
-/// gcgroupfs(5), for man(1). Takes the definition of the command line.
-pub(crate) fn page(command: Command) -> String {
+/// Parts of the pages that are defined by the command line.
+#[derive(Debug, Clone)]
+pub(crate) struct Interface {
+    pub(crate) command: Command,
+    /// Names and help of the keys of `gcgroupfs top`.
+    pub(crate) keys: Vec<(&'static str, &'static str)>,
+}
+
+/// Returns gcgroupfs(5), for man(1).
+pub(crate) fn page(interface: Interface) -> String {
     let files = files::all().fold(String::new(), |mut out, file| {
         let _ = writeln!(
             out,
@@ -67,8 +75,8 @@ pub(crate) fn page(command: Command) -> String {
         .replace(DEFAULTS_PLACE, &roff(&arbiter::sample()))
         .replace(RULE_FILES, &rule_files())
         .replace(VARIABLES_PLACE, &variables())
-        .replace(COMMANDS, &commands(command))
-        .replace(KEYS, &keys())
+        .replace(COMMANDS, &commands(interface.command))
+        .replace(KEYS, &keys(&interface.keys))
 }
 
 /// The commands, as entries: usage and description.
@@ -88,8 +96,8 @@ fn commands(command: Command) -> String {
 }
 
 /// The keys of `gcgroupfs top`, as entries.
-fn keys() -> String {
-    crate::cli::keys().fold(String::new(), |mut out, (names, help)| {
+fn keys(keys: &[(&str, &str)]) -> String {
+    keys.iter().fold(String::new(), |mut out, (names, help)| {
         let _ = writeln!(out, ".TP\n.B {}\n{}", roff(names), roff(help));
         out
     })
@@ -162,11 +170,11 @@ fn roff(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::definition;
+    use crate::cli::interface;
 
     #[test]
     fn every_file_has_its_row_and_its_entry() {
-        let (table, page) = (table(), page(definition()));
+        let (table, page) = (table(), page(interface()));
         for file in files::all() {
             assert_eq!(
                 table.matches(&format!("| `{}` |", file.name)).count(),
@@ -200,7 +208,7 @@ mod tests {
 
     #[test]
     fn every_variable_has_its_entry() {
-        let page = page(definition());
+        let page = page(interface());
         for Variable { name, doc, .. } in VARIABLES {
             assert_eq!(
                 page.matches(&format!("\n.TP\n.BI {name}= ")).count()
@@ -227,7 +235,7 @@ mod tests {
             ".TH", ".SH", ".TP", ".BR", ".RB", ".RI", ".IR", ".BI", ".B", ".I", ".PP", ".nf", ".fi", ".RS",
             ".RE", ".EX", ".EE", ".IP",
         ];
-        for line in page(definition())
+        for line in page(interface())
             .lines()
             .filter(|line| line.starts_with(['.', '\'']))
         {
@@ -238,7 +246,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_documented() {
-        let page = page(crate::cli::definition());
+        let page = page(crate::cli::interface());
         let (_, rules) = page.split_once("FILE is\n").unwrap();
         let (rules, _) = rules.split_once(".TP").unwrap();
         for setting in SETTINGS {

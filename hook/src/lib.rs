@@ -37,8 +37,6 @@ mod coverage;
 pub mod driver;
 mod helper;
 mod hook;
-#[cfg(test)]
-mod layers;
 pub mod memory;
 mod program;
 mod shared;

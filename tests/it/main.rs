@@ -99,6 +99,8 @@ mod hostile_descriptors;
 #[cfg(test)]
 mod hostile_memory;
 #[cfg(test)]
+mod imports;
+#[cfg(test)]
 mod inotify;
 #[cfg(test)]
 mod install;

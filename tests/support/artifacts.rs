@@ -9,8 +9,6 @@ use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::emulated;
-
 /// Files and directories whose changes require a build.
 const INPUTS: [&str; 9] = [
     "Cargo.toml",
@@ -79,9 +77,14 @@ pub fn artifacts() -> &'static Artifacts {
             found.unwrap_or_else(|error| panic!("{}: {error}", tree.display()))
         };
         let dist = canonical(std::env::var_os("GCGROUP_DIST").map_or_else(built, PathBuf::from));
-        let programs = emulated::tree().map_or_else(|| dist.clone(), canonical);
+        let programs = emulated_tree().map_or_else(|| dist.clone(), canonical);
         Artifacts { dist, programs }
     })
+}
+
+/// Returns the tree of programs and libraries for AArch64, if tests are to run these.
+pub(crate) fn emulated_tree() -> Option<PathBuf> {
+    std::env::var_os("GCGROUP_TEST_EMULATED").map(PathBuf::from)
 }
 
 fn built() -> PathBuf {

@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use crate::artifacts::artifacts;
+use crate::artifacts::{artifacts, emulated_tree};
 
 /// `e_machine` of AArch64 in an ELF header, and its position.
 const EM_AARCH64: u16 = 183;
@@ -20,19 +20,14 @@ const COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// driver makes several.
 const ADDRESSES: &str = "0x1000000000";
 
-/// Returns the tree of programs and libraries for AArch64, if tests are to run these.
-pub(crate) fn tree() -> Option<PathBuf> {
-    std::env::var_os("GCGROUP_TEST_EMULATED").map(PathBuf::from)
-}
-
 /// Returns the compiler for test programs that have no own.
 pub(crate) fn compiler() -> &'static str {
-    tree().map_or("gcc", |_| COMPILER)
+    emulated_tree().map_or("gcc", |_| COMPILER)
 }
 
 /// Returns a command that runs the program with the simulated driver and a preloaded library.
 pub(crate) fn command(program: &Path, preload: Option<&Path>) -> Command {
-    if tree().is_none() || !is_aarch64(program) {
+    if emulated_tree().is_none() || !is_aarch64(program) {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", artifacts().simgpu_of_daemon());
         return command;
@@ -52,7 +47,7 @@ pub(crate) fn command(program: &Path, preload: Option<&Path>) -> Command {
 
 /// Adds the preloaded library of a program for this machine, in place of one that the daemon is given.
 pub(crate) fn preload(command: &mut Command, program: &Path, library: Option<&Path>) {
-    let is_emulated = tree().is_some() && is_aarch64(program);
+    let is_emulated = emulated_tree().is_some() && is_aarch64(program);
     if let Some(library) = library.filter(|_| !is_emulated) {
         command.env("LD_PRELOAD", library);
     }

@@ -4,7 +4,6 @@
 //! a new daemon must start on what a killed predecessor has left, a dead mount on which every path lookup
 //! fails. So /proc/self/mountinfo is always read before the mount point is touched.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,20 +15,19 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::makedev;
 use nix::unistd::{getegid, geteuid};
 
 mod abort;
 mod helper;
+mod mountinfo;
 mod watch;
 
 pub use abort::{abort, is_connected};
+pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
 pub use watch::Watch;
 
 use abort::abort_dead;
-
-/// File system type in mountinfo.
-const TYPE: &str = "fuse.gcgroup";
+use mountinfo::{Entry, TYPE, mounts, ours};
 
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -200,123 +198,6 @@ fn is_alive(point: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns the mount point of the daemon that listens on `socket`, if it is visible to this process.
-pub fn point_of(socket: &Path) -> Option<PathBuf> {
-    let socket = std::path::absolute(socket).ok()?;
-    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    visible(&text)
-        .into_iter()
-        .find(|entry| entry.is_ours && entry.is_whole && entry.source == socket)
-        .map(|entry| entry.point)
-}
-
-/// Returns whether the mount with this device number is still listed at `point`: it was not unmounted,
-/// although its connection has ended.
-pub fn is_listed(point: &Path, device: u64) -> bool {
-    ours(point).is_ok_and(|entries| entries.iter().any(|entry| entry.device == device))
-}
-
-/// Returns whether `path`, an absolute path, lies on a gcgroupfs mount.
-pub fn has(path: &Path) -> bool {
-    socket_and_rest(path).is_some()
-}
-
-/// Splits an absolute path that lies on a gcgroupfs mount into the socket of its daemon and the path below
-/// the mount point.
-pub fn socket_and_rest(path: &Path) -> Option<(PathBuf, PathBuf)> {
-    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    split(&text, path)
-}
-
-fn split(mountinfo: &str, path: &Path) -> Option<(PathBuf, PathBuf)> {
-    let entries = visible(mountinfo).into_iter();
-    let under = entries.filter(|entry| path.starts_with(&entry.point));
-    let entry = under.max_by_key(|entry| entry.point.components().count())?;
-    let rest = path.strip_prefix(&entry.point).ok()?;
-    entry.is_ours.then(|| (entry.source.clone(), rest.to_owned()))
-}
-
-/// One line of /proc/self/mountinfo.
-#[derive(Debug, PartialEq, Eq)]
-struct Entry {
-    id: u64,
-    /// Id of the parent mount.
-    parent: u64,
-    device: u64,
-    point: PathBuf,
-    /// Mount source: for our mounts, the daemon's socket.
-    source: PathBuf,
-    is_ours: bool,
-    /// Whether the root of the file system is mounted, not a directory in it.
-    is_whole: bool,
-}
-
-/// Returns the mounts at `point`, the visible one last.
-fn mounts(point: &Path) -> io::Result<Vec<Entry>> {
-    Ok(at(&fs::read_to_string("/proc/self/mountinfo")?, point))
-}
-
-fn ours(point: &Path) -> io::Result<Vec<Entry>> {
-    Ok(mounts(point)?.into_iter().filter(|entry| entry.is_ours).collect())
-}
-
-/// Returns the mounts at `point` from the text of /proc/self/mountinfo.
-fn at(mountinfo: &str, point: &Path) -> Vec<Entry> {
-    entries(mountinfo).filter(|entry| entry.point == point).collect()
-}
-
-/// Returns the visible mounts: of several at one point the last hides the others.
-fn visible(mountinfo: &str) -> Vec<Entry> {
-    let mut last = BTreeMap::new();
-    for entry in entries(mountinfo) {
-        last.insert(entry.point.clone(), entry);
-    }
-    last.into_values().collect()
-}
-
-/// Parses the text of /proc/self/mountinfo (proc(5)).
-fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
-    mountinfo.lines().filter_map(|line| {
-        let (fields, kind) = line.split_once(" - ")?;
-        let mut fields = fields.split(' ');
-        let id = fields.next()?.parse().ok()?;
-        let parent = fields.next()?.parse().ok()?;
-        let (major, minor) = fields.next()?.split_once(':')?;
-        let device = makedev(major.parse().ok()?, minor.parse().ok()?);
-        let root = fields.next()?;
-        let point = unescaped(fields.next()?).into();
-        let mut kind = kind.split(' ');
-        Some(Entry {
-            id,
-            parent,
-            device,
-            point,
-            is_ours: kind.next() == Some(TYPE),
-            source: unescaped(kind.next()?).into(),
-            is_whole: root == "/",
-        })
-    })
-}
-
-/// Decodes a path of mountinfo, in which blanks, tabs, newlines and backslashes are written `\ooo`.
-fn unescaped(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |mut out, part| {
-        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
-            Some(byte) => {
-                out.push(char::from(byte));
-                out.push_str(&part[3..]);
-            }
-            None => {
-                out.push('\\');
-                out.push_str(part);
-            }
-        }
-        out
-    })
-}
-
 /// Returns the path as the kernel lists mounts: absolute and without links.
 fn absolute(point: &Path) -> io::Result<PathBuf> {
     let mut point = below_links(point)?;
@@ -351,43 +232,6 @@ fn below_links(point: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MOUNTINFO: &str = "\
-        22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
-        91 22 0:47 / /gcgroup rw,nosuid,nodev - fuse.gcgroup /run/g.sock rw,user_id=0,group_id=0\n\
-        92 91 0:48 / /gcgroup rw - tmpfs none rw\n\
-        93 92 0:49 / /gcgroup rw,nosuid shared:7 master:1 - fuse.gcgroup /run/g.sock rw\n\
-        94 22 0:50 / /with\\040blank\\134 rw - fuse.gcgroup /run/h\\040.sock rw\n\
-        96 22 0:50 /7 /part rw - fuse.gcgroup /run/g.sock rw\n\
-        95 22 0:51 / /other rw - fuse.sshfs host: rw\n";
-
-    #[test]
-    fn mounts_are_found_by_path_and_type_in_order() {
-        let found: Vec<_> = at(MOUNTINFO, Path::new("/gcgroup"))
-            .iter()
-            .map(|entry| (entry.id, entry.is_ours))
-            .collect();
-        assert_eq!(found, [(91, true), (92, false), (93, true)]);
-        let one = |point| match at(MOUNTINFO, Path::new(point)).as_slice() {
-            [entry] => (
-                entry.id,
-                entry.is_ours,
-                entry.is_whole,
-                entry.source.display().to_string(),
-            ),
-            entries => panic!("{entries:?}"),
-        };
-        assert_eq!(one("/with blank\\"), (94, true, true, "/run/h .sock".into()));
-        assert_eq!(one("/part"), (96, true, false, "/run/g.sock".into()));
-        assert_eq!(one("/other"), (95, false, true, "host:".into()));
-        assert_eq!(at(MOUNTINFO, Path::new("/gc")), []);
-    }
-
-    #[test]
-    fn last_of_several_mounts_at_a_point_is_visible() {
-        let seen: Vec<_> = visible(MOUNTINFO).iter().map(|entry| entry.id).collect();
-        assert_eq!(seen, [22, 93, 95, 96, 94]);
-    }
 
     #[test]
     fn mount_point_is_listed_without_links() {

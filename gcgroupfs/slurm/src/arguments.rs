@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-use crate::options::is_size;
+use crate::size::is_size;
 
 /// Action when Slurm suspends a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,14 +3,16 @@
 //!
 //! slurmstepd, the parent of all tasks of a step on a node, loads the plugin as root. It asks the daemon for
 //! the group itself, so that the group holds slurmstepd and its descendants by what the kernel says, and ends
-//! with them. Only `spank` has `unsafe` code.
+//! with them. Only `callbacks` and `spank` have `unsafe` code.
 
 mod arguments;
+mod callbacks;
 mod controller;
 mod daemon;
 mod options;
 mod plugin;
 mod shares;
+mod size;
 mod spank;
 mod step;
 mod suspend;

@@ -3,6 +3,7 @@
 use anyhow::{Context, bail, ensure};
 
 use crate::arguments::Arguments;
+use crate::size::{is_percentage, is_size};
 
 /// A value for all GPUs of the node together, or for one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub(crate) const ROWS: &[Row] = &[
         value: Some("SIZE[:GPU]"),
         help: "most GPU memory of the step on each node, as 8G or 50%; of one GPU: 8G:0; several: 8G:0,4G:1",
         set: |options, text| {
-            options.memory = values(text, check_size)?;
+            options.memory = values(text, |text| is_size(text) || is_percentage(text))?;
             Ok(())
         },
     },
@@ -58,7 +59,7 @@ pub(crate) const ROWS: &[Row] = &[
         value: Some("PERCENT[:GPU]"),
         help: "most GPU time of the step on each node, in percent of one GPU's, as 50%; of one GPU: 50%:0",
         set: |options, text| {
-            options.max = values(text, check_percentage)?;
+            options.max = values(text, is_percentage)?;
             Ok(())
         },
     },
@@ -146,33 +147,6 @@ fn is_gpu(text: &str) -> bool {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     is_index || is_uuid
-}
-
-/// Returns whether the text is a size or a percentage. The daemon checks the range.
-fn check_size(text: &str) -> bool {
-    is_size(text) || check_percentage(text)
-}
-
-/// Returns whether the text is a number with at most one point and a unit, or `max`.
-pub(crate) fn is_size(text: &str) -> bool {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = text.get(digits.len()..).unwrap_or_default().to_ascii_uppercase();
-    let unit = unit.trim_end_matches('B').trim_end_matches('I');
-    let is_unit = matches!(unit, "" | "K" | "M" | "G" | "T" | "P");
-    text == "max" || is_number(digits) && is_unit
-}
-
-/// Returns whether the text is a positive percentage, or `max`.
-fn check_percentage(text: &str) -> bool {
-    let digits = text.strip_suffix('%').unwrap_or_default();
-    let is_positive = digits.bytes().any(|byte| matches!(byte, b'1'..=b'9'));
-    text == "max" || is_number(digits) && is_positive
-}
-
-fn is_number(text: &str) -> bool {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_digits(whole) && is_digits(fraction)
 }
 
 #[cfg(test)]

@@ -1,19 +1,11 @@
-//! Interface to SPANK: Slurm's functions that the plugin calls, and the functions that Slurm calls, which are
-//! passed on to `plugin`. Declared by hand from `slurm/spank.h`.
+//! Functions of Slurm that the plugin calls. Declared by hand from `slurm/spank.h`.
 
-#![allow(unreachable_pub, reason = "Slurm finds these symbols by name")]
-
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::panic;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::options::ROWS;
-use crate::plugin::{self, Callback};
 
 /// `ESPANK_SUCCESS`, and the status of a callback without an error.
-const SUCCESS: c_int = 0;
-
-/// Status of a callback that refuses.
-const FAILURE: c_int = -1;
+pub(crate) const SUCCESS: c_int = 0;
 
 /// Longest value of an environment variable that is read, bytes.
 const MAX_VALUE: usize = 64 << 10;
@@ -36,6 +28,9 @@ pub(crate) enum Context {
     Other,
 }
 
+/// Function that Slurm calls with an option's number and value.
+pub(crate) type OptionCallback = extern "C" fn(c_int, *const c_char, c_int) -> c_int;
+
 #[repr(C)]
 struct RawOption {
     name: *const c_char,
@@ -43,7 +38,7 @@ struct RawOption {
     help: *const c_char,
     has_value: c_int,
     number: c_int,
-    callback: Option<extern "C" fn(c_int, *const c_char, c_int) -> c_int>,
+    callback: Option<OptionCallback>,
 }
 
 unsafe extern "C" {
@@ -56,39 +51,14 @@ unsafe extern "C" {
     fn slurm_verbose(format: *const c_char, ...);
 }
 
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
-pub static plugin_name: [u8; 14] = *b"gcgroup_slurm\0";
-
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
-pub static plugin_type: [u8; 6] = *b"spank\0";
-
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
-pub static plugin_version: c_uint = version();
-
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
-pub static spank_plugin_version: c_uint = 1;
-
-/// Returns the version of Slurm that build.rs has found.
-const fn version() -> c_uint {
-    let digits = env!("SLURM_VERSION").as_bytes();
-    let (mut version, mut at) = (0, 0);
-    while at < digits.len() {
-        version = version * 10 + (digits[at] - b'0') as c_uint;
-        at += 1;
-    }
-    version
-}
-
 /// The handle of a callback. Valid for that call only.
 #[derive(Debug)]
 pub(crate) struct Spank {
-    handle: *mut c_void,
+    pub(crate) handle: *mut c_void,
     /// Arguments of the plugin in `plugstack.conf`.
     pub(crate) arguments: Vec<String>,
+    /// Passed the options of [`ROWS`] by their index.
+    pub(crate) take_option: OptionCallback,
 }
 
 impl Spank {
@@ -140,7 +110,7 @@ impl Spank {
                 help: text(row.help)?,
                 has_value: row.value.is_some().into(),
                 number: c_int::try_from(number)?,
-                callback: Some(take_option),
+                callback: Some(self.take_option),
             };
             // SAFETY: the handle is that of the current callback. Slurm copies the option; its strings live
             // as long as the process.
@@ -179,71 +149,4 @@ pub(crate) fn log_verbose(text: &str) {
         // SAFETY: the format takes one string.
         unsafe { slurm_verbose(c"%s".as_ptr(), text.as_ptr()) };
     }
-}
-
-extern "C" fn take_option(number: c_int, value: *const c_char, _remote: c_int) -> c_int {
-    let value = if value.is_null() {
-        String::new()
-    } else {
-        // SAFETY: Slurm passes a string that ends with a NUL.
-        unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned()
-    };
-    guard(|| {
-        let row = usize::try_from(number).ok().and_then(|number| ROWS.get(number));
-        row.map_or(Ok(()), |row| plugin::take_option(row, &value))
-    })
-}
-
-/// Runs a callback; logs its error. A panic counts as one, so that slurmstepd survives it.
-fn guard(callback: impl FnOnce() -> anyhow::Result<()>) -> c_int {
-    match panic::catch_unwind(panic::AssertUnwindSafe(callback)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(error)) => {
-            log_error(&format!("{error:#}"));
-            FAILURE
-        }
-        Err(_) => {
-            log_error("internal error of the plugin");
-            FAILURE
-        }
-    }
-}
-
-/// Calls the plugin for a callback of Slurm.
-fn dispatch(callback: Callback, handle: *mut c_void, count: c_int, words: *const *const c_char) -> c_int {
-    guard(|| {
-        let count = if words.is_null() {
-            0
-        } else {
-            usize::try_from(count).unwrap_or(0)
-        };
-        let word = |at: usize| {
-            // SAFETY: Slurm passes `count` strings that end with a NUL.
-            let word = unsafe { CStr::from_ptr(*words.add(at)) };
-            word.to_string_lossy().into_owned()
-        };
-        let arguments = (0..count).map(word).collect();
-        plugin::call(callback, &Spank { handle, arguments })
-    })
-}
-
-/// Defines the functions that Slurm calls: a row for each.
-macro_rules! callbacks {
-    ($($name:ident => $callback:ident;)*) => {
-        $(
-            #[unsafe(no_mangle)]
-            pub extern "C" fn $name(handle: *mut c_void, count: c_int, words: *const *const c_char) -> c_int {
-                dispatch(Callback::$callback, handle, count, words)
-            }
-        )*
-    };
-}
-
-callbacks! {
-    slurm_spank_init => Init;
-    slurm_spank_init_post_opt => InitPostOpt;
-    slurm_spank_task_init_privileged => TaskInitPrivileged;
-    slurm_spank_task_init => TaskInit;
-    slurm_spank_task_post_fork => TaskPostFork;
-    slurm_spank_exit => Exit;
 }

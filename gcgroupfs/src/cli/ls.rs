@@ -1,6 +1,7 @@
 //! `gcgroupfs ls`: a table of groups and governed processes, or all that is known of them as JSON.
 
 mod columns;
+mod row;
 mod rows;
 
 use std::collections::BTreeSet;
@@ -12,8 +13,8 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 
-use self::columns::{Column, TABLE, TREE};
-use self::rows::Order;
+use self::columns::{Column, Order, TABLE, TREE};
+use self::row::Row;
 use super::view::{Reader, Snapshot, ancestors, duration};
 
 #[derive(Debug, Args)]
@@ -145,7 +146,7 @@ fn ascii(json: &str) -> String {
         })
 }
 
-fn table(rows: &[rows::Row<'_>], columns: &[&Column]) -> String {
+fn table(rows: &[Row<'_>], columns: &[&Column]) -> String {
     let titles = columns.iter().map(|column| column.title()).collect();
     let cells = rows.iter().map(|row| {
         let cells = columns.iter().map(|column| (column.value)(row).to_string());

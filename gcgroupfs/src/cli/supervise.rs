@@ -6,14 +6,11 @@ mod restarts;
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -22,11 +19,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{info, warn};
 
 use self::restarts::{Life, Restarts};
-use super::service::{self, Watchdog};
+use super::service;
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::Mount;
 use gcgroupfs_fuse::supervisor_state::SupervisorState;
@@ -35,9 +31,11 @@ use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch;
 
 mod ends;
+mod signals;
 mod stored;
 
 use ends::Ends;
+use signals::Signals;
 use stored::Kept;
 
 /// The supervisor's own option, which is not passed to daemons.
@@ -375,53 +373,4 @@ fn is_stopped(pid: Pid) -> bool {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     text.lines()
         .any(|line| line.starts_with("State:\tT") || line.starts_with("State:\tt"))
-}
-
-/// Signals received by the supervisor.
-struct Signals {
-    end: Arc<AtomicBool>,
-    reload: Arc<AtomicBool>,
-    woken: UnixStream,
-    watchdog: Watchdog,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        let (woken, waker) = UnixStream::pair()?;
-        woken.set_nonblocking(true)?;
-        waker.set_nonblocking(true)?;
-        let (end, reload) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        for (signal, flag) in [(SIGTERM, &end), (SIGINT, &end), (SIGHUP, &reload)] {
-            signal_hook::flag::register(signal, flag.clone())?;
-            signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
-        }
-        Ok(Self {
-            end,
-            reload,
-            woken,
-            watchdog: Watchdog::from_environment(),
-        })
-    }
-
-    fn is_end_asked(&self) -> bool {
-        self.end.load(Relaxed)
-    }
-
-    /// Returns the next signal to forward to the daemon.
-    fn take(&mut self) -> Option<Signal> {
-        while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
-        if self.is_end_asked() {
-            Some(Signal::SIGTERM)
-        } else {
-            self.reload.swap(false, Relaxed).then_some(Signal::SIGHUP)
-        }
-    }
-
-    fn sleep(&self, pause: Duration) {
-        let mut watched = [PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(
-            &mut watched,
-            PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO),
-        );
-    }
 }

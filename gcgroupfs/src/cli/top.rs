@@ -2,12 +2,17 @@
 
 mod actions;
 mod activity;
+mod bars;
 mod columns;
 mod draw;
+mod input;
 mod keys;
+mod question;
 mod replay;
+mod row;
 mod rows;
 mod state;
+mod target;
 
 use std::collections::BTreeSet;
 use std::env;

@@ -8,6 +8,8 @@ use std::path::Path;
 use clap::Command;
 use clap_mangen::Man;
 
+use super::Interface;
+
 /// Date of the last change of the pages' text.
 pub(super) const DATE: &str = "2026-11-23";
 
@@ -29,13 +31,12 @@ const SEE_ALSO: &str = ".SH \"SEE ALSO\"
 /// Sections of gcgroupfs(5) that are about the configuration.
 const OF_CONFIGURATION: [&str; 2] = ["CONFIGURATION", "RULES"];
 
-/// Writes all pages below a directory, as man(1) looks for them: `man1/NAME.1`, `man5/NAME.5`. Takes the
-/// definition of the command line.
+/// Writes all pages below a directory, as man(1) looks for them: `man1/NAME.1`, `man5/NAME.5`.
 ///
 /// # Errors
 /// The directory cannot be written.
-pub(crate) fn write(command: Command, directory: &Path) -> io::Result<()> {
-    for (name, text) in all(command)? {
+pub(crate) fn write(interface: Interface, directory: &Path) -> io::Result<()> {
+    for (name, text) in all(interface)? {
         let section = name.rsplit_once('.').map_or("", |(_, section)| section);
         let directory = directory.join(format!("man{section}"));
         fs::create_dir_all(&directory)?;
@@ -45,11 +46,11 @@ pub(crate) fn write(command: Command, directory: &Path) -> io::Result<()> {
 }
 
 /// Returns file names and texts of all pages.
-fn all(command: Command) -> io::Result<Vec<(String, String)>> {
-    let of_files = super::page(command.clone());
+fn all(interface: Interface) -> io::Result<Vec<(String, String)>> {
+    let of_files = super::page(interface.clone());
     let mut pages = vec![("gcgroupfs.toml.5".to_owned(), of_configuration(&of_files))];
     pages.push(("gcgroupfs.5".to_owned(), of_files));
-    let mut command = command.disable_help_subcommand(true);
+    let mut command = interface.command.disable_help_subcommand(true);
     command.build();
     pages.push(("gcgroupfs.1".to_owned(), of_command(&command)?));
     for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
@@ -120,12 +121,12 @@ fn of_configuration(of_files: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::definition;
+    use crate::cli::interface;
 
     #[test]
     fn every_command_has_a_page_with_its_sections() {
-        let pages = all(definition()).unwrap();
-        let command = definition();
+        let pages = all(interface()).unwrap();
+        let command = interface().command;
         let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
         let names: Vec<String> = shown
             .map(|command| format!("gcgroupfs-{}.1", command.get_name()))
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn configuration_has_its_page() {
-        let pages = all(definition()).unwrap();
+        let pages = all(interface()).unwrap();
         let (_, text) = pages.iter().find(|(file, _)| file == "gcgroupfs.toml.5").unwrap();
         for part in ["patience_usec", ".BR [[rule]] .", "group.delegate", ".SH ERRORS"] {
             assert!(text.contains(part), "{part}\n{text}");
@@ -158,7 +159,7 @@ mod tests {
     /// Errors are in alphabetical order in the section.
     #[test]
     fn every_errno_has_its_entry() {
-        let page = super::super::page(definition());
+        let page = super::super::page(interface());
         let (_, errors) = page.split_once(".SH ERRORS\n").unwrap();
         let (errors, _) = errors.split_once("\n.SH ").unwrap();
         let entries: Vec<&str> = errors

@@ -10,7 +10,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::minor;
 
-use super::mounts;
+use super::mountinfo::mounts;
 
 /// Directory of the kernel's FUSE connections, named by the minor device numbers.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{info, warn};
 
-use super::{Entry, entries};
+use super::mountinfo::{Entry, entries};
 
 /// Minimum time between two checks. Reading a long table takes time, and other processes can change it
 /// continually.

@@ -1,8 +1,9 @@
 //! Columns of `gcgroupfs ls`; a new column is a row here.
 
+use std::cmp::Ordering;
 use std::fmt::{self, Display};
 
-use super::rows::{Order, Row, What};
+use super::row::{Row, What};
 use crate::cli::view::{size, time_left};
 use gcgroupfs_model::text::word;
 
@@ -290,6 +291,22 @@ pub(super) fn column(name: &str) -> Result<&'static Column, String> {
         let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
         format!("columns are {}", names.join(", "))
     })
+}
+
+/// Column by which the rows are sorted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Order {
+    column: &'static Column,
+    is_reverse: bool,
+}
+
+impl Order {
+    /// Compares two rows by the column.
+    pub(super) fn compare(self, one: &Row<'_>, other: &Row<'_>) -> Ordering {
+        let value = self.column.value;
+        let order = value(one).cmp(&value(other));
+        if self.is_reverse { order.reverse() } else { order }
+    }
 }
 
 /// Parses a column by which to sort, with `-` before it for the reverse order.

@@ -1,80 +1,8 @@
-//! Rows of `gcgroupfs ls`: a process or a group on each GPU that it uses, in a table or a tree.
+//! The rows of `gcgroupfs ls` in their order, in a table or a tree.
 
-use std::cmp::Ordering;
-
-use super::columns::Column;
-use crate::cli::view::{Below, Group, OnDevice, Process, Snapshot, Suspension, Usage};
-
-/// Column by which the rows are sorted.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Order {
-    pub(super) column: &'static Column,
-    pub(super) is_reverse: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum What<'a> {
-    Process(&'a Process),
-    Group(&'a Group),
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Row<'a> {
-    pub(super) what: What<'a>,
-    /// `None` if no device is used.
-    pub(super) on: Option<&'a OnDevice>,
-    /// Number of groups above it that are shown; 0 in a table.
-    pub(super) depth: usize,
-    snapshot: &'a Snapshot,
-}
-
-impl<'a> Row<'a> {
-    /// Returns the numbers of this row.
-    pub(super) fn usage(&self) -> &'a Usage {
-        self.on.map_or_else(|| self.whole(), |on| &on.usage)
-    }
-
-    /// Returns the numbers of the process or group as a whole.
-    pub(super) fn whole(&self) -> &'a Usage {
-        match self.what {
-            What::Process(process) => &process.usage,
-            What::Group(group) => &group.usage,
-        }
-    }
-
-    /// Returns the path of the group, or of the process's group; `None` if the client may not see it.
-    pub(super) fn group(&self) -> Option<&'a str> {
-        match self.what {
-            What::Process(process) => process.group.as_deref(),
-            What::Group(group) => Some(&group.path),
-        }
-    }
-
-    pub(super) fn frozen(&self) -> &'static str {
-        let (whole, here) = (self.whole(), self.usage());
-        let above = self.group().is_some_and(|group| self.snapshot.is_freezing(group));
-        match (
-            here.events.frozen,
-            whole.compute.freeze || here.compute.freeze || above,
-        ) {
-            (true, _) => "yes",
-            (false, true) => "soon",
-            (false, false) => "no",
-        }
-    }
-
-    pub(super) fn suspended(&self) -> &'static str {
-        let above = self
-            .group()
-            .is_some_and(|group| self.snapshot.is_suspending(group));
-        match self.whole().suspension(above) {
-            Suspension::Complete => "yes",
-            Suspension::Requested => "soon",
-            Suspension::Failed => "failed",
-            Suspension::None => "no",
-        }
-    }
-}
+use super::columns::Order;
+use super::row::{Row, What};
+use crate::cli::view::{Below, OnDevice, Process, Snapshot};
 
 /// Returns the rows. Unless sorted otherwise, groups are in the order of their paths, each before its
 /// processes, and those in the order of their pids.
@@ -91,14 +19,6 @@ pub(super) fn rows(snapshot: &Snapshot, order: Option<Order>, is_tree: bool) -> 
         rows.sort_by(|one, other| order.compare(one, other));
     }
     rows
-}
-
-impl Order {
-    fn compare(self, one: &Row<'_>, other: &Row<'_>) -> Ordering {
-        let value = self.column.value;
-        let order = value(one).cmp(&value(other));
-        if self.is_reverse { order.reverse() } else { order }
-    }
 }
 
 struct Tree<'a> {

@@ -9,7 +9,8 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::rows::{Key, Row};
+use super::row::Row;
+use super::target::Target;
 use crate::cli::client::Client;
 
 /// Longest wait for the daemon's answer, during which the screen stands still.
@@ -17,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Action {
-    pub(super) key: Key,
+    pub(super) target: Target,
     /// The program's name as shown; a signal is sent to no other program.
     pub(super) name: String,
     pub(super) what: What,
@@ -36,7 +37,7 @@ pub(super) enum What {
 impl Action {
     pub(super) fn of(row: &Row, what: What) -> Self {
         Self {
-            key: row.key.clone(),
+            target: row.target.clone(),
             name: row.name.clone(),
             what,
         }
@@ -48,24 +49,24 @@ impl Action {
     /// Why it was not done, in the daemon's or the kernel's words.
     pub(super) fn perform(&self, socket: &Path) -> anyhow::Result<String> {
         let client = || Client::connect_with(socket, PATIENCE);
-        match (&self.what, &self.key) {
-            (What::Write(file, value), key) => {
-                let path = format!("{}/{file}", key.path());
+        match (&self.what, &self.target) {
+            (What::Write(file, value), target) => {
+                let path = format!("{}/{file}", target.path());
                 client()?.set(&path, value)?;
                 Ok(format!("{path} is set to {value}"))
             }
-            (What::Move(group), Key::Process(pid)) => {
+            (What::Move(group), Target::Process(pid)) => {
                 let group = group.trim_matches('/');
                 let file = format!("{group}/gcgroup.procs");
                 client()?.set(file.trim_start_matches('/'), &pid.to_string())?;
                 Ok(format!("{pid} is moved to /{group}"))
             }
-            (What::Kill(signal), Key::Process(pid)) => {
+            (What::Kill(signal), Target::Process(pid)) => {
                 self.signal(*pid, signal)?;
                 Ok(format!("{signal} is sent to {pid}"))
             }
-            (What::Move(_), Key::Group(path)) => bail!("/{path}: only processes can be moved"),
-            (What::Kill(_), Key::Group(path)) => bail!("/{path}: signals can be sent to processes only"),
+            (What::Move(_), Target::Group(path)) => bail!("/{path}: only processes can be moved"),
+            (What::Kill(_), Target::Group(path)) => bail!("/{path}: signals can be sent to processes only"),
         }
     }
 
@@ -87,9 +88,9 @@ impl Action {
 mod tests {
     use super::*;
 
-    fn action(key: Key, what: What) -> Action {
+    fn action(target: Target, what: What) -> Action {
         Action {
-            key,
+            target,
             name: "no-such-program".into(),
             what,
         }
@@ -98,16 +99,16 @@ mod tests {
     #[test]
     fn no_signal_reaches_another_program_or_group() {
         let nowhere = Path::new("/nowhere");
-        let me = Key::Process(std::process::id());
-        let refused = |key: &Key, what| {
-            let error = action(key.clone(), what).perform(nowhere).unwrap_err();
+        let me = Target::Process(std::process::id());
+        let refused = |target: &Target, what| {
+            let error = action(target.clone(), what).perform(nowhere).unwrap_err();
             format!("{error:#}")
         };
         let kill = |signal: &str| What::Kill(signal.into());
         assert!(refused(&me, kill("KILL")).contains("runs another program now"));
         assert!(refused(&me, kill("MURDER")).contains("is no signal"));
-        assert!(refused(&Key::Group("a".into()), kill("TERM")).contains("processes only"));
-        assert!(refused(&Key::Group("a".into()), What::Move("b".into())).contains("only processes"));
+        assert!(refused(&Target::Group("a".into()), kill("TERM")).contains("processes only"));
+        assert!(refused(&Target::Group("a".into()), What::Move("b".into())).contains("only processes"));
         assert!(refused(&me, What::Write("memory.limit", "1G".into())).contains("no daemon at /nowhere"));
     }
 }

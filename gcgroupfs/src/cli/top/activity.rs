@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::rows::Key;
+use super::target::Target;
 use crate::cli::view::{Device, OnDevice, Snapshot, Suspension, Usage};
 
 /// Points of a history: as many as fit in the widest sparkline.
@@ -115,7 +115,7 @@ impl Counts {
 /// Activities of all processes and groups, and past utilisations of the GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Activities {
-    of: HashMap<Key, Activity>,
+    of: HashMap<Target, Activity>,
     devices: HashMap<usize, VecDeque<u64>>,
     /// Time of the last snapshot.
     last: Option<Instant>,
@@ -127,15 +127,15 @@ impl Activities {
         let now = snapshot.at;
         let elapsed = self.last.map(|last| now.duration_since(last));
         let mut old = std::mem::take(&mut self.of);
-        let mut next = |key: Key, usage: &Usage, devices: &[OnDevice], is_asked: Asked| {
-            let before = old.remove(&key);
+        let mut next = |target: Target, usage: &Usage, devices: &[OnDevice], is_asked: Asked| {
+            let before = old.remove(&target);
             let activity = activity(before, usage, (elapsed, now));
             let state = state(&activity, usage, devices, is_asked);
-            self.of.insert(key, Activity { state, ..activity.0 });
+            self.of.insert(target, Activity { state, ..activity.0 });
         };
         for group in &snapshot.groups {
             next(
-                Key::Group(group.path.clone()),
+                Target::Group(group.path.clone()),
                 &group.usage,
                 &group.devices,
                 Asked::above(snapshot, &group.path),
@@ -144,7 +144,7 @@ impl Activities {
         for process in &snapshot.processes {
             let above = Asked::above(snapshot, process.group.as_deref().unwrap_or_default());
             next(
-                Key::Process(process.pid),
+                Target::Process(process.pid),
                 &process.usage,
                 &process.devices,
                 Asked {
@@ -162,8 +162,8 @@ impl Activities {
         self.last = Some(now);
     }
 
-    pub(super) fn of(&self, key: &Key) -> Activity {
-        self.of.get(key).cloned().unwrap_or_default()
+    pub(super) fn of(&self, target: &Target) -> Activity {
+        self.of.get(target).cloned().unwrap_or_default()
     }
 
     /// Returns past utilisations of a GPU, percent, the latest last.
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::cli::view::fixture;
 
-    const KEY: Key = Key::Process(7);
+    const TARGET: Target = Target::Process(7);
 
     /// Updates with a snapshot whose process was changed, `seconds` after the first.
     fn update(
@@ -256,7 +256,7 @@ mod tests {
         change(&mut found.unwrap().usage);
         snapshot.at = start + Duration::from_secs(seconds);
         activities.update(&snapshot);
-        activities.of(&KEY).state
+        activities.of(&TARGET).state
     }
 
     #[test]
@@ -312,12 +312,12 @@ mod tests {
                 usage.compute.stat.insert("usage_usec".into(), usec);
             });
         }
-        let activity = activities.of(&KEY);
+        let activity = activities.of(&TARGET);
         assert_eq!((activity.gpu, activity.history), (Some(50.0), [25, 50].into()));
         assert_eq!(activities.device(0).collect::<Vec<_>>(), [45, 45, 45]);
         for seconds in 4..200 {
             update(&mut activities, start, seconds, |_| ());
         }
-        assert_eq!(activities.of(&KEY).history.len(), POINTS);
+        assert_eq!(activities.of(&TARGET).history.len(), POINTS);
     }
 }

@@ -3,8 +3,9 @@
 use std::cmp::Ordering;
 
 use super::activity::POINTS;
-use super::draw::sparkline;
-use super::rows::{Key, Row};
+use super::bars::sparkline;
+use super::row::Row;
+use super::target::Target;
 use crate::cli::view::size;
 
 /// Row of the table of columns.
@@ -33,9 +34,9 @@ const COLUMNS: &[Column] = &[
         width: 7,
         is_number: true,
         least_screen: 0,
-        cell: |row, _| match row.key {
-            Key::Process(pid) => pid.to_string(),
-            Key::Group(_) => String::new(),
+        cell: |row, _| match row.target {
+            Target::Process(pid) => pid.to_string(),
+            Target::Group(_) => String::new(),
         },
         // Rows come in the order of pids and paths.
         order: Some(|_, _| Ordering::Equal),

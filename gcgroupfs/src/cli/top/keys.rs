@@ -6,8 +6,8 @@ use ratatui::crossterm::event::KeyCode::{
 
 use super::actions::What;
 use super::columns::Sorting;
-use super::replay::Step;
-use super::state::{App, Effect, Mode, Question};
+use super::question::Question;
+use super::state::{App, Effect, Mode, Step};
 use crate::cli::view::Group;
 
 /// Row of the table of keys.

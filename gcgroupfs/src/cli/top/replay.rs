@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::activity::POINTS;
-use super::state::App;
+use super::state::{App, Step};
 use crate::cli::record::{Frame, Recording};
 use crate::cli::view::Snapshot;
 
@@ -27,20 +27,6 @@ pub(super) struct Replay {
     /// When the sample came to be shown.
     shown: Instant,
     is_paused: bool,
-}
-
-/// Movement in a recording.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Stops the time, or lets it go on.
-    Pause,
-    /// To the sample after this one, or before it.
-    Next,
-    Previous,
-    /// Forward or back by seconds.
-    By(i64),
-    /// To the last sample at a time (seconds since 1970) or before.
-    To(u64),
 }
 
 impl Replay {

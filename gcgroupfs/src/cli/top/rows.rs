@@ -1,64 +1,13 @@
-//! Rows of the screen: processes in a tree of groups, or processes alone.
+//! The rows of the screen in their order: processes in a tree of groups, or processes alone.
 
 use std::collections::BTreeSet;
 
-use super::activity::{Activities, Activity};
+use super::activity::Activities;
 use super::columns::Sorting;
-use crate::cli::view::{Below, Group, Lease, OnDevice, Process, Snapshot, Usage, time_left};
+use super::row::Row;
+use super::target::Target;
+use crate::cli::view::{Below, Group, Lease, OnDevice, Process, Snapshot, time_left};
 use gcgroupfs_model::text::word;
-
-/// Names a process or a group from one snapshot to the next.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Key {
-    Process(u32),
-    Group(String),
-}
-
-impl Key {
-    /// Returns the path of the directory of control files.
-    pub(super) fn path(&self) -> String {
-        match self {
-            Self::Process(pid) => pid.to_string(),
-            Self::Group(path) => path.clone(),
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Row {
-    pub(super) key: Key,
-    /// Number of groups above it on the screen.
-    pub(super) depth: usize,
-    /// Printable name: the program's, or the last part of the group's path.
-    pub(super) name: String,
-    pub(super) user: String,
-    /// Printable path of the group, or of the process's group; empty if it is hidden.
-    pub(super) group: String,
-    /// Indexes of the GPUs in use.
-    pub(super) gpus: Vec<usize>,
-    pub(super) usage: Usage,
-    pub(super) activity: Activity,
-    pub(super) is_folded: bool,
-    /// Rest of the group's lease in words; empty without a lease.
-    pub(super) lease: String,
-}
-
-impl Row {
-    pub(super) fn is_group(&self) -> bool {
-        matches!(self.key, Key::Group(_))
-    }
-
-    /// Returns whether the row has the text, in lower case, in its name, pid, user or group.
-    pub(super) fn matches(&self, text: &str) -> bool {
-        let own = [
-            self.key.path(),
-            self.name.clone(),
-            self.user.clone(),
-            self.group.clone(),
-        ];
-        own.iter().any(|own| own.to_lowercase().contains(text))
-    }
-}
 
 /// Choice of the rows, and their order.
 #[derive(Debug)]
@@ -119,7 +68,7 @@ impl Tree<'_> {
         let mut groups: Vec<Row> = groups.collect();
         self.selection.sorting.sort(&mut groups);
         for row in groups {
-            let path = row.key.path();
+            let path = row.target.path();
             let is_folded = self.selection.folded.contains(&path);
             let is_shown = row.matches(&self.selection.filter);
             let start = rows.len();
@@ -139,7 +88,7 @@ impl Tree<'_> {
 }
 
 fn of_process(process: &Process, activities: &Activities) -> Row {
-    let key = Key::Process(process.pid);
+    let target = Target::Process(process.pid);
     Row {
         depth: 0,
         name: word(&process.comm).to_string(),
@@ -150,15 +99,15 @@ fn of_process(process: &Process, activities: &Activities) -> Row {
             .map_or_else(String::new, |path| format!("/{}", word(path))),
         gpus: gpus(&process.devices),
         usage: process.usage.clone(),
-        activity: activities.of(&key),
+        activity: activities.of(&target),
         is_folded: false,
         lease: String::new(),
-        key,
+        target,
     }
 }
 
 fn of_group(group: &Group, activities: &Activities) -> Row {
-    let key = Key::Group(group.path.clone());
+    let target = Target::Group(group.path.clone());
     let name = group.path.rsplit('/').next().unwrap_or_default();
     Row {
         depth: 0,
@@ -167,10 +116,10 @@ fn of_group(group: &Group, activities: &Activities) -> Row {
         group: format!("/{}", word(&group.path)),
         gpus: gpus(&group.devices),
         usage: group.usage.clone(),
-        activity: activities.of(&key),
+        activity: activities.of(&target),
         is_folded: false,
         lease: group.lease.as_ref().map_or_else(String::new, lease),
-        key,
+        target,
     }
 }
 
@@ -195,7 +144,7 @@ mod tests {
     fn shown(selection: &Selection) -> Vec<String> {
         let rows = selection.rows(&fixture::snapshot(), &Activities::default());
         rows.iter()
-            .map(|row| format!("{}{}", " ".repeat(row.depth), row.key.path()))
+            .map(|row| format!("{}{}", " ".repeat(row.depth), row.target.path()))
             .collect()
     }
 

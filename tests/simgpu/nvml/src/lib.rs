@@ -12,9 +12,11 @@ mod event;
 mod library;
 mod mig;
 mod process;
+mod result;
 mod sample;
 mod stubs;
 mod topology;
+mod users;
 mod utilization;
 
 /// Functions of the modules with an `nvml!` table.

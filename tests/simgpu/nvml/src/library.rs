@@ -1,60 +1,30 @@
-//! Initialization of the library, and queries about the system.
+//! Functions for initialization, and queries about the system.
 
 use core::ffi::{c_char, c_int, c_uint};
 use std::fs;
 
-use parking_lot::Mutex;
-use simgpu::{Driver, Machine};
+use simgpu::Driver;
 
-use crate::call::{Error, Out, RESULTS, Result, code, nvml};
-use crate::sample;
-
-/// Number of initializations without a matching shutdown.
-static USERS: Mutex<u32> = Mutex::new(0);
-
-/// Returns the machine if the library is initialized.
-pub(crate) fn machine() -> Result<&'static Machine> {
-    if *USERS.lock() == 0 {
-        return Err(Error::Uninitialized);
-    }
-    attached()
-}
-
-fn attached() -> Result<&'static Machine> {
-    Machine::attached().map_err(|_| Error::DriverNotLoaded)
-}
-
-fn initialise() -> Result {
-    let mut users = USERS.lock();
-    let machine = attached()?;
-    if *users == 0 {
-        sample::begin(machine);
-    }
-    *users = users.saturating_add(1);
-    Ok(())
-}
+use crate::call::{Error, Out, code, nvml};
+use crate::result::RESULTS;
+use crate::users;
 
 pub(crate) extern "C" fn nvmlInit() -> u32 {
-    code(initialise())
+    code(users::add())
 }
 
 pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
-    code(initialise())
+    code(users::add())
 }
 
 /// Ignores the flags, which ask not to fail without a device and not to attach to any: the simulated machine
 /// has devices and needs no attaching.
 pub(crate) extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
-    code(initialise())
+    code(users::add())
 }
 
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
-    let mut users = USERS.lock();
-    if *users == 0 {
-        return code(Err(Error::Uninitialized));
-    }
-    *users -= 1;
-    0
+    code(users::remove())
 }
 
 pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {

@@ -7,7 +7,7 @@ macro_rules! stubs {
             // Accesses no arguments.
             #[allow(dead_code, reason = "may be implemented")]
             pub(crate) extern "C" fn $name() -> u32 {
-                $crate::call::code($crate::library::machine().and(Err($crate::call::Error::NotSupported)))
+                $crate::call::code($crate::users::machine().and(Err($crate::call::Error::NotSupported)))
             }
         )*
     };
