@@ -273,6 +273,16 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     };
     if let Some(target) = hook.program.target() {
         hook.memory.reserves.enter(made, target.local, target.index, true);
+        hook.memory.share_pool(made);
+    }
+    Ok(())
+}
+
+/// `cuMemPoolExportToShareableHandle`.
+pub(crate) fn export(pool: CUmemoryPool, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(hook) = hook::get() {
+        hook.memory.share_pool(pool);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 mod list;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
@@ -41,6 +41,8 @@ pub(crate) struct Reserve {
     pub(crate) local: LocalDevice,
     /// True for memory of the host, or of another process, which is charged there.
     pub(crate) is_elsewhere: bool,
+    /// Whether other processes may have the pool, which is counted then.
+    pub(crate) is_shared: AtomicBool,
     /// Number of trims: a graph whose memory existed before a trim may have none now.
     trims: AtomicUsize,
     /// The device slot in which it is charged; written with the account locked.
