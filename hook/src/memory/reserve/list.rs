@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use super::{Reserve, Source};
+use super::{Advance, Reserve, Source};
 use crate::driver::cuda::CUmemoryPool;
 use crate::memory::Memory;
 use crate::memory::account::Account;
@@ -156,7 +156,7 @@ impl Reserves {
                 self.end_if_over(memory, &pool);
             } else if is_wanted {
                 // A pool that exceeds the limit stays so until its memory is freed.
-                let _ = pool.settle(memory, 0);
+                let _ = pool.settle(memory, Advance::default());
             }
         }
     }
