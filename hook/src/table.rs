@@ -133,6 +133,9 @@ hooks! {
 
     group Tracked "memory of other processes and drivers: shown, charged to its owner";
 
+    fn cuIpcGetMemHandle(
+        handle: *mut CUipcMemHandle, address: CUdeviceptr,
+    ) @4010 => |next| ipc::export(address, next);
     fn cuIpcOpenMemHandle(
         address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
     ) @4010 => |next| ipc::open(address, next);
@@ -178,6 +181,9 @@ hooks! {
     fn cuMemPoolImportFromShareableHandle(
         pool: *mut CUmemoryPool, handle: *mut c_void, handle_type: c_uint, flags: c_ulonglong,
     ) @11020 => |next| pool::import(pool, next);
+    fn cuMemPoolExportToShareableHandle(
+        handle: *mut c_void, pool: CUmemoryPool, handle_type: c_uint, flags: c_ulonglong,
+    ) @11020 => |next| pool::export(pool, next);
     fn cuMemPoolTrimTo(pool: CUmemoryPool, min_bytes_to_keep: usize) @11020 => |next| pool::change(pool, next);
     fn cuMemPoolSetAttribute(
         pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
@@ -261,6 +267,10 @@ hooks! {
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, sh_handle_type: c_uint,
     ) @10020 => |next| vmm::import(handle, next);
+    fn cuMemExportToShareableHandle(
+        shareable_handle: *mut c_void, handle: CUmemGenericAllocationHandle, handle_type: c_uint,
+        flags: c_ulonglong,
+    ) @10020 => |next| vmm::export(handle, next);
 
     fn cuMulticastCreate(
         handle: *mut CUmemGenericAllocationHandle, properties: *const c_void,

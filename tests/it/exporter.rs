@@ -40,6 +40,11 @@ fn metrics_show_what_the_control_files_show() {
             .ask(&format!("alloc linear {}", 64 * MIB))
             .starts_with("error")
     );
+    for directory in [pid.as_str(), "team"] {
+        mount.write(directory, "memory.high", "64M");
+        assert!(shell.ask("alloc linear 4096").starts_with("ok "));
+        mount.write(directory, "memory.high", "max");
+    }
     Dir::of(&mount, shell.pid()).freeze();
     shell.tell("spin 1 1");
     let exporter = Exporter::start(&mount, &[]);
@@ -80,6 +85,7 @@ fn metrics_show_what_the_control_files_show() {
             &and(("limit", "group")),
             Some(0.0),
         ),
+        ("gcgroup_process_high_total", &process, Some(1.0)),
         ("gcgroup_gpu_memory_total_bytes", &gpu, number(1024 * MIB)),
         ("gcgroup_gpu_memory_charged_bytes", &gpu, number(current)),
         (
@@ -89,6 +95,9 @@ fn metrics_show_what_the_control_files_show() {
         ),
         ("gcgroup_group_memory_limit_bytes", &[("group", "/team")], None),
         ("gcgroup_group_processes", &[("group", "/team/a")], Some(1.0)),
+        ("gcgroup_group_high_total", &[("group", "/team")], Some(2.0)),
+        ("gcgroup_group_high_total", &[("group", "/team/a")], Some(1.0)),
+        ("gcgroup_group_oom_kills_total", &[("group", "/team")], Some(0.0)),
         ("gcgroup_journal_degraded", &[], Some(0.0)),
     ] {
         assert_eq!(metrics.value(name, labels), expected, "{name} {labels:?}");

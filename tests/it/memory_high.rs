@@ -5,6 +5,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
+use crate::calls::Calls;
 use crate::delegation::{ALICE, NOT_PERMITTED, may, may_not, shared, shell_of};
 use crate::driver::{Dir, DriverShell, driver_shell};
 
@@ -66,6 +67,26 @@ fn allocation_beyond_high_waits_and_is_not_refused() {
     dir.gpu(0).write("memory.high", "max");
     assert_eq!(shell.ask(&format!("alloc linear {}", 256 * MIB)), "ok 5");
     assert_eq!(nr_high(&mount, format!("{pid}/0")), 1);
+}
+
+#[test]
+fn pool_that_grows_more_than_predicted_counts_once() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    // Every other block is freed: half of the pool is spare, in pieces that the hook does not know.
+    for name in ["a", "b", "c", "d"] {
+        calls.ok(&format!("cuMemAllocAsync &{name} {} 0", 16 * MIB));
+    }
+    calls.ok("cuMemFreeAsync $a 0");
+    calls.ok("cuMemFreeAsync $c 0");
+    calls.ok("cuStreamSynchronize 0");
+    dir.write("memory.high", 64 * MIB);
+    let before = dir.number("memory.current");
+    assert_eq!(nr_high(&mount, calls.pid()), 0);
+    calls.ok(&format!("cuMemAllocAsync &e {} 0", 40 * MIB));
+    assert!(dir.number("memory.current") >= before + 40 * MIB);
+    assert_eq!(nr_high(&mount, calls.pid()), 1);
 }
 
 #[test]

@@ -146,25 +146,6 @@ fn suspension_that_cannot_succeed_changes_nothing() {
             "{value:?}"
         );
     }
-
-    // The driver refuses to lock a client of MPS, which only it knows.
-    let mut command = mount.command(crate::driver::driver_shell());
-    command.env("SIMGPU_MPS", "1");
-    let mut client = DriverShell::spawn(command);
-    mount.write(client.pid(), "gcgroup.suspend", "1");
-    wait_until("the refusal is reported", || {
-        mount
-            .read(client.pid(), "gcgroup.events")
-            .contains("suspend_error lock")
-    });
-    assert_eq!(client.ask("spin 5 1"), "ok", "it has been unlocked and thawed");
-    assert!(is_running(&mount, client.pid()));
-    let explained = mount
-        .gcgroupfs(&["explain", &client.pid().to_string()])
-        .output()
-        .expect("it runs");
-    let text = String::from_utf8_lossy(&explained.stdout).into_owned();
-    assert!(text.contains("MPS"), "{text}");
 }
 
 #[test]

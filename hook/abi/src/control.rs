@@ -53,6 +53,9 @@ pub const HIGH_ALONE: u32 = 2;
 /// Bit in `grant_wanted`: the request is refused if usage would exceed `memory.high`. Only set while
 /// [`HIGH_IN_FORCE`] is.
 pub const WANTED_BELOW_HIGH: u64 = 1 << 63;
+/// Bit in `grant_wanted`: the request is for an allocation that was granted beyond `memory.high` before, and
+/// is not counted again. Only set while [`HIGH_IN_FORCE`] is.
+pub const WANTED_AGAIN: u64 = 1 << 62;
 
 /// `memory_visible`: the limits that apply, or the device's memory without one. Also the value of daemons
 /// that do not know the setting.

@@ -46,7 +46,7 @@ pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_
 pub use context::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
 pub use control::{
     BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, VISIBLE_LIMIT,
-    VISIBLE_SWAP, WANTED_BELOW_HIGH,
+    VISIBLE_SWAP, WANTED_AGAIN, WANTED_BELOW_HIGH,
 };
 pub use stall::{Pressure, Stall, StallClock};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};

@@ -250,8 +250,16 @@ pub struct Usage {
     ///
     /// Ordering: as `can_swap`, `Relaxed`.
     pub heeds_high: AtomicU32,
-    reserved_high: AtomicU32,
-    reserved: [AtomicU64; 14],
+    /// Nonzero: the process has, or was about to make, a context that it shares with others by MPS.
+    ///
+    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
+    pub uses_mps: AtomicU32,
+    /// Number of blocks, handles and pools that the process has exported to other processes or opened from
+    /// them (CUDA IPC), until it frees or closes them. Only whether it is 0 matters.
+    ///
+    /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
+    pub nr_shared: AtomicU64,
+    reserved: [AtomicU64; 13],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -394,6 +402,8 @@ const _: () = {
     assert!(offset_of!(Usage, host_request) == 88);
     assert!(offset_of!(Usage, suspend_generation) == 92);
     assert!(offset_of!(Usage, refused_bytes) == 96);
+    assert!(offset_of!(Usage, uses_mps) == 108);
+    assert!(offset_of!(Usage, nr_shared) == 112);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

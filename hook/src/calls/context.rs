@@ -1,15 +1,26 @@
 //! Handlers that make contexts. Each is charged before the driver is called, and again destroyed if a limit
 //! has no room for what it takes beyond that (`memory::context`).
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use gcgroup_abi::ContextKind;
 
 use super::{context_switch, streams};
 use crate::driver;
-use crate::driver::cuda::{CUcontext, CUdevice, CUresult};
+use crate::driver::cuda::{CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUcontext, CUdevice, CUresult};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{answer, written};
-use crate::hook;
+use crate::hook::{self, Hook};
 use crate::shared::device::LocalDevice;
+
+/// Publishes whether a context that is about to be made on a device is shared with other processes by MPS.
+fn note_mps(hook: &Hook, local: LocalDevice) {
+    let mut is_shared = 0;
+    let asked = driver::cuDeviceGetAttribute(&mut is_shared, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, local.device());
+    if asked.is_ok() && is_shared != 0 {
+        hook.session.usage().uses_mps.store(1, Relaxed);
+    }
+}
 
 /// Handles `cuCtxCreate` and its variants: the context is current afterwards.
 pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
@@ -17,6 +28,7 @@ pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> 
         return context_switch::switch(next);
     };
     hook.session.devices.learn(hook.session.control(), local);
+    note_mps(hook, local);
     let turn = hook.memory.make_context(local);
     let charge = turn.charge(&[ContextKind::Created])?;
     context_switch::switch(next)?;
@@ -42,6 +54,7 @@ pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<
         enter();
         return Ok(());
     }
+    note_mps(hook, local);
     let turn = hook.memory.make_context(local);
     // Another thread may have made it meanwhile.
     let kinds: &[_] = if streams::is_active(device) {

@@ -26,6 +26,15 @@ fn entry_at(hook: &Hook, address: CUdeviceptr) -> Option<Entry> {
     Some(entry)
 }
 
+/// `cuIpcGetMemHandle`.
+pub(crate) fn export(address: CUdeviceptr, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(hook) = hook::get() {
+        hook.memory.share_block(address);
+    }
+    Ok(())
+}
+
 /// `cuIpcOpenMemHandle`.
 pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
@@ -33,7 +42,11 @@ pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
         && let Some(mut entry) = entry_at(hook, address)
     {
         hook.memory.follow(&mut entry);
-        if let Some(first) = hook.memory.opened.open(address.0, || entry) {
+        let first = || {
+            hook.memory.share(&mut entry);
+            entry
+        };
+        if let Some(first) = hook.memory.opened.open(address.0, first) {
             hook.memory.count_in(&first);
         }
     }

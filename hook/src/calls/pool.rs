@@ -20,7 +20,7 @@ use crate::hook::{self, Hook};
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
-use crate::memory::reserve::Reserve;
+use crate::memory::reserve::{Advance, Reserve};
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 use crate::swap::allocation;
@@ -152,10 +152,10 @@ fn alloc_from(
         (begun, account.foretold(bytes), account.reserved())
     };
     let held = if begun.may_do {
-        0
+        Advance::default()
     } else {
         match pool.hold(hook.memory, foretold) {
-            Ok(()) => foretold,
+            Ok(held) => held,
             Err(full) => {
                 hook.memory.count_hit(full);
                 make_room(hook, pool, bytes, foretold, on)?
@@ -167,7 +167,7 @@ fn alloc_from(
     let result = hook.memory.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
     let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
-    if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
+    if let Some(address) = made.filter(|address| held.bytes == 0 && is_known(*address)) {
         drop(unsettled);
         remember(hook, pool, address, bytes);
         return Ok(());
@@ -197,17 +197,14 @@ fn remember(hook: &Hook, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
 }
 
 /// Trims every pool and charges the allocation in advance, or refuses it.
-fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream) -> Result<u64, CUerror> {
+fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream) -> Result<Advance, CUerror> {
     // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
     pool.account.lock().end(0, bytes, None);
     hook.memory.reserves.trim(hook.memory);
-    let held = pool
-        .hold(hook.memory, foretold)
-        .map(|()| foretold)
-        .or_else(|full| {
-            let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
-            pool.hold(hook.memory, hoped).map(|()| hoped).map_err(|_| full)
-        });
+    let held = pool.hold(hook.memory, foretold).or_else(|full| {
+        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
+        pool.hold(hook.memory, hoped).map_err(|_| full)
+    });
     match held {
         Ok(held) => {
             pool.account.lock().begin(bytes, on);
@@ -273,6 +270,16 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     };
     if let Some(target) = hook.program.target() {
         hook.memory.reserves.enter(made, target.local, target.index, true);
+        hook.memory.share_pool(made);
+    }
+    Ok(())
+}
+
+/// `cuMemPoolExportToShareableHandle`.
+pub(crate) fn export(pool: CUmemoryPool, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(hook) = hook::get() {
+        hook.memory.share_pool(pool);
     }
     Ok(())
 }
@@ -299,7 +306,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     if let Some(hook) = hook::get()
         && let Some(pool) = hook.memory.reserves.find(handle)
     {
-        let _ = pool.settle(hook.memory, 0);
+        let _ = pool.settle(hook.memory, Advance::default());
         pool.account.lock().may_keep_less();
     }
     Ok(())

@@ -70,8 +70,18 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
     if let Some((local, index)) = place {
         // The size is known only once it is mapped, so it is counted with 0 bytes.
         let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
-        hook.memory
-            .add_physical(handle, Entry::new(kind, 0, local, index, 0));
+        let mut entry = Entry::new(kind, 0, local, index, 0);
+        hook.memory.share(&mut entry);
+        hook.memory.add_physical(handle, entry);
+    }
+    Ok(())
+}
+
+/// `cuMemExportToShareableHandle`.
+pub(crate) fn export(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(hook) = hook::get() {
+        hook.memory.share_handle(handle);
     }
     Ok(())
 }

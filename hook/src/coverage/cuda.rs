@@ -181,21 +181,12 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         how: Passed,
         why: "shares a pool, whose memory is charged as the pool grows",
-        names: &[
-            "cuMemPoolExportPointer",
-            "cuMemPoolExportToShareableHandle",
-            "cuMemPoolSetAccess",
-        ],
+        names: &["cuMemPoolExportPointer", "cuMemPoolSetAccess"],
     },
     Family {
         how: Passed,
         why: "maps, shares or protects memory charged at cuMemCreate; address ranges alone take no memory",
-        names: &[
-            "cuMemAddressFree",
-            "cuMemAddressReserve",
-            "cuMemExportToShareableHandle",
-            "cuMemSetAccess",
-        ],
+        names: &["cuMemAddressFree", "cuMemAddressReserve", "cuMemSetAccess"],
     },
     Family {
         how: Passed,
@@ -216,11 +207,6 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuMulticastAddDevice",
             "cuMulticastGetGranularity",
         ],
-    },
-    Family {
-        how: Passed,
-        why: "shares memory that stays charged to its owner; opening it is hooked",
-        names: &["cuIpcGetMemHandle"],
     },
     Family {
         how: Passed,

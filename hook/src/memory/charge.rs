@@ -169,7 +169,7 @@ impl Memory {
     pub(crate) fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let charge = || self.reserve(index, bytes);
         match charge() {
-            Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
+            Err(Full::Group(index)) => Ok(self.charge_granted(index, bytes, charge)?.0),
             charged => charged,
         }
     }

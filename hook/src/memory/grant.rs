@@ -13,7 +13,8 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::{
-    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, MAX_DEVICES, Pressure, UsageDevice, WANTED_BELOW_HIGH,
+    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, MAX_DEVICES, Pressure, UsageDevice, WANTED_AGAIN,
+    WANTED_BELOW_HIGH,
 };
 use parking_lot::Mutex;
 
@@ -72,7 +73,7 @@ impl Grants {
 
 impl Memory {
     /// Charges `bytes` on a device by `charge`, which has returned [`Full::Group`], after requesting a larger
-    /// grant.
+    /// grant. Returns also whether the daemon has counted the request as beyond `memory.high`.
     ///
     /// The caller must hold no lock that the helper takes.
     #[cold]
@@ -81,9 +82,9 @@ impl Memory {
         index: usize,
         bytes: u64,
         charge: impl Fn() -> Result<T, Full>,
-    ) -> Result<T, Full> {
+    ) -> Result<(T, bool), Full> {
         let _stalled = self.stalled();
-        let charged = self.charge_by_asking(index, bytes, charge)?;
+        let charged = self.charge_by_asking(index, (bytes, false), charge)?;
         // Without the lock, so that other threads may ask meanwhile.
         self.wait_above_high(index);
         Ok(charged)
@@ -94,12 +95,14 @@ impl Memory {
         (!helper::is_caller()).then(|| Stalled::new(self.usage(), Pressure::Memory))
     }
 
+    /// Charges after requesting a larger grant; `is_counted`: the daemon has counted the allocation as beyond
+    /// `memory.high`. Returns also whether it has by now.
     fn charge_by_asking<T>(
         &self,
         index: usize,
-        bytes: u64,
+        (bytes, mut is_counted): (u64, bool),
         charge: impl Fn() -> Result<T, Full>,
-    ) -> Result<T, Full> {
+    ) -> Result<(T, bool), Full> {
         let full = Full::Group(index);
         let (Some(lock), Some(device)) = (self.grants.asking.get(index), self.usage().devices.get(index))
         else {
@@ -112,25 +115,25 @@ impl Memory {
             // it for good.
             None => match lock.try_lock_for(2 * PATIENCE) {
                 Some(asking) => asking,
-                None => return self.charge_without_asking(index, bytes, charge),
+                None => return Ok((self.charge_without_asking(index, bytes, charge)?, is_counted)),
             },
         };
         for _ in 0..MOST_TRIES {
             // Another thread's request may have brought enough.
             match charge() {
                 Err(Full::Group(_)) => {}
-                charged => return charged,
+                charged => return Ok((charged?, is_counted)),
             }
             let before = device.memory_current.load(Relaxed);
-            match self.ask(index, bytes) {
-                Answer::Given => {}
+            match self.ask(index, bytes, is_counted) {
+                Answer::Given => is_counted |= self.is_above_high(index),
                 // Something was uncharged or undone after the daemon looked.
                 Answer::Refused if device.memory_current.load(Relaxed) < before => {}
                 Answer::Missing if self.grants_itself(index, bytes) => {}
                 Answer::Refused | Answer::Missing => break,
             }
         }
-        charge()
+        Ok((charge()?, is_counted))
     }
 
     /// Charges if nothing but `memory.high` bounds the grant.
@@ -168,6 +171,12 @@ impl Memory {
         true
     }
 
+    /// Returns whether the daemon's last answer was given beyond `memory.high`.
+    fn is_above_high(&self, index: usize) -> bool {
+        let control = self.control().devices.get(index);
+        control.is_some_and(|control| control.high_wait_usec.load(Relaxed) != 0)
+    }
+
     /// Waits after a charge beyond `memory.high` until usage has fallen, for at most as long as the daemon
     /// says and [`HIGH_PATIENCE`]; without a daemon not at all.
     #[cold]
@@ -191,14 +200,15 @@ impl Memory {
     }
 
     /// Requests a grant for memory that has been charged without one because it exists already. Does not wait
-    /// above `memory.high`: the allocation has done so, or there is none.
+    /// above `memory.high`: the allocation has done so, or there is none. `is_again`: the allocation has been
+    /// counted there.
     ///
     /// # Errors
     /// The limit that is exceeded.
     #[cold]
-    pub(crate) fn cover(&self, index: usize) -> Result<(), Full> {
+    pub(crate) fn cover(&self, index: usize, is_again: bool) -> Result<(), Full> {
         let _stalled = self.stalled();
-        self.charge_by_asking(index, 0, || self.reserve(index, 0))
+        self.charge_by_asking(index, (0, is_again), || self.reserve(index, 0))
             .map(drop)
     }
 
@@ -206,8 +216,8 @@ impl Memory {
         self.session.connection.lock().is_some()
     }
 
-    /// Publishes one request and waits for its answer.
-    fn ask(&self, index: usize, bytes: u64) -> Answer {
+    /// Publishes one request and waits for its answer; `is_again` as in [`cover`](Self::cover).
+    fn ask(&self, index: usize, bytes: u64, is_again: bool) -> Answer {
         let (Some(usage), Some(control), Some(silent)) = (
             self.usage().devices.get(index),
             self.control().devices.get(index),
@@ -218,7 +228,7 @@ impl Memory {
         if is_answered(control, usage.grant_request.load(Relaxed)) {
             silent.store(false, Relaxed);
         }
-        let number = put(usage, word(control, bytes));
+        let number = put(usage, word(control, bytes, is_again));
         let patience = match is_alone(control) {
             false => PATIENCE,
             true if self.has_daemon() => PATIENCE.min(HIGH_PATIENCE),
@@ -255,13 +265,13 @@ pub(super) fn is_alone(control: &ControlDevice) -> bool {
     control.high.load(Relaxed) & HIGH_ALONE != 0
 }
 
-/// Returns the size of a request: the helper, which brings memory back, must not exceed `memory.high`.
-fn word(control: &ControlDevice, bytes: u64) -> u64 {
+/// Returns the size of a request, with flags where `memory.high` is in force: the helper, which brings memory
+/// back, must not exceed it, and an allocation is counted once.
+fn word(control: &ControlDevice, bytes: u64, is_again: bool) -> u64 {
     let is_bounded = control.high.load(Relaxed) & HIGH_IN_FORCE != 0;
-    match is_bounded && bytes != 0 && helper::is_caller() {
-        true => bytes | WANTED_BELOW_HIGH,
-        false => bytes,
-    }
+    let flag = |is_set: bool, flag: u64| if is_bounded && is_set { flag } else { 0 };
+    let below_high = flag(bytes != 0 && helper::is_caller(), WANTED_BELOW_HIGH);
+    bytes | below_high | flag(is_again, WANTED_AGAIN)
 }
 
 /// Publishes a request; returns its number.
@@ -418,7 +428,7 @@ mod tests {
         let page_counter = &memory.page_counter;
         page_counter.charge(memory.usage(), memory.control(), 0, 30);
         thread::scope(|scope| {
-            let covering = scope.spawn(|| memory.cover(0));
+            let covering = scope.spawn(|| memory.cover(0, false));
             wait_for(request(memory.usage()), 1);
             assert_eq!(memory.usage().devices[0].grant_wanted.load(Relaxed), 0);
             memory.usage().devices[0].memory_granted.store(30, Relaxed);
@@ -427,14 +437,14 @@ mod tests {
         });
         page_counter.charge(memory.usage(), memory.control(), 0, 1);
         thread::scope(|scope| {
-            let covering = scope.spawn(|| memory.cover(0));
+            let covering = scope.spawn(|| memory.cover(0, false));
             wait_for(request(memory.usage()), 2);
             control.devices[0].grant_refused.store(2, Relaxed);
             answer(control, 2);
             assert_eq!(covering.join().unwrap(), Err(Full::Group(0)));
         });
         control.devices[0].memory_limit.store(29, Relaxed);
-        assert_eq!(memory.cover(0), Err(Full::Device(0)));
+        assert_eq!(memory.cover(0, false), Err(Full::Device(0)));
     }
 
     #[test]
@@ -481,6 +491,32 @@ mod tests {
             usage.devices[0].memory_granted.store(10, Relaxed);
             answer(next, 2);
             assert!(charging.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn growth_of_an_allocation_beyond_high_is_marked_as_counted() {
+        let (memory, control) = member(0);
+        let (device, set) = (&memory.usage().devices[0], &control.devices[0]);
+        set.high.store(HIGH_IN_FORCE, Relaxed);
+        let charge = || memory.reserve(0, 10);
+        thread::scope(|scope| {
+            for (number, wait_usec) in [(1, 0), (2, 1)] {
+                let charging = scope.spawn(move || memory.charge_granted(0, 10, charge));
+                wait_for(request(memory.usage()), number);
+                assert_eq!(device.grant_wanted.load(Relaxed), 10);
+                set.high_wait_usec.store(wait_usec, Relaxed);
+                device.memory_granted.fetch_add(10, Relaxed);
+                answer(control, number);
+                assert_eq!(charging.join().unwrap().unwrap().1, wait_usec != 0);
+            }
+            memory.page_counter.charge(memory.usage(), memory.control(), 0, 5);
+            let covering = scope.spawn(|| memory.cover(0, true));
+            wait_for(request(memory.usage()), 3);
+            assert_eq!(device.grant_wanted.load(Relaxed), WANTED_AGAIN);
+            device.memory_granted.fetch_add(5, Relaxed);
+            answer(control, 3);
+            assert_eq!(covering.join().unwrap(), Ok(()));
         });
     }
 

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::Memory;
 use super::page_counter::Unsettled;
-use super::reserve::Reserve;
+use super::reserve::{Advance, Reserve};
 use crate::driver;
 use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUerror,
@@ -65,7 +65,7 @@ pub(crate) struct Taken<'a> {
     memory: &'a Memory,
     reserve: Arc<Reserve>,
     trims: usize,
-    held: u64,
+    held: Advance,
     _unsettled: Unsettled<'a>,
 }
 
@@ -103,15 +103,15 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
 }
 
 /// Charges the predicted bytes, trimming pools if necessary, or refuses.
-fn hold(memory: &Memory, reserve: &Reserve, foretold: impl Fn() -> u64) -> Result<u64, CUerror> {
-    let bytes = foretold();
-    let Err(full) = reserve.hold(memory, bytes) else {
-        return Ok(bytes);
+fn hold(memory: &Memory, reserve: &Reserve, foretold: impl Fn() -> u64) -> Result<Advance, CUerror> {
+    let full = match reserve.hold(memory, foretold()) {
+        Ok(held) => return Ok(held),
+        Err(full) => full,
     };
     memory.count_hit(full);
     memory.reserves.trim(memory);
     let bytes = foretold();
-    reserve.hold(memory, bytes).map(|()| bytes).map_err(|full| {
+    reserve.hold(memory, bytes).map_err(|full| {
         full.count_refusal(memory.usage(), bytes);
         memory.count_failure(reserve.index());
         CUerror::OUT_OF_MEMORY

@@ -17,11 +17,15 @@ pub(crate) struct Entry {
     /// Number of the context; for [`Kind::Pool`], of the pool.
     pub(crate) owner: u32,
     pub(crate) local: LocalDevice,
-    /// The device slot in which the bytes are counted.
+    /// The device slot in which the bytes are counted, and the flag [`SHARED`].
     index: u8,
     /// Index into [`Kind::ALL`], which is smaller than a [`Kind`].
     kind: u8,
 }
+
+/// Flag in `index`: the memory is shared with another process.
+const SHARED: u8 = 1 << 7;
+const _: () = assert!(OTHER_DEVICE < SHARED as usize);
 
 impl Entry {
     pub(crate) fn new(kind: Kind, size: u64, local: LocalDevice, index: usize, owner: u32) -> Self {
@@ -51,11 +55,25 @@ impl Entry {
     }
 
     pub(crate) fn index(&self) -> usize {
-        self.index.into()
+        usize::from(self.index & !SHARED)
     }
 
     pub(crate) fn set_index(&mut self, index: usize) {
-        self.index = u8::try_from(index.min(OTHER_DEVICE)).unwrap_or(u8::MAX);
+        let index = u8::try_from(index.min(OTHER_DEVICE)).unwrap_or_default();
+        self.index = self.index & SHARED | index;
+    }
+
+    /// Returns whether the memory is shared with another process.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.index & SHARED != 0
+    }
+
+    /// Marks the memory as shared with another process; returns whether it was not.
+    pub(crate) fn share(&mut self) -> bool {
+        let is_new = !self.is_shared();
+        self.index |= SHARED;
+        is_new
     }
 
     /// Returns whether the bytes are charged one by one. A pool is charged as a whole.
@@ -198,6 +216,17 @@ impl Ledger {
     pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
         let hash = hash(key);
         Some(self.shard(hash)?.find(hash, key)?.entry.local)
+    }
+
+    /// Calls `change` with an entry, under its shard's lock.
+    pub(crate) fn change(&self, key: u64, change: impl FnOnce(&mut Entry)) {
+        let hash = hash(key);
+        if let Some(mut table) = self.shard(hash)
+            && let Some(mut known) = table.remove(hash, key)
+        {
+            change(&mut known.entry);
+            table.insert(hash, known);
+        }
     }
 
     /// Removes and returns every entry that `is_wanted`.

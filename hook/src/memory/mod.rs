@@ -35,6 +35,7 @@ mod pitch;
 mod pressure;
 pub(crate) mod reserve;
 pub(crate) mod room;
+mod sharing;
 pub(crate) mod stream;
 pub mod vmm;
 
@@ -229,6 +230,9 @@ impl Memory {
         page_counter.leave(usage, own, entry);
         if entry.is_charged() {
             page_counter.uncharge(usage, index, entry.size);
+        }
+        if entry.is_shared() {
+            self.unshare();
         }
         if entry.is(Kind::Pool) {
             self.reserves.freed(self, entry, address, stream);

@@ -8,7 +8,7 @@
 mod list;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
@@ -34,6 +34,14 @@ enum Source {
     Graphs,
 }
 
+/// Bytes charged in advance of a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Advance {
+    pub(crate) bytes: u64,
+    /// Whether the daemon has counted it as beyond `memory.high`.
+    is_above_high: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Reserve {
     source: Source,
@@ -41,6 +49,8 @@ pub(crate) struct Reserve {
     pub(crate) local: LocalDevice,
     /// True for memory of the host, or of another process, which is charged there.
     pub(crate) is_elsewhere: bool,
+    /// Whether other processes may have the pool, which is counted then.
+    pub(crate) is_shared: AtomicBool,
     /// Number of trims: a graph whose memory existed before a trim may have none now.
     trims: AtomicUsize,
     /// The device slot in which it is charged; written with the account locked.
@@ -95,7 +105,7 @@ impl Reserve {
     pub(crate) fn trimmed(&self, memory: &Memory) {
         self.trims.fetch_add(1, Relaxed);
         // If it exceeds the limit now, it did so before.
-        let _ = self.settle(memory, 0);
+        let _ = self.settle(memory, Advance::default());
     }
 
     pub(crate) fn trims(&self) -> usize {
@@ -124,12 +134,14 @@ impl Reserve {
     }
 
     /// Charges growth in advance, waiting for a larger grant if that is what is missing.
-    pub(crate) fn hold(&self, memory: &Memory, bytes: u64) -> Result<(), Full> {
-        match self.try_hold(memory, bytes) {
+    pub(crate) fn hold(&self, memory: &Memory, bytes: u64) -> Result<Advance, Full> {
+        let charge = || self.try_hold(memory, bytes);
+        let is_above_high = match charge() {
             // Without the account's lock, which the helper takes too.
-            Err(Full::Group(index)) => memory.charge_granted(index, bytes, || self.try_hold(memory, bytes)),
-            held => held,
-        }
+            Err(Full::Group(index)) => memory.charge_granted(index, bytes, charge)?.1,
+            held => held.map(|()| false)?,
+        };
+        Ok(Advance { bytes, is_above_high })
     }
 
     fn try_hold(&self, memory: &Memory, bytes: u64) -> Result<(), Full> {
@@ -143,28 +155,28 @@ impl Reserve {
         Ok(())
     }
 
-    /// Makes the charge agree with what is reserved, after a call that held `held` bytes.
+    /// Makes the charge agree with what is reserved, after a call for which `held` was charged.
     ///
     /// A measurement counts only if none that began later is settled already, so the last one settled began
     /// after every call that had ended by then. No lock is held while the driver is asked.
     ///
     /// # Errors
     /// The limit that the growth exceeds, if no larger grant was given; the growth is charged.
-    pub(crate) fn settle(&self, memory: &Memory, held: u64) -> Result<(), Full> {
+    pub(crate) fn settle(&self, memory: &Memory, held: Advance) -> Result<(), Full> {
         self.settle_after(memory, held, After::Any)
     }
 
     /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
-    pub(crate) fn settle_within(&self, memory: &Memory, held: u64) -> Result<(), Full> {
+    pub(crate) fn settle_within(&self, memory: &Memory, held: Advance) -> Result<(), Full> {
         self.settle_after(memory, held, After::Marked)
     }
 
-    fn settle_after(&self, memory: &Memory, held: u64, after: After) -> Result<(), Full> {
+    fn settle_after(&self, memory: &Memory, held: Advance, after: After) -> Result<(), Full> {
         if self.is_elsewhere {
             return Ok(());
         }
-        let settled = self.settle_by_ledger(memory, held, after);
-        settled.or_else(|Over| memory.cover(self.index()))
+        let settled = self.settle_by_ledger(memory, held.bytes, after);
+        settled.or_else(|Over| memory.cover(self.index(), held.is_above_high))
     }
 
     fn settle_by_ledger(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
@@ -227,7 +239,7 @@ impl Reserve {
         } else {
             // Measured before the stream's frees are settled: what the driver has just released is not spare.
             // A pool that exceeds the limit stays so until its memory is freed.
-            let _ = self.settle_after(memory, 0, after);
+            let _ = self.settle_after(memory, Advance::default(), after);
         }
     }
 

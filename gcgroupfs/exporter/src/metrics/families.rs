@@ -140,6 +140,9 @@ families! {
         ("limit" "process") "memory.events" "oom" number;
         ("limit" "group") "memory.events" "group_max" number;
     }
+    Process Counter "process_high" "Times that an allocation of a process waited for its memory.high" {
+        "memory.events" "high" number;
+    }
     Process Counter "process_pressure_seconds" "Time for which a thread of the process waited" {
         ("resource" "compute") "compute.pressure" (some) seconds;
         ("resource" "memory") "memory.pressure" (some) seconds;
@@ -178,6 +181,12 @@ families! {
     Group Counter "group_refusals" "Allocations in a group that a limit refused: of a process, or of the group" {
         ("limit" "process") "memory.events" "oom" number;
         ("limit" "group") "memory.events" "max" number;
+    }
+    Group Counter "group_high" "Times that an allocation waited for memory.high of a group, or of a group or process in it" {
+        "memory.events" "high" number;
+    }
+    Group Counter "group_oom_kills" "Times that a group, or one in it, was killed because of memory.oom.group" {
+        "memory.events" "oom_group_kill" number;
     }
     Group Counter "group_pressure_seconds" "Time for which a thread in the group waited" {
         ("resource" "compute") "compute.pressure" (some) seconds;

@@ -47,9 +47,9 @@ impl State {
         }
     }
 
-    /// Has memory moved out because a process has been granted more than a `memory.high` allows, counts that,
-    /// and tells the process for how long to wait.
-    pub(super) fn throttle(&mut self, id: ProcessId, slot: usize, notices: &mut Vec<Notice>) {
+    /// Has memory moved out because a process has been granted more than a `memory.high` allows, counts that
+    /// unless it `is_again` for an allocation that was counted, and tells the process for how long to wait.
+    pub(super) fn throttle(&mut self, id: ProcessId, slot: usize, is_again: bool, notices: &mut Vec<Notice>) {
         let above = self.grants.above(id, slot);
         let usec = above.iter().map(wait_usec).max().unwrap_or(0);
         let now = (self.devices.host.now)();
@@ -59,7 +59,7 @@ impl State {
                 self.move_out_above(id, level, notices);
             }
         }
-        if let Some(level) = above.first() {
+        if let Some(level) = above.first().filter(|_| !is_again) {
             self.count_high(id, level, notices);
         }
         if let Some(process) = self.processes.get(&id) {

@@ -50,6 +50,7 @@ impl State {
                 number,
                 bytes,
                 below_high,
+                is_again,
             } = request;
             let outcome = self.grants.request(id, device, (bytes, below_high));
             if outcome == Outcome::Unknown {
@@ -62,7 +63,7 @@ impl State {
                 self.observe_grant(id, device, bytes);
             }
             match outcome {
-                Outcome::GrantedAbove => self.throttle(id, device, notices),
+                Outcome::GrantedAbove => self.throttle(id, device, is_again, notices),
                 _ => self.end_wait(id, device),
             }
             let Some(process) = self.processes.get(&id) else {

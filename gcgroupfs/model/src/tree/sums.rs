@@ -41,7 +41,7 @@ counters! {
             as "memory.stat" "nr_alloc_fail" "failed allocations";
         /// Number of allocations beyond a `memory.high`.
         nr_high as "memory.events" "high" "times that an allocation waited because memory.high was exceeded; of a group, \
-            its own or that of a group below";
+            its own or that of a group or process below";
         nr_max = device.nr_max, process.nr_max, most calls
             as "memory.events" "max" "allocations that hit a limit; of a group, those refused";
         nr_oom = device.nr_oom, process.nr_oom, most calls

@@ -59,8 +59,12 @@ impl Process {
             Some(TOO_OLD)
         } else if older(SINCE_MANAGED) && holds(Kind::Managed) {
             Some("the process has managed memory, which drivers before 580 cannot move")
-        } else if older(SINCE_IPC) && holds(Kind::Ipc) {
-            Some("the process has opened memory of another process, which drivers before 610 cannot move")
+        } else if older(SINCE_IPC) && (holds(Kind::Ipc) || self.usage().shares_memory()) {
+            Some(
+                "the process shares memory with another one (CUDA IPC), which drivers before 610 cannot move",
+            )
+        } else if self.usage().uses_mps() {
+            Some("the process is a client of MPS, which the driver cannot move")
         } else {
             None
         }

@@ -73,6 +73,16 @@ impl<'a> Untrusted<'a> {
         self.usage.heeds_high.load(Relaxed) != 0
     }
 
+    /// Returns whether the process claims that it has exported memory to other processes or opened theirs.
+    pub(super) fn shares_memory(self) -> bool {
+        self.usage.nr_shared.load(Relaxed) != 0
+    }
+
+    /// Returns whether the process claims to be a client of MPS.
+    pub(super) fn uses_mps(self) -> bool {
+        self.usage.uses_mps.load(Relaxed) != 0
+    }
+
     /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
     pub(super) fn asks_to_swap(self) -> bool {
         self.usage.asks_to_swap.load(Relaxed) != 0

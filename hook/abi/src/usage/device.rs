@@ -186,7 +186,8 @@ pub struct UsageDevice {
     /// are `Relaxed`.
     pub memory_granted: AtomicU64,
     /// Bytes of the charge for which a larger grant is requested, and
-    /// [`WANTED_BELOW_HIGH`](crate::WANTED_BELOW_HIGH). Valid while `grant_request` is unanswered.
+    /// [`WANTED_BELOW_HIGH`](crate::WANTED_BELOW_HIGH) and [`WANTED_AGAIN`](crate::WANTED_AGAIN). Valid while
+    /// `grant_request` is unanswered.
     ///
     /// Ordering: `Relaxed`, ordered by `grant_request`.
     pub grant_wanted: AtomicU64,

@@ -57,6 +57,17 @@ impl All<'_> {
         Some(self.object(number)?.entry())
     }
 
+    /// Calls `change` with the entry of a handle's object, if the handle is known. Must not change its size.
+    pub(crate) fn change(&mut self, handle: u64, change: impl FnOnce(&mut Entry)) {
+        if let Some(number) = self.of_handle(handle)
+            && let Some(object) = self.object(number)
+        {
+            let mut entry = object.entry();
+            change(&mut entry);
+            object.set_entry(entry);
+        }
+    }
+
     /// Drops an object's holds by handles after its handle was reused by the driver.
     pub(crate) fn displaced(&mut self, number: Number, gone: &mut Gone) {
         if let Some(object) = self.object(number) {

@@ -1,9 +1,9 @@
 //! All reserves of the process: lookup by handle and number, and operations on all of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use super::{Reserve, Source};
+use super::{Advance, Reserve, Source};
 use crate::driver::cuda::CUmemoryPool;
 use crate::memory::Memory;
 use crate::memory::account::Account;
@@ -84,6 +84,7 @@ impl Reserves {
             id,
             local,
             is_elsewhere,
+            is_shared: AtomicBool::new(false),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
             account: Lock::new(Account::new()),
@@ -155,7 +156,7 @@ impl Reserves {
                 self.end_if_over(memory, &pool);
             } else if is_wanted {
                 // A pool that exceeds the limit stays so until its memory is freed.
-                let _ = pool.settle(memory, 0);
+                let _ = pool.settle(memory, Advance::default());
             }
         }
     }
@@ -260,6 +261,9 @@ impl Reserves {
         let bytes = account.give_up();
         memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
+        if pool.is_shared.swap(false, Relaxed) {
+            memory.unshare();
+        }
     }
 
     pub(crate) fn renumber(&self, memory: &Memory) {

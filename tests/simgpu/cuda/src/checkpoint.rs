@@ -4,7 +4,8 @@
 //! `cuCheckpointProcessGetRestoreThreadId` names this thread. A caller that is killed does not end the
 //! operation that it has requested. A process reads for itself:
 //!
-//! - `SIMGPU_MPS=1`: it is a client of MPS, so it cannot be locked.
+//! - `SIMGPU_MPS=1`: it is a client of MPS, so it cannot be locked; the devices say so
+//!   (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
 
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -166,12 +167,16 @@ fn check(expected: u32) -> CUresult {
     (state() == expected).then_some(()).ok_or(ILLEGAL_STATE)
 }
 
+/// Returns whether the process is a client of MPS.
+pub(crate) fn is_mps() -> bool {
+    std::env::var("SIMGPU_MPS").is_ok_and(|value| value == "1")
+}
+
 fn lock(process: &Process, timeout_ms: u32) -> Result<u32, CUerror> {
     check(RUNNING)?;
-    let is_mps = std::env::var("SIMGPU_MPS").is_ok_and(|value| value == "1");
     let version = Driver::of_process().cuda_version;
     let has_managed = process.space.has(|block| block.kind == Kind::Managed);
-    if is_mps
+    if is_mps()
         || (version < SINCE_MANAGED && has_managed)
         || (version < SINCE_IPC && process.ipc.lock().is_used())
     {

@@ -6,6 +6,7 @@ use simgpu::{Driver, Quirk};
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUuuid, Out, Raw, Text};
 use crate::call::{Call, driver};
+use crate::checkpoint;
 use crate::error::{self, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, PEER_ACCESS_ALREADY_ENABLED};
 use crate::module::SHARED_AT_MOST;
 use crate::process;
@@ -143,7 +144,6 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (130, 0),                           // NUMA_CONFIG
     (131, -1),                          // NUMA_ID
     (132, 1),                           // MULTICAST_SUPPORTED
-    (133, 0),                           // MPS_ENABLED
     (134, 0),                           // HOST_NUMA_ID
     (135, 0),                           // D3D12_CIG_SUPPORTED
     (136, 0),                           // MEM_DECOMPRESS_ALGORITHM_MASK
@@ -165,6 +165,7 @@ const MULTIPROCESSOR_COUNT: u32 = 16;
 const PCI_BUS_ID: u32 = 33;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
 const GPU_DIRECT_RDMA_SUPPORTED: u32 = 116;
+const MPS_ENABLED: u32 = 133;
 
 fn attribute(call: Call, attribute: u32, device: CUdevice) -> Result<i32, CUerror> {
     let device = call.process.on_machine(device)?;
@@ -174,6 +175,7 @@ fn attribute(call: Call, attribute: u32, device: CUdevice) -> Result<i32, CUerro
         GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED | GPU_DIRECT_RDMA_SUPPORTED => {
             Some(u32::from(Quirk::Rdma.is_on() || Quirk::RdmaRefused.is_on()))
         }
+        MPS_ENABLED => Some(u32::from(checkpoint::is_mps())),
         _ => None,
     };
     if let Some(value) = of_its_own {

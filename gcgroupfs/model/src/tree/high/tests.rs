@@ -76,6 +76,27 @@ fn wait_grows_with_excess_up_to_a_second() {
 }
 
 #[test]
+fn growth_of_an_allocation_is_not_counted_again() {
+    let world = World::new(1);
+    let id = join(&world, 100, "");
+    world.store("100/memory.high", ROOT, "64M").unwrap();
+    assert!(allocate(&world, id, 65 * MIB) > Some(0));
+    assert_eq!(nr_high(&world, "100"), 1);
+    // The pool has grown by more than was charged in advance.
+    let used = &world.usage(id).devices[0];
+    let grow = |flag| {
+        used.memory_current.fetch_add(MIB, Relaxed);
+        used.grant_wanted.store(flag, Relaxed);
+        used.grant_request.fetch_add(1, Release);
+        world.tree.rung(id);
+        assert!(used.memory_granted.load(Relaxed) >= used.memory_current.load(Relaxed));
+        nr_high(&world, "100")
+    };
+    assert_eq!(grow(gcgroup_abi::WANTED_AGAIN), 1);
+    assert_eq!(grow(0), 2, "an allocation that was not expected to grow");
+}
+
+#[test]
 fn process_waits_beyond_its_high_until_it_has_freed() {
     let world = World::new(1);
     let id = join(&world, 100, "");

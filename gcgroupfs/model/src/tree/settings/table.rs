@@ -381,8 +381,8 @@ pub const SUSPEND: &Setting = &Setting {
           again repeats a step that has failed. While suspended, memory.current is 0 and memory.swap.current \
           includes what was moved; a memory.swap.max that was set, of the process or of a group above, bounds it. \
           The program waits in its next driver call. EOPNOTSUPP with a reason if the driver is older than 570, or \
-          cannot move what the process has: managed memory (before 580), memory of other processes (before 610); \
-          such a process in a group fails alone. \
+          cannot move what the process has: managed memory (before 580), memory shared with other processes by \
+          CUDA IPC (before 610), contexts of MPS; such a process in a group fails alone. Then nothing has changed. \
           Contents, addresses, counts and settings stay.",
     ..Setting::PLAIN
 };

@@ -67,6 +67,29 @@ fn process_that_cannot_move_does_not_prevent_that_of_its_group() {
 }
 
 #[test]
+fn process_that_shares_memory_or_uses_mps_is_refused_unchanged() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let refused = || {
+        let result = world.store("100/gcgroup.suspend", ROOT, "1");
+        assert_eq!(world.show("100/gcgroup.suspend"), "0\n");
+        assert!(pending(&world, id).is_none());
+        let error = result.unwrap_err();
+        assert_eq!(error.errno(), libc::EOPNOTSUPP);
+        error.to_string()
+    };
+    world.tree.set_driver(Some(609));
+    world.usage(id).nr_shared.store(2, Relaxed);
+    assert!(refused().contains("CUDA IPC"));
+    world.tree.set_driver(Some(610));
+    world.usage(id).uses_mps.store(1, Relaxed);
+    assert!(refused().contains("MPS"));
+    world.usage(id).uses_mps.store(0, Relaxed);
+    world.store("100/gcgroup.suspend", ROOT, "1").unwrap();
+    assert!(pending(&world, id).is_some());
+}
+
+#[test]
 fn process_stays_in_a_group_that_root_stopped() {
     let world = World::new(1);
     for path in ["mine", "mine/a", "mine/b"] {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{NO_LIMIT, WANTED_BELOW_HIGH, lower_grant};
+use gcgroup_abi::{NO_LIMIT, WANTED_AGAIN, WANTED_BELOW_HIGH, lower_grant};
 
 use super::MOST;
 
@@ -53,6 +53,8 @@ pub(in crate::tree) struct GrantRequest {
     pub(in crate::tree) bytes: u64,
     /// Whether it is to be refused if usage would exceed `memory.high`.
     pub(in crate::tree) below_high: bool,
+    /// Whether the process claims that it is for an allocation which was granted beyond `memory.high` before.
+    pub(in crate::tree) is_again: bool,
 }
 
 impl GrantRequest {
@@ -61,8 +63,9 @@ impl GrantRequest {
         let word = bytes.load(Relaxed);
         Self {
             number,
-            bytes: (word & !WANTED_BELOW_HIGH).min(MOST),
+            bytes: (word & !(WANTED_BELOW_HIGH | WANTED_AGAIN)).min(MOST),
             below_high: word & WANTED_BELOW_HIGH != 0,
+            is_again: word & WANTED_AGAIN != 0,
         }
     }
 }
