@@ -33,6 +33,8 @@ tests="$tests tmux valgrind"
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 # A Slurm cluster for scripts/test-cluster.sh.
 tests="$tests iproute2 munge procps slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
+# Its accounting: slurmdbd and a database server, without the package that makes a service of the server.
+tests="$tests mariadb-server-core slurm-wlm-mysql-plugin slurmdbd"
 # A Kubernetes node, which is built from source (scripts/cluster/build-kubernetes.sh).
 if [ "${KUBERNETES:-no}" = yes ]; then
     tests="$tests containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"

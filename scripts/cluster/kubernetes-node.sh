@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154  # assigned by the script that sources this file
-# Starts a Kubernetes node with API server and scheduler, for scripts/cluster/kubernetes.sh, which sources
-# this file in network, mount and PID namespaces of their own. Needs $work (a directory on a plain
-# filesystem), $cgroup (made in each hierarchy) and $PATH with the programs.
+# Starts a Kubernetes node with API server, scheduler and controller manager, for
+# scripts/cluster/kubernetes.sh, which sources this file in network, mount and PID namespaces of their own.
+# Needs $work (a directory on a plain filesystem), $cgroup (made in each hierarchy) and $PATH with the
+# programs.
 
 address=10.88.6.1
 service=10.96.0.1
@@ -116,6 +117,10 @@ YAML
     # The certificate is followed by that of the authority which the server has made for itself.
     awk '/BEGIN CERTIFICATE/ { number++ } number == 2' certificates/apiserver.crt > ca.crt
     start kube-scheduler kube-scheduler --kubeconfig=kubeconfig --leader-elect=false
+    # The controllers that the manifest needs: the other one makes the ConfigMap kube-root-ca.crt.
+    start kube-controller-manager kube-controller-manager --kubeconfig=kubeconfig --leader-elect=false \
+        --controllers=daemonset,root-ca-cert-publisher --root-ca-file=ca.crt --bind-address=127.0.0.1 \
+        --cert-dir="$work/manager"
 }
 
 # The kubelet joins the API server and also runs the static pods of $work/static.

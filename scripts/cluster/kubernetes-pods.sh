@@ -145,18 +145,19 @@ card() {
     done
 }
 
-# There is no controller manager: the test makes the pod of the DaemonSet from its template.
-start_plugin() {
-    kubectl -n gcgroup-system get daemonset gcgroup-kubelet-plugin -o json | python3 -c '
-import json, sys
-pod = json.load(sys.stdin)["spec"]["template"]
-pod.update(apiVersion="v1", kind="Pod")
-pod["metadata"].update(name="plugin", namespace="gcgroup-system")
-pod["spec"]["nodeName"] = "node"
-json.dump(pod, sys.stdout)' | kubectl apply -f - > /dev/null
-    wait_for "the plugin is registered" 60 plugin_logs registered
+# plugin JSONPATH: prints a field of the plugin's only pod; fails while there are others.
+plugin() {
+    local names
+    names=$(kubectl -n gcgroup-system get pods -l app=gcgroup-kubelet-plugin -o name)
+    echo "pods of the plugin: $names" >&2
+    [ "$(echo "$names" | grep -c .)" = 1 ] && kubectl -n gcgroup-system get "$names" -o "jsonpath={$1}"
+}
+
+# is_rolled_out: the pods of the DaemonSet are those of its newest template, and ready.
+is_rolled_out() {
+    kubectl -n gcgroup-system rollout status daemonset/gcgroup-kubelet-plugin --timeout=5s
 }
 
 plugin_logs() {
-    kubectl -n gcgroup-system logs plugin | grep -F "$1"
+    kubectl -n gcgroup-system logs -l app=gcgroup-kubelet-plugin --tail=-1 | grep -F "$1"
 }

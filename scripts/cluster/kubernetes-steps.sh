@@ -54,8 +54,8 @@ static_pod_before_the_plugin_starts_without_devices() {
 
 daemonset_offers_units_and_cards() {
     kubectl apply -f "$repo/gcgroupfs/kubelet-plugin/daemonset.yaml" > /dev/null
-    kubectl -n gcgroup-system create configmap kube-root-ca.crt --from-file=ca.crt="$work/ca.crt" > /dev/null
-    start_plugin
+    wait_for "the DaemonSet is rolled out" 120 is_rolled_out
+    wait_for "the plugin is registered" 60 plugin_logs registered
     wait_for "units are offered" 30 has_allocatable gcgroup.io/gpu-memory 16
     wait_for "cards are offered" 30 has_allocatable gcgroup.io/gpu 2
 }
@@ -223,7 +223,7 @@ plugin_killed_comes_back() {
 }
 
 has_restarted() {
-    [ "$(kubectl -n gcgroup-system get pod plugin -o 'jsonpath={.status.containerStatuses[0].restartCount}')" = 1 ]
+    [ "$(plugin '.status.containerStatuses[0].restartCount')" = 1 ]
 }
 
 # Kills the plugin, of which there is one in this pid namespace.
@@ -237,7 +237,7 @@ kill_plugin() {
 }
 
 has_registered_again() {
-    kubectl -n gcgroup-system logs plugin |
+    kubectl -n gcgroup-system logs -l app=gcgroup-kubelet-plugin --tail=-1 |
         awk '/the kubelet has restarted/ { seen = 1 } /: registered$/ { done = seen } END { exit !done }'
 }
 
@@ -259,16 +259,18 @@ containerd_killed_keeps_pods_and_limits() {
     starts after-containerd 1
 }
 
-plugin_is_gone() {
-    [ -z "$(kubectl -n gcgroup-system get pod plugin --ignore-not-found -o name)" ]
+plugin_is_upgraded() {
+    [ "$(plugin '.spec.containers[0].image')" = "$plugin_image:next" ]
 }
 
 plugin_upgrade_keeps_pods_and_limits() {
-    kubectl -n gcgroup-system set image daemonset/gcgroup-kubelet-plugin "plugin=$plugin_image:next" > /dev/null
-    kubectl -n gcgroup-system delete pod plugin --wait=false > /dev/null
+    sed "s|image: $plugin_image:0.2.0|image: $plugin_image:next|" "$repo/gcgroupfs/kubelet-plugin/daemonset.yaml" \
+        > "$work/upgrade.yaml"
+    kubectl apply -f "$work/upgrade.yaml" > /dev/null
     # The kubelet may look at an ended pod again only after a minute.
-    wait_for "the old plugin's pod is gone" 120 plugin_is_gone
-    start_plugin
+    wait_for "the DaemonSet is rolled out" 180 is_rolled_out
+    wait_for "the plugin is upgraded" 10 plugin_is_upgraded
+    wait_for "the plugin is registered" 60 plugin_logs registered
     all_held
     wait_for "units are offered" 30 has_allocatable gcgroup.io/gpu-memory 16
     starts after-upgrade 1
@@ -292,7 +294,7 @@ card_with_xid_error_is_unhealthy() {
     printf '0 31\n1 79\n' >> "$work/gpu/xid"
     wait_for "the card's units are not offered" 30 has_allocatable gcgroup.io/gpu-memory 8
     wait_for "the card is not offered" 30 has_allocatable gcgroup.io/gpu 1
-    plugin_logs "has had XID error 79" > /dev/null || fail "$(kubectl -n gcgroup-system logs plugin)"
+    plugin_logs "has had XID error 79" > /dev/null || fail "$(plugin_logs '')"
 }
 
 # metrics_have TEXT

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests gcgroup-kubelet-plugin with a real kubelet, API server, scheduler and containerd, and simulated GPUs,
-# in namespaces of their own, which end with this script.
+# Tests gcgroup-kubelet-plugin with a real kubelet, API server, scheduler, controller manager and containerd,
+# and simulated GPUs, in namespaces of their own, which end with this script.
 set -eu
 
 usage() {
@@ -104,8 +104,8 @@ explain() {
     echo "--- state" >&2
     kubectl get pods -A -o wide >&2 || :
     kubectl get events -A --field-selector type=Warning >&2 || :
-    kubectl -n gcgroup-system logs plugin --tail=30 >&2 || :
-    for log in gcgroupfs kubelet containerd kube-apiserver; do
+    kubectl -n gcgroup-system logs -l app=gcgroup-kubelet-plugin --tail=30 >&2 || :
+    for log in gcgroupfs kubelet containerd kube-apiserver kube-controller-manager; do
         echo "--- end of the log of $log" >&2
         tail -8 "$work/log/$log" >&2 || :
     done

@@ -58,6 +58,8 @@ if [ -z "${IN_NAMESPACE-}" ]; then
     exit "$status"
 fi
 
+# shellcheck source=scripts/cluster/common/slurm-accounting.sh
+. "$repo/scripts/cluster/common/slurm-accounting.sh"
 # shellcheck source=scripts/cluster/common/slurm-nodes.sh
 . "$repo/scripts/cluster/common/slurm-nodes.sh"
 # shellcheck source=gcgroupfs/slurm/tests/support.sh

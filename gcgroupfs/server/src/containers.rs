@@ -3,13 +3,15 @@
 //! `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`. That holds for every runtime, and needs neither the API
 //! server nor the runtime's socket. Only root can write there.
 
+mod search;
+
 use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gcgroupfs_model::rules::PodCgroup;
 use nix::errno::Errno;
+use search::{Container, Look, Search, look};
 
 /// Where the kubelet makes the links.
 const LINKS: &str = "/var/log/containers";
@@ -18,8 +20,8 @@ const LINKS: &str = "/var/log/containers";
 /// than the 5 s for which a hook waits before it lets everything through.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Fewest digits of the id in a link's name, which is cut to 255 bytes.
-const MIN_DIGITS: usize = 12;
+/// Longest wait for the directory of links. While it hangs, containers are without a link.
+const SEARCH_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Containers that are remembered.
 const MAX_CONTAINERS: usize = 4096;
@@ -27,27 +29,27 @@ const MAX_CONTAINERS: usize = 4096;
 /// Names of containers.
 #[derive(Debug)]
 pub struct Containers {
-    links: PathBuf,
+    search: Search,
     /// Names, or since when there has been none, by the container's id.
     known: HashMap<String, Result<String, Instant>>,
 }
 
 impl Default for Containers {
     fn default() -> Self {
-        Self::new(LINKS.as_ref())
+        Self::new(LINKS.as_ref(), look)
     }
 }
 
 impl Containers {
-    fn new(links: &Path) -> Self {
+    fn new(links: &Path, look: Look) -> Self {
         Self {
-            links: links.to_owned(),
+            search: Search::new(links, look),
             known: HashMap::new(),
         }
     }
 
     /// Returns the name of the container of a process with these cgroups; `None` if it is in none, or in one
-    /// of which the kubelet has not told the name within 3 s.
+    /// of which the kubelet has not told the name within 3 s. Waits at most 0.25 s.
     ///
     /// # Errors
     /// `EAGAIN`: not told yet.
@@ -58,49 +60,54 @@ impl Containers {
         let Some(id) = pod.container else {
             return Ok(None);
         };
-        if let Some(Ok(name)) = self.known.get(id) {
-            return Ok(Some(name.clone()));
+        // A search that took longer, of this container or of another one.
+        self.receive(Duration::ZERO);
+        if self.name_of(id).is_none() {
+            let (id, pod) = (id.to_owned(), pod.uid.clone());
+            // Waits once for a directory that hangs, and not for each container.
+            if self.search.start(Container { id, pod }) {
+                self.receive(SEARCH_PATIENCE);
+            }
         }
-        if self.known.len() >= MAX_CONTAINERS {
-            // What is waited for keeps its time.
-            self.known.retain(|_, name| name.is_err());
-        }
-        if self.known.len() >= MAX_CONTAINERS {
-            self.known.clear();
-        }
-        if let Some(name) = find(&self.links, &pod.uid, id) {
-            self.known.insert(id.to_owned(), Ok(name.clone()));
+        if let Some(name) = self.name_of(id) {
             return Ok(Some(name));
         }
+        self.make_room();
         let since = self.known.entry(id.to_owned());
         match since.or_insert_with(|| Err(Instant::now())) {
             Err(since) if since.elapsed() < PATIENCE => Err(Errno::EAGAIN),
             _ => Ok(None),
         }
     }
-}
 
-/// Looks for the link of a container. The pod is compared as well: users choose the names of pods, which
-/// begin those of the links.
-fn find(links: &Path, uid: &str, id: &str) -> Option<String> {
-    let entries = fs::read_dir(links).ok()?;
-    entries.flatten().find_map(|entry| {
-        let name = entry.file_name();
-        let (_, digits) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
-        if digits.len() < MIN_DIGITS || !id.starts_with(digits) {
-            return None;
+    fn name_of(&self, id: &str) -> Option<String> {
+        self.known.get(id)?.as_ref().ok().cloned()
+    }
+
+    /// Keeps the name that the search has found, if it ends in time.
+    fn receive(&mut self, patience: Duration) {
+        if let Some((id, name)) = self.search.wait(patience) {
+            self.make_room();
+            self.known.insert(id, Ok(name));
         }
-        let log = fs::read_link(entry.path()).ok()?;
-        let of_container = log.parent()?;
-        let of_pod = of_container.parent()?.file_name()?.to_str()?;
-        let (_, of_uid) = of_pod.rsplit_once('_')?;
-        (of_uid == uid).then_some(of_container.file_name()?.to_str()?.to_owned())
-    })
+    }
+
+    /// Forgets names if there are too many; containers without a name keep their time as long as possible.
+    fn make_room(&mut self) {
+        if self.known.len() >= MAX_CONTAINERS {
+            self.known.retain(|_, name| name.is_err());
+        }
+        if self.known.len() >= MAX_CONTAINERS {
+            self.known.clear();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
+    use std::thread;
 
     use super::*;
 
@@ -120,7 +127,7 @@ mod tests {
     fn name_is_that_of_the_link_in_the_same_pod() {
         let directory = tempfile::tempdir().unwrap();
         let (links, id) = (directory.path(), "0123456789abcdef".repeat(4));
-        let mut containers = Containers::new(links);
+        let mut containers = Containers::new(links, look);
         // A pod can have any name, also one that ends as the link of another's container.
         link(links, &format!("x-{id}.log"), OTHER, "forged");
         link(links, "p_team_short-0123.log", UID, "short");
@@ -136,12 +143,49 @@ mod tests {
     fn name_of_a_container_without_a_link_is_given_up() {
         let directory = tempfile::tempdir().unwrap();
         let id = "f".repeat(64);
-        let mut containers = Containers::new(directory.path());
+        let mut containers = Containers::new(directory.path(), look);
         assert_eq!(containers.name(&cgroups(UID, &id)), Err(Errno::EAGAIN));
         let long_ago = Instant::now().checked_sub(PATIENCE).unwrap();
         containers.known.insert(id.clone(), Err(long_ago));
         assert_eq!(containers.name(&cgroups(UID, &id)), Ok(None));
         assert_eq!(containers.name(&["/user.slice".to_owned()]), Ok(None));
         assert_eq!(containers.name(&cgroups(UID, "init.scope")), Ok(None));
+    }
+
+    /// Looks for a link once the directory has a file named `answers`. Until then it hangs, as the directory
+    /// itself may. Counts the searches in files.
+    fn look_when_it_answers(links: &Path, container: &Container) -> Option<String> {
+        fs::write(links.join(&container.id), "").unwrap();
+        while links.exists() && !links.join("answers").exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        look(links, container)
+    }
+
+    #[test]
+    fn containers_are_unknown_while_their_directory_hangs() {
+        let directory = tempfile::tempdir().unwrap();
+        let links = directory.path();
+        let (first, second) = ("a".repeat(64), "b".repeat(64));
+        let mut containers = Containers::new(links, look_when_it_answers);
+        for (name, id) in [("one", &first), ("two", &second)] {
+            link(links, &format!("p_team_{name}-{id}.log"), UID, name);
+            assert_eq!(containers.name(&cgroups(UID, id)), Err(Errno::EAGAIN));
+        }
+        let long_ago = Instant::now().checked_sub(PATIENCE).unwrap();
+        containers.known.insert(first.clone(), Err(long_ago));
+        assert_eq!(containers.name(&cgroups(UID, &first)), Ok(None));
+        assert!(!links.join(&second).exists(), "one search runs at a time");
+        // Others do not wait.
+        assert_eq!(containers.name(&["/user.slice".to_owned()]), Ok(None));
+
+        fs::write(links.join("answers"), "").unwrap();
+        for (name, id) in [("two", &second), ("one", &first)] {
+            let end = Instant::now() + Duration::from_secs(60);
+            while containers.name(&cgroups(UID, id)) != Ok(Some(name.to_owned())) {
+                assert!(Instant::now() < end, "{name} is found");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }

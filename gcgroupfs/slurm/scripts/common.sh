@@ -19,6 +19,7 @@ highest_priority=8
 swap_max=max
 without_gres=deny
 usage_log=
+accounting=yes
 patience=5
 run=/run/gcgroup-slurm
 

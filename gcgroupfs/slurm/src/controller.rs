@@ -1,5 +1,5 @@
-//! Questions to Slurm's controller, through `scontrol`: what a job was given must not come from its
-//! environment.
+//! Questions to Slurm's controller, through `scontrol` and `squeue`: what a job was given must not come from
+//! its environment.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -11,7 +11,46 @@ use anyhow::{Context, bail, ensure};
 /// Longest wait for the controller, seconds.
 const PATIENCE: &str = "10";
 
-/// Runs `scontrol` and returns what it prints.
+/// Longest value of a field, bytes.
+const MAX_FIELD: usize = 65536;
+
+/// Returns the value of a field of a job, which has a different name in other versions of Slurm; empty if
+/// there is none. `squeue` prints the field alone, so no text of the user can look like it. `program` is
+/// `scontrol`, which is beside `squeue`.
+///
+/// # Errors
+/// The controller does not answer, or does not know the job; the field has none of the names, or is longer
+/// than 64 KiB.
+pub(crate) fn field(program: &Path, job: u32, names: &[&str]) -> anyhow::Result<String> {
+    let squeue = program.with_file_name("squeue");
+    let mut why = anyhow::anyhow!("there is no such field");
+    for name in names {
+        // The number of an array is also that of one of its jobs: all of them are printed.
+        let format = format!("JobID:20,{name}:{MAX_FIELD}");
+        let number = job.to_string();
+        let text = match scontrol(&squeue, &["-h", "-t", "all", "-j", &number, "-O", &format]) {
+            Ok(text) => text,
+            Err(error) => {
+                why = error;
+                continue;
+            }
+        };
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let Some((_, rest)) = lines.find(|(first, _)| *first == number) else {
+            // For an unknown name, squeue prints lines without text.
+            continue;
+        };
+        let value = rest.trim();
+        ensure!(value.len() < MAX_FIELD, "{name} of job {job} is too long");
+        return Ok(match value {
+            "(null)" => String::new(),
+            value => value.to_owned(),
+        });
+    }
+    Err(why.context(format!("{} of job {job} is not known", names.join(" or "))))
+}
+
+/// Runs `scontrol`, or another of Slurm's programs, and returns what it prints.
 ///
 /// # Errors
 /// The program fails, or takes longer than 10 s.
@@ -58,7 +97,7 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 ///
 /// # Errors
 /// The controller does not answer, or does not know the job; the name has a newline.
-pub(crate) fn job(program: &Path, job: u32) -> anyhow::Result<String> {
+fn job(program: &Path, job: u32) -> anyhow::Result<String> {
     let ask = |name: &str| scontrol(program, &["--details", "show", "job", name]);
     let mut text = ask(&job.to_string())?;
     // The number of an array is also that of one of its jobs, and that of a heterogeneous job that of its
@@ -96,21 +135,6 @@ fn part_of_several(line: &str, job: u32) -> Option<String> {
     let digits = |key| value(numbers, key).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let name = |first, second, between| Some(format!("{}{between}{}", digits(first)?, digits(second)?));
     name("ArrayJobId", "ArrayTaskId", '_').or_else(|| name("HetJobId", "HetJobOffset", '+'))
-}
-
-/// Returns the rest of the only line with this beginning; `None` if there is no such line.
-///
-/// # Errors
-/// There are several: all but one are a user's.
-pub(crate) fn only_line<'a>(text: &'a str, beginning: &str) -> anyhow::Result<Option<&'a str>> {
-    let mut found = text.lines().filter_map(|line| line.strip_prefix(beginning));
-    let first = found.next();
-    ensure!(
-        found.next().is_none(),
-        "more than one line begins with {:?}",
-        beginning.trim()
-    );
-    Ok(first)
 }
 
 /// Returns the generic resources that a job was given on a node; empty if none.
@@ -232,7 +256,18 @@ mod tests {
         let (_directory, program) = with_jobs(&[("7", text)]);
         let error = resources_of_job(&program, 7, "b").unwrap_err().to_string();
         assert!(error.contains("more than one line"), "{error}");
-        assert!(only_line(&format!("{OWNER}{OWNER}"), "   UserId=").is_err());
+    }
+
+    #[test]
+    fn field_is_that_of_the_job() {
+        let answer = "case \"$*\" in *,new:*) printf '6 other  \\n7  two words  \\n' ;; *,none:*) echo '7 (null) ' ;; *) echo ;; esac";
+        let (directory, _scontrol) = fake(answer);
+        let scontrol = directory.path().join("scontrol");
+        fs::rename(&scontrol, directory.path().join("squeue")).unwrap();
+        assert_eq!(field(&scontrol, 7, &["old", "new"]).unwrap(), "two words");
+        assert_eq!(field(&scontrol, 7, &["none"]).unwrap(), "");
+        assert!(field(&scontrol, 7, &["old"]).is_err());
+        assert!(field(&scontrol, 8, &["new"]).is_err());
     }
 
     #[test]

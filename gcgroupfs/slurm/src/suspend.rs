@@ -169,15 +169,9 @@ impl Watcher {
 
     /// Returns whether the controller has suspended the job; false if it does not answer.
     fn is_suspended(&self) -> bool {
-        controller::job(&self.scontrol, self.job).is_ok_and(|text| is_suspended(&text))
+        let state = controller::field(&self.scontrol, self.job, &["State"]);
+        state.is_ok_and(|state| state == "SUSPENDED")
     }
-}
-
-/// Returns whether the controller's text about a job says that it is suspended; false if another text in it
-/// looks like that line.
-fn is_suspended(text: &str) -> bool {
-    let state = controller::only_line(text, "   JobState=");
-    state.is_ok_and(|state| state.is_some_and(|state| state.split(' ').next() == Some("SUSPENDED")))
 }
 
 /// Returns the value of a key in a file of flat keys, or 0.
@@ -213,20 +207,6 @@ fn are_all_stopped() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_line_of_the_state_suspends() {
-        assert!(is_suspended(
-            "JobId=7 JobName=x\n   JobState=SUSPENDED Reason=None\n"
-        ));
-        for text in [
-            "JobId=7 JobName=x JobState=SUSPENDED\n   JobState=RUNNING Reason=None\n",
-            "JobId=7 JobName=x\n   JobState=SUSPENDED Reason=None\n   JobState=RUNNING Reason=None\n",
-            "JobId=7 JobName=x\n",
-        ] {
-            assert!(!is_suspended(text), "{text}");
-        }
-    }
 
     #[test]
     fn numbers_are_read_by_key() {

@@ -125,29 +125,19 @@ fn add_to_comment(program: &Path, lock: &Path, job: u32, part: &str) -> anyhow::
     // Against other steps of this node. The holder runs scontrol, which takes at most 10 s each time.
     let lock = File::create(lock).with_context(|| lock.display().to_string())?;
     lock.lock()?;
+    // The number of an array is also that of one of its jobs.
+    let name = controller::field(program, job, &["JobArrayID"])?;
     let update = |comment: &str| {
         let setting = format!("AdminComment={comment}");
-        scontrol(program, &["update", &format!("JobId={job}"), &setting])
+        scontrol(program, &["update", &format!("JobId={name}"), &setting])
     };
-    let mut has_written = false;
     for _ in 0..ATTEMPTS {
-        let text = controller::job(program, job)?;
-        // A line of its own: an administrator's comment may have blanks.
-        let before = match controller::only_line(&text, "   AdminComment=") {
-            Ok(before) => before.unwrap_or_default().trim(),
-            Err(error) if has_written => {
-                // There was no comment before, but a text of the user that looked like one.
-                update(part)?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
-        };
+        let before = controller::field(program, job, &["admin_comment", "AdminComment"])?;
         if before.split(';').any(|other| other == part) {
             return Ok(());
         }
         let separator = if before.is_empty() { "" } else { ";" };
         update(&format!("{before}{separator}{part}"))?;
-        has_written = true;
     }
     bail!("other nodes replace the comment of job {job}")
 }
@@ -163,20 +153,27 @@ mod tests {
     fn parts_are_added_to_the_comment() {
         let directory = tempfile::tempdir().unwrap();
         let (program, state) = (directory.path().join("scontrol"), directory.path().join("state"));
-        let script = format!(
-            "#!/bin/sh\ncase $1 in update) echo \"$3\" > {0} ;; *) echo 'JobId=7 JobName=x'; echo '   UserId=u'; echo \"   $(cat {0}) \" ;; esac\n",
-            state.display()
-        );
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::write(&state, "AdminComment=two words\n").unwrap();
+        let state_of =
+            |script: &str| format!("#!/bin/sh\n{script}\n").replace("STATE", &state.to_string_lossy());
+        for (name, script) in [
+            (
+                "scontrol",
+                "[ \"$2\" = JobId=5_2 ] && echo \"${3#AdminComment=}\" > STATE",
+            ),
+            (
+                "squeue",
+                "case \"$*\" in *JobArrayID*) echo '7 5_2 ' ;; *) echo \"7    $(cat STATE)   \" ;; esac",
+            ),
+        ] {
+            let program = directory.path().join(name);
+            fs::write(&program, state_of(script)).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(&state, "two words\n").unwrap();
         for part in ["a=1", "b=2", "a=1"] {
             add_to_comment(&program, &directory.path().join("lock"), 7, part).unwrap();
         }
-        assert_eq!(
-            fs::read_to_string(&state).unwrap(),
-            "AdminComment=two words;a=1;b=2\n"
-        );
+        assert_eq!(fs::read_to_string(&state).unwrap(), "two words;a=1;b=2\n");
     }
 
     #[test]

@@ -272,7 +272,12 @@ test_requeued_job_begins_anew() {
 
 # is_pending JOB
 is_pending() {
-    [ "$(squeue -h -j "$1" -o %T)" = PENDING ]
+    job_is "$1" PENDING
+}
+
+# job_is JOB STATE
+job_is() {
+    [ "$(squeue -h -t all -j "$1" -o %T)" = "$2" ]
 }
 
 has_begun_again() {
@@ -295,13 +300,20 @@ node_has_no_group() {
 
 test_use_is_stored_with_the_job() {
     rm -f "$WORK/out/usage"
+    # A user's text that looks like a line of the controller.
+    forged="$WORK/out/x
+   AdminComment=forged"
+    mkdir -p "$forged"
     batch used '^ready' "$WORK/gpu 'alloc linear $((40 * MIB))' 'spin 200000 2' sync; sleep 1; srun --overlap $WORK/gpu 'alloc linear $((20 * MIB))'" \
-        --gpu-memory=64M --gpu-max=90%
-    job=$(scontrol -o show job | sed -n 's/^JobId=\([0-9]*\) JobName=used .*/\1/p' | tail -n 1)
-    until_true sh -c "scontrol show job $job | grep -q 'JobState=COMPLETED'"
-    scontrol show job "$job" > "$WORK/out/comment"
-    has "$WORK/out/comment" "gcgroup:n1.0:gpu_seconds=" "gcgroup:n1.batch:gpu_seconds=" \
-        "gpu_memory_peak=$((40 * MIB))" "gpu_memory_peak=$((20 * MIB))"
+        --gpu-memory=64M --gpu-max=90% -D "$forged"
+    job=$(squeue -h -t all -n used -o %A | sort -n | tail -n 1)
+    until_true job_is "$job" COMPLETED
+    admin_comment "$job" > "$WORK/out/comment"
+    set -- "gcgroup:n1.0:gpu_seconds=" "gcgroup:n1.batch:gpu_seconds=" "gpu_memory_peak=$((40 * MIB))" \
+        "gpu_memory_peak=$((20 * MIB))"
+    has "$WORK/out/comment" "$@"
+    lacks "$WORK/out/comment" forged
+    ! has_accounting || until_true in_accounting "$job" "$@"
     has "$WORK/out/usage" "{\"job\":$job,\"step\":\"batch\",\"node\":\"n1\",\"gpu_seconds\":"
     seconds=$(sed -n 's/.*"step":"batch".*"gpu_seconds":\([0-9]*\)\.\([0-9]\)[0-9]*,.*/\1\2/p' "$WORK/out/usage")
     # Two kernels of 0.2 s, of which a measurement may miss the ends.

@@ -88,6 +88,14 @@ $line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged" 2>&
     fi
     reasons > "$WORK/out/script-forged"
     has "$WORK/out/script-forged" "the job's name has a newline"
+    mkdir -p "$WORK/out/x
+$line"
+    if as_user srun -w n3 --gres=shard:2 -D "$WORK/out/x
+$line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged" 2>&1; then
+        check "a directory with a newline" accepted refused
+    fi
+    reasons > "$WORK/out/script-forged"
+    has "$WORK/out/script-forged" "says more than once, what the job was given on n3"
     # Which an echo of the shell would make newlines.
     as_user srun -w n3 --gres=shard:2 -J 'x\n   UserId=0\n     Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\c' \
         "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged"
@@ -96,25 +104,29 @@ $line" "$WORK/gpu" "alloc linear $((300 * MIB))" > "$WORK/out/script-forged" 2>&
 
 test_scripts_write_back_only_an_administrators_comment() {
     set_scripts
+    forged="x
+   AdminComment=forged"
+    mkdir -p "$WORK/out/$forged"
     # A refused job's comment is written again, with the reason.
-    for name in plain "x
-   AdminComment=forged"; do
-        job=$(as_user sbatch --parsable -H -w n3 -D / -J "$name" -o /dev/null --gres=shard:2 \
-            --comment=gcgroup:size=1 --wrap=true)
-        scontrol update "JobId=$job" AdminComment=theirs
-        scontrol release "$job"
-        until_true refused "$job"
-        scontrol show job "$job" | grep 'AdminComment=.*gcgroup:' > "$WORK/out/admin-comment"
-        case $name in
-            plain) has "$WORK/out/admin-comment" "AdminComment=theirs;gcgroup: --comment: size=1 is not" ;;
-            *) has "$WORK/out/admin-comment" "AdminComment=gcgroup: the job's name has a newline" ;;
-        esac
+    for before in theirs ''; do
+        for name in plain "$forged"; do
+            for directory in / "$WORK/out/$forged"; do
+                job=$(as_user sbatch --parsable -H -w n3 -D "$directory" -J "$name" -o /dev/null --gres=shard:2 \
+                    --comment="gcgroup:size=1 $forged" --wrap=true)
+                scontrol update "JobId=$job" "AdminComment=$before"
+                scontrol release "$job"
+                until_true refused "$job"
+                reason="--comment: size=1 is not memory=SIZE, max=PERCENT, priority=N (0 to 15) or swap"
+                [ "$name" = plain ] || reason="the job's name has a newline"
+                check "AdminComment of $name in $directory" "$(admin_comment "$job")" "${before:+$before;}gcgroup: $reason"
+            done
+        done
     done
 }
 
 # refused JOB
 refused() {
-    scontrol show job "$1" | grep -q 'AdminComment=.*gcgroup: '
+    admin_comment "$1" | grep -q 'gcgroup: '
 }
 
 test_scripts_leave_other_jobs_without_a_controller() {
@@ -183,6 +195,31 @@ test_scripts_store_what_a_job_has_used() {
     seconds=$(sed -n 's/.*"gpu_seconds":\([0-9]*\)\.\([0-9]\)[0-9]*,.*/\1\2/p' "$WORK/out/usage-scripts")
     [ "$seconds" -ge 2 ] || check "tenths of a GPU second" "$seconds" "2 or more"
     has "$WORK/out/usage-scripts" "\"gpu_memory_peak\":$((40 * MIB))"
+}
+
+test_scripts_store_what_a_job_has_used_in_the_accounting() {
+    if ! has_accounting; then
+        echo "left out: no slurmdbd"
+        return
+    fi
+    set_scripts
+    # Two tasks of an array, whose number is also that of one of them, and an administrator's comment.
+    array=$(as_user sbatch --parsable -H -w n3 -D / --array=1-2 -o /dev/null --gres=shard:4 \
+        --wrap="$WORK/gpu \"alloc linear \$((SLURM_ARRAY_TASK_ID * 20 * $MIB))\"")
+    scontrol update "JobId=$array" AdminComment=theirs
+    scontrol release "$array"
+    for task in 1 2; do
+        until_true in_accounting "${array}_$task" "theirs;gcgroup:n3.job:gpu_seconds=" \
+            ",gpu_memory_peak=$((task * 20 * MIB))"
+        check "parts of the comment" "$(grep -o gcgroup: "$WORK/out/accounting-n3" | wc -l)" 1
+    done
+    until_true nothing_is_left
+    set_scripts accounting=no
+    job=$(as_user sbatch --parsable -w n3 -D / -o /dev/null --gres=shard:4 --wrap="$WORK/gpu 'alloc linear $MIB'")
+    until_true grep -qs "\"job\":$job," "$WORK/out/usage-scripts"
+    until_true nothing_is_left
+    in_accounting "$job"
+    lacks "$WORK/out/accounting-n3" gcgroup
 }
 
 test_scripts_start_no_task_without_a_daemon() {

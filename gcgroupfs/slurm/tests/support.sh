@@ -55,6 +55,20 @@ job_of() {
     squeue -h -n "$1" -o %A
 }
 
+# admin_comment JOB: prints the job's AdminComment, without other texts, of which a user's may look like it.
+admin_comment() {
+    squeue -h -t all -j "$1" -O admin_comment:4096 | sed 's/ *$//'
+}
+
+# in_accounting JOB TEXT...: the job's AdminComment in the accounting database has these texts.
+in_accounting() {
+    sacct -n -X -P -a -j "$1" -o AdminComment > "$WORK/out/accounting-${NODES%% *}"
+    shift
+    for text; do
+        grep -qF -e "$text" "$WORK/out/accounting-${NODES%% *}" || return 1
+    done
+}
+
 # start NAME TEXT COMMAND...: runs a command in the background and waits until its output has the text.
 start() {
     output=$WORK/out/$1

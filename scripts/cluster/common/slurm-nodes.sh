@@ -206,6 +206,10 @@ NodeName=n3 NodeAddr=127.0.0.1 Port=16820 CPUs=8 Gres=gpu:sim:2,shard:16
 NodeName=n4 NodeAddr=127.0.0.1 Port=16821 CPUs=8 Gres=gpu:sim:2,shard:16
 PartitionName=p Nodes=n1,n2,n3,n4 Default=YES State=UP
 CONF
+    if has_accounting; then
+        configure_accounting >> "$SLURM_CONF"
+        start_accounting
+    fi
     start_controller
     for node in n1 n2 n3 n4; do
         make_node "$node"
