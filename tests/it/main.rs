@@ -254,6 +254,7 @@ mod supervise_stuck;
 mod suspend;
 #[cfg(test)]
 mod suspend_kills;
+#[cfg(test)]
 mod suspend_refused;
 #[cfg(test)]
 mod swap;
