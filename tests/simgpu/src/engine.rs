@@ -69,6 +69,9 @@ pub enum Work {
     Copy(Route, u64, Box<dyn FnOnce() + Send>),
     /// A closure that the engine's thread runs at once, given the time. It must not block.
     Do(Box<dyn FnOnce(u64) + Send>),
+    /// Marks something as done, given the time, while the engine is locked: no thread sees it done and the
+    /// operation still in its queue. The second closure wakes the threads that wait for it.
+    Mark(Box<dyn FnOnce(u64) + Send>, Box<dyn FnOnce() + Send>),
     /// A closure of the program's, run on a separate thread because it may block.
     Host(Box<dyn FnOnce() + Send>),
     /// Operations that are executed before the stream continues. The closure is called again when they are
@@ -94,6 +97,7 @@ impl fmt::Debug for Work {
             Work::Kernel(..) => "Kernel",
             Work::Copy(..) => "Copy",
             Work::Do(_) => "Do",
+            Work::Mark(..) => "Mark",
             Work::Host(_) => "Host",
             Work::Expand(_) => "Expand",
             Work::Wait(..) => "Wait",

@@ -156,6 +156,12 @@ impl Runner {
                     self.engine.finish(queues, id, at);
                     moved = true;
                 }
+                Some(Work::Mark(mark, wake)) => {
+                    mark(at);
+                    self.engine.finish(queues, id, at);
+                    MutexGuard::unlocked(queues, wake);
+                    moved = true;
+                }
                 Some(Work::Expand(mut next)) => {
                     let more = MutexGuard::unlocked(queues, &mut next);
                     if more.is_empty() {

@@ -105,7 +105,7 @@ impl Event {
     }
 
     /// Marks a recording as reached.
-    pub(crate) fn complete(&self, process: &Process, turn: u64, at: u64) {
+    pub(crate) fn complete(&self, turn: u64, at: u64) {
         if let Some(shared) = &self.shared {
             return shared.complete(turn);
         }
@@ -114,7 +114,13 @@ impl Event {
         if turn > state.last_reached {
             (state.last_reached, state.at) = (turn, at);
         }
-        drop(state);
+    }
+
+    /// Wakes what waits for a recording that was reached.
+    pub(crate) fn tell(&self, process: &Process) {
+        if self.shared.is_some() {
+            return;
+        }
         self.reached.ring();
         if process.devices.len() > 1 {
             process.nudge_engines();

@@ -119,7 +119,11 @@ impl Op {
             })),
             Op::Record(event) => {
                 let turn = event.begin(context);
-                Work::Do(Box::new(move |at| event.complete(process, turn, at)))
+                let told = Arc::clone(&event);
+                Work::Mark(
+                    Box::new(move |at| event.complete(turn, at)),
+                    Box::new(move || told.tell(process)),
+                )
             }
             Op::Wait(event) => {
                 let (turn, watch) = (event.last(), event.watch());
