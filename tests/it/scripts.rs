@@ -101,6 +101,20 @@ fn scripts_report_refusals_of_the_daemon() {
 }
 
 #[test]
+fn gc_autopreempt_without_gcgroupfs_in_the_path_fails() {
+    let mount = Mount::new();
+    let (watched, process) = (mount.obedient(), mount.obedient());
+    let pids = [watched.pid().to_string(), process.pid().to_string()];
+    let mut command = command(&mount, "gc-autopreempt");
+    let output = command.env("PATH", "/nonexistent").args(pids).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "gc-autopreempt: gcgroupfs is not in the path\n"
+    );
+}
+
+#[test]
 fn gc_preempt_freezes_only_while_the_command_runs() {
     let mount = Mount::new();
     let (process, frozen) = (mount.obedient(), mount.obedient());

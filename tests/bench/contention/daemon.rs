@@ -181,7 +181,12 @@ impl<'p> Daemon<'p> {
     /// Starts a script of the repository on this mount.
     pub(crate) fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
         let mut command = Command::new(self.environment.scripts.join(name));
-        command.env("GCGROUP", self.mount()).args(arguments);
+        let programs = self.environment.dist.join("bin").display().to_string();
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .env("GCGROUP", self.mount())
+            .env("PATH", format!("{programs}:{path}"))
+            .args(arguments);
         Job::spawn(command)
     }
 
