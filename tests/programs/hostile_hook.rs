@@ -281,7 +281,7 @@ fn flood(hook: &Hook, words: &[&str]) -> Answer {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let hook = Hook::register(wishes(std::env::args().skip(1))?)?;
+    let hook = Hook::register_patiently(wishes(std::env::args().skip(1))?)?;
     println!("ready");
     for line in io::stdin().lock().lines() {
         let line = line?;

@@ -69,6 +69,16 @@ impl Hook {
         })
     }
 
+    /// Registers, again while the daemon asks for that by `EAGAIN`, as a loaded machine makes it do.
+    pub(crate) fn register_patiently(hello: Hello) -> Result<Self, Box<dyn Error>> {
+        loop {
+            match Self::register(hello) {
+                Err(error) if is_again(&*error) => {}
+                ended => return ended,
+            }
+        }
+    }
+
     pub(crate) fn ring(&self) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         // If the socket is full, the daemon has a wake-up pending already.
@@ -89,6 +99,11 @@ impl Hook {
     }
 }
 
+fn is_again(error: &(dyn Error + 'static)) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Receives the daemon's answer, and maps the control block passed with it.
 fn reply(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
     let mut buffer = [0; MAX_LENGTH];
@@ -104,7 +119,8 @@ fn reply(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
         }
     }
     let answer = RegistrationReply::from_bytes(&buffer[..length]).map_err(|error| format!("{error:?}"))?;
-    let file = files.pop().ok_or_else(|| format!("refused: {}", answer.status))?;
+    let errno = io::Error::from_raw_os_error(answer.status.cast_signed());
+    let file = files.pop().ok_or(errno)?;
     let map = map(&file, CONTROL_SIZE, libc::PROT_READ)?;
     // SAFETY: just mapped, page-aligned, of this size, and never unmapped; never written.
     Ok(unsafe { control(map) })
