@@ -3,8 +3,8 @@
 //! come in, and listeners carry changes out.
 //!
 //! Layers, the lowest first; no files import each other in a circle, except a module and one inside it:
-//! 1. values and formats: `error`, `text`, `user_counts`, `share`, `arbiter` but its `state`,
-//!    `tree/{quota,directory,device,sums,claims,lease_action,byte_seconds}`;
+//! 1. values and formats: `error`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its `state`,
+//!    `tree/{directory,device,sums,claims,lease_action,byte_seconds}`;
 //! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
 //!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
 //!    `Computed` in `tree/view`;
@@ -31,6 +31,7 @@ pub mod diagnosis;
 pub mod error;
 pub mod file;
 pub mod files;
+mod quota;
 pub mod rules;
 pub mod share;
 pub mod text;

@@ -20,9 +20,9 @@ use self::devices::DeviceList;
 pub(in crate::tree) use self::held::{HeldValue, HeldValues};
 pub(in crate::tree) use self::row::{AfterWrite, Check, Computed, Publish};
 use self::values::{Bounded, Values};
-use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
+use crate::quota::Quota;
 
 pub use self::devices::DeviceSet;
 pub use self::row::{HoldOption, RunOption, Setting};

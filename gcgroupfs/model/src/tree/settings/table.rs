@@ -7,7 +7,7 @@ use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 use super::row::{AfterWrite, Check, Computed, HoldOption, Publish, RunOption, Setting};
 use super::{Kind, Tighter, Value};
 use crate::arbiter::MAX_PRIORITY;
-use crate::tree::Quota;
+use crate::quota::Quota;
 use crate::tree::lease_action::LEASE_ACTIONS;
 
 /// All settings of processes and groups.

@@ -3,8 +3,8 @@
 use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
+use crate::quota::Quota;
 use crate::text;
-use crate::tree::Quota;
 use crate::tree::lease_action::{EXPECTED_ACTION, lease_action};
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
