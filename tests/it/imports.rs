@@ -19,6 +19,7 @@ const CRATES: &[&str] = &[
     "gcgroupfs/exporter",
     "gcgroupfs/fuse",
     "gcgroupfs/kubelet-plugin",
+    "gcgroupfs/model",
     "gcgroupfs/server",
     "gcgroupfs/slurm",
     "gcgroupfs/sys",

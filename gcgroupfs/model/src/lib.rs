@@ -2,15 +2,20 @@
 //! the control files over them. It has no clock, makes no system call and knows no mount, GPU or disk; values
 //! come in, and listeners carry changes out.
 //!
-//! Layers, the lowest first; no two files use each other, except a module and its children:
-//! 1. values and formats: `error`, `text`, `arbiter` but its `state`, `tree/{quota,directory,device,sums}`;
-//! 2. `tree/settings`, whose table alone points at functions of the layers above;
-//! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,made,inherited,untrusted}`;
-//! 4. `tree/process`, `tree/group`, and what is counted and stored of them: `tree/{usage,saved,notice}`;
+//! Layers, the lowest first; no files import each other in a circle, except a module and one inside it:
+//! 1. values and formats: `error`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its `state`,
+//!    `tree/{directory,device,sums,claims,lease_action,byte_seconds}`;
+//! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
+//!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
+//!    `Computed` in `tree/view`;
+//! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,made,inherited,origin}`,
+//!    `tree/{context_sizes,untrusted}`, `tree/stall/{average,children,totals}`;
+//! 4. `tree/process`, `tree/group`, `tree/untrusted/sums`, and what is counted, stored and reported of them:
+//!    `tree/{usage,saved,notice,exited,storage,unmanaged,user_change,device_stat}`;
 //! 5. what is put in force: `tree/enforce` stores into control blocks, `tree/grants` divides group limits;
 //! 6. `tree/{view,edit}`: reads and writes of the `State` that `tree.rs` defines, for one directory;
 //! 7. the other files of `tree`, one for each subject, with functions of `Tree`, `State`, `Edit` and `View`;
-//! 8. `arbiter/state`, `files` and `file`, `rules`.
+//! 8. `arbiter/state`, `files` and `file`, `rules`, `diagnosis`, and `tree/fixture` for tests.
 
 #![deny(unsafe_code)]
 #![cfg_attr(
@@ -26,6 +31,7 @@ pub mod diagnosis;
 pub mod error;
 pub mod file;
 pub mod files;
+mod quota;
 pub mod rules;
 pub mod share;
 pub mod text;

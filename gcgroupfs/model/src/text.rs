@@ -10,7 +10,7 @@ use std::ops::Deref;
 
 use gcgroup_abi::NO_LIMIT;
 
-use crate::tree::Quota;
+use crate::quota::Quota;
 
 pub(crate) use parse::{SECONDS, VISIBLE};
 pub use parse::{

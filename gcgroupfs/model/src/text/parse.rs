@@ -4,7 +4,7 @@ use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 
 use crate::arbiter::{self, Policy};
 use crate::error::{Error, Result};
-use crate::tree::Quota;
+use crate::quota::Quota;
 
 /// Formats of [`parse_bytes`] and of [`parse_size`], for error messages.
 const BYTES: &str = "bytes (as 8589934592, 8G, 8GB or 1.5GiB) or max";

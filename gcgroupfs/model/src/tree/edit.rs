@@ -1,7 +1,7 @@
 //! Write access of control files to the tree.
 
 use super::process::{Process, slots};
-use super::settings::{COMPUTE_PRIORITY, SUSPEND, Setting, Value};
+use super::settings::{AfterWrite, COMPUTE_PRIORITY, Check, Kind, SUSPEND, Setting, Value};
 use super::{
     Action, Caller, Directory, Entity, GroupId, Notice, Origin, ProcessId, Settings, State, Sums, UserChange,
     View, enforce,
@@ -10,7 +10,8 @@ use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 use crate::text::parse_size;
 
-const CANNOT_SWAP: &str = "the memory cannot be swapped; start the program with gcgroupfs run --swap";
+pub(super) const CANNOT_SWAP: &str =
+    "the memory cannot be swapped; start the program with gcgroupfs run --swap";
 
 /// Changes to one directory on behalf of a caller.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl<'a> Edit<'a> {
     /// # Errors
     /// * `EINVAL`, `ERANGE`: not a value of this setting.
     /// * `EPERM`: beyond root's setting.
-    /// * As [`Setting::check`].
+    /// * Those of the setting's check.
     pub fn set(&mut self, setting: &'static Setting, text: &str) -> Result<()> {
         let uuid = self.uuid();
         if setting.inherits && text == "default" {
@@ -68,15 +69,40 @@ impl<'a> Edit<'a> {
         }
         let before = self.settings()?.get(setting, uuid.as_deref());
         let parsed = setting.parse(text, before, self.memory())?;
-        let value = setting.stored.map_or(parsed, |stored| stored(self, parsed));
-        if let Some(check) = setting.check {
-            check(self, value)?;
-        }
+        let value = match setting.kind {
+            Kind::Seconds => self.state.lease_end(parsed),
+            _ => parsed,
+        };
+        self.check(setting, value)?;
         self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
         let Caller { uid, pid, .. } = self.caller;
         let origin = Origin::Written { uid, pid };
         self.state.note_writer(self.directory, setting, origin);
-        setting.written.map_or(Ok(()), |written| written(self, value))
+        self.after_write(setting, value)
+    }
+
+    /// Checks a value before it is set, as the setting's row says.
+    fn check(&self, setting: &'static Setting, value: Value) -> Result<()> {
+        match setting.check {
+            None => Ok(()),
+            Some(Check::Priority) => self.check_priority(value.priority()),
+            Some(Check::Protection) => self.check_protection(setting, value.number()),
+            Some(Check::Suspend) => self.check_suspend(value.is_on()),
+            Some(Check::SwapMax) => self.check_swap_max(value.number()),
+        }
+    }
+
+    /// Does what must be done after a write, beyond publishing, as the setting's row says.
+    fn after_write(&mut self, setting: &Setting, value: Value) -> Result<()> {
+        match setting.after_write {
+            None => Ok(()),
+            Some(AfterWrite::ApplyHigh) => self.apply_high(),
+            Some(AfterWrite::ApplyLease) => self.note_lease(),
+            Some(AfterWrite::BoundSwap) => self.bound_swap(),
+            Some(AfterWrite::CountOverLimit) => self.count_over_limit(value.number()),
+            Some(AfterWrite::NoteEvents) => self.note_events(),
+            Some(AfterWrite::Suspend) => self.suspend_again(),
+        }
     }
 
     /// Parses a value that is to be held here, and returns it with the UUID of this directory's device.
@@ -99,8 +125,8 @@ impl<'a> Edit<'a> {
         let before = self.settings()?.get(setting, self.uuid().as_deref());
         let value = setting.parse(text, before, self.memory())?;
         // The check of a setting that inherits is that of root's bounds.
-        if let Some(check) = setting.check.filter(|_| !setting.inherits) {
-            check(self, value)?;
+        if !setting.inherits {
+            self.check(setting, value)?;
         }
         Ok((value, self.uuid()))
     }
@@ -113,9 +139,9 @@ impl<'a> Edit<'a> {
             Target::Group(_) => Ok(settings.of_group(setting, uuid.as_deref())),
         };
         let (was, is): (Value, Value) = (in_force(before)?, in_force(self.settings()?)?);
-        match setting.written.filter(|_| was != is) {
-            Some(written) => written(self, is),
-            None => Ok(()),
+        match was == is {
+            true => Ok(()),
+            false => self.after_write(setting, is),
         }
     }
 
@@ -178,31 +204,6 @@ impl<'a> Edit<'a> {
                 }
                 self.state.limit_group(id, device, limit, &mut self.notices);
             }
-        }
-        Ok(())
-    }
-
-    /// Checks a value of `memory.swap.max`.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`.
-    pub(super) fn check_swap_max(&self, bytes: u64) -> Result<()> {
-        let Target::Process(id) = self.target()? else {
-            return Ok(());
-        };
-        let process = self.state.processes.get(&id);
-        if bytes != 0 && !process.is_some_and(|process| process.can_swap()) {
-            return Err(Error::NotSupported(CANNOT_SWAP));
-        }
-        Ok(())
-    }
-
-    /// Applies `memory.swap.max` of a group.
-    pub(super) fn bound_swap(&mut self) -> Result<()> {
-        if let Target::Group(id) = self.target()? {
-            self.state.bound_group(id, self.device());
-            self.state.bound_swap_within(id);
-            self.state.bound_swap(Some(id));
         }
         Ok(())
     }

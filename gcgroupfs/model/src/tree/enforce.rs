@@ -16,10 +16,7 @@ pub(super) use self::answers::{
 };
 pub use self::gates::GateOrder;
 pub(super) use self::gates::{arbitrate, charge, has_memory_bound, hold_helper};
-pub(super) use self::settings::Slot;
-pub(super) use self::settings::{
-    freeze, memory_limit, memory_swap_max, memory_visible, priority, setting, settings,
-};
+pub(super) use self::settings::{setting, settings};
 
 /// Fills a new process's control block and makes it visible.
 ///

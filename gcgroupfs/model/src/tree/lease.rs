@@ -139,11 +139,6 @@ impl State {
 }
 
 impl Edit<'_> {
-    /// Returns the time at which a lease of so many seconds ends.
-    pub(super) fn lease_end(&self, seconds: Value) -> Value {
-        self.state().lease_end(seconds)
-    }
-
     /// Applies `gcgroup.lease` and `gcgroup.lease.action`.
     pub(super) fn note_lease(&mut self) -> Result<()> {
         if let Entity::Group(id) = self.directory().whose() {

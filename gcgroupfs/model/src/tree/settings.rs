@@ -3,6 +3,7 @@
 
 mod devices;
 mod held;
+mod row;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,12 +18,14 @@ use serde::{Deserialize, Serialize};
 
 use self::devices::DeviceList;
 pub(in crate::tree) use self::held::{HeldValue, HeldValues};
+pub(in crate::tree) use self::row::{AfterWrite, Check, Computed, Publish};
 use self::values::{Bounded, Values};
-use super::Quota;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
+use crate::quota::Quota;
 
 pub use self::devices::DeviceSet;
+pub use self::row::{HoldOption, RunOption, Setting};
 pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
 

@@ -5,10 +5,12 @@
 
 use gcgroup_abi::NO_LIMIT;
 
+use super::edit::{CANNOT_SWAP, Target};
 use super::process::{Process, slots};
 use super::settings::{MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX};
 use super::usage::swapped;
-use super::{GroupId, ProcessId, State, enforce};
+use super::{Edit, GroupId, ProcessId, State, enforce};
+use crate::error::{Error, Result};
 
 impl State {
     /// Applies a group's `memory.limit`, `memory.high` and `memory.swap.max`, on a device or as a whole.
@@ -92,6 +94,33 @@ impl State {
         for (slot, bytes) in swapped {
             self.swap_grants.set_overhead(id, slot, bytes);
         }
+    }
+}
+
+impl Edit<'_> {
+    /// Checks a value of `memory.swap.max`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`.
+    pub(super) fn check_swap_max(&self, bytes: u64) -> Result<()> {
+        let Target::Process(id) = self.target()? else {
+            return Ok(());
+        };
+        let process = self.state.processes.get(&id);
+        if bytes != 0 && !process.is_some_and(|process| process.can_swap()) {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        Ok(())
+    }
+
+    /// Applies `memory.swap.max` of a group.
+    pub(super) fn bound_swap(&mut self) -> Result<()> {
+        if let Target::Group(id) = self.target()? {
+            self.state.bound_group(id, self.device());
+            self.state.bound_swap_within(id);
+            self.state.bound_swap(Some(id));
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::process::Kept;
-use super::settings::{MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
+use super::settings::{Computed, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
 use super::{
     Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums,
     Unmanaged, enforce, usage,
@@ -187,9 +187,13 @@ impl<'a> View<'a> {
     /// # Errors
     /// [`Error::NotFound`] at the root.
     pub fn setting(&self, setting: &Setting) -> Result<Value> {
-        setting
-            .shown
-            .map_or_else(|| self.own(setting), |shown| shown(self))
+        match setting.shown {
+            None => self.own(setting),
+            Some(Computed::LeaseLeft) => self.lease_left(),
+            Some(Computed::Priority) => self.priority(),
+            Some(Computed::SwapMax) => self.memory_swap_max(),
+            Some(Computed::Visible) => self.memory_visible(),
+        }
     }
 
     /// Returns the value set for this directory.
@@ -202,7 +206,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns `memory.swap.max`: 0 for a process not started with `--swap`.
-    pub(super) fn memory_swap_max(&self) -> Result<Value> {
+    fn memory_swap_max(&self) -> Result<Value> {
         match self.scope {
             Scope::Process(process, _) if !process.can_swap() => Ok(Value::Number(0)),
             _ => self.own(MEMORY_SWAP_MAX),
@@ -210,7 +214,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns `compute.priority` in force: of a process its own, or the nearest group's above.
-    pub(super) fn priority(&self) -> Result<Value> {
+    fn priority(&self) -> Result<Value> {
         let (_, uuid) = self.settings()?;
         let priority = match self.scope {
             Scope::Root => return Err(Error::NotFound),
@@ -221,7 +225,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns `memory.visible` in force.
-    pub(super) fn memory_visible(&self) -> Result<Value> {
+    fn memory_visible(&self) -> Result<Value> {
         let (_, uuid) = self.settings()?;
         match self.scope {
             Scope::Root => Err(Error::NotFound),

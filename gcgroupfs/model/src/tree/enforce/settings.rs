@@ -7,11 +7,11 @@ use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT};
 
 use crate::tree::Device;
 use crate::tree::process::{Process, is_closed, slots};
-use crate::tree::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting};
+use crate::tree::settings::{MEMORY_LIMIT, MEMORY_SWAP_MAX, Publish, SETTINGS, Setting};
 
 /// Slot of a control block, and its device; none of [`OTHER_DEVICE`].
 #[derive(Debug, Clone, Copy)]
-pub struct Slot<'a> {
+struct Slot<'a> {
     index: usize,
     device: Option<&'a Device>,
 }
@@ -43,8 +43,15 @@ pub(in crate::tree) fn settings(process: &Process, devices: &[Device]) -> bool {
 
 /// Puts one setting of the process in force. Returns as [`settings`] does.
 pub(in crate::tree) fn setting(process: &Process, setting: &Setting, devices: &[Device]) -> bool {
-    let Some(publish) = setting.publish else {
-        return false;
+    let publish = match setting.publish {
+        None => return false,
+        Some(Publish::Freeze) => freeze,
+        Some(Publish::Limit) => memory_limit,
+        Some(Publish::Priority) => priority,
+        Some(Publish::SwapMax) => memory_swap_max,
+        Some(Publish::Visible) => memory_visible,
+        #[cfg(any(test, feature = "fixture"))]
+        Some(Publish::Sample) => sample,
     };
     let mut changed = publish(process, None);
     for index in slots(devices.len()) {
@@ -55,7 +62,7 @@ pub(in crate::tree) fn setting(process: &Process, setting: &Setting, devices: &[
 }
 
 /// Publishes `memory.limit`.
-pub(in crate::tree) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
+fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let bytes = |uuid| process.settings.get(MEMORY_LIMIT, uuid).number();
     let (word, bytes) = match slot {
         None => (&process.control().memory_limit, bytes(None)),
@@ -74,7 +81,7 @@ pub(in crate::tree) fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -
 }
 
 /// Publishes `memory.swap.max`.
-pub(in crate::tree) fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
+fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some(slot) = slot else {
         let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
         process.control().enables_swap.store(u64::from(own != 0), Relaxed);
@@ -100,7 +107,7 @@ fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
 }
 
 /// Publishes `memory.visible`.
-pub(in crate::tree) fn memory_visible(process: &Process, slot: Option<Slot<'_>>) -> bool {
+fn memory_visible(process: &Process, slot: Option<Slot<'_>>) -> bool {
     if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
         let (index, uuid) = slot.names();
         let visible = process.visible(index, uuid).number();
@@ -110,7 +117,7 @@ pub(in crate::tree) fn memory_visible(process: &Process, slot: Option<Slot<'_>>)
 }
 
 /// Publishes `compute.priority`.
-pub(in crate::tree) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
+fn priority(process: &Process, slot: Option<Slot<'_>>) -> bool {
     if let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) {
         let (index, uuid) = slot.names();
         control.priority.store(process.priority(index, uuid), Relaxed);
@@ -119,7 +126,7 @@ pub(in crate::tree) fn priority(process: &Process, slot: Option<Slot<'_>>) -> bo
 }
 
 /// Publishes `compute.freeze`.
-pub(in crate::tree) fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
+fn freeze(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some((slot, control)) = slot.and_then(|slot| Some((slot, slot.of(process)?))) else {
         return false;
     };
@@ -135,4 +142,14 @@ fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     let gate = if freeze { Gate::Frozen } else { open };
     control.change_freeze(gate);
     true
+}
+
+/// Publishes `compute.sample`, in a word that nothing uses in the tests that set it.
+#[cfg(any(test, feature = "fixture"))]
+fn sample(process: &Process, slot: Option<Slot<'_>>) -> bool {
+    let sample = process.settings.own(crate::tree::SAMPLE, None);
+    if let (None, Some(sample)) = (slot, sample) {
+        process.control().host_answer.store(sample.priority(), Relaxed);
+    }
+    false
 }

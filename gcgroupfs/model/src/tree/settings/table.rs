@@ -2,108 +2,13 @@
 //! `gcgroupfs run` may set, root's bounds, and the manual.
 
 use gcgroup_abi::environment::{GCGROUP_FREEZE, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_SWAP};
-use gcgroup_abi::message::Hello;
 use gcgroup_abi::{DEFAULT_PRIORITY, VISIBLE_LIMIT};
 
+use super::row::{AfterWrite, Check, Computed, HoldOption, Publish, RunOption, Setting};
 use super::{Kind, Tighter, Value};
 use crate::arbiter::MAX_PRIORITY;
-use crate::error::Result;
-use crate::tree::enforce::{self, Slot};
+use crate::quota::Quota;
 use crate::tree::lease_action::LEASE_ACTIONS;
-use crate::tree::{Edit, Process, Quota, View};
-
-/// Row of the table of settings.
-#[derive(Debug)]
-pub struct Setting {
-    /// Name of the control file, and of the key in rules.
-    pub name: &'static str,
-    /// Name in the journal.
-    pub key: &'static str,
-    pub kind: Kind,
-    /// Value until set.
-    pub default: Value,
-    /// Value of a process as a whole until set, where it is another.
-    pub process_default: Option<Value>,
-    /// Values that users other than root may set after root's.
-    pub tighter: Tighter,
-    /// Text of the error for any other.
-    pub refusal: &'static str,
-    /// Whether a value set for the whole replaces those of the devices, and one from a group above holds
-    /// until there is one here. Otherwise all hold, each by itself.
-    pub inherits: bool,
-    /// Whether rules may set it.
-    pub for_rules: bool,
-    /// How a program asks for it at its start.
-    pub run_option: Option<RunOption>,
-    /// The value that the control file shows; `None`: the value set here.
-    pub shown: Option<fn(&View<'_>) -> Result<Value>>,
-    /// Checks a value before it is set.
-    pub check: Option<fn(&Edit<'_>, Value) -> Result<()>>,
-    /// Does what must be done after each write, beyond publishing.
-    pub written: Option<fn(&mut Edit<'_>, Value) -> Result<()>>,
-    /// Converts a value before it is set, for example seconds to a time.
-    pub stored: Option<fn(&Edit<'_>, Value) -> Value>,
-    /// Option of `gcgroupfs hold`; `None`: it cannot be held.
-    pub hold_option: Option<HoldOption>,
-    /// Stores the value into the control block: that of the process as a whole, or of one slot. Returns
-    /// whether the process must be rung.
-    pub publish: Option<fn(&Process, Option<Slot<'_>>) -> bool>,
-    /// Entry in the manual page gcgroupfs(5).
-    pub doc: &'static str,
-}
-
-/// How a program asks for a setting at its start.
-#[derive(Debug)]
-pub struct RunOption {
-    /// Option of `gcgroupfs run`, without its dashes.
-    pub name: &'static str,
-    /// Environment variable that the hook reads.
-    pub variable: &'static str,
-    /// Value of the option if it is given without one; `None`: it must have one.
-    pub bare: Option<&'static str>,
-    /// Description of the option.
-    pub help: &'static str,
-    /// Value that a registration asks for.
-    pub asked: fn(&Hello) -> Option<Value>,
-}
-
-/// Option of `gcgroupfs hold`.
-#[derive(Debug)]
-pub struct HoldOption {
-    /// Name without its dashes.
-    pub name: &'static str,
-    pub help: &'static str,
-}
-
-impl Setting {
-    const PLAIN: Self = Self {
-        name: "",
-        key: "",
-        kind: Kind::Bytes,
-        default: Value::MAX,
-        process_default: None,
-        tighter: Tighter::Lower,
-        refusal: "",
-        inherits: false,
-        for_rules: true,
-        run_option: None,
-        shown: None,
-        check: None,
-        written: None,
-        stored: None,
-        hold_option: None,
-        publish: None,
-        doc: "",
-    };
-}
-
-impl PartialEq for Setting {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Setting {}
 
 /// All settings of processes and groups.
 pub const SETTINGS: &[&Setting] = &[
@@ -136,12 +41,12 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
                 one GPU as GPU-UUID=8G or 1=8G",
         asked: |hello| Some(Value::Number(hello.memory_limit)).filter(|limit| *limit != Value::MAX),
     }),
-    written: Some(|edit, limit| edit.count_over_limit(limit.number())),
+    after_write: Some(AfterWrite::CountOverLimit),
     hold_option: Some(HoldOption {
         name: "memory-limit",
         help: "Hold memory.limit at SIZE or less, as 8G or 50%",
     }),
-    publish: Some(enforce::memory_limit),
+    publish: Some(Publish::Limit),
     doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
           (also KB, KiB, with a fraction as 1.5G) are powers of 1024; 50% is half of the GPU's memory, for a process \
           or group as a whole of all GPUs' together. A value below memory.current is accepted: memory that can be swapped moves to the \
@@ -153,7 +58,7 @@ pub const MEMORY_HIGH: &Setting = &Setting {
     name: "memory.high",
     key: "memory_high",
     refusal: "memory.high can only be lowered",
-    written: Some(|edit, _| edit.apply_high()),
+    after_write: Some(AfterWrite::ApplyHigh),
     hold_option: Some(HoldOption {
         name: "memory-high",
         help: "Hold memory.high at SIZE or less, as 8G or 50%",
@@ -173,7 +78,7 @@ pub const MEMORY_MIN: &Setting = &Setting {
     key: "memory_min",
     default: Value::Number(0),
     refusal: "the protection can only be lowered",
-    check: Some(|edit, bytes| edit.check_protection(MEMORY_MIN, bytes.number())),
+    check: Some(Check::Protection),
     doc: "The bytes that are never moved out for others: for processes of higher priority, for a limit of a group \
           above, or by memory.reclaim of a group above; 0 unless set, as in cgroup v2. It is effective as far as \
           the groups above have it as well: what a group has is divided among its children and processes by what \
@@ -190,7 +95,7 @@ pub const MEMORY_LOW: &Setting = &Setting {
     key: "memory_low",
     default: Value::Number(0),
     refusal: "the protection can only be lowered",
-    check: Some(|edit, bytes| edit.check_protection(MEMORY_LOW, bytes.number())),
+    check: Some(Check::Protection),
     doc: "The bytes that are moved out for others only if nothing unprotected can be moved; otherwise as memory.min. \
           What is moved out first: memory beyond memory.high, then memory beyond memory.low, then memory beyond \
           memory.min; of each that of the lowest priority, and among equals that of the process with the most.",
@@ -229,10 +134,10 @@ pub const MEMORY_SWAP_MAX: &Setting = &Setting {
             asks.then_some(Value::Number(hello.memory_swap_max))
         },
     }),
-    shown: Some(|view| view.memory_swap_max()),
-    check: Some(|edit, bytes| edit.check_swap_max(bytes.number())),
-    written: Some(|edit, _| edit.bound_swap()),
-    publish: Some(enforce::memory_swap_max),
+    shown: Some(Computed::SwapMax),
+    check: Some(Check::SwapMax),
+    after_write: Some(AfterWrite::BoundSwap),
+    publish: Some(Publish::SwapMax),
     doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
           otherwise: with --swap, with a value from a rule, or in a group for which root has set one other than 0. \
           Only such a process accepts more (EOPNOTSUPP); GCGROUP_SWAP=0 in its environment prevents it. A group has \
@@ -247,8 +152,8 @@ pub const MEMORY_VISIBLE: &Setting = &Setting {
     default: Value::Number(VISIBLE_LIMIT),
     tighter: Tighter::Any,
     inherits: true,
-    shown: Some(|view| view.memory_visible()),
-    publish: Some(enforce::memory_visible),
+    shown: Some(Computed::Visible),
+    publish: Some(Publish::Visible),
     doc: "The device memory that the program is shown, by cuMemGetInfo, cuDeviceTotalMem and NVML; limits are \
           unaffected. limit: the smallest limit that applies, or the device's memory. swap: in addition as much \
           host memory as memory.swap.max and the host allow, of a process started with --swap; a program that \
@@ -278,13 +183,13 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
             is_valid.then_some(Value::Number(hello.priority.into()))
         },
     }),
-    shown: Some(|view| view.priority()),
-    check: Some(|edit, priority| edit.check_priority(priority.priority())),
+    shown: Some(Computed::Priority),
+    check: Some(Check::Priority),
     hold_option: Some(HoldOption {
         name: "priority",
         help: "Hold the priority number at N or more: the priority is this or lower",
     }),
-    publish: Some(enforce::priority),
+    publish: Some(Publish::Priority),
     doc: "A number from 0 (highest priority) to 15; 8 unless set. default unsets it. Set on the process, it holds on all its devices; \
           a group's holds for those of its processes that have none. compute.policy says what it means where \
           processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
@@ -322,12 +227,12 @@ pub const COMPUTE_FREEZE: &Setting = &Setting {
         help: "Start frozen",
         asked: |hello| (hello.freeze == 1).then_some(Value::Flag(true)),
     }),
-    written: Some(|edit, _| edit.note_events()),
+    after_write: Some(AfterWrite::NoteEvents),
     hold_option: Some(HoldOption {
         name: "freeze",
         help: "Hold the freeze",
     }),
-    publish: Some(enforce::freeze),
+    publish: Some(Publish::Freeze),
     doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
           is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
           is complete.",
@@ -339,9 +244,8 @@ pub const LEASE: &Setting = &Setting {
     key: "lease",
     kind: Kind::Seconds,
     refusal: "the lease can only be shortened",
-    shown: Some(|view| view.lease_left()),
-    stored: Some(|edit, seconds| edit.lease_end(seconds)),
-    written: Some(|edit, _| edit.note_lease()),
+    shown: Some(Computed::LeaseLeft),
+    after_write: Some(AfterWrite::ApplyLease),
     doc: "The seconds that are left of the group's lease, or max. When none are left the lease has expired: \
           gcgroup.lease.action holds for the group and what is below, also for processes that enter it, until another value is \
           written. Time counts from the write, also while the machine is suspended and while no daemon runs. lease_expired in \
@@ -356,7 +260,7 @@ pub const LEASE_ACTION: &Setting = &Setting {
     default: Value::Number(LEASE_ACTIONS[0].rank),
     tighter: Tighter::Higher,
     refusal: "the action can only become stricter",
-    written: Some(|edit, _| edit.note_lease()),
+    after_write: Some(AfterWrite::ApplyLease),
     doc: "What happens when the lease of the group has expired: @LEASE_ACTIONS@.",
     ..Setting::PLAIN
 };
@@ -372,8 +276,8 @@ pub const SUSPEND: &Setting = &Setting {
         name: "suspend",
         help: "Hold the suspension",
     }),
-    check: Some(|edit, value| edit.check_suspend(value.is_on())),
-    written: Some(|edit, _| edit.suspend_again()),
+    check: Some(Check::Suspend),
+    after_write: Some(AfterWrite::Suspend),
     doc: "The requested state: 1 freezes the process, or all processes in the group and below, and has the driver \
           move all their device memory with their contexts to the host, also of programs that were not started \
           with --swap. 0 moves it back once the GPUs and the groups have room, those of higher priority first. \
@@ -405,17 +309,7 @@ pub const SAMPLE: &Setting = &Setting {
         help: "A number for tests",
         asked: |_| None,
     }),
-    publish: Some(|process, slot| {
-        // A word that nothing uses in the tests that set it.
-        if let (None, Some(sample)) = (slot, process.settings.own(SAMPLE, None)) {
-            let sample = sample.priority();
-            process
-                .control()
-                .host_answer
-                .store(sample, std::sync::atomic::Ordering::Relaxed);
-        }
-        false
-    }),
+    publish: Some(Publish::Sample),
     doc: "A number for tests, from 0 to 9.",
     ..Setting::PLAIN
 };

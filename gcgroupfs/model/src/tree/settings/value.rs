@@ -1,13 +1,11 @@
-//! Values of settings: their formats, and which of two is tighter.
+//! Values of settings: their kinds, and which of two is tighter.
 
-use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
+use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
-use super::Setting;
-use crate::error::{Error, Result};
-use crate::text::{self, parse_flag, parse_number, parse_quota, parse_seconds, parse_size, parse_visible};
-use crate::tree::Quota;
-use crate::tree::lease_action::{EXPECTED_ACTION, lease_action, parse_lease_action};
+use crate::quota::Quota;
+use crate::text;
+use crate::tree::lease_action::{EXPECTED_ACTION, lease_action};
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,54 +120,6 @@ impl Kind {
             Self::Quota => "a quota, as \"25000 100000\", \"25%\" or \"max\"",
             Self::Seconds => text::SECONDS,
             Self::LeaseAction => EXPECTED_ACTION,
-        }
-    }
-}
-
-impl Setting {
-    /// Parses a value in the format of the control file. A quota without a period has that of `before`; a
-    /// percentage of memory is one of `memory` bytes.
-    ///
-    /// # Errors
-    /// * `ERANGE`: a number out of range.
-    /// * `EOPNOTSUPP`: a percentage of memory without `memory`.
-    /// * `EINVAL`: anything else.
-    pub fn parse(&self, text: &str, before: Value, memory: Option<u64>) -> Result<Value> {
-        Ok(match self.kind {
-            Kind::Bytes => Value::Number(parse_size(text, memory)?),
-            Kind::Visible => Value::Number(parse_visible(text, memory)?),
-            Kind::Number { most, expected } => Value::Number(parse_number(text, most, expected)?),
-            Kind::Flag => Value::Flag(parse_flag(text)?),
-            Kind::Quota => Value::Quota(parse_quota(text, before.quota().period_usec)?),
-            Kind::Seconds => Value::Number(parse_seconds(text)?),
-            Kind::LeaseAction => Value::Number(parse_lease_action(text)?),
-        })
-    }
-
-    /// Returns the error for a value beyond the one that root has set.
-    pub(in crate::tree) fn beyond_root(&self, bound: Value) -> Error {
-        Error::BeyondRoot {
-            rule: self.refusal,
-            bound: match self.kind {
-                Kind::Seconds => "an earlier end".to_owned(),
-                _ => self.show(bound).trim_end().to_owned(),
-            },
-        }
-    }
-
-    /// Formats a value as the control file shows it, with a newline.
-    pub fn show(&self, value: Value) -> String {
-        match value {
-            Value::Number(bytes) if self.kind == Kind::Bytes => text::bytes(bytes),
-            Value::Number(VISIBLE_LIMIT) if self.kind == Kind::Visible => text::value("limit"),
-            Value::Number(VISIBLE_SWAP) if self.kind == Kind::Visible => text::value("swap"),
-            Value::MAX if self.kind == Kind::Seconds => text::value("max"),
-            Value::Number(rank) if self.kind == Kind::LeaseAction => {
-                text::value(lease_action(rank).map_or("unknown", |action| action.name))
-            }
-            Value::Number(number) => text::value(number),
-            Value::Flag(is_on) => text::flag(is_on),
-            Value::Quota(quota) => text::quota(quota),
         }
     }
 }
