@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 
 use nix::sys::signal::Signal;
-use support::{Config, Governed, Mount, artifacts, wait_until};
+use support::{Config, Governed, Mount, artifacts, copy_program, wait_until};
 
 use crate::driver::{DriverShell, governed_pids};
 use crate::events::Watch;
@@ -131,7 +131,7 @@ fn unmanaged_process_is_sent_a_signal_if_configured() {
     );
     let (mut bare, governed) = (DriverShell::start_bare(&mount), DriverShell::start(&mount));
     let server = directory.path().join("nvidia-cuda-mps-server");
-    std::fs::copy(artifacts().load(), &server).expect("copied");
+    copy_program(&artifacts().load(), &server);
     let mut command = mount.bare_command(&server);
     command.arg("obey");
     let mut server = Governed::spawn(command);
