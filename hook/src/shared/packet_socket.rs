@@ -1,5 +1,5 @@
-//! A `SOCK_SEQPACKET` socket of the process: connects it, and sends and receives packets, each with at most one
-//! descriptor.
+//! A `SOCK_SEQPACKET` socket of the process: connects it, and sends and receives packets, each with at most
+//! one descriptor.
 
 use std::ffi::OsStr;
 use std::io;

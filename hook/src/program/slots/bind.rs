@@ -1,5 +1,5 @@
-//! Binds the calling thread to a slot on its current device: its own, one of a thread that has ended, or a new
-//! one.
+//! Binds the calling thread to a slot on its current device: its own, one of a thread that has ended, or a
+//! new one.
 
 use std::ptr;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::Release};
