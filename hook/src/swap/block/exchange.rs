@@ -1,4 +1,4 @@
-//! Exchanges the memory of a block with memory that has been prepared, and releases the old memory afterwards.
+//! Exchanges the memory of a block with memory that has been prepared, and releases the old memory.
 
 use super::{Block, Body, Failed, Goal, Placed, Where};
 use crate::swap::Swap;
