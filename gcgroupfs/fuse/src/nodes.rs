@@ -1,6 +1,7 @@
 //! Implements the adapter's callbacks; each returns a value or an error for the reply.
 
 mod ends;
+mod groups;
 mod pressure;
 
 use std::ffi::OsStr;
@@ -15,7 +16,7 @@ use super::looked_up::LookedUp;
 use super::triggers::Triggers;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
-use gcgroupfs_model::tree::{Caller, Change, DIRECTORY_MODE, Directory, Entity, NewGroup, Tree};
+use gcgroupfs_model::tree::{Caller, Change, Directory, Entity, Tree};
 
 /// How long the kernel may cache names and attributes: until they are invalidated.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -174,82 +175,6 @@ impl Nodes {
         let node = file::lookup(&self.tree, directory, name.to_str().ok_or(Error::NotFound)?)?;
         let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
         Ok((node, ttl, attr))
-    }
-
-    /// Creates a group in a directory that the kernel lets the caller write. `is_again`: the request is
-    /// resent, so an earlier daemon may have done it without answering.
-    pub(super) fn make_group(
-        &self,
-        caller: Caller,
-        (parent, name): (INodeNo, &OsStr),
-        mode: u32,
-        is_again: bool,
-    ) -> Result<(Duration, FileAttr)> {
-        let Node::Dir(parent) = self.node(parent)? else {
-            return Err(Error::NotDirectory);
-        };
-        let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
-        // Only the permission bits are used, and these fit.
-        let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
-        let new = NewGroup {
-            parent,
-            name,
-            caller,
-            mode,
-        };
-        let made = match file::make_group(&self.tree, &new) {
-            Ok((made, change)) => {
-                self.tree.finish(change.through_mount());
-                made
-            }
-            // Created by an earlier daemon that could not answer.
-            Err(Error::Exists) if is_again => self.tree.made_by(parent, name, caller).ok_or(Error::Exists)?,
-            Err(error) => return Err(error),
-        };
-        self.attributes(Node::Dir(made))
-    }
-
-    /// Removes a group from a directory that the kernel lets the caller write. `is_again`: the request is
-    /// resent, so an earlier daemon may have done it without answering.
-    pub(super) fn remove_group(
-        &self,
-        caller: Caller,
-        (parent, name): (INodeNo, &OsStr),
-        is_again: bool,
-    ) -> Result<()> {
-        let Node::Dir(parent) = self.node(parent)? else {
-            return Err(Error::NotDirectory);
-        };
-        let name = name.to_str().ok_or(Error::NotFound)?;
-        let mut removed = file::remove_group(&self.tree, caller, parent, name);
-        if matches!(removed, Err(Error::NotEmpty)) {
-            // Its last process may have ended, and been waited for, before the server has noticed.
-            self.notice_ends();
-            removed = file::remove_group(&self.tree, caller, parent, name);
-        }
-        match removed {
-            Ok(change) => self.tree.finish(change.through_mount()),
-            Err(Error::NotFound) if is_again => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Changes the owner or the mode of a group's directory or of the root.
-    pub(super) fn set_access(
-        &self,
-        caller: Caller,
-        ino: INodeNo,
-        owner: (Option<u32>, Option<u32>),
-        mode: Option<u32>,
-    ) -> Result<(Duration, FileAttr)> {
-        let Node::Dir(directory) = self.node(ino)? else {
-            return Err(Error::FixedShape);
-        };
-        let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
-        let change = file::set_access(&self.tree, directory, caller, owner, mode)?;
-        self.tree.finish(change);
-        self.attributes(Node::Dir(directory))
     }
 
     /// Returns the nodes that share a directory's owner: its files, and its device directories with their

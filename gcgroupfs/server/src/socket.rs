@@ -28,22 +28,23 @@ mod registry;
 mod room;
 mod rule_queries;
 mod stored;
+mod supervisor;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod token;
 mod unregistered;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use tracing::warn;
 
 use self::activity_log::ActivityLog;
@@ -62,7 +63,7 @@ use self::token::Token;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Saved, Tree};
-use gcgroupfs_sys::{self as sys, Received};
+use gcgroupfs_sys as sys;
 
 pub use self::listener::{Listener, new_socket};
 pub use self::receivers::Start as StartReceiver;
@@ -77,10 +78,6 @@ const ADVANCE: Duration = Duration::from_millis(25);
 
 /// Granularity of timers in this module.
 const TICK: Duration = Duration::from_millis(100);
-
-/// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
-/// once.
-const MAX_DUE: usize = 64;
 
 /// Maximum number of the rules' answers that are handled in one turn of the loop.
 const MAX_RULE_ANSWERS: usize = 16;
@@ -238,56 +235,6 @@ impl Server {
         self.rule_queries.rules()
     }
 
-    /// Tells the supervisor at the other end of `line` that the daemon serves, and answers each of its later
-    /// checks.
-    ///
-    /// # Errors
-    /// The kernel refuses to watch the descriptor.
-    pub fn report_to(&mut self, line: OwnedFd) -> anyhow::Result<()> {
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Supervisor.into());
-        self.epoll
-            .add(&line, event)
-            .context("cannot watch the supervisor")?;
-        self.line = Some(line);
-        self.reassure();
-        Ok(())
-    }
-
-    fn reassure(&self) {
-        // Takes the tree's lock, so the answer also proves that the lock is not held for ever.
-        let _ = self.tree.processes();
-        if let Some(line) = &self.line {
-            let _ = send(
-                line.as_raw_fd(),
-                &[0],
-                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
-            );
-        }
-    }
-
-    fn answer_supervisor(&mut self) {
-        let Some(line) = &self.line else { return };
-        match sys::receive(line, &mut [0]) {
-            Ok(Received {
-                length: 1..,
-                descriptors,
-                ..
-            }) => match descriptors.into_iter().next() {
-                Some(socket) => {
-                    let old = self.listener.replace(socket);
-                    self.listen_anew(old);
-                }
-                None => self.reassure(),
-            },
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
-            // The supervisor has ended; a signal reports that separately.
-            Ok(_) | Err(_) => {
-                let _ = self.epoll.delete(line);
-                self.line = None;
-            }
-        }
-    }
-
     /// Serves until `go_on`, which is called after each wake-up, returns false.
     ///
     /// # Errors
@@ -320,82 +267,6 @@ impl Server {
         self.tree.write_all_counts();
         self.retire_all();
         Ok(())
-    }
-
-    /// Returns how long the loop may sleep: until the earliest timer, or without limit if none is set.
-    fn timeout(&self) -> EpollTimeout {
-        let now = Instant::now();
-        let tick = self.receivers.depends_on_time().then(|| now + TICK);
-        match [
-            tick,
-            self.connections.next_due(),
-            self.full_until,
-            self.next_tend,
-            self.all_back,
-            Some(self.next_journal),
-            Some(self.next_lease),
-            self.next_look,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-        {
-            // Rounded up, so that the loop does not spin through the last millisecond.
-            Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
-                .map_or(EpollTimeout::ZERO, EpollTimeout::from),
-            None => EpollTimeout::NONE,
-        }
-    }
-
-    fn tick(&mut self) {
-        let now = Instant::now();
-        if now >= self.next_tidy {
-            self.shares.tidy(now);
-            self.next_tidy = now + TICK;
-            if let Some((number, usage)) = self.receivers.tick(now) {
-                self.take_usage(number, usage);
-            }
-        }
-        if now >= self.next_journal || self.journal.is_due() {
-            self.tend_journal(now);
-        }
-        if now >= self.next_lease {
-            self.next_lease = now + self.expire_leases();
-        }
-        for _ in 0..MAX_DUE {
-            let Some(number) = self.connections.pop_due(now) else {
-                break;
-            };
-            let Some(connection) = self.connections.get_mut(&number) else {
-                continue;
-            };
-            if connection.is_expired(now) {
-                self.hang_up(number);
-                continue;
-            }
-            connection.unmute(now, |socket| {
-                watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
-            });
-            if let Some(when) = connection.next_look() {
-                self.connections.look_at(number, when);
-            }
-        }
-        if self.next_tend.is_some_and(|when| when <= now) {
-            self.next_tend = self.registry.tend(now).map(|pause| now + pause);
-        }
-        if self.all_back.is_some_and(|when| when <= now) {
-            self.all_back = self.registry.tend_unregistered().then_some(now + RETURN);
-        }
-        if self.next_look.is_some_and(|when| when <= now) {
-            self.next_look = self.listener.next_look(now);
-            if let Some(old) = self.listener.look() {
-                self.listen_anew(old);
-            }
-        }
-        if self.full_until.is_some_and(|when| when <= now) {
-            self.full_until = None;
-            self.listen(EpollFlags::EPOLLIN);
-        }
     }
 
     fn drain_wake(&mut self) {

@@ -5,83 +5,26 @@
 
 #![allow(unsafe_code, reason = "the one module that is allowed to; see main.rs")]
 
+mod block_map;
 pub mod checkpoint;
 pub mod clock;
 pub mod launch;
+mod packet;
 pub mod process;
 pub mod procfs;
 
-use std::fmt;
-use std::io::{self, IoSliceMut};
-use std::ops::Deref;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 
-use gcgroup_abi::{Control, map};
-use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
+use nix::sys::socket::{self, SockFlag};
 
-use gcgroupfs_model::tree::Untrusted;
-
-/// Maximum number of descriptors in one message: the kernel's `SCM_MAX_FD`.
-const MAX_DESCRIPTORS: usize = 253;
-
-/// A control block, mapped writable.
-pub struct ControlMap(MmapRaw);
-
-impl ControlMap {
-    /// Maps a file of exactly [`map::CONTROL_SIZE`] bytes, which the caller has created.
-    ///
-    /// # Errors
-    /// Those of mmap(2).
-    pub fn new(file: &impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd().as_raw_fd();
-        Ok(Self(MmapOptions::new().len(map::CONTROL_SIZE).map_raw(file)?))
-    }
-}
-
-impl Deref for ControlMap {
-    type Target = Control;
-
-    fn deref(&self) -> &Control {
-        // SAFETY: page-aligned, CONTROL_SIZE long, mapped for as long as `self` lives.
-        unsafe { map::control(self.0.as_ptr()) }
-    }
-}
-
-impl fmt::Debug for ControlMap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ControlMap")
-    }
-}
-
-/// A usage block, mapped writable, because the daemon writes one word for each device.
-pub struct UsageMap(MmapRaw);
-
-impl UsageMap {
-    /// Maps a file of exactly [`map::USAGE_SIZE`] bytes that cannot shrink, which the caller has checked.
-    ///
-    /// # Errors
-    /// Those of mmap(2).
-    pub fn new(file: &impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd().as_raw_fd();
-        Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
-    }
-
-    /// Returns the block, through the wrapper that bounds all values.
-    pub fn untrusted(&self) -> Untrusted<'_> {
-        // SAFETY: page-aligned, USAGE_SIZE long, mapped for as long as `self` lives.
-        Untrusted::new(unsafe { map::usage(self.0.as_ptr()) })
-    }
-}
-
-impl fmt::Debug for UsageMap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("UsageMap")
-    }
-}
+pub use self::block_map::{ControlMap, UsageMap};
+#[cfg(any(test, feature = "fixture"))]
+pub use self::block_map::{ControlReader, publish_usage};
+pub use self::packet::{Plain, Received, drain, packet_pair, receive, receive_plain};
 
 /// Wakes every thread, of any process, that waits on `word` (`FUTEX_WAKE` on shared memory).
 pub fn wake_all(word: &AtomicU32) {
@@ -243,168 +186,3 @@ pub fn accept(listener: &impl AsFd) -> nix::Result<OwnedFd> {
     // SAFETY: accept4 has just created this descriptor; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
-
-/// A received packet.
-#[derive(Debug)]
-pub struct Received {
-    /// Length of the packet in the buffer, in bytes.
-    pub length: usize,
-    /// Descriptors received with the packet.
-    pub descriptors: Vec<OwnedFd>,
-    /// Whether the packet or the list of descriptors was longer than its buffer.
-    pub truncated: bool,
-}
-
-/// Returns two connected `SOCK_SEQPACKET` sockets, closed on exec.
-///
-/// # Errors
-/// Out of descriptors.
-pub fn packet_pair() -> nix::Result<(OwnedFd, OwnedFd)> {
-    socket::socketpair(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        None,
-        SockFlag::SOCK_CLOEXEC,
-    )
-}
-
-/// Result of [`receive_plain`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plain {
-    /// A packet of this many bytes without descriptors. It has been received.
-    Packet(usize),
-    /// A packet of this many bytes that carries descriptors. It is still in the socket.
-    WithRights(usize),
-    /// A packet that is longer than the buffer or empty, or the end of the connection.
-    Senseless,
-}
-
-/// Receives a packet without descriptors, without waiting. Descriptors are never installed here, nor is the
-/// last reference to one dropped, because closing it could block for ever.
-///
-/// # Errors
-/// Those of recvmsg(2); `EAGAIN` if there is no packet.
-pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<Plain> {
-    let (length, flags) = peek(socket, buffer)?;
-    if flags.contains(MsgFlags::MSG_CTRUNC) {
-        return Ok(Plain::WithRights(length.min(buffer.len())));
-    }
-    if length == 0 || flags.contains(MsgFlags::MSG_TRUNC) {
-        return Ok(Plain::Senseless);
-    }
-    // This is the packet just examined, because no other thread reads here.
-    socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).map(Plain::Packet)
-}
-
-/// Peeks at the next packet without room for descriptors: the kernel sets `MSG_CTRUNC` if there are any, and
-/// leaves them in the socket.
-fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
-    let mut parts = [IoSliceMut::new(buffer)];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
-    let message = socket::recvmsg::<()>(socket.as_raw_fd(), &mut parts, None, flags)?;
-    Ok((message.bytes, message.flags))
-}
-
-/// Receives and drops all packets of a connection that has been shut down for receiving. Returns whether the
-/// connection is now empty, and so can be closed without waiting: a packet that carries descriptors stays,
-/// with all behind it.
-pub fn drain(socket: &OwnedFd) -> bool {
-    // More packets than a sender's buffer holds, which counts at least 500 bytes for each.
-    const MOST: usize = 1 << 16;
-    for _ in 0..MOST {
-        let mut byte = [0];
-        match peek(socket, &mut byte) {
-            Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => return false,
-            // Either an empty packet or the end. If credentials come with packets and there is no room for
-            // them, the kernel sets `MSG_CTRUNC` for a packet.
-            Ok((0, _)) => {
-                if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
-                    return false;
-                }
-                let there = peek(socket, &mut byte);
-                if socket::setsockopt(socket, sockopt::PassCred, &false).is_err() {
-                    return false;
-                }
-                match there {
-                    Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => {}
-                    _ => return true,
-                }
-            }
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(_) => return true,
-        }
-        if socket::recv(socket.as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT).is_err() {
-            return false;
-        }
-    }
-    false
-}
-
-/// Receives one packet with its descriptors, without waiting. The daemon never calls it for a client's
-/// connection.
-///
-/// # Errors
-/// Those of recvmsg(2); `EAGAIN` if there is no packet.
-pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
-    let mut space = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
-    let mut parts = [IoSliceMut::new(buffer)];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = socket::recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags)?;
-    let truncated = message
-        .flags
-        .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-    let mut descriptors = Vec::new();
-    // An Err means MSG_CTRUNC, and received descriptors would leak; but there is room for the maximum.
-    for part in message.cmsgs().into_iter().flatten() {
-        if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has installed these descriptors for this message; they have no other owner.
-            descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
-    }
-    Ok(Received {
-        length: message.bytes,
-        descriptors,
-        truncated,
-    })
-}
-
-/// A hook's view of a control block, for tests.
-#[cfg(any(test, feature = "fixture"))]
-#[derive(Debug)]
-pub struct ControlReader(MmapRaw);
-
-#[cfg(any(test, feature = "fixture"))]
-impl ControlReader {
-    pub fn new(file: &impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd().as_raw_fd();
-        Ok(Self(
-            MmapOptions::new()
-                .len(map::CONTROL_SIZE)
-                .map_raw_read_only(file)?,
-        ))
-    }
-}
-
-#[cfg(any(test, feature = "fixture"))]
-impl Deref for ControlReader {
-    type Target = Control;
-
-    fn deref(&self) -> &Control {
-        // SAFETY: page-aligned, CONTROL_SIZE long, mapped for as long as `self` lives; tests only load.
-        unsafe { map::control(self.0.as_ptr()) }
-    }
-}
-
-/// Publishes a usage block as its hook does.
-#[cfg(any(test, feature = "fixture"))]
-pub fn publish_usage(file: &impl AsFd) {
-    let file = file.as_fd().as_raw_fd();
-    #[allow(clippy::unwrap_used, reason = "for tests")]
-    let mapping = MmapOptions::new().len(map::USAGE_SIZE).map_raw(file).unwrap();
-    // SAFETY: page-aligned, USAGE_SIZE long, mapped until the end of this function.
-    unsafe { map::usage(mapping.as_ptr()) }.publish();
-}
-
-#[cfg(test)]
-mod tests;

@@ -2,8 +2,23 @@
 #![allow(non_camel_case_types, reason = "the driver's spelling")]
 #![allow(clippy::upper_case_acronyms, reason = "the driver's spelling")]
 
+mod array;
+mod graph;
+
 use std::ffi::c_void;
 use std::num::NonZeroU32;
+
+pub use self::array::{
+    CU_MEM_OPERATION_TYPE_MAP, CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1,
+    CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUarrayMapInfo,
+};
+pub use self::graph::{
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH,
+    CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEMCPY,
+    CU_GRAPH_NODE_TYPE_MEMSET, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraphNodeParams, NODE_WORDS,
+};
 
 /// Error code of a driver function; never `CUDA_SUCCESS`, which is `Ok(())`. NVML's functions return codes of
 /// their own in the same form.
@@ -247,34 +262,6 @@ impl CUmemPoolProps {
     };
 }
 
-/// A part of a sparse array to map or unmap.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUarrayMapInfo {
-    /// `CU_RESOURCE_TYPE_*`.
-    pub resource_type: u32,
-    /// A `CUarray` or `CUmipmappedArray`.
-    pub resource: u64,
-    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_*`.
-    pub subresource_type: u32,
-    pub padding: u32,
-    /// A tile: level, layer, offset and extent in three dimensions. A mip tail: layer, padding, then offset
-    /// and bytes of two words each.
-    pub subresource: [u32; 8],
-    /// `CU_MEM_OPERATION_TYPE_*`.
-    pub operation: u32,
-    pub handle_type: u32,
-    pub memory: CUmemGenericAllocationHandle,
-    pub offset: u64,
-    pub device_bit_mask: u32,
-    pub flags: u32,
-    pub reserved: [u32; 2],
-}
-
-const _: () = assert!(size_of::<CUarrayMapInfo>() == 96);
-
-pub const CU_MEM_OPERATION_TYPE_MAP: u32 = 1;
-
 /// Description of memory of another driver.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -288,136 +275,11 @@ pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
 
 const _: () = assert!(size_of::<CUDA_EXTERNAL_MEMORY_HANDLE_DESC>() == 104);
 
-/// Parameters of a memory allocation node.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
-    pub pool: CUmemPoolProps,
-    pub access: *const c_void,
-    pub access_count: usize,
-    pub bytes: usize,
-    pub address: CUdeviceptr,
-}
-
-const _: () = assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
-
-impl CUDA_MEM_ALLOC_NODE_PARAMS {
-    /// Empty, for the driver to fill in.
-    pub const NONE: Self = Self {
-        pool: CUmemPoolProps::NONE,
-        access: std::ptr::null(),
-        access_count: 0,
-        bytes: 0,
-        address: CUdeviceptr(0),
-    };
-}
-
-/// First field of the parameters of a graph node of any type.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUgraphNodeParams {
-    /// `CU_GRAPH_NODE_TYPE_*`.
-    pub kind: u32,
-}
-
-/// Parameters of a conditional node.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUDA_CONDITIONAL_NODE_PARAMS {
-    /// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
-    pub kind: u32,
-    pub reserved: [u32; 3],
-    pub handle: u64,
-    pub sort: u32,
-    pub size: u32,
-    /// Set by the driver: an array of `size` graphs.
-    pub graphs: *const CUgraph,
-}
-
-const _: () = assert!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>() == 40);
-
-/// First field of the parameters of an instantiation.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
-    /// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
-    pub flags: u64,
-}
-
-/// Answer of `cuArrayGetMemoryRequirements`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
-    pub size: usize,
-    pub alignment: usize,
-    pub reserved: [u32; 4],
-}
-
-const _: () = assert!(size_of::<CUDA_ARRAY_MEMORY_REQUIREMENTS>() == 32);
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR {
-    pub width: usize,
-    pub height: usize,
-    pub depth: usize,
-    /// `CU_AD_FORMAT_*`.
-    pub format: u32,
-    pub num_channels: u32,
-    pub flags: u32,
-}
-
-const _: () = assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CUDA_ARRAY_DESCRIPTOR {
-    pub width: usize,
-    pub height: usize,
-    /// `CU_AD_FORMAT_*`.
-    pub format: u32,
-    pub num_channels: u32,
-}
-
-const _: () = assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
-
-/// The descriptor from before CUDA 3.2.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
-    pub width: u32,
-    pub height: u32,
-    pub depth: u32,
-    pub format: u32,
-    pub num_channels: u32,
-    pub flags: u32,
-}
-
-/// The descriptor from before CUDA 3.2.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
-    pub width: u32,
-    pub height: u32,
-    pub format: u32,
-    pub num_channels: u32,
-}
-
 pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
 /// Since CUDA 13.
 pub const CU_MEMPOOL_ATTR_LOCATION_ID: u32 = 11;
 /// Since CUDA 13.
 pub const CU_MEMPOOL_ATTR_LOCATION_TYPE: u32 = 12;
-pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
-pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: u32 = 2;
-pub const CU_GRAPH_NODE_TYPE_KERNEL: u32 = 0;
-pub const CU_GRAPH_NODE_TYPE_MEMCPY: u32 = 1;
-pub const CU_GRAPH_NODE_TYPE_MEMSET: u32 = 2;
-pub const CU_GRAPH_NODE_TYPE_GRAPH: u32 = 4;
-pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
-pub const CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: u32 = 12;
-pub const CU_GRAPH_NODE_TYPE_CONDITIONAL: u32 = 13;
-pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
 pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
 pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
 pub const CU_MEMORYTYPE_DEVICE: usize = 2;
@@ -440,6 +302,3 @@ pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
 pub struct CUipcMemHandle {
     pub reserved: [u8; 64],
 }
-
-/// Room for the parameters of any type of graph node that is queried, words.
-pub const NODE_WORDS: usize = 32;

@@ -9,25 +9,19 @@
 //! which adds their counts to the device's shared ones.
 
 use std::io;
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
-use super::contexts::Contexts;
 use super::entry_snapshot::EntrySnapshot;
-use super::slot::{Bound, Extra, Side, leave_behind, point, settle};
-use crate::driver::cuda::CUcontext;
-use crate::driver::streams::{PER_THREAD, stream};
-use crate::driver::{self, thread};
+use super::slot::{Bound, Extra, Side, point};
+use crate::driver::thread;
 use crate::shared::counters::Counts;
-use crate::shared::device::LocalDevice;
 use crate::shared::session::Session;
-use crate::sys;
 use crate::sys::mapping::Mapping;
 
+mod bind;
 #[cfg(test)]
 mod tests;
 
@@ -205,165 +199,10 @@ impl Slots {
         Some(extra.bound())
     }
 
-    /// Returns the calling thread's slot, taking one if needed; `None` without a current context.
-    #[inline]
-    pub(crate) fn bind<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
-        self.current(session)
-            .or_else(|| self.bind_anew(session, contexts))
-    }
-
-    /// Returns the slot for a submission to `stream`. Only default streams need a current context (CUDA
-    /// Driver API, `cuLaunchKernel`): without one, the thread counts on the stream's device.
-    pub(crate) fn bind_on<'a>(
-        &'a self,
-        session: &'a Session,
-        contexts: &Contexts,
-        number: usize,
-    ) -> Option<Bound<'a>> {
-        self.bind(session, contexts)
-            .or_else(|| self.bind_to(session, contexts, number))
-    }
-
-    /// Returns a slot without binding the thread to it, so that its next submission takes this path again.
-    #[cold]
-    #[inline(never)]
-    fn bind_to<'a>(&'a self, session: &'a Session, contexts: &Contexts, number: usize) -> Option<Bound<'a>> {
-        if number <= PER_THREAD {
-            return None;
-        }
-        let context = contexts.holder(stream(number))?;
-        let index = session.devices.index(context.local);
-        let bound = self.take(session, sys::gettid(), context.local, index);
-        bound.side.context.store(context.id(), Relaxed);
-        bound.side.owner.store(context.base().id(), Relaxed);
-        bound.side.handle.store(0, Relaxed);
-        Some(bound)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn bind_anew<'a>(&'a self, session: &'a Session, contexts: &Contexts) -> Option<Bound<'a>> {
-        self.rebind(session, contexts, current_context()?)
-    }
-
-    /// Moves the calling thread to the slot of its current device, because its context may have changed.
-    pub(crate) fn moved(&self, session: &Session, contexts: &Contexts) {
-        let Some(context) = current_context() else {
-            return thread::set_slot(thread::unbound());
-        };
-        let epoch = contexts.epoch();
-        let is_same = |bound: &Bound<'_>| {
-            bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
-        };
-        if !self.current(session).is_some_and(|bound| is_same(&bound)) {
-            thread::set_slot(thread::unbound());
-            self.rebind(session, contexts, context);
-        }
-    }
-
-    fn rebind<'a>(
-        &'a self,
-        session: &'a Session,
-        contexts: &Contexts,
-        context: CUcontext,
-    ) -> Option<Bound<'a>> {
-        let epoch = contexts.epoch();
-        let mut device = 0;
-        driver::cuCtxGetDevice(&mut device).ok()?;
-        let local = LocalDevice::of(device)?;
-        let index = session.devices.learn(session.control(), local);
-        let is_new = contexts.find(context).is_none();
-        let known = contexts.known(session, context, local);
-        if is_new {
-            // The daemon has a new context to measure.
-            session.ring();
-        }
-        let bound = self.take(session, sys::gettid(), local, index);
-        bound.side.context.store(known.id(), Relaxed);
-        bound.side.owner.store(known.base().id(), Relaxed);
-        bound.side.handle.store(context.0.addr(), Relaxed);
-        bound.side.epoch.store(epoch, Relaxed);
-        thread::set_slot(ptr::from_ref(bound.entrance).cast_mut());
-        Some(bound)
-    }
-
-    /// Returns the slot of a thread on a device, taking one if needed.
-    fn take<'a>(&'a self, session: &'a Session, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
-        let is_own = |bound: &Bound<'_>| {
-            bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
-        };
-        // A slot with this thread's id was taken by it, or by an ended thread with the same id: no other
-        // thread touches it.
-        if let Some(own) = self.in_block(session).find(is_own) {
-            return own;
-        }
-        let mut extras = self.extras.lock();
-        if let Some(own) = extras.iter().map(|extra| extra.bound()).find(is_own) {
-            return own;
-        }
-        let free = self
-            .free(session, index)
-            .or_else(|| self.fresh(session))
-            .or_else(|| {
-                self.release_dead(session);
-                self.free(session, index)
-            })
-            .or_else(|| extras.iter().map(|extra| extra.bound()).find(Bound::is_dead));
-        let bound = free.unwrap_or_else(|| {
-            let extra = Extra::new();
-            extras.push(extra);
-            extra.bound()
-        });
-        self.give(session, bound, tid, local, index);
-        bound
-    }
-
     fn in_block<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = Bound<'a>> {
         let usage = session.usage();
         let used = self.nr_used.load(Acquire) as usize;
         (0..used).filter_map(move |number| self.numbered(usage, number))
-    }
-
-    /// Returns a slot of the block whose thread has ended, preferably one of the same device, whose counts
-    /// may stay.
-    fn free<'a>(&'a self, session: &'a Session, index: usize) -> Option<Bound<'a>> {
-        let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
-        self.in_block(session)
-            .find(|bound| is_free(bound) && bound.index() == index)
-            .or_else(|| self.in_block(session).find(is_free))
-    }
-
-    /// Returns a slot of the block that has never been used.
-    fn fresh<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
-        let usage = session.usage();
-        let used = self.nr_used.load(Relaxed);
-        let bound = self.numbered(usage, used as usize)?;
-        bound.lead();
-        // Set before others can see the slot: a slot in preparation belongs to no thread.
-        bound.side.tid.store(u32::MAX, Relaxed);
-        self.nr_used.store(used + 1, Release);
-        usage.nr_threads.store(used + 1, Release);
-        Some(bound)
-    }
-
-    fn release_dead(&self, session: &Session) {
-        for bound in self.in_block(session).filter(Bound::is_dead) {
-            settle(bound);
-            bound.side.tid.store(0, Release);
-        }
-    }
-
-    fn give(&self, session: &Session, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
-        settle(bound);
-        let moves = bound.index() != index;
-        match (bound.extra, session.usage().devices.get(bound.index())) {
-            (Some(extra), Some(device)) => extra.fold(device),
-            (None, Some(device)) if moves => leave_behind(bound, device),
-            _ => {}
-        }
-        bound.side.local.store(u32::from(local.number()), Relaxed);
-        self.point(session, bound, index);
-        bound.side.tid.store(tid, Release);
     }
 
     /// Points every slot at its device's gate in a new control block.
@@ -401,19 +240,5 @@ impl Slots {
         for extra in self.extras.lock().iter() {
             extra.bound().fold(session.usage());
         }
-    }
-}
-
-fn current_context() -> Option<CUcontext> {
-    let mut context = CUcontext::NULL;
-    driver::cuCtxGetCurrent(&mut context).ok()?;
-    (!context.is_null()).then_some(context)
-}
-
-#[cfg(test)]
-impl Slots {
-    /// Returns the calling thread's slot on a device as if it had been bound.
-    pub(crate) fn of_test<'a>(&'a self, session: &'a Session, local: LocalDevice, index: usize) -> Bound<'a> {
-        self.take(session, sys::gettid(), local, index)
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod counters;
 pub(crate) mod device;
 pub(crate) mod environment;
 pub(crate) mod line;
+mod packet_socket;
 pub(crate) mod session;
 pub(crate) mod stall;
 pub(crate) mod target;

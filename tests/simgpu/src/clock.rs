@@ -5,6 +5,9 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Shorter waits spin, because sleeps would end too late.
+pub(crate) const SPIN_NS: u64 = 40_000;
+
 /// Returns the time of the monotonic clock in nanoseconds.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec {

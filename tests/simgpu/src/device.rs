@@ -33,8 +33,20 @@ pub struct Process {
     pub nr_launches: u64,
 }
 
+impl Machine {
+    /// Returns the devices without MIG instances, in the order of their PCI addresses.
+    pub fn devices(&self) -> impl Iterator<Item = Device<'_>> {
+        (0..self.config().devices).map(|index| Device::new(self, index))
+    }
+
+    /// Returns the device or instance with this index, if it exists.
+    pub fn device(&self, index: usize) -> Option<Device<'_>> {
+        (index < self.config().devices || index < self.places()).then(|| Device::new(self, index))
+    }
+}
+
 impl<'a> Device<'a> {
-    pub(crate) fn new(machine: &'a Machine, index: usize) -> Self {
+    fn new(machine: &'a Machine, index: usize) -> Self {
         Device { machine, index }
     }
 

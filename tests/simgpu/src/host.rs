@@ -10,10 +10,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 
-use crate::config::parse_bytes;
 use crate::layout::Slot;
-use crate::lock::open_shared;
-use crate::state::Exclusive;
+use crate::lock::{Exclusive, open_shared};
+use crate::size::parse_bytes;
 
 #[derive(Debug)]
 pub(crate) struct Host {

@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::config::{Config, MAX_DEVICES};
+use crate::config::Config;
 use crate::held::Held;
-use crate::mig::Mig;
+use crate::mig::{MAX_DEVICES, Mig};
 
 /// Maximum number of concurrent processes.
 pub(crate) const MAX_PROCESSES: usize = 4096;

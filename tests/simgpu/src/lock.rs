@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::config::MAX_DEVICES;
+use crate::mig::MAX_DEVICES;
 
 const DEVICES: i64 = 0;
 const ATTACHED: i64 = 1 << 8;
@@ -172,6 +172,32 @@ fn record(kind: i32, start: i64, length: i64) -> libc::flock {
 
 fn offset(index: usize) -> i64 {
     i64::try_from(index).unwrap_or(0)
+}
+
+/// Exclusive lock on a file, such as the state file while a machine is opened or created. flock(2) rather
+/// than a record lock, because two copies of this library in one process must exclude each other too.
+pub(crate) struct Exclusive<'a>(&'a File);
+
+impl<'a> Exclusive<'a> {
+    pub(crate) fn hold(file: &'a File) -> io::Result<Self> {
+        loop {
+            // SAFETY: the descriptor is open.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+                return Ok(Exclusive(file));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is open.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
 }
 
 #[cfg(test)]

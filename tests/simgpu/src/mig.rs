@@ -3,7 +3,10 @@
 //! An instance is a separate device with memory and compute slices of its own. Its index on the machine
 //! follows those of all whole devices. A device in MIG mode does no work itself.
 
-use crate::config::{MAX_DEVICES, parse_bytes};
+use crate::size::parse_bytes;
+
+/// Maximum number of devices of a machine, MIG instances included.
+pub const MAX_DEVICES: usize = 16;
 
 /// Compute slices of a device, and so the maximum number of its instances.
 pub const MAX_INSTANCES: u32 = 7;

@@ -1,8 +1,7 @@
 //! The simulated machine as one process sees it: attached once, for the lifetime of the process.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -11,10 +10,9 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::config::{self, Config};
-use crate::device::Device;
 use crate::host::Host;
 use crate::layout::{Layout, MAX_PROCESSES};
-use crate::lock::{Locks, open_shared};
+use crate::lock::{Exclusive, Locks, open_shared};
 use crate::mig::{Instance, Mig};
 
 /// An attached machine.
@@ -121,19 +119,9 @@ impl Machine {
         &self.dir
     }
 
-    /// Returns the devices without MIG instances, in the order of their PCI addresses.
-    pub fn devices(&self) -> impl Iterator<Item = Device<'_>> {
-        (0..self.config.devices).map(|index| Device::new(self, index))
-    }
-
     /// Returns whether a living process owns the slot.
     pub fn is_taken(&self, slot: usize) -> bool {
         self.locks.slot_owner(slot).is_some()
-    }
-
-    /// Returns the device or instance with this index, if it exists.
-    pub fn device(&self, index: usize) -> Option<Device<'_>> {
-        (index < self.config.devices || index < self.places()).then(|| Device::new(self, index))
     }
 
     /// Returns the number of devices and instances together.
@@ -190,32 +178,6 @@ impl Machine {
         // SAFETY: the mapping is page-aligned, as long as a Layout and lives as long as self; a Layout
         // consists of atomic integers only, for which any bytes are valid.
         unsafe { &*self.map.as_ptr().cast::<Layout>() }
-    }
-}
-
-/// Exclusive lock on a file, such as the state file while a machine is opened or created. flock(2) rather
-/// than a record lock, because two copies of this library in one process must exclude each other too.
-pub(crate) struct Exclusive<'a>(&'a File);
-
-impl<'a> Exclusive<'a> {
-    pub(crate) fn hold(file: &'a File) -> io::Result<Self> {
-        loop {
-            // SAFETY: the descriptor is open.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
-                return Ok(Exclusive(file));
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-    }
-}
-
-impl Drop for Exclusive<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the descriptor is open.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 

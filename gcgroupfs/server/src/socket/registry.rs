@@ -5,6 +5,7 @@
 //! connection and a restart of the daemon.
 
 mod begin;
+mod end;
 mod first;
 mod holders;
 mod killed;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use self::first::FirstRegistration;
 use self::killed::Killed;
@@ -30,13 +31,12 @@ use super::jobs::Jobs;
 use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
-use super::{TEND, TICK};
 use crate::block;
 use crate::journal::{Journal, Key};
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::{RuleSettings, Verdict};
 use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
-use gcgroupfs_sys::process::{self, Peer};
+use gcgroupfs_sys::process::Peer;
 
 #[derive(Debug)]
 pub(super) struct Registry {
@@ -260,155 +260,6 @@ impl Registry {
             control: file,
             superseded: old.and_then(|old| old.connection),
         })
-    }
-
-    /// Handles the loss of a process's connection. The process has ended, executes another program, or has
-    /// closed a descriptor it did not know. In the last case its directory stays, and changes still reach it
-    /// through shared memory.
-    pub(super) fn lost(&mut self, process: u64, connection: u64) {
-        let Some(known) = self.live.get_mut(process) else {
-            return;
-        };
-        let Some(registration) = &mut known.registration else {
-            return;
-        };
-        if registration.connection != Some(connection) {
-            return;
-        }
-        registration.connection = None;
-        let (id, pid) = (registration.id, known.key.pid);
-        self.bells.mute(id);
-        if known.is_same_program() {
-            if self.log_limit.allows(known.uid(), Instant::now()) {
-                warn!(PID = pid, UID = known.uid(), "{pid}: connection to its hook lost");
-            }
-            self.tree.set_hook(id, false);
-        } else {
-            self.end_registration(process);
-        }
-    }
-
-    /// Handles the end of a process, reported by its pidfd.
-    pub(super) fn died(&mut self, process: u64) {
-        self.end_registration(process);
-        if let Some(key) = self.live.remove(process) {
-            self.unregistered.ended(key);
-            self.jobs.ended(key);
-            self.tree.end_holder(key.pid, key.start_time);
-        }
-    }
-
-    /// Handles the end of a job's connection.
-    pub(super) fn job_closed(&mut self, connection: u64) {
-        self.jobs.closed(connection);
-    }
-
-    /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
-    /// are left.
-    pub(super) fn tend(&mut self, now: Instant) -> Option<Duration> {
-        for key in self.awaited.tend(now) {
-            if self.live.find(key).is_none_or(|known| !known.is_asking) {
-                self.tree.clear_ungoverned((key.pid, key.start_time));
-            }
-        }
-        let is_any_lost = self.tend_lost();
-        let sums = [self.log_limit.sum_up(now), self.activity_log.sum_up(now)];
-        let later = sums.into_iter().flatten().min();
-        self.awaited
-            .is_any()
-            .then_some(TICK)
-            .or(is_any_lost.then_some(TEND))
-            .or(later)
-    }
-
-    /// Watches the remembered processes that are in groups, those of jobs and those that hold settings, so
-    /// that their end is noticed at once: a group held for a process is not removed.
-    pub(super) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
-        let jobs = self.jobs.keys();
-        let others = jobs.into_iter().chain(self.holders());
-        for key in self.unregistered.in_groups().into_iter().chain(others) {
-            match self.live.watch(new_number(), key) {
-                Ok(()) => {}
-                Err(Errno::ESRCH) => {
-                    self.unregistered.ended(key);
-                    self.jobs.ended(key);
-                    self.tree.end_holder(key.pid, key.start_time);
-                }
-                // They are also checked periodically.
-                Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
-            }
-        }
-    }
-
-    /// Removes remembered processes that have ended, transient groups that only they were in, and jobs whose
-    /// process could not be watched and has ended. Returns whether any of these processes are left.
-    pub(super) fn tend_unregistered(&mut self) -> bool {
-        let mut is_any_left = false;
-        for key in self.jobs.keys() {
-            if self.live.find(key).is_some() {
-                continue;
-            }
-            match process::is_alive(key.pid, key.start_time) {
-                true => is_any_left = true,
-                false => self.jobs.ended(key),
-            }
-        }
-        is_any_left |= self.tend_holders();
-        is_any_left |= self.unregistered.tend();
-        self.tree.reap_transient(None);
-        is_any_left
-    }
-
-    /// Ends the registrations of processes that lost their connection and execute another program. Returns
-    /// whether others with a lost connection remain.
-    fn tend_lost(&mut self) -> bool {
-        let mut is_any_left = false;
-        for process in self.live.lost() {
-            match self.live.get_mut(process) {
-                Some(known) if known.is_same_program() => is_any_left = true,
-                _ => self.end_registration(process),
-            }
-        }
-        is_any_left
-    }
-
-    /// Removes the process's directory; its settings are remembered until it ends.
-    fn end_registration(&mut self, process: u64) {
-        let Some(known) = self.live.get_mut(process) else {
-            return;
-        };
-        let Some(registration) = known.registration.take() else {
-            return;
-        };
-        let (key, is_asking) = (known.key, known.is_asking);
-        if let Some(identity) = self.tree.identity(registration.id)
-            && self.log_limit.allows(identity.uid, Instant::now())
-        {
-            info!(
-                PID = identity.pid,
-                UID = identity.uid,
-                "{} ({}) left",
-                identity.pid,
-                identity.comm
-            );
-        }
-        // Stored before the counts appear as those of an ended program, so that a daemon killed then has
-        // shown nothing that the next one does not know.
-        self.tree.write_counts_of(registration.id);
-        // Done before it leaves its group, which would otherwise be removed with its last member.
-        if let Some(mut saved) = self.tree.saved(registration.id) {
-            saved.take_counts();
-            self.unregistered.insert(key, saved);
-            if is_asking {
-                self.unregistered.set_ungoverned(key);
-            }
-        }
-        // Settings may have been written meanwhile.
-        match self.tree.leave(registration.id, now()) {
-            Some(saved) if !saved.is_default() => self.unregistered.insert(key, saved),
-            _ => self.unregistered.remove(key),
-        }
-        self.bells.remove(registration.id);
     }
 
     /// Returns the record of a process that registers again, as of its last registration.

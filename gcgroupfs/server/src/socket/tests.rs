@@ -8,7 +8,7 @@ mod requests;
 mod rules;
 
 use std::fs::File;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -18,7 +18,9 @@ use std::thread::JoinHandle;
 
 use gcgroup_abi::message::{Hello, RegistrationReply, Tag, bare};
 use gcgroup_abi::{Gate, NO_LIMIT};
-use nix::sys::socket::{ControlMessage, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt};
+use nix::sys::socket::{
+    ControlMessage, MsgFlags, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt,
+};
 use nix::sys::time::TimeVal;
 
 use super::*;

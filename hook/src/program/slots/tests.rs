@@ -1,7 +1,11 @@
+use std::ptr;
+
 use super::*;
 use crate::program::Program;
 use crate::shared::block;
 use crate::shared::counters::add;
+use crate::shared::device::LocalDevice;
+use crate::sys;
 use gcgroup_abi::{Kind, NO_LIMIT, Submission};
 
 fn local(number: i32) -> LocalDevice {

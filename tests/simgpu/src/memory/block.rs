@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::Space;
+use super::arena::Arena;
+use super::kept::Kept;
 
 /// Device number of host memory.
 pub const HOST: usize = usize::MAX;
@@ -120,7 +121,9 @@ pub struct Chunk {
 /// Physical memory without an address.
 #[derive(Debug)]
 pub struct Physical {
-    pub(super) space: &'static Space,
+    /// Arena of its bytes, and the cache that they may go to when it is freed.
+    pub(super) arena: &'static Arena,
+    pub(super) kept: &'static Kept,
     pub(super) bytes: u64,
     pub(super) size: u64,
     /// File with the bytes and the offset in it, if they are not in the arena.
@@ -140,11 +143,11 @@ pub trait PhysicalOwner: Send + Sync + std::fmt::Debug {
 impl Drop for Physical {
     fn drop(&mut self) {
         if self.file.is_some() {
-            self.space.physical.restore(self.bytes, self.size);
+            self.arena.restore(self.bytes, self.size);
         }
         let can_stay = self.file.is_none() && !self.is_pinned;
-        if !(can_stay && self.space.kept.keep(self.bytes, self.size)) {
-            self.space.physical.give(self.bytes, self.size);
+        if !(can_stay && self.kept.keep(self.bytes, self.size)) {
+            self.arena.give(self.bytes, self.size);
         }
         self.released.released(self.size);
     }
@@ -160,7 +163,7 @@ impl Physical {
     pub(super) fn place(&self) -> Option<(BorrowedFd<'_>, u64)> {
         match &self.file {
             Some((file, offset)) => Some((file.as_fd(), *offset)),
-            None => self.space.physical.place_of(self.bytes),
+            None => self.arena.place_of(self.bytes),
         }
     }
 }

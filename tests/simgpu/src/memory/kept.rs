@@ -3,7 +3,7 @@
 
 use parking_lot::Mutex;
 
-use crate::config::parse_bytes;
+use crate::size::parse_bytes;
 
 /// Cache of at most `most` bytes of freed memory (`SIMGPU_KEPT`).
 #[derive(Debug)]

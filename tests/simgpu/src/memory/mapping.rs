@@ -49,7 +49,8 @@ impl Space {
             return None;
         }
         Some(Arc::new(Physical {
-            space: self,
+            arena: &self.physical,
+            kept: &self.kept,
             bytes,
             size,
             file,

@@ -1,5 +1,7 @@
 //! Receiving packets without their descriptors.
 
+use std::io::IoSlice;
+
 use nix::sys::socket::{ControlMessage, Shutdown, sendmsg, shutdown};
 
 use super::*;
@@ -7,7 +9,7 @@ use super::*;
 fn send(socket: &OwnedFd, packet: &[u8], descriptors: &[i32]) {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let rights = if descriptors.is_empty() { &[] } else { &rights[..] };
-    let parts = [io::IoSlice::new(packet)];
+    let parts = [IoSlice::new(packet)];
     sendmsg::<()>(socket.as_raw_fd(), &parts, rights, MsgFlags::empty(), None).unwrap();
 }
 

@@ -1,8 +1,8 @@
 use std::sync::mpsc;
 
 use super::*;
-use crate::engine::{Route, StreamKind};
 use crate::member::Member;
+use crate::work::{Route, StreamKind};
 
 const MS: u64 = 1_000_000;
 

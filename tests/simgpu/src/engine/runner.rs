@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use crate::clock::now_ns;
-use crate::copies::Copies;
-use crate::engine::{Cost, Engine, Queues, StreamId, Watch, Work};
+use super::copies::Copies;
+use super::{Engine, Queues, StreamId};
+use crate::clock::{SPIN_NS, now_ns};
 use crate::turn::{Grant, Turn};
-
-/// Shorter waits spin, because sleeps would end too late.
-pub(crate) const SPIN_NS: u64 = 40_000;
+use crate::work::{Cost, Watch, Work};
 
 /// Interval at which waits with [`Watch::Polled`] are checked.
 const POLL: Duration = Duration::from_micros(100);
@@ -47,27 +45,6 @@ struct Runner {
     /// End time of the last kernel.
     clock: u64,
     copies: Copies,
-}
-
-/// Starts a thread with all signals blocked.
-pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
-    // SAFETY: both sets are valid and the calls cannot fail with these arguments.
-    let before = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        before
-    };
-    let started = std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(256 << 10)
-        .spawn(body);
-    // SAFETY: `before` was filled in above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    if let Err(error) = started {
-        eprintln!("simgpu: no thread for the device: {error}");
-    }
 }
 
 /// Executes an engine's work forever.

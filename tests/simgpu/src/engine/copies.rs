@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use crate::clock::now_ns;
-use crate::engine::{Engine, Queues, Route, StreamId, Work};
-use crate::runner::SPIN_NS;
+use super::{Engine, Queues, StreamId};
+use crate::clock::{SPIN_NS, now_ns};
+use crate::work::{Route, Work};
 
 /// A copy that has started.
 struct Copying {
