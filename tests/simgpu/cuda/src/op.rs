@@ -15,6 +15,7 @@ use crate::error::INVALID_CONTEXT;
 use crate::event::Event;
 use crate::graph_memory::{self, Memory};
 use crate::kernel::Launch;
+use crate::pool::Freed;
 use crate::process::Process;
 use crate::stream::Stream;
 use crate::word::{Batch, Store, Until};
@@ -42,8 +43,8 @@ pub(crate) enum Op {
     Conditional(Arc<Branches>),
     /// Resets a condition at the start of a launch.
     Assign(Arc<Condition>),
-    /// Frees a pool's block: number of the freeing, and address.
-    Free(u64, u64),
+    /// Frees a block of a pool or of cuMemAlloc.
+    Free(Freed),
     /// Allocates and frees memory of a graph.
     GraphAllocate(Arc<Memory>),
     GraphFree(u64),
@@ -158,9 +159,7 @@ impl Op {
                 }))
             }
             Op::Assign(condition) => Work::Do(Box::new(move |_| condition.assign())),
-            Op::Free(number, address) => {
-                Work::Do(Box::new(move |_| pool::free_in_order(process, number, address)))
-            }
+            Op::Free(freed) => Work::Do(Box::new(move |_| pool::free_in_order(process, &freed))),
             Op::GraphAllocate(memory) => {
                 let run = or_fault(Box::new(move || memory.begin().map(|_| ())));
                 Work::Do(Box::new(move |_| run()))

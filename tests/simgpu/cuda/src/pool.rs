@@ -75,6 +75,16 @@ pub(crate) struct State {
     is_closed: bool,
 }
 
+/// Memory that a stream frees in its turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Freed {
+    /// Number of the block.
+    pub id: u64,
+    pub address: u64,
+    /// Number of the freeing, in a pool.
+    pub number: u64,
+}
+
 pub(crate) struct Freeing {
     /// Distinguishes this freeing from others of the same block, which a stream may reuse in between.
     number: u64,
@@ -343,8 +353,10 @@ pub(crate) fn free_now(process: &'static Process, address: u64) {
 }
 
 /// Frees a block when a stream has reached its freeing, unless the stream has reused the block since.
-pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64) {
-    let Some(block) = process.space.find(address) else {
+pub(crate) fn free_in_order(process: &'static Process, freed: &Freed) {
+    // The block may have ended with its pool, and another one may have its address.
+    let found = process.space.find(freed.address);
+    let Some(block) = found.filter(|block| block.id == freed.id) else {
         return;
     };
     match block.kind {
@@ -352,12 +364,14 @@ pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64
             let Ok(pool) = process.pools.get(handle, INVALID_VALUE) else {
                 return;
             };
-            let is_due = |state: &State| state.freeing.iter().any(|freeing| freeing.number == number);
-            if pool.end(process, address, is_due) {
+            let is_due = |state: &State| state.freeing.iter().any(|freeing| freeing.number == freed.number);
+            if pool.end(process, freed.address, is_due) {
                 let _ = process.pools.remove(handle, INVALID_VALUE);
             }
         }
-        Kind::Linear => drop(memory::free_block(process, address, |found| found.id == block.id)),
+        Kind::Linear => drop(memory::free_block(process, freed.address, |found| {
+            found.id == freed.id
+        })),
         _ => (),
     }
 }

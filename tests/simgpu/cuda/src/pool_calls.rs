@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::op::Op;
-use crate::pool::{Pool, Sharing, Wish, give_up_unused};
+use crate::pool::{Freed, Pool, Sharing, Wish, give_up_unused};
 use crate::pool_chunk::Backing;
 use crate::process::Process;
 use crate::share::POSIX_FILE_DESCRIPTOR;
@@ -234,7 +234,12 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
         }
         _ => return Err(INVALID_VALUE),
     };
-    call.enqueue(&stream, Op::Free(number, address))
+    let freed = Freed {
+        id: block.id,
+        address,
+        number,
+    };
+    call.enqueue(&stream, Op::Free(freed))
 }
 
 fn create(call: Call, out: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) -> CUresult {
