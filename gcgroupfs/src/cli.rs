@@ -122,7 +122,7 @@ commands! {
     /// Moves all GPU memory of processes and groups to the host, also of programs not started with --swap.
     Suspend(suspend::Arguments) => |socket, arguments| suspend::suspend(socket, &arguments);
     /// Moves the memory of suspended processes and groups back, once there is room.
-    Resume(suspend::Arguments) => |socket, arguments| suspend::resume(socket, &arguments);
+    Resume(suspend::Resume) => |socket, arguments| suspend::resume(socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.

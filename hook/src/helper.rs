@@ -58,6 +58,9 @@ pub(crate) trait Duties: Copy {
     /// Handles the daemon's doorbell: there may be new devices.
     fn look_for_devices(&self);
 
+    /// Asks the driver which GPUs the process has: it can have been restored on others.
+    fn identify_devices(&self);
+
     /// Returns whether the calling thread still belongs to the process.
     fn is_alive(&self) -> bool;
 }
@@ -257,6 +260,11 @@ impl<D: Duties> Helper<D> {
             0 => Order::Advance,
             _ => Order::Stop,
         };
+        let seen = self.duties.session().usage().suspend_generation.load(Relaxed);
+        if order == Order::Advance && seen != 0 {
+            // Before the daemon learns that the order has ended, and opens gates.
+            self.duties.identify_devices();
+        }
         let all = match (order, self.has_stopped) {
             (Order::Stop, true) => Step::default(),
             _ => {

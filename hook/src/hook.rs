@@ -330,6 +330,11 @@ impl Duties for &'static Hook {
         }
     }
 
+    fn identify_devices(&self) {
+        self.session.devices.identify(self.session.control());
+        self.renumber();
+    }
+
     fn is_alive(&self) -> bool {
         get().is_some()
     }

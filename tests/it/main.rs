@@ -253,6 +253,8 @@ mod supervise_stuck;
 #[cfg(test)]
 mod suspend;
 #[cfg(test)]
+mod suspend_gpu;
+#[cfg(test)]
 mod suspend_kills;
 #[cfg(test)]
 mod suspend_refused;

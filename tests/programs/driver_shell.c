@@ -8,6 +8,8 @@
  *   shuffle ROUNDS BYTES  allocates and frees blocks of up to BYTES        -> shuffled GIVEN REFUSED
  *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
  *   process WHAT PID     cuCheckpointProcessWHAT                                -> ok VALUE | error CODE
+ *   restore PID OLD:NEW,…  restores on other devices, by ordinals               -> ok | error CODE
+ *   uuid                 last byte of the UUID of the current device            -> ok BYTE | error CODE
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
  *   query                queries the default stream                        -> ok | error 600
@@ -72,6 +74,7 @@ typedef struct {
 } pool_properties;
 
 CUresult cuInit(unsigned);
+CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 CUresult cuDeviceGet(CUdevice *, int);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
@@ -313,6 +316,50 @@ static void process(const char *what, int pid)
         printf("ok %u\n", strncmp(what, "Get", 3) ? 0 : words[0]);
 }
 
+/* Reads the UUID of a device; zeroes if there is none. */
+static CUresult read_uuid(int ordinal, unsigned char uuid[16])
+{
+    CUresult (*get)(void *, int) = (CUresult(*)(void *, int))dlsym(RTLD_DEFAULT, "cuDeviceGetUuid_v2");
+    memset(uuid, 0, 16);
+    return get ? get(uuid, ordinal) : 500;
+}
+
+/* Restores a process with the devices of `pairs`, each OLD:NEW. */
+static void restore(int pid, char *pairs)
+{
+    struct {
+        unsigned char old[16], new[16];
+    } uuids[16];
+    struct {
+        void *pairs;
+        unsigned count, reserved[13];
+    } arguments = {uuids, 0, {0}};
+    int old, new;
+    for (char *pair = strtok(pairs, ","); pair && arguments.count < 16; pair = strtok(NULL, ",")) {
+        if (sscanf(pair, "%d:%d", &old, &new) != 2)
+            break;
+        read_uuid(old, uuids[arguments.count].old);
+        read_uuid(new, uuids[arguments.count++].new);
+    }
+    CUresult (*function)(int, void *) =
+        (CUresult(*)(int, void *))dlsym(RTLD_DEFAULT, "cuCheckpointProcessRestore");
+    answer(function ? function(pid, &arguments) : 500);
+}
+
+/* Shows which device of the machine the current one is. */
+static void show_uuid(void)
+{
+    unsigned char uuid[16];
+    CUdevice device;
+    CUresult status = cuCtxGetDevice(&device);
+    if (!status)
+        status = read_uuid(device, uuid);
+    if (status)
+        printf("error %d\n", status);
+    else
+        printf("ok %d\n", uuid[15]);
+}
+
 int main(int argc, char **argv)
 {
     char line[256], kind[32], name[128];
@@ -342,6 +389,10 @@ int main(int argc, char **argv)
             }
         } else if (sscanf(line, "process %31s %llu", kind, &a) == 2) {
             process(kind, (int)a);
+        } else if (sscanf(line, "restore %llu %127s", &a, name) == 2) {
+            restore((int)a, name);
+        } else if (!strncmp(line, "uuid", 4)) {
+            show_uuid();
         } else if (sscanf(line, "freeptr %llx", &a) == 1) {
             answer(cuMemFree_v2(a));
         } else if (sscanf(line, "free %llu", &a) == 1) {

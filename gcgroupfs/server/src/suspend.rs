@@ -135,6 +135,10 @@ impl Suspender {
             .collect::<Vec<_>>()
         {
             match (one.is_wanted, one.is_locked, &one.moved) {
+                // Completed first, also if it is to be suspended again.
+                _ if one.is_restored => {
+                    self.begin(&one, Goal::Running);
+                }
                 (true, false, _) => self.prepare(&one),
                 (true, true, _) => {
                     self.begin(&one, Goal::Suspended);
@@ -220,7 +224,7 @@ impl Suspender {
             let moved = one.moved.as_deref().unwrap_or_default();
             let (room, tree) = (&mut self.room, &self.tree);
             let has_turn = queue.admit(one.priority, moved, |device, bytes| room.has(tree, device, bytes));
-            if has_turn && self.has_slot(one.uid) && self.tree.charge_resumed(one.id) {
+            if has_turn && self.has_slot(one.uid) && self.tree.charge_resumed(&one) {
                 if self.begin(&one, Goal::Running) {
                     queue.taken.extend(moved.iter().map(|(device, _)| *device));
                 } else {

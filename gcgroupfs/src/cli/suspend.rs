@@ -31,6 +31,15 @@ pub(super) struct Arguments {
     paths: Vec<String>,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Resume {
+    #[command(flatten)]
+    arguments: Arguments,
+    /// Resume on this GPU, by its index in the file devices; it must be of the same model
+    #[arg(long, value_name = "INDEX")]
+    gpu: Option<u32>,
+}
+
 /// Suspends. Errors are printed on standard error.
 pub(super) fn suspend(socket: Socket, arguments: &Arguments) -> ExitCode {
     run(&socket, arguments, "1", |events| {
@@ -39,8 +48,9 @@ pub(super) fn suspend(socket: Socket, arguments: &Arguments) -> ExitCode {
 }
 
 /// Resumes. Errors are printed on standard error.
-pub(super) fn resume(socket: Socket, arguments: &Arguments) -> ExitCode {
-    run(&socket, arguments, "0", |events| {
+pub(super) fn resume(socket: Socket, Resume { arguments, gpu }: &Resume) -> ExitCode {
+    let wanted = gpu.map_or("0".to_owned(), |gpu| format!("0 gpu={gpu}"));
+    run(&socket, arguments, &wanted, |events| {
         let moving = ["nr_suspended", "suspend_step"];
         value(events, "suspended") == Some("0") && moving.iter().all(|key| value(events, key).is_none())
     })
@@ -49,9 +59,14 @@ pub(super) fn resume(socket: Socket, arguments: &Arguments) -> ExitCode {
 fn run(socket: &Socket, arguments: &Arguments, wanted: &str, is_done: impl Fn(&str) -> bool) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     let (socket, paths) = resolve(socket, &arguments.paths);
-    let mut done = tell(&socket, &paths, "gcgroup.suspend", wanted);
+    let is_told = |path: &&String| {
+        let path = std::slice::from_ref(*path);
+        tell(&socket, path, "gcgroup.suspend", wanted)
+    };
+    let told: Vec<&String> = paths.iter().filter(is_told).collect();
+    let mut done = told.len() == paths.len();
     if arguments.wait {
-        for path in &paths {
+        for path in told {
             if let Err(words) = wait(&socket, path, deadline, &is_done) {
                 eprintln!("gcgroupfs: {path}: {words}");
                 done = false;

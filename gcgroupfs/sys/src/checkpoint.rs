@@ -14,6 +14,8 @@ impl CudaError {
     pub const INVALID_VALUE: Self = Self(1);
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
     pub const OUT_OF_MEMORY: Self = Self(2);
+    /// `CUDA_ERROR_INVALID_DEVICE`: the driver does not show a GPU to the helper.
+    pub const NO_SUCH_GPU: Self = Self(101);
     /// `CUDA_ERROR_NOT_SUPPORTED`: also for a driver without these functions.
     pub const NOT_SUPPORTED: Self = Self(801);
     /// `CUDA_ERROR_SHARED_OBJECT_INIT_FAILED`: there is no driver.
@@ -51,35 +53,51 @@ pub enum Operation {
     Lock(u32),
     Checkpoint,
     Restore,
+    /// Restores so that the GPUs with these UUIDs change places.
+    RestoreOn(Uuid, Uuid),
     Unlock,
 }
 
-/// Length of an encoded operation, bytes.
-pub const OPERATION_LENGTH: usize = 5;
+/// UUID of a GPU (`CUuuid`).
+pub type Uuid = [u8; 16];
+
+/// Length of an encoded operation, bytes: its kind, an argument and two UUIDs.
+pub const OPERATION_LENGTH: usize = 37;
+
+const NO_UUIDS: [Uuid; 2] = [[0; 16]; 2];
 
 impl Operation {
     /// Returns the operation as a packet.
     pub fn to_bytes(self) -> [u8; OPERATION_LENGTH] {
-        let (kind, argument) = match self {
-            Self::GetState => (b's', 0),
-            Self::Lock(msec) => (b'l', msec),
-            Self::Checkpoint => (b'c', 0),
-            Self::Restore => (b'r', 0),
-            Self::Unlock => (b'u', 0),
+        let (kind, argument, uuids) = match self {
+            Self::GetState => (b's', 0, NO_UUIDS),
+            Self::Lock(msec) => (b'l', msec, NO_UUIDS),
+            Self::Checkpoint => (b'c', 0, NO_UUIDS),
+            Self::Restore => (b'r', 0, NO_UUIDS),
+            Self::RestoreOn(old, new) => (b'o', 0, [old, new]),
+            Self::Unlock => (b'u', 0, NO_UUIDS),
         };
-        let [a, b, c, d] = argument.to_le_bytes();
-        [kind, a, b, c, d]
+        let argument = u32::to_le_bytes(argument);
+        let mut bytes = [kind]
+            .into_iter()
+            .chain(argument)
+            .chain(uuids.into_iter().flatten());
+        std::array::from_fn(|_| bytes.next().unwrap_or(0))
     }
 
     /// Returns the operation of a packet.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (kind, argument) = bytes.split_first()?;
-        let argument = u32::from_le_bytes(argument.try_into().ok()?);
+        let bytes: &[u8; OPERATION_LENGTH] = bytes.try_into().ok()?;
+        let (kind, rest) = bytes.split_first()?;
+        let (argument, uuids) = rest.split_first_chunk()?;
+        let argument = u32::from_le_bytes(*argument);
+        let (old, new) = uuids.split_first_chunk()?;
         Some(match kind {
             b's' => Self::GetState,
             b'l' => Self::Lock(argument),
             b'c' => Self::Checkpoint,
             b'r' => Self::Restore,
+            b'o' => Self::RestoreOn(*old, new.try_into().ok()?),
             b'u' => Self::Unlock,
             _ => return None,
         })
@@ -91,6 +109,24 @@ impl Operation {
 struct LockArgs {
     timeout_ms: c_uint,
     reserved: [u32; 15],
+}
+
+/// Two GPUs of a restore (`CUcheckpointGpuPair`): the second takes the place of the first.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GpuPair {
+    old: Uuid,
+    new: Uuid,
+}
+
+/// Arguments of a restore on other GPUs (`CUcheckpointRestoreArgs`).
+#[repr(C)]
+struct RestoreArgs {
+    pairs: *const GpuPair,
+    nr_pairs: c_uint,
+    reserved: [u32; 13],
+    /// The driver's structure may be longer than documented.
+    more: [u64; 8],
 }
 
 /// Arguments of the other operations; the longest is that of a restore, 72 bytes. Zeroes are the defaults.
@@ -138,11 +174,21 @@ impl Driver {
                 self.call(b"cuCheckpointProcessCheckpoint\0", pid, &mut NoArgs([0; 16]))?
             }
             Operation::Restore => self.call(b"cuCheckpointProcessRestore\0", pid, &mut NoArgs([0; 16]))?,
+            Operation::RestoreOn(old, new) => {
+                let pairs = self.pairs(old, new)?;
+                let mut args = RestoreArgs {
+                    pairs: pairs.as_ptr(),
+                    nr_pairs: c_uint::try_from(pairs.len()).map_err(|_| CudaError::INVALID_VALUE)?,
+                    reserved: [0; 13],
+                    more: [0; 8],
+                };
+                self.call(b"cuCheckpointProcessRestore\0", pid, &mut args)?;
+            }
             Operation::Unlock => self.call(b"cuCheckpointProcessUnlock\0", pid, &mut NoArgs([0; 16]))?,
         }
         Ok(match operation {
             Operation::Checkpoint => ProcessState::Checkpointed,
-            Operation::Lock(_) | Operation::Restore => ProcessState::Locked,
+            Operation::Lock(_) | Operation::Restore | Operation::RestoreOn(..) => ProcessState::Locked,
             Operation::GetState | Operation::Unlock => ProcessState::Running,
         })
     }
@@ -151,6 +197,44 @@ impl Driver {
         let mut word = 0;
         self.call(b"cuCheckpointProcessGetState\0", pid, &mut word)?;
         Ok(ProcessState::from_word(word))
+    }
+
+    /// Returns the pairs of all GPUs, as the driver demands: the two change places, and the others keep
+    /// theirs.
+    fn pairs(&self, one: Uuid, other: Uuid) -> Result<Vec<GpuPair>> {
+        let mut count = 0;
+        self.call_plain::<c_int>(b"cuDeviceGetCount\0", &mut count)?;
+        let mut pairs = Vec::new();
+        for ordinal in 0..count {
+            let mut old = [0; 16];
+            self.call_of_device(b"cuDeviceGetUuid_v2\0", &mut old, ordinal)?;
+            let new = match old {
+                old if old == one => other,
+                old if old == other => one,
+                old => old,
+            };
+            pairs.push(GpuPair { old, new });
+        }
+        let are_both = [one, other]
+            .iter()
+            .all(|uuid| pairs.iter().any(|pair| pair.old == *uuid));
+        are_both.then_some(pairs).ok_or(CudaError::NO_SUCH_GPU)
+    }
+
+    fn call_plain<T>(&self, name: &[u8], argument: &mut T) -> Result<()> {
+        // SAFETY: all functions whose names are passed here have this signature.
+        let function = unsafe { self.0.get::<unsafe extern "C" fn(*mut T) -> u32>(name) };
+        let function = function.map_err(|_| CudaError::NOT_SUPPORTED)?;
+        // SAFETY: the argument is of the function's type, and writable.
+        check(unsafe { function(argument) })
+    }
+
+    fn call_of_device(&self, name: &[u8], uuid: &mut Uuid, device: c_int) -> Result<()> {
+        // SAFETY: all functions whose names are passed here have this signature.
+        let function = unsafe { self.0.get::<unsafe extern "C" fn(*mut Uuid, c_int) -> u32>(name) };
+        let function = function.map_err(|_| CudaError::NOT_SUPPORTED)?;
+        // SAFETY: the UUID is as long as the function's type, and writable.
+        check(unsafe { function(uuid, device) })
     }
 
     /// Calls a function of the driver with a pid and a pointer.
@@ -201,11 +285,17 @@ mod tests {
             Operation::Lock(10_000),
             Operation::Checkpoint,
             Operation::Restore,
+            Operation::RestoreOn([7; 16], *b"another GPU uuid"),
             Operation::Unlock,
         ] {
             assert_eq!(Operation::from_bytes(&operation.to_bytes()), Some(operation));
         }
-        for packet in [&b""[..], b"s", b"x\0\0\0\0", b"s\0\0\0\0\0"] {
+        for packet in [
+            &b""[..],
+            b"s",
+            &[b'x'; OPERATION_LENGTH],
+            &[b's'; OPERATION_LENGTH + 1],
+        ] {
             assert_eq!(Operation::from_bytes(packet), None);
         }
         for answer in [
@@ -223,5 +313,7 @@ mod tests {
     fn arguments_are_as_long_as_the_driver_expects() {
         assert_eq!(size_of::<LockArgs>(), 64);
         assert!(size_of::<NoArgs>() >= 72);
+        assert_eq!(size_of::<GpuPair>(), 32);
+        assert_eq!(std::mem::offset_of!(RestoreArgs, more), 64);
     }
 }

@@ -168,7 +168,13 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_shared: AtomicU64,
-    reserved: [AtomicU64; 13],
+    /// Nonzero: when an order of `suspend_generation` ends, the helper thread asks the driver which GPUs the
+    /// process has, and moves the charges there, before it stores 0.
+    ///
+    /// Ordering: as `can_swap`, `Relaxed`.
+    pub identifies_devices: AtomicU32,
+    reserved_devices: AtomicU32,
+    reserved: [AtomicU64; 12],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -304,6 +310,7 @@ const _: () = {
     assert!(offset_of!(Usage, refused_bytes) == 96);
     assert!(offset_of!(Usage, uses_mps) == 108);
     assert!(offset_of!(Usage, nr_shared) == 112);
+    assert!(offset_of!(Usage, identifies_devices) == 120);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -117,17 +117,25 @@ impl Devices {
         let Some(known) = self.known.get(usize::from(local.0)) else {
             return OTHER_DEVICE;
         };
-        if known.is_known.load(Acquire) == 0 {
-            let mut uuid = CUuuid::default();
-            let answer = driver::cuDeviceGetUuid_v2(&mut uuid, local.device());
-            if answer
-                .or_else(|_| driver::cuDeviceGetUuid(&mut uuid, local.device()))
-                .is_ok()
+        if known.is_known.load(Acquire) == 0
+            && let Some(uuid) = ask(local)
+        {
+            self.enter(control, local, uuid_words(uuid));
+        }
+        self.index(local)
+    }
+
+    /// Asks the driver again which GPUs the known devices are: it can restore a process on others. A device
+    /// for which it does not answer keeps its slot.
+    pub(crate) fn identify(&self, control: &Control) {
+        for (number, known) in (0..).zip(&self.known) {
+            let local = LocalDevice(number);
+            if known.is_known.load(Acquire) != 0
+                && let Some(uuid) = ask(local)
             {
                 self.enter(control, local, uuid_words(uuid));
             }
         }
-        self.index(local)
     }
 
     fn enter(&self, control: &Control, local: LocalDevice, uuid: [u64; 2]) {
@@ -154,6 +162,14 @@ impl Devices {
             known.place(control);
         }
     }
+}
+
+/// Asks the driver for the UUID of a device.
+fn ask(local: LocalDevice) -> Option<CUuuid> {
+    let mut uuid = CUuuid::default();
+    let answer = driver::cuDeviceGetUuid_v2(&mut uuid, local.device());
+    let answer = answer.or_else(|_| driver::cuDeviceGetUuid(&mut uuid, local.device()));
+    answer.is_ok().then_some(uuid)
 }
 
 impl KnownDevice {
@@ -215,6 +231,8 @@ mod tests {
         assert!(devices.are_outdated(control));
         devices.refresh(control);
         assert_eq!(devices.index(local), 4);
+        devices.identify(control);
+        assert_eq!(devices.index(local), 4, "the driver does not answer");
         assert!(!devices.are_outdated(control));
         assert_eq!(LocalDevice::of(-1), None);
         assert_eq!(LocalDevice::of(64), None);

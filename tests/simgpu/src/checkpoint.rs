@@ -9,7 +9,7 @@ use crate::layout::SlotDevice;
 use crate::member::Member;
 use crate::state::Machine;
 
-/// Memory and contexts that a process held on each device when it was suspended.
+/// Memory and contexts that a process held on each of its devices when it was suspended.
 #[derive(Debug, Default)]
 pub struct Suspended(Vec<OnDevice>);
 
@@ -45,8 +45,21 @@ impl Member {
         suspended
     }
 
+    /// Takes devices again: for pairs of devices of the machine, which are a permutation, the second in the
+    /// place of the first. Returns `false`, and changes nothing, if one has not enough free memory.
+    pub fn resume_on(&self, suspended: &Suspended, pairs: &[(usize, usize)]) -> bool {
+        let paired = |device, (from, to): &(usize, usize)| (*from == device).then_some(*to);
+        self.replace_devices(|old| pairs.iter().find_map(|pair| paired(old, pair)).unwrap_or(old));
+        let is_done = self.resume(suspended);
+        if !is_done {
+            let back = |new, (from, to): &(usize, usize)| (*to == new).then_some(*from);
+            self.replace_devices(|new| pairs.iter().find_map(|pair| back(new, pair)).unwrap_or(new));
+        }
+        is_done
+    }
+
     /// Takes the devices again. Returns `false`, and changes nothing, if one has not enough free memory.
-    pub fn resume(&self, suspended: &Suspended) -> bool {
+    fn resume(&self, suspended: &Suspended) -> bool {
         for (device, was) in suspended.0.iter().enumerate() {
             if was.used > 0 && !self.try_charge(device, Held::Context, was.used) {
                 for (before, was) in suspended.0.iter().enumerate().take(device) {

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::layout::{SharedDevice, Slot};
+use crate::quirks::Quirk;
 use crate::state::Machine;
 
 /// The product name of every simulated device.
@@ -58,9 +59,11 @@ impl<'a> Device<'a> {
 
     /// Returns the product name, for a MIG instance with its profile (`Simulated GPU MIG 1g.5gb`).
     pub fn name(&self) -> String {
-        self.machine.instance(self.index).map_or(NAME.to_owned(), |it| {
-            format!("{NAME} MIG {}g.{}gb", it.slices, it.memory >> 30)
-        })
+        match self.machine.instance(self.index) {
+            Some(it) => format!("{NAME} MIG {}g.{}gb", it.slices, it.memory >> 30),
+            None if self.index % 2 == 1 && Quirk::TwoChips.is_on() => format!("{NAME} 2"),
+            None => NAME.to_owned(),
+        }
     }
 
     /// Returns whether the device is in MIG mode, where only its instances do work.

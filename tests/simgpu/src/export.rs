@@ -177,7 +177,7 @@ impl Member {
             let _ = fs::remove_file(machine.export_path(serial));
             return Err(io::Error::other("too many things are shared"));
         };
-        place.device.store(device as u64, Relaxed);
+        place.device.store(self.on_machine(device) as u64, Relaxed);
         place.size.store(size, Relaxed);
         place.tag.store(tag as u64, Relaxed);
         place.owner.store(self.slot() as u64 + 1, Relaxed);
@@ -192,7 +192,7 @@ impl Member {
         if let Some(place) = self.machine().export_of(export.serial) {
             place.owner.store(0, Release);
         }
-        self.uncharge(device, kind, bytes);
+        self.uncharge(self.number_of(device), kind, bytes);
     }
 }
 
@@ -211,7 +211,7 @@ impl Export {
         self.serial
     }
 
-    /// Returns the device of the memory.
+    /// Returns the device of the machine that has the memory.
     pub fn device(&self) -> usize {
         let device = self.machine.export_of(self.serial);
         device.map_or(0, |export| {

@@ -1,28 +1,67 @@
 //! This process's slot on the machine: its usage, visible to all other processes.
 
 use std::io;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use crate::clock;
+use crate::config::MAX_DEVICES;
 use crate::held::Held;
 use crate::layout::{SharedDevice, Slot, SlotDevice};
 use crate::state::Machine;
 
 /// A process that uses the machine. Its slot is freed when the process ends, not when this value is dropped.
+///
+/// The process numbers devices as when it joined. A restore on other devices changes which devices of the
+/// machine these are; all methods take the process's numbers.
 #[derive(Debug)]
 pub struct Member {
     machine: &'static Machine,
     slot: usize,
+    /// Device of the machine, by the process's number: a permutation.
+    devices: [AtomicUsize; MAX_DEVICES],
 }
 
 impl Member {
     /// Claims a slot on the machine. At most once per process; a forked child must not use its parent's slot.
     pub fn join(machine: &'static Machine) -> io::Result<Member> {
-        Ok(Member {
+        Ok(Member::new(machine, machine.claim()?))
+    }
+
+    fn new(machine: &'static Machine, slot: usize) -> Member {
+        Member {
             machine,
-            slot: machine.claim()?,
-        })
+            slot,
+            devices: std::array::from_fn(AtomicUsize::new),
+        }
+    }
+
+    /// Returns the device of the machine with the process's number. Numbers beyond all devices stay.
+    pub fn on_machine(&self, device: usize) -> usize {
+        self.devices
+            .get(device)
+            .map_or(device, |device| device.load(SeqCst))
+    }
+
+    /// Returns the process's number of a device of the machine.
+    pub fn number_of(&self, on_machine: usize) -> usize {
+        let mut devices = self.devices.iter();
+        devices
+            .position(|device| device.load(SeqCst) == on_machine)
+            .unwrap_or(on_machine)
+    }
+
+    /// Changes which devices of the machine the process has: `to(old)` takes the place of `old`, for a
+    /// permutation `to`. The process must be idle and hold nothing.
+    pub(crate) fn replace_devices(&self, to: impl Fn(usize) -> usize) {
+        for device in &self.devices {
+            let old = device.load(SeqCst);
+            device.store(to(old), SeqCst);
+        }
+        // Its threads sleep at the bells of the previous devices.
+        for device in &self.place().device {
+            clock::ring(&device.bell);
+        }
     }
 
     /// Returns the machine.
@@ -33,16 +72,17 @@ impl Member {
     /// Charges `bytes` of device memory to this process. Returns `false` if the device has not that many
     /// left; exact under concurrent charges.
     pub fn try_charge(&self, device: usize, kind: Held, bytes: u64) -> bool {
-        let _guard = self.machine.locks.device(device);
-        let total = self.machine.memory_of(device);
+        let on_machine = self.on_machine(device);
+        let _guard = self.machine.locks.device(on_machine);
+        let total = self.machine.memory_of(on_machine);
         // Usually everything fits even with dead processes counted; liveness is checked only otherwise.
         let with_dead: u64 = self
             .machine
             .layout()
             .slots()
-            .map(|slot| slot.device[device].used.load(Relaxed))
+            .map(|slot| slot.device[on_machine].used.load(Relaxed))
             .sum::<u64>()
-            .saturating_add(self.machine.orphaned_at_most(device));
+            .saturating_add(self.machine.orphaned_at_most(on_machine));
         let fits = |used: u64| used.checked_add(bytes).is_some_and(|sum| sum <= total);
         if !fits(with_dead) && !fits(self.living_use(device)) {
             return false;
@@ -86,7 +126,7 @@ impl Member {
     /// Returns the bytes of free memory of the device.
     pub fn free(&self, device: usize) -> u64 {
         self.machine
-            .memory_of(device)
+            .memory_of(self.on_machine(device))
             .saturating_sub(self.living_use(device))
     }
 
@@ -127,6 +167,7 @@ impl Member {
     }
 
     fn living_use(&self, device: usize) -> u64 {
+        let device = self.on_machine(device);
         let slots = self.machine.layout().slots().enumerate();
         slots
             .map(|(index, slot)| (index, slot.device[device].used.load(Relaxed)))
@@ -148,16 +189,16 @@ impl Member {
     }
 
     pub(crate) fn here(&self, device: usize) -> &'static SlotDevice {
-        &self.place().device[device]
+        &self.place().device[self.on_machine(device)]
     }
 
     pub(crate) fn shared(&self, device: usize) -> &'static SharedDevice {
-        &self.machine.layout().device[device]
+        &self.machine.layout().device[self.on_machine(device)]
     }
 
     /// Returns the bell of another process on a device.
     pub(crate) fn bell_of(&self, slot: usize, device: usize) -> &'static AtomicU32 {
-        &self.machine.layout().slot[slot].device[device].bell
+        &self.machine.layout().slot[slot].device[self.on_machine(device)].bell
     }
 }
 
@@ -171,6 +212,6 @@ impl Member {
         let machine: &'static Machine =
             Box::leak(Box::new(Machine::attach(&dir, crate::Config::default()).unwrap()));
         std::fs::remove_dir_all(dir).unwrap();
-        [0, 1].map(|slot| &*Box::leak(Box::new(Member { machine, slot })))
+        [0, 1].map(|slot| &*Box::leak(Box::new(Member::new(machine, slot))))
     }
 }

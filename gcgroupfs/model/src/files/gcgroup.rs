@@ -83,8 +83,8 @@ pub(super) const FILES: &[ControlFile] = &[
               drained after a freeze, here or above), suspended (1 once the memory of all is on the host by gcgroup.suspend, \
               here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
               error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a process that is being suspended \
-              or resumed suspend_step (check, drain, hold, lock, checkpoint, room, restore or unlock: room waits for \
-              free memory), or suspend_error (the step that has failed; gcgroupfs explain tells why), of a group with \
+              or resumed suspend_step (check, drain, hold, lock, checkpoint, room, restore, unlock or identify: room waits \
+              for free memory), or suspend_error (the step that has failed; gcgroupfs explain tells why), of a group with \
               suspended processes nr_suspended, of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
               the lowest of several), of a group with a lease also lease_expired (1 once gcgroup.lease has expired); poll(2) wakes on each change, but for draining. \
@@ -114,6 +114,10 @@ pub(super) const FILES: &[ControlFile] = &[
     },
     ControlFile {
         on: On::WHOLE,
+        io: ReadWrite(
+            |view| Ok(SUSPEND.show(view.setting(SUSPEND)?)),
+            |edit, text| edit.suspend(text),
+        ),
         ..ControlFile::of(SUSPEND)
     },
     ControlFile {

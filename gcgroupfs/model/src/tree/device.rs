@@ -21,6 +21,13 @@ pub struct Device {
     pub name: String,
 }
 
+impl Device {
+    /// Returns whether it is a MIG instance.
+    pub(super) fn is_instance(&self) -> bool {
+        self.uuid_text.starts_with("MIG-")
+    }
+}
+
 /// The host of the devices; its size and age bound the claims of processes.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {

@@ -283,7 +283,7 @@ fn gpus(devices: &[Device]) -> Vec<Vec<&Device>> {
         let same = gpus.iter_mut().find(|parts| {
             parts
                 .first()
-                .is_some_and(|part| part.pci == device.pci && part.uuid_text.starts_with("MIG-"))
+                .is_some_and(|part| part.pci == device.pci && part.is_instance())
         });
         match same {
             Some(parts) => parts.push(device),

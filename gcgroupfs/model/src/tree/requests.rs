@@ -38,6 +38,12 @@ impl Tree {
 impl State {
     /// Answers the requests of a process to the groups above, on all devices.
     pub(super) fn answer_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let process = self.processes.get(&id);
+        if process.is_some_and(|process| process.suspension.is_moving()) {
+            // Answered when the groups are charged for the GPUs on which it counts.
+            self.asking.insert(id);
+            return;
+        }
         for device in slots(self.devices.len()) {
             let Some(process) = self.processes.get(&id) else {
                 return;

@@ -9,6 +9,7 @@ use super::group::Counted;
 use super::holders::Hold;
 use super::made::{Made, is_default};
 use super::process::Process;
+use super::suspension::Exchange;
 use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
 
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
@@ -51,6 +52,9 @@ pub struct Saved {
     /// True for a process that the driver may have locked.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_locked: bool,
+    /// UUIDs of the two GPUs that change places when the process is resumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) exchange: Option<[String; 2]>,
     /// True for a process of the previous daemon that registers again. What it claims to hold is
     /// trusted until NVML answers, since it may exceed the limits of now.
     #[serde(skip)]
@@ -116,6 +120,10 @@ impl Saved {
             group: process.group,
             has_moved: process.has_moved,
             is_locked: process.suspension.is_locked,
+            exchange: process.suspension.exchange.and_then(|exchange| {
+                let uuid = |slot: usize| devices.get(slot).map(|device| device.uuid_text.clone());
+                Some([uuid(exchange.from)?, uuid(exchange.to)?])
+            }),
             counted: by_uuid(counted, devices),
             image: process.identity.image.filter(|_| !counts.is_empty()),
             counts,
@@ -127,6 +135,11 @@ impl Saved {
     pub(super) fn restore(&self, process: &mut Process, devices: &[Device]) {
         process.has_moved = self.has_moved;
         process.suspension.is_locked = self.is_locked;
+        process.suspension.exchange = self.exchange.as_ref().and_then(|[from, to]| {
+            let slot = |uuid: &String| devices.iter().position(|device| device.uuid_text == *uuid);
+            let (from, to) = (slot(from)?, slot(to)?);
+            Some(Exchange { from, to })
+        });
         for (device, counted) in by_index(&self.counted, devices) {
             if let Some(kept) = process.kept_mut(device) {
                 kept.nr_high = counted.before.nr_high;

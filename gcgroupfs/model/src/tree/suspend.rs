@@ -7,7 +7,7 @@ use gcgroup_abi::Kind;
 
 use super::process::{Process, slots};
 use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, SUSPEND};
-use super::suspension::{Step, Suspension};
+use super::suspension::{Exchange, Step, Suspension};
 use super::{Devices, Edit, Entity, Notice, ProcessId, Scope, State, Sums, Tree, View, enforce, usage};
 use crate::error::{Error, Result};
 
@@ -31,8 +31,12 @@ pub struct Pending {
     pub is_wanted: bool,
     /// Whether the driver may have locked it.
     pub is_locked: bool,
-    /// Bytes by device, if its memory is on the host.
+    /// Bytes by the device to which they return, if its memory is on the host.
     pub moved: Option<Vec<(usize, u64)>>,
+    /// GPUs that change places when it is resumed, with their UUIDs.
+    pub exchange: Option<(Exchange, [[u8; 16]; 2])>,
+    /// Whether its memory is back, on another GPU on which the library does not count it yet.
+    pub is_restored: bool,
     /// Bytes that would move.
     pub bytes: u64,
     pub step: Option<Step>,
@@ -88,7 +92,15 @@ impl Process {
             start_time: self.identity.start_time,
             is_wanted,
             is_locked: suspension.is_locked,
-            moved: suspension.moved.as_deref().map(<[_]>::to_vec),
+            moved: suspension.moved.as_deref().map(|moved| {
+                let place = |slot| suspension.exchange.map_or(slot, |exchange| exchange.of(slot));
+                moved.iter().map(|(slot, bytes)| (place(*slot), *bytes)).collect()
+            }),
+            exchange: suspension.exchange.and_then(|exchange| {
+                let uuid = |slot: usize| devices.get(slot).map(|device| device.uuid);
+                Some((exchange, [uuid(exchange.from)?, uuid(exchange.to)?]))
+            }),
+            is_restored: suspension.is_restored,
             bytes: usage::current(self, None, devices),
             step: suspension.step,
             is_drained: self.is_frozen(None, devices.len()),
@@ -298,9 +310,17 @@ impl Tree {
             state.change_suspension(id, notices, |suspension| {
                 suspension.is_locked = is_locked;
                 if !is_locked {
-                    suspension.step = None;
+                    (suspension.step, suspension.exchange) = (None, None);
                 }
             });
+            if let Some(process) = state.processes.get(&id).filter(|_| !is_locked) {
+                // Given anew if the process has registered again meanwhile.
+                enforce::hold_helper(process, false);
+                notices.push(Notice::Ring(id));
+                // The library may count on other devices than before.
+                state.note_users(id);
+                state.grants.look(id);
+            }
             notices.push(Notice::SettingsChanged(id));
         });
     }
@@ -325,23 +345,49 @@ impl Tree {
         });
     }
 
-    /// Charges a process's memory on the devices again, if all groups above have room for it. Returns whether
-    /// they have.
-    pub fn charge_resumed(&self, id: ProcessId) -> bool {
-        self.state.lock().grants.resume(id)
+    /// Charges a process's memory on the devices to which it returns, if all groups above have room for it.
+    /// Returns whether they have; `false` also if these are other devices than when `process` was listed.
+    pub fn charge_resumed(&self, process: &Pending) -> bool {
+        let mut state = self.state.lock();
+        let State {
+            processes, grants, ..
+        } = &mut *state;
+        let Some(known) = processes.get_mut(&process.id) else {
+            return false;
+        };
+        let suspension = &mut known.suspension;
+        if suspension.exchange != process.exchange.map(|(exchange, _)| exchange) {
+            return false;
+        }
+        suspension.is_returning = match suspension.exchange {
+            None => grants.resume(process.id),
+            Some(exchange) => grants.reserve(process.id, exchange),
+        };
+        suspension.is_returning
     }
 
     /// Undoes [`charge_resumed`](Self::charge_resumed).
     pub fn uncharge_resumed(&self, id: ProcessId) {
-        self.state.lock().grants.set_suspended(id, true);
+        self.update(|state, notices| {
+            if let Some(process) = state.processes.get_mut(&id) {
+                (process.suspension.is_returning, process.suspension.is_restored) = (false, false);
+            }
+            state.grants.set_suspended(id, true);
+            state.answer_requests(id, notices);
+        });
     }
 
-    /// Counts a process's memory as on the devices again.
+    /// Counts a process's memory as on the devices again, on those on which the library counts it.
     pub fn set_resumed(&self, id: ProcessId) {
         self.update(|state, notices| {
-            state.change_suspension(id, notices, |suspension| suspension.moved = None);
+            state.exchange_devices(id);
+            state.change_suspension(id, notices, |suspension| {
+                suspension.moved = None;
+                (suspension.is_returning, suspension.is_restored) = (false, false);
+            });
             state.grants.set_suspended(id, false);
             state.charge_suspended(id);
+            state.answer_requests(id, notices);
             notices.push(Notice::Rung(id));
         });
     }

@@ -23,6 +23,8 @@ pub enum Step {
     Restore,
     /// Unlocks the process in the driver.
     Unlock,
+    /// Waits until the library has asked the driver which GPUs the process has.
+    Identify,
 }
 
 impl Step {
@@ -37,6 +39,27 @@ impl Step {
             Self::Room => "room",
             Self::Restore => "restore",
             Self::Unlock => "unlock",
+            Self::Identify => "identify",
+        }
+    }
+}
+
+/// Two GPUs, by slot, that change places when a process is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// The GPU that the process has used.
+    pub from: usize,
+    /// The GPU that it is to use.
+    pub to: usize,
+}
+
+impl Exchange {
+    /// Returns the slot that takes the place of a slot.
+    pub fn of(self, slot: usize) -> usize {
+        match slot {
+            slot if slot == self.from => self.to,
+            slot if slot == self.to => self.from,
+            slot => slot,
         }
     }
 }
@@ -50,11 +73,22 @@ pub(super) struct Suspension {
     pub(super) moved: Option<Box<[(usize, u64)]>>,
     pub(super) step: Option<Step>,
     pub(super) failure: Option<(Step, String)>,
+    /// GPUs that change places at the next resumption. Stored before it begins.
+    pub(super) exchange: Option<Exchange>,
+    /// Whether its memory is being moved back.
+    pub(super) is_returning: bool,
+    /// Whether its memory is back, on another GPU on which the library does not count it yet.
+    pub(super) is_restored: bool,
 }
 
 impl Suspension {
     pub(super) fn is_suspended(&self) -> bool {
         self.moved.is_some()
+    }
+
+    /// Returns whether the library may already count on other GPUs than the groups are charged for.
+    pub(super) fn is_moving(&self) -> bool {
+        self.is_returning && self.exchange.is_some()
     }
 
     /// Returns whether the gates must be closed.

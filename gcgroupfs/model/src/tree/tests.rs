@@ -4,6 +4,7 @@ mod claims;
 mod contexts;
 mod counter_records;
 mod devices;
+mod exchange;
 mod explain;
 mod groups;
 mod holds;

@@ -119,6 +119,12 @@ impl<'a> Untrusted<'a> {
         self.usage.suspend_generation.load(Acquire)
     }
 
+    /// Returns whether the helper thread asks the driver which GPUs the process has before it acknowledges
+    /// the end of such an order.
+    pub(super) fn identifies_devices(self) -> bool {
+        self.usage.identifies_devices.load(Relaxed) != 0
+    }
+
     /// Returns whether the process measures its work while its gate is open.
     pub(super) fn measures_time(self) -> bool {
         self.usage.measures_time.load(Relaxed) != 0

@@ -33,6 +33,7 @@ fn describe(error: &CudaError) -> String {
              cannot move"
                 .to_owned()
         }
+        CudaError::NO_SUCH_GPU => "CUDA_VISIBLE_DEVICES of the daemon hides the GPU".to_owned(),
         CudaError::NO_DRIVER => "libcuda.so.1 cannot be loaded".to_owned(),
         CudaError(number) => format!("the driver's error {number}"),
     }

@@ -2,7 +2,8 @@
 //! for before each step, so a helper that was killed, and an earlier daemon, need to leave no word.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -19,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOCK_MSEC: u32 = 10_000;
 /// Least speed of moves, bytes per second.
 const SPEED: u64 = 256 << 20;
+/// Longest time until the library has asked which GPUs the process has, and the time between two looks.
+const IDENTIFY: Duration = Duration::from_secs(5);
+const IDENTIFY_PAUSE: Duration = Duration::from_millis(2);
 /// Most operations for one goal: a rollback included.
 const MOST_OPERATIONS: usize = 8;
 
@@ -139,11 +143,9 @@ impl Task {
         let (state, failure) = self.drive(helper, goal);
         match state {
             Some(ProcessState::Running) => {
-                if process.moved.is_some() {
-                    tree.set_resumed(process.id);
+                if let Some(failure) = self.release() {
+                    return fail(tree, process, failure.0, failure.1);
                 }
-                tree.hold_helper(process.id, false);
-                tree.set_suspend_locked(process.id, false);
                 if failure.is_none() {
                     info!("{} is resumed", process.pid);
                 }
@@ -158,7 +160,11 @@ impl Task {
                 }
             }
             // Restored, and not unlocked.
-            Some(ProcessState::Locked) if process.moved.is_some() => tree.set_resumed(process.id),
+            Some(ProcessState::Locked) if process.moved.is_some() && process.exchange.is_none() => {
+                tree.set_resumed(process.id);
+            }
+            Some(ProcessState::Locked) if process.moved.is_some() => tree.set_restored(process.id),
+            _ if process.is_restored => {}
             // Neither: what it holds is counted as before.
             _ if process.moved.is_some() => tree.uncharge_resumed(process.id),
             _ => {}
@@ -168,6 +174,44 @@ impl Task {
         if let Some((step, reason)) = failure.filter(|_| !waits) {
             fail(tree, process, step, reason);
         }
+    }
+
+    /// Lets a process that runs in the driver go on: the library counts it on the GPUs that it has now, and
+    /// then the gates open. Returns why they stay closed.
+    fn release(&self) -> Option<Reason> {
+        let (tree, process) = (&self.tree, &self.process);
+        // On other GPUs it is counted only when the library has moved its charges.
+        if process.moved.is_some() && process.exchange.is_none() {
+            tree.set_resumed(process.id);
+        }
+        if !self.is_identified() && process.exchange.is_some() {
+            tree.set_restored(process.id);
+            let reason = "the library in the process does not answer".to_owned();
+            return Some((Step::Identify, reason));
+        }
+        if process.moved.is_some() {
+            tree.set_resumed(process.id);
+        }
+        tree.set_suspend_locked(process.id, false);
+        None
+    }
+
+    /// Lets the library call the driver, and waits until it has asked which GPUs the process has, at most
+    /// [`IDENTIFY`]. Returns whether it has; `true` for a library that does not.
+    fn is_identified(&self) -> bool {
+        let (tree, id) = (&self.tree, self.process.id);
+        let deadline = Instant::now() + IDENTIFY;
+        let has_not = || tree.identify(id) == Some(false);
+        if has_not() {
+            tree.set_suspend_step(id, Some(Step::Identify));
+        }
+        while has_not() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            thread::sleep(IDENTIFY_PAUSE);
+        }
+        true
     }
 
     /// Returns whether a restore has failed for lack of memory; then it is tried again.
@@ -186,7 +230,9 @@ impl Task {
     fn drive(&self, helper: &mut Helper, mut goal: Goal) -> (Option<ProcessState>, Option<Reason>) {
         let moving = Duration::from_secs(self.process.bytes.max(self.moved_bytes()) / SPEED);
         let patience = |operation: &Operation| match operation {
-            Operation::Checkpoint | Operation::Restore => PATIENCE.saturating_add(moving),
+            Operation::Checkpoint | Operation::Restore | Operation::RestoreOn(..) => {
+                PATIENCE.saturating_add(moving)
+            }
             _ => PATIENCE,
         };
         let mut failed: Option<Reason> = None;
@@ -220,8 +266,12 @@ impl Task {
             };
             last = row.step;
             self.tree.set_suspend_step(self.process.id, Some(row.step));
-            if let Err(failure) = helper.perform(row.operation, patience(&row.operation)) {
-                failed.get_or_insert((row.step, failure.to_string()));
+            let operation = match (row.operation, self.process.exchange) {
+                (Operation::Restore, Some((_, [old, new]))) => Operation::RestoreOn(old, new),
+                (operation, _) => operation,
+            };
+            if let Err(failure) = helper.perform(operation, patience(&operation)) {
+                failed.get_or_insert((row.step, describe(operation, failure)));
                 if goal == Goal::Running {
                     let state = helper.perform(Operation::GetState, PATIENCE).ok();
                     return (state, failed);
@@ -235,6 +285,17 @@ impl Task {
     fn moved_bytes(&self) -> u64 {
         let moved = self.process.moved.iter().flatten();
         moved.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// Returns why an operation has failed, for people.
+fn describe(operation: Operation, failure: Failure) -> String {
+    match (operation, failure) {
+        (
+            Operation::RestoreOn(..),
+            Failure::Driver(error @ (CudaError::INVALID_VALUE | CudaError::NOT_SUPPORTED)),
+        ) => format!("the driver does not restore it on that GPU (error {})", error.0),
+        (_, failure) => failure.to_string(),
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use simgpu::memory::{Kind, Moved};
 use simgpu::shield::Bell;
-use simgpu::{Driver, Machine, Route, Suspended};
+use simgpu::{Device, Driver, Machine, Route, Suspended};
 
 use crate::abi::{CUerror, CUresult, In, Out};
 use crate::call::{driver, is_null_mode};
@@ -44,6 +44,10 @@ const GET_THREAD: u32 = 5;
 /// First version with support of CUDA IPC (R610) and of managed memory (R580), as 1000 major + 10 minor.
 const SINCE_IPC: i32 = 13030;
 const SINCE_MANAGED: i32 = 13000;
+
+/// First version that restores on other devices, and most of them in one request.
+const SINCE_PAIRS: i32 = 13000;
+const MOST_PAIRS: u32 = 64;
 
 /// Time between two looks whether the process has become idle.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -129,11 +133,15 @@ fn serve_one(process: &'static Process, mut stream: UnixStream, tid: i32) -> std
     let mut request = [0; 8];
     stream.read_exact(&mut request)?;
     let [operation, argument] = words(request);
+    let pairs = match operation {
+        RESTORE => read_pairs(&mut stream, argument)?,
+        _ => Vec::new(),
+    };
     let result = match operation {
         GET_STATE => Ok(state()),
         LOCK => lock(process, argument),
         CHECKPOINT => checkpoint(process),
-        RESTORE => restore(process),
+        RESTORE => restore(process, &pairs),
         UNLOCK => unlock(),
         GET_THREAD => Ok(tid.unsigned_abs()),
         _ => Err(INVALID_VALUE),
@@ -143,6 +151,18 @@ fn serve_one(process: &'static Process, mut stream: UnixStream, tid: i32) -> std
         Err(error) => [error.0.get(), 0],
     };
     stream.write_all(&bytes(answer))
+}
+
+/// Reads the pairs of a request to restore on other devices.
+fn read_pairs(stream: &mut UnixStream, count: u32) -> std::io::Result<Vec<GpuPair>> {
+    let mut pairs = Vec::new();
+    for _ in 0..count.min(MOST_PAIRS) {
+        let mut pair = GpuPair::default();
+        stream.read_exact(&mut pair.old)?;
+        stream.read_exact(&mut pair.new)?;
+        pairs.push(pair);
+    }
+    Ok(pairs)
 }
 
 fn words(bytes: [u8; 8]) -> [u32; 2] {
@@ -220,11 +240,18 @@ fn checkpoint(process: &Process) -> Result<u32, CUerror> {
     Ok(0)
 }
 
-fn restore(process: &Process) -> Result<u32, CUerror> {
+/// Restores the process, on other devices if there are pairs: those are a permutation of all devices, and the
+/// two of each pair are of the same chip. Memory that is shared by CUDA IPC stays on its device.
+fn restore(process: &Process, pairs: &[GpuPair]) -> Result<u32, CUerror> {
     check(CHECKPOINTED)?;
+    let pairs = permutation(process.member.machine(), pairs)?;
+    // Other processes count exported memory on the device on which it was made.
+    if !pairs.is_empty() && process.ipc.lock().is_used() {
+        return Err(NOT_SUPPORTED);
+    }
     let mut place = IMAGE.lock();
     let image = place.take().ok_or(ILLEGAL_STATE)?;
-    if !process.member.resume(&image.held) {
+    if !process.member.resume_on(&image.held, &pairs) {
         *place = Some(image);
         return Err(OUT_OF_MEMORY);
     }
@@ -239,6 +266,39 @@ fn restore(process: &Process) -> Result<u32, CUerror> {
     Ok(0)
 }
 
+/// Returns the indices of the devices of the pairs.
+///
+/// # Errors
+/// * [`INVALID_VALUE`]: they are not a permutation of all devices.
+/// * [`NOT_SUPPORTED`]: a device cannot take the other's place, or is divided by MIG.
+fn permutation(machine: &Machine, pairs: &[GpuPair]) -> Result<Vec<(usize, usize)>, CUerror> {
+    if pairs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let devices: Vec<_> = machine.devices().collect();
+    let find = |uuid| devices.iter().find(|device| device.uuid() == uuid);
+    let mut found = Vec::new();
+    for pair in pairs {
+        let (old, new) = (find(pair.old), find(pair.new));
+        found.push(old.zip(new).ok_or(INVALID_VALUE)?);
+    }
+    let indices: Vec<_> = found
+        .iter()
+        .map(|(old, new)| (old.index(), new.index()))
+        .collect();
+    let is_once = |index| {
+        indices.iter().filter(|(old, _)| *old == index).count() == 1
+            && indices.iter().filter(|(_, new)| *new == index).count() == 1
+    };
+    if found.len() != devices.len() || !(0..devices.len()).all(is_once) {
+        return Err(INVALID_VALUE);
+    }
+    let fits = |(old, new): &(&Device<'_>, &Device<'_>)| {
+        old.name() == new.name() && !old.is_divided() && !new.is_divided()
+    };
+    found.iter().all(fits).then_some(indices).ok_or(NOT_SUPPORTED)
+}
+
 fn unlock() -> Result<u32, CUerror> {
     check(LOCKED)?;
     GATE.ring();
@@ -247,6 +307,10 @@ fn unlock() -> Result<u32, CUerror> {
 
 /// Requests an operation from the process with this pid, and returns its value.
 fn request(pid: i32, operation: u32, argument: u32) -> Result<u32, CUerror> {
+    request_with(pid, &bytes([operation, argument]))
+}
+
+fn request_with(pid: i32, message: &[u8]) -> Result<u32, CUerror> {
     let machine = Machine::attached().map_err(|_| NOT_INITIALIZED)?;
     let pid = u32::try_from(pid).map_err(|_| INVALID_VALUE)?;
     let (slot, uid) = machine.checkpoints_of(pid).ok_or(INVALID_VALUE)?;
@@ -256,7 +320,7 @@ fn request(pid: i32, operation: u32, argument: u32) -> Result<u32, CUerror> {
     })?;
     let mut answer = [0; 8];
     let exchanged = stream
-        .write_all(&bytes([operation, argument]))
+        .write_all(message)
         .and_then(|()| stream.read_exact(&mut answer));
     // The process has ended.
     exchanged.map_err(|_| INVALID_VALUE)?;
@@ -285,9 +349,35 @@ pub(crate) struct ReservedArgs {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct RestoreArgs {
-    pairs: u64,
+    pairs: In<GpuPair>,
     nr_pairs: u32,
     reserved: [u32; 13],
+}
+
+/// `CUcheckpointGpuPair`: the UUID of a device at the checkpoint, and of the one that takes its place.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct GpuPair {
+    old: [u8; 16],
+    new: [u8; 16],
+}
+
+const _: () = assert!(size_of::<RestoreArgs>() == 64 && size_of::<GpuPair>() == 32);
+
+/// Restores a process on other devices.
+fn restore_on(pid: i32, pairs: &[GpuPair]) -> Result<u32, CUerror> {
+    if Driver::of_process().cuda_version < SINCE_PAIRS {
+        return Err(INVALID_VALUE);
+    }
+    let count = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
+    if count > MOST_PAIRS {
+        return Err(INVALID_VALUE);
+    }
+    let mut message = bytes([RESTORE, count]).to_vec();
+    pairs
+        .iter()
+        .for_each(|pair| message.extend(pair.old.iter().chain(&pair.new)));
+    request_with(pid, &message)
 }
 
 driver! {
@@ -310,8 +400,10 @@ driver! {
         // There is no persistence mode: the caller keeps the driver initialized.
         process::get()?;
         match args.get_if() {
-            Some(RestoreArgs { nr_pairs: 1.., .. }) => Err(NOT_SUPPORTED),
-            Some(args) if args.pairs != 0 || args.reserved != [0; 13] => Err(INVALID_VALUE),
+            Some(args) if args.reserved != [0; 13] || (args.pairs.address() == 0) != (args.nr_pairs == 0) => {
+                Err(INVALID_VALUE)
+            }
+            Some(args) if args.nr_pairs > 0 => restore_on(pid, &args.pairs.list(args.nr_pairs as usize)?).map(drop),
             _ => request(pid, RESTORE, 0).map(drop),
         }
     }

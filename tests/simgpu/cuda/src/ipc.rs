@@ -135,7 +135,7 @@ fn open_memory(call: Call, out: Out<CUdeviceptr>, handle: IpcHandle, flags: u32)
     }
     let owner = export.owner().ok_or(MAP_FAILED)?;
     let file = open_of(owner, handle.descriptor).map_err(|_| MAP_FAILED)?;
-    let (size, device) = (export.size(), export.device());
+    let (size, device) = (export.size(), call.process.member.number_of(export.device()));
     call.process.ordinal(device).ok_or(MAP_FAILED)?;
     let first = handle.offset / PAGE * PAGE;
     let begins = handle.offset - first;

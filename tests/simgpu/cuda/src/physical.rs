@@ -23,7 +23,7 @@ const ALLOCATION_PINNED: u32 = 1;
 pub(crate) struct Handle {
     pub(crate) physical: Arc<Physical>,
     properties: CUmemAllocationProp,
-    /// Device index on the machine, or [`HOST`].
+    /// Number of the device in `Member`, or [`HOST`].
     device: usize,
     /// Numbers of the program's references and of the mappings.
     held: AtomicU32,
@@ -37,7 +37,7 @@ impl Handle {
         handle_type != 0 && self.properties.requested_handle_types & handle_type == handle_type
     }
 
-    /// Returns the device index on the machine, or [`HOST`].
+    /// Returns the number of the device in `Member`, or [`HOST`].
     pub(crate) fn device(&self) -> usize {
         self.device
     }
@@ -181,7 +181,7 @@ pub(crate) fn import(call: Call, export: Export) -> Result<CUmemGenericAllocatio
             return Ok(number as u64);
         }
     }
-    let (device, size) = (export.device(), export.size());
+    let (device, size) = (call.process.member.number_of(export.device()), export.size());
     let location = if device == HOST {
         CUmemLocation {
             kind: LOCATION_HOST_NUMA,
@@ -211,7 +211,7 @@ pub(crate) fn map_shared(call: Call, export: Export) -> Result<(Arc<Physical>, A
     let export = Arc::new(export);
     let charge = Charge {
         member: call.process.member,
-        device: export.device(),
+        device: call.process.member.number_of(export.device()),
         kind: None,
         export: Some(Arc::clone(&export)),
     };

@@ -58,7 +58,7 @@ fn import(call: Call, out: Out<CUmemoryPool>, handle: Raw, handle_type: u32, fla
         return Err(NOT_SUPPORTED);
     }
     let export = share::import_from(call, handle, Tag::Pool)?;
-    let device = export.device();
+    let device = call.process.member.number_of(export.device());
     let wish = Wish {
         backing: Backing {
             device,

@@ -52,7 +52,7 @@ pub(crate) struct Process {
 
 /// A visible device.
 pub(crate) struct OneDevice {
-    /// Index on the machine.
+    /// Index on the machine when the process began, which numbers it in [`Member`].
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     pub(crate) primary: Mutex<primary::Primary>,
@@ -160,11 +160,11 @@ impl Process {
 
     /// Returns the device on the machine.
     pub(crate) fn on_machine(&self, device: CUdevice) -> Result<Device<'static>, CUerror> {
-        let index = self.device(device)?.index;
+        let index = self.member.on_machine(self.device(device)?.index);
         self.member.machine().device(index).ok_or(INVALID_DEVICE)
     }
 
-    /// Returns the ordinal of a device of the machine.
+    /// Returns the ordinal of a device, by its number in [`Member`].
     pub(crate) fn ordinal(&self, index: usize) -> Option<CUdevice> {
         let ordinal = self.devices.iter().position(|device| device.index == index)?;
         CUdevice::try_from(ordinal).ok()

@@ -46,6 +46,9 @@ impl Case<'_> {
             };
             let moved = size(suspension.moved(None));
             texts.push(format!("suspended {by}: {moved} of its memory are on the host"));
+            if let Some(exchange) = suspension.exchange {
+                texts.push(format!("it is to resume on GPU {}", exchange.to));
+            }
         }
         if let Some(step) = suspension.step() {
             let way = if process.suspends() {

@@ -25,8 +25,10 @@ pub(super) struct Member {
     pub(super) devices: Box<[Held]>,
     /// `memory.high` of the process.
     pub(super) highs: Bounds,
-    /// Nothing is charged to the groups above while the process is suspended.
+    /// Nothing but what is reserved is charged to the groups above while the process is suspended.
     is_suspended: bool,
+    /// Charges of a suspended process that is being resumed on other devices, by position; empty for others.
+    pub(super) reserved: Box<[Charge]>,
 }
 
 /// Bytes held by a process on one device.
@@ -115,6 +117,7 @@ impl Member {
             devices: slots.iter().copied().map(Held::new).collect(),
             highs: Bounds::default(),
             is_suspended: false,
+            reserved: Box::default(),
         }
     }
 
@@ -140,17 +143,61 @@ impl Member {
     pub(super) fn charge(&self, at: usize) -> Charge {
         let charge = |device: &Held| device.charge(self.resource);
         if self.is_suspended {
-            return Charge::default();
+            return self.reserved.get(at).copied().unwrap_or_default();
         }
         self.devices.get(at).map_or(Charge::default(), charge)
+    }
+
+    /// Returns the charge at a position that the process had before it was suspended: also what it had
+    /// charged without a limit above, for where there is one.
+    pub(super) fn charge_when_resumed(&self, at: usize) -> Charge {
+        let Some(device) = self.devices.get(at) else {
+            return Charge::default();
+        };
+        let charge = device.charge(self.resource);
+        let believed = self.believed(at).saturating_add(device.overhead);
+        Charge {
+            all: charge.all.max(believed.into()),
+            ..charge
+        }
+    }
+
+    /// Gives the grants and the measured bytes of two positions to each other.
+    pub(super) fn exchange(&mut self, from: usize, to: usize) {
+        let (Some(one), Some(other)) = (self.parts(from), self.parts(to)) else {
+            return;
+        };
+        for (at, (overhead, shown, granted)) in [(to, one), (from, other)] {
+            if let Some(device) = self.devices.get_mut(at) {
+                (device.overhead, device.shown) = (overhead, shown);
+            }
+            match granted {
+                Some(granted) => self.store(at, granted),
+                None => self.set(at, None),
+            }
+            if let (Some(Granted { is_open: false, .. }), Some(words)) = (granted, self.words(at)) {
+                words.grant(0);
+            }
+        }
+    }
+
+    fn parts(&self, at: usize) -> Option<(u64, u64, Option<Granted>)> {
+        let device = self.devices.get(at)?;
+        Some((device.overhead, device.shown, device.granted))
+    }
+
+    pub(super) fn has_reserved(&self) -> bool {
+        !self.reserved.is_empty()
     }
 
     pub(super) fn is_suspended(&self) -> bool {
         self.is_suspended
     }
 
+    /// Begins or ends a suspension, without anything reserved.
     pub(super) fn set_suspended(&mut self, is_suspended: bool) {
         self.is_suspended = is_suspended;
+        self.reserved = Box::default();
     }
 
     /// Returns the most bytes that the process is believed to have charged.

@@ -282,8 +282,11 @@ pub const SUSPEND: &Setting = &Setting {
           move all their device memory with their contexts to the host, also of programs that were not started \
           with --swap. 0 moves it back once the GPUs and the groups have room, those of higher priority first. \
           gcgroup.events says when that is complete, and which step is under way or has failed; writing the value \
-          again repeats a step that has failed. While suspended, memory.current is 0 and memory.swap.current \
-          includes what was moved; a memory.swap.max that was set, of the process or of a group above, bounds it. \
+          again repeats a step that has failed. 0 gpu=N moves it to the GPU with index N in the file devices \
+          instead, for this time: to one of the same model, from driver 580 on, if the process holds memory of one \
+          GPU only. It keeps its device numbers. EOPNOTSUPP with a reason where that is impossible; then nothing \
+          has changed. While suspended, memory.current is 0 and memory.swap.current includes what was moved; a \
+          memory.swap.max that was set, of the process or of a group above, bounds it. \
           The program waits in its next driver call. EOPNOTSUPP with a reason if the driver is older than 570, or \
           cannot move what the process has: managed memory (before 580), memory shared with other processes by \
           CUDA IPC (before 610), contexts of MPS; such a process in a group fails alone. Then nothing has changed. \
