@@ -15,7 +15,7 @@ const QUOTA: f64 = 30.0;
 
 /// Kernel lengths, microseconds; `5000x30` are graphs of 30 kernels.
 const KERNELS: [&str; 6] = ["100", "1000", "5000", "20000", "100000", "5000x30"];
-/// Those that are longer than a turn.
+/// Lengths that exceed a turn.
 const LONG: [&str; 4] = ["20000", "100000", "150000", "5000x30"];
 
 pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
