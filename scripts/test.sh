@@ -12,7 +12,7 @@ usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
 environment:
   MINUTES            limit for the whole run if stdout is not a terminal (80)
-  RUST_TEST_THREADS  number of tests at a time (four times the number of processors)
+  RUST_TEST_THREADS  number of tests at a time (twice the number of processors)
 EOF
 }
 
@@ -88,7 +88,7 @@ fi
 # Without the preload library, which has no allocator or unwinder and so cannot have unit tests.
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 # Most of the time an integration test waits for other processes: more threads than processors.
-threads=${RUST_TEST_THREADS:-$((4 * $(nproc)))}
+threads=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 step env --default-signal RUST_TEST_THREADS="$threads" cargo test --locked --workspace \
     --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
