@@ -44,6 +44,8 @@ pub(crate) struct Stream {
     pub(crate) queue: VecDeque<Op>,
     /// Removed after its last operation.
     pub(crate) closing: bool,
+    /// Its context was destroyed: executes nothing more.
+    pub(crate) dropped: bool,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +54,8 @@ pub(crate) struct Queues {
     next_seq: u64,
     next_stream: StreamId,
     pub(crate) asleep: bool,
+    /// Set when there may be something to do that the thread has not looked at.
+    pub(crate) nudged: bool,
     started: bool,
     waiters: usize,
 }
@@ -101,6 +105,7 @@ impl Engine {
                 clock: 0,
                 queue,
                 closing: false,
+                dropped: false,
             },
         );
         id
@@ -124,7 +129,7 @@ impl Engine {
         for work in work {
             queues.next_seq += 1;
             let seq = queues.next_seq;
-            let Some(stream) = queues.streams.get_mut(&id) else {
+            let Some(stream) = queues.streams.get_mut(&id).filter(|stream| !stream.dropped) else {
                 return;
             };
             stream.queue.push_back(Op {
@@ -193,20 +198,23 @@ impl Engine {
     }
 
     /// Closes all streams of a context and drops their operations that have not started.
-    pub fn drop_domain(&self, domain: u64) {
+    pub fn drop_domain(&'static self, domain: u64) {
         let mut queues = self.queues.lock();
         for stream in queues
             .streams
             .values_mut()
             .filter(|stream| stream.domain == domain)
         {
-            stream.closing = true;
+            (stream.closing, stream.dropped) = (true, true);
             stream.queue.retain(|op| op.work.is_none());
         }
         queues
             .streams
             .retain(|_, stream| !stream.closing || !stream.queue.is_empty());
         self.progress.ring();
+        if queues.started {
+            self.wake(&mut queues);
+        }
     }
 
     /// Wakes the engine to check again what its streams wait for.
@@ -227,6 +235,7 @@ impl Engine {
     }
 
     fn wake(&'static self, queues: &mut Queues) {
+        queues.nudged = true;
         if !queues.started {
             queues.started = true;
             thread::spawn("simgpu", move || runner::run(self));

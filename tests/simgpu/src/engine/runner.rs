@@ -74,9 +74,12 @@ impl Runner {
         let bell = self.engine.bell_count();
         let mut queues = self.engine.lock();
         let polling = loop {
+            queues.nudged = false;
             let (moved, waits) = self.pass(&mut queues);
             self.copies.begin(&mut queues);
-            if !moved && !self.copies.end(&mut queues) {
+            let moved = self.copies.end(&mut queues) || moved;
+            // Work may have come for a stream that was passed while a later one was asked without the lock.
+            if !moved && !queues.nudged {
                 break waits;
             }
         };
@@ -153,7 +156,9 @@ impl Runner {
                     moved = true;
                 }
                 Some(Work::Wait(mut reached, watch)) => {
-                    if MutexGuard::unlocked(queues, &mut reached) {
+                    let reached_now = MutexGuard::unlocked(queues, &mut reached);
+                    let is_dropped = queues.streams.get(&id).is_some_and(|stream| stream.dropped);
+                    if reached_now || is_dropped {
                         self.engine.finish(queues, id, now_ns());
                         moved = true;
                     } else if let Some(op) = queues.streams.get_mut(&id).and_then(|s| s.queue.front_mut()) {

@@ -237,3 +237,50 @@ fn wait_blocks_its_stream_until_it_is_over() {
     engine.wait(stream);
     assert!(noted.try_recv().is_ok());
 }
+
+/// Returns a wait that is never over, and whose first check says so only when it is told to.
+fn slow_wait() -> (Work, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (asked, is_asked) = mpsc::channel();
+    let (answer, answered) = mpsc::channel::<()>();
+    let mut is_first = true;
+    let check = move || {
+        if std::mem::take(&mut is_first) {
+            asked.send(()).unwrap();
+            answered.recv().unwrap();
+        }
+        false
+    };
+    (Work::Wait(Box::new(check), Watch::Nudged), is_asked, answer)
+}
+
+#[test]
+fn work_submitted_while_a_wait_is_checked_is_executed() {
+    let engine = engine();
+    let (first, second) = (
+        engine.open(1, StreamKind::NonBlocking, 0),
+        engine.open(1, StreamKind::NonBlocking, 0),
+    );
+    let (wait, is_asked, answer) = slow_wait();
+    engine.submit(second, [wait]);
+    is_asked.recv().unwrap();
+    let (to, noted) = mpsc::channel();
+    engine.submit(first, [note(&to, ())]);
+    answer.send(()).unwrap();
+    // Not `Engine::wait`, which submits.
+    assert!(noted.recv_timeout(Duration::from_secs(60)).is_ok());
+}
+
+#[test]
+fn domain_dropped_while_a_wait_is_checked_has_no_work_left() {
+    let engine = engine();
+    let stream = engine.open(1, StreamKind::NonBlocking, 0);
+    let (wait, is_asked, answer) = slow_wait();
+    let (to, noted) = mpsc::channel();
+    engine.submit(stream, [wait, note(&to, ())]);
+    is_asked.recv().unwrap();
+    engine.drop_domain(1);
+    engine.submit(stream, [note(&to, ())]);
+    answer.send(()).unwrap();
+    engine.wait_domain(1);
+    assert!(noted.try_recv().is_err());
+}
