@@ -56,8 +56,9 @@ pub(crate) struct Window {
     in_flight: VecDeque<Batch>,
     /// Streams with submissions since their last marker: handle, load, and time of the first submission.
     unmarked: Vec<(usize, Load, u64)>,
-    /// When the last known batch most likely passed, and when it was seen to have passed.
+    /// When the last known batch most likely passed, and the interval in which it has.
     passed_at: u64,
+    passed_from: u64,
     passed_by: u64,
     /// Time of the last poll.
     looked_at: u64,
@@ -102,6 +103,7 @@ impl Window {
             in_flight: VecDeque::new(),
             unmarked: Vec::new(),
             passed_at: 0,
+            passed_from: 0,
             passed_by: 0,
             looked_at: 0,
             disturbed_until: 0,
@@ -283,6 +285,7 @@ impl Window {
     /// `called` or earlier. `was_seen`: the last poll saw it run.
     fn account(&mut self, passed: Load, [began, called]: [u64; 2], was_seen: bool, now: u64) {
         let began_by = called.max(self.passed_by);
+        let began_from = began.max(self.passed_from);
         let [began, called] = [began, called].map(|time| time.max(self.passed_at));
         let most = now.saturating_sub(began);
         let is_exact = was_seen && now.saturating_sub(self.looked_at) < FRESH;
@@ -294,10 +297,14 @@ impl Window {
         } else {
             self.looked_at.saturating_sub(called).min(most)
         };
+        // A lower cost is learned from upper bounds, and the smallest of many is taken: it must be one
+        // wherever in its interval the batch before has passed.
+        let bound = now.saturating_sub(began_from);
         if is_shared && is_exact {
-            self.costs.learn_shared(passed, most);
+            self.costs.learn_shared(passed, bound);
         } else {
-            self.costs.learn(passed, least, most);
+            self.costs
+                .learn(passed, least, if least == 0 { bound } else { most });
         }
         if !is_shared {
             self.costs.know(passed);
@@ -315,6 +322,7 @@ impl Window {
             self.longest.learn((seen + LATE).min(most));
         }
         // The end is estimated too: the next batch began there.
+        self.passed_from = if was_seen { self.looked_at } else { began_from };
         self.passed_by = now;
         self.passed_at = match is_exact {
             true => now,

@@ -121,6 +121,27 @@ fn always_shared_device_learns_from_the_quickest() {
     assert_eq!(cost, LONG);
 }
 
+/// Ends are seen up to [`FRESH`] late, which makes the next batch look shorter than it was.
+#[test]
+fn late_polls_do_not_lower_costs_on_a_shared_device() {
+    const LONG: u64 = 100_000;
+    let mut window = Window::new();
+    let shape = Shape::new(Submission::Kernel, &[1]);
+    window.costs.shapes.try_out(shape.key);
+    window.costs.shapes.learn(shape.key, LONG);
+    window.disturb(WINDOW, u64::MAX / 2);
+    let late = [10_000, 90_000, 30_000, 70_000, 50_000];
+    for (batch, late) in (0..100).zip(late.into_iter().cycle()) {
+        let mut passed = Load::default();
+        passed.add(shape, Some(LONG));
+        passed.add(shape, Some(LONG));
+        let end = 2 * LONG * (batch + 1);
+        window.looked_at = end - (FRESH - late) / 2;
+        window.account(passed, [0; 2], true, end + late);
+    }
+    assert_eq!(window.costs.of(shape), LONG);
+}
+
 #[test]
 fn shared_device_with_mixed_lengths_teaches_nothing() {
     const LONG: u64 = 1_000_000;
