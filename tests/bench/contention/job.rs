@@ -102,6 +102,23 @@ impl Job {
         self.lines.try_iter().filter_map(|line| parse(&line)).collect()
     }
 
+    /// Returns the share of GPU time that a batch job had between two times, by its first and last report
+    /// between them. Waits for further reports if there are fewer: a busy machine may delay them.
+    pub(crate) fn share(&self, from: f64, to: f64) -> Result<f64> {
+        let mut told = self.progress();
+        loop {
+            told.retain(|progress| progress.at >= from);
+            if let [first, second, ..] = told[..]
+                && told.last().is_some_and(|last| last.at >= to)
+            {
+                let inside = told.iter().skip(1).rfind(|progress| progress.at <= to);
+                let last = inside.unwrap_or(&second);
+                return Ok((last.busy - first.busy) / (last.at - first.at).max(1e-9));
+            }
+            told.extend(parse(&self.line()?));
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         if let Ok(pid) = i32::try_from(self.pid()) {
             // Our own child, not yet waited for.
@@ -134,21 +151,6 @@ fn parse(line: &str) -> Option<Progress> {
         busy: usec.parse::<f64>().ok()? / 1e6,
         at: ns.parse::<f64>().ok()? / 1e9,
     })
-}
-
-/// Returns the share of GPU time between two reports.
-pub(crate) fn share(from: Progress, to: Progress) -> f64 {
-    (to.busy - from.busy) / (to.at - from.at).max(1e-9)
-}
-
-/// Returns the first and the last report between two times.
-pub(crate) fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
-    let mut inside = told.iter().filter(|progress| (from..=to).contains(&progress.at));
-    let first = inside.next().context("no progress line within the interval")?;
-    let last = inside
-        .next_back()
-        .context("only one progress line within the interval")?;
-    Ok((*first, *last))
 }
 
 /// Returns the seconds of `CLOCK_MONOTONIC`.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::Setting;
 use crate::daemon::{Daemon, Rule};
-use crate::job::{Job, between, now, share};
+use crate::job::{Job, now};
 use crate::report::{Budget, Report, median};
 
 /// The daemon's default in-flight window, microseconds.
@@ -189,10 +189,7 @@ impl Case {
         }
         let number = |key: &str| told[key].as_f64().unwrap_or(f64::NAN);
         let left = 1.0 - number("busy_usec") / 1e6 / number("seconds");
-        let kept = batch.map(|batch: Job| -> Result<f64> {
-            let (first, last) = between(&batch.progress(), began, ended)?;
-            Ok(share(first, last) / left)
-        });
+        let kept = batch.map(|batch: Job| -> Result<f64> { Ok(batch.share(began, ended)? / left) });
         Ok(Run {
             p99: number("p99_usec"),
             kept: kept.transpose()?,

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Setting;
 use crate::daemon::{Daemon, Rule};
-use crate::job::{between, now, pass, share};
+use crate::job::{now, pass};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
@@ -25,8 +25,7 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             pass(PERIOD);
             let began = now();
             pass(PERIOD * PERIODS + 0.05);
-            let (first, last) = between(&job.progress(), began, now())?;
-            shares.push(100.0 * share(first, last));
+            shares.push(100.0 * job.share(began, now())?);
         }
         let goal = Budget::About(f64::from(percent), 3.0);
         report.add(

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Setting;
 use crate::daemon::{Daemon, Rule};
-use crate::job::{Job, between, now, pass, share};
+use crate::job::{Job, now, pass};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
@@ -36,7 +36,7 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             let (after, ended) = (usage()?, now());
             let shares = jobs
                 .iter()
-                .map(|job| between(&job.progress(), began, ended).map(|(from, to)| share(from, to)))
+                .map(|job| job.share(began, ended))
                 .collect::<Result<Vec<f64>>>()?;
             ratios.push(shares[0] / shares[1]);
             sums.push(shares[0] + shares[1]);
