@@ -171,6 +171,8 @@ impl Account {
         if let Some(at) = found {
             let block = self.waiting.remove(at);
             self.leave(block.bytes, if block.is_new { 0 } else { block.bytes });
+            // The stream may have reached the free, and the driver may use another block.
+            self.has_freed |= !block.is_new;
         }
         Begun {
             may_do: found.is_some() || is_enough,

@@ -315,6 +315,24 @@ fn new_allocation_stays_new_when_freed_on_another_stream() {
     assert!(one.may_have_shrunk(), "it existed when the pool was measured");
 }
 
+/// The free may have been reached before: then the driver uses other memory, and releases that of the block.
+#[test]
+fn reused_block_that_waited_at_the_measurement_needs_another() {
+    let mut one = account(100, 0);
+    one.know(1000, 10);
+    one.know(2000, 10);
+    allocate(&mut one, 1000, 1);
+    measure(&mut one);
+    one.end(1000, 10, Some(on(1)));
+    assert!(
+        is_measured(&mut one, 2),
+        "the driver was asked after a wait for another stream"
+    );
+    allocate(&mut one, 2000, 1);
+    assert_eq!(one.waits_for(), []);
+    assert!(one.may_have_shrunk());
+}
+
 /// A program that frees much at once and then waits.
 #[test]
 fn all_waiting_bytes_are_spare_after_the_stream_was_waited_for() {
