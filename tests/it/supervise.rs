@@ -122,7 +122,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
         });
     });
     assert_eq!(
-        mount.log().matches("starting another").count() as u64,
+        mount.log().matches("the daemon was ended by signal 9;").count() as u64,
         KILLS,
         "{}",
         mount.log()
