@@ -121,12 +121,10 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
             nr_reads.load(Relaxed) >= reads + 8
         });
     });
-    assert_eq!(
-        mount.log().matches("the daemon was ended by signal 9;").count() as u64,
-        KILLS,
-        "{}",
-        mount.log()
-    );
+    let log = mount.log();
+    // Or killed for memory, if a process of another test is at the same time.
+    let is_end = |line: &&str| line.contains("the daemon was ") && line.contains("starting another");
+    assert_eq!(log.lines().filter(is_end).count() as u64, KILLS, "{log}");
 }
 
 #[test]
