@@ -10,7 +10,7 @@ const AT_WORK: &[&str] = &[
     "bash -c 'for i in 1 2 3; do echo $i; done; exit 3'",
     "sh -c 'echo $((6*7)); kill -TERM $$'",
     "busybox sh -c 'echo busybox; busybox md5sum /etc/passwd'",
-    "ls -la /usr/bin",
+    "ls -la --time-style=+%s /usr/bin",
     "find /usr/share/doc/bash -type f",
     "sort -u /etc/passwd",
     "awk -F: '{ n += $3 } END { print n }' /etc/passwd",
