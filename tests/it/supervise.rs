@@ -122,7 +122,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
         });
     });
     let log = mount.log();
-    // Or killed for memory, if a process of another test is at the same time.
+    // The words differ if the kernel kills another test's process for memory at that moment.
     let is_end = |line: &&str| line.contains("the daemon was ") && line.contains("starting another");
     assert_eq!(log.lines().filter(is_end).count() as u64, KILLS, "{log}");
 }

@@ -171,7 +171,7 @@ impl Account {
         if let Some(at) = found {
             let block = self.waiting.remove(at);
             self.leave(block.bytes, if block.is_new { 0 } else { block.bytes });
-            // The stream may have reached the free, and the driver may use another block.
+            // If the stream has reached the free, the driver may use other memory and release the block's.
             self.has_freed |= !block.is_new;
         }
         Begun {

@@ -56,7 +56,7 @@ pub(crate) struct Window {
     in_flight: VecDeque<Batch>,
     /// Streams with submissions since their last marker: handle, load, and time of the first submission.
     unmarked: Vec<(usize, Load, u64)>,
-    /// When the last known batch most likely passed, and the interval in which it has.
+    /// Time at which the last known batch most likely passed, the earliest and the latest possible one.
     passed_at: u64,
     passed_from: u64,
     passed_by: u64,
@@ -297,8 +297,8 @@ impl Window {
         } else {
             self.looked_at.saturating_sub(called).min(most)
         };
-        // A lower cost is learned from upper bounds, and the smallest of many is taken: it must be one
-        // wherever in its interval the batch before has passed.
+        // Costs are lowered to the smallest of many upper bounds, so each bound must hold even if the batch
+        // before passed as early as it can have.
         let bound = now.saturating_sub(began_from);
         if is_shared && is_exact {
             self.costs.learn_shared(passed, bound);

@@ -38,13 +38,15 @@ impl Edit<'_> {
             _ => (text, Vec::new()),
         };
         self.set(SUSPEND, value)?;
-        let others = self
-            .processes()?
-            .iter()
-            .map(|process| (process.id, None))
-            .collect();
-        self.with_state(|state, notices| state.request_exchanges(others, notices));
-        self.with_state(|state, notices| state.request_exchanges(wanted, notices));
+        let of = |id| {
+            wanted
+                .iter()
+                .find(|(of, _)| *of == id)
+                .and_then(|(_, exchange)| *exchange)
+        };
+        let all = self.processes()?.into_iter();
+        let all = all.map(|process| (process.id, of(process.id))).collect();
+        self.with_state(|state, notices| state.request_exchanges(all, notices));
         Ok(())
     }
 
