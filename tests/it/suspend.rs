@@ -1,8 +1,10 @@
 //! Tests `gcgroup.suspend` of processes and groups: memory moves to the host with its contents, is charged
 //! there, and comes back when there is room.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use simgpu::Held;
-use support::{Config, Governed, Mount, artifacts, wait_until};
+use support::{Config, Governed, Mount, artifacts, helper, is_stopped, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -42,6 +44,45 @@ pub(crate) fn resume(mount: &Mount, pid: i32) {
 pub(crate) fn is_running(mount: &Mount, pid: i32) -> bool {
     let events = mount.read(pid, "gcgroup.events");
     events.contains("suspended 0\n") && events.contains("frozen 0\n") && !events.contains("suspend_step")
+}
+
+/// A program whose suspension or resumption has reached a step, in which the helper is stopped.
+pub(crate) struct Reached {
+    pub mount: Mount,
+    pub program: Governed,
+    pub helper: Pid,
+}
+
+impl Reached {
+    /// Waits until the program's process has reached the step.
+    #[track_caller]
+    pub(crate) fn wait(mount: Mount, program: Governed, step: &str) -> Self {
+        wait_until("the step is reached", || {
+            let events = mount.read(program.pid(), "gcgroup.events");
+            events.contains(&format!("suspend_step {step}"))
+        });
+        let helper = wait_for("the helper is stopped", || stopped_helper(&mount));
+        Self {
+            mount,
+            program,
+            helper,
+        }
+    }
+
+    /// Waits until another helper is stopped, and continues it.
+    #[track_caller]
+    pub(crate) fn continue_next_helper(&self) {
+        let is_next = |pid: &Pid| *pid != self.helper;
+        let next = wait_for("another helper is stopped", || {
+            stopped_helper(&self.mount).filter(is_next)
+        });
+        kill(next, Signal::SIGCONT).expect("the helper lives");
+    }
+}
+
+/// Returns the daemon's helper if it is stopped.
+pub(crate) fn stopped_helper(mount: &Mount) -> Option<Pid> {
+    helper(mount.daemon()?, "checkpoint").filter(|pid| is_stopped(*pid))
 }
 
 #[test]

@@ -5,12 +5,11 @@
 use std::io;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, helper, is_stopped, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell};
-use crate::suspend::{is_running, resume, suspend};
+use crate::suspend::{Reached, is_running, resume, stopped_helper, suspend};
 
 const MIB: u64 = 1 << 20;
 /// Size of a context in these tests.
@@ -265,13 +264,6 @@ fn refusal_of_the_driver_leaves_the_process_suspended() {
     one.ok("cuMemFree_v2 $block");
 }
 
-/// A program of which the resumption on GPU 1 has reached a step, in which the helper is stopped.
-struct Reached {
-    mount: Mount,
-    program: Governed,
-    helper: Pid,
-}
-
 const STEPS: [(&str, &str); 2] = [
     ("restore", "cuCheckpointProcessRestore"),
     ("unlock", "cuCheckpointProcessUnlock"),
@@ -284,20 +276,7 @@ fn reach(step: &str, function: &str) -> Reached {
     let pid = program.pid();
     suspend(&mount, pid);
     mount.write(pid, "gcgroup.suspend", "0 gpu=1");
-    wait_until("the step is reached", || {
-        mount
-            .read(pid, "gcgroup.events")
-            .contains(&format!("suspend_step {step}"))
-    });
-    let daemon = mount.daemon().expect("the daemon runs");
-    let helper = wait_for("the helper is stopped", || {
-        helper(daemon, "checkpoint").filter(|pid| is_stopped(*pid))
-    });
-    Reached {
-        mount,
-        program,
-        helper,
-    }
+    Reached::wait(mount, program, step)
 }
 
 /// Asserts that the process has been resumed on GPU 1.
@@ -330,11 +309,7 @@ fn killed_helper_is_replaced_when_the_request_is_repeated() {
         // What waits for the library is still counted as suspended, and can only go on.
         let again = if step == "restore" { "0 gpu=1" } else { "0" };
         mount.write(pid, "gcgroup.suspend", again);
-        let daemon = mount.daemon().expect("the daemon runs");
-        let next = wait_for("another helper is stopped", || {
-            helper(daemon, "checkpoint").filter(|pid| *pid != reached.helper && is_stopped(*pid))
-        });
-        kill(next, Signal::SIGCONT).expect("the helper lives");
+        reached.continue_next_helper();
         is_on_the_other(&mut reached);
     }
 }
@@ -368,10 +343,9 @@ fn next_daemon_completes_a_resumption_on_another_gpu() {
             }
             reached.mount.restart();
             let mount = &reached.mount;
-            let daemon = mount.daemon().expect("the daemon runs");
             wait_until("the process is resumed", || {
                 // The next daemon's helper may be stopped at the same call.
-                if let Some(next) = helper(daemon, "checkpoint").filter(|pid| is_stopped(*pid)) {
+                if let Some(next) = stopped_helper(mount) {
                     kill(next, Signal::SIGCONT).expect("the helper lives");
                 }
                 let is_there = Dir::of(mount, pid).exists() && is_running(mount, pid);

@@ -5,10 +5,10 @@ use std::fs;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, helper, is_stopped, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
-use crate::suspend::{is_running, resume, suspend};
+use crate::suspend::{Reached, is_running, resume, stopped_helper, suspend};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,13 +21,6 @@ const RESUMING: [(&str, &str); 2] = [
     ("restore", "cuCheckpointProcessRestore"),
     ("unlock", "cuCheckpointProcessUnlock"),
 ];
-
-/// A program whose suspension or resumption has reached a step, in which the helper is stopped.
-struct Reached {
-    mount: Mount,
-    program: Governed,
-    helper: Pid,
-}
 
 /// Runs a program with 64 MiB up to the call of `function`, which is made in the `step` of that name.
 #[track_caller]
@@ -49,18 +42,7 @@ fn reach(step: &str, function: &str) -> Reached {
     } else {
         mount.write(pid, "gcgroup.suspend", "1");
     }
-    wait_until("the step is reached", || {
-        events(&mount, pid).contains(&format!("suspend_step {step}"))
-    });
-    let daemon = mount.daemon().expect("the daemon runs");
-    let helper = wait_for("the helper is stopped", || {
-        helper(daemon, "checkpoint").filter(|pid| is_stopped(*pid))
-    });
-    Reached {
-        mount,
-        program,
-        helper,
-    }
+    Reached::wait(mount, program, step)
 }
 
 fn events(mount: &Mount, pid: i32) -> String {
@@ -106,11 +88,7 @@ fn killed_helper_of_a_resumption_leaves_the_process_locked_and_another_completes
         assert_eq!(current, if is_moved { 0 } else { 64 * MIB }, "{step}");
         assert_eq!(dir.number("memory.swap.current"), 64 * MIB - current, "{step}");
         mount.write(pid, "gcgroup.suspend", "0");
-        let daemon = mount.daemon().expect("the daemon runs");
-        let next = wait_for("another helper is stopped", || {
-            helper(daemon, "checkpoint").filter(|pid| *pid != reached.helper && is_stopped(*pid))
-        });
-        kill(next, Signal::SIGCONT).expect("the helper lives");
+        reached.continue_next_helper();
         wait_until("the process is resumed", || is_running(mount, pid));
         assert_eq!(reached.program.ask("verify"), "verified 1", "{step}");
     }
@@ -147,10 +125,9 @@ fn daemon_killed_at_any_step_continues_from_the_state_in_the_driver() {
             Dir::of(mount, pid).exists()
         });
         if SUSPENDING.iter().any(|(of, _)| *of == step) {
-            let daemon = mount.daemon().expect("the daemon runs");
             wait_until("the process is suspended", || {
                 // The next daemon's helper may be stopped at the same call.
-                if let Some(next) = helper(daemon, "checkpoint").filter(|pid| is_stopped(*pid)) {
+                if let Some(next) = stopped_helper(mount) {
                     kill(next, Signal::SIGCONT).expect("the helper lives");
                 }
                 events(mount, pid).contains("suspended 1\n")
