@@ -18,9 +18,10 @@ use twins::Twins;
 const MIB: u64 = 1 << 20;
 /// Number of variables that hold blocks and handles.
 const VARIABLES: usize = 30;
-/// Number of addresses to map at, and their distance in bytes.
+/// Number of addresses to map at, and their distance in bytes: more than `size` returns, so that no mapping
+/// reaches the next address.
 const PLACES: usize = 8;
-const PLACE: u64 = 32 * MIB;
+const PLACE: u64 = 64 * MIB;
 /// Number of pools: the device's own and two created ones.
 const POOLS: usize = 3;
 /// Growth step in bytes of the simulated driver's pools, used to predict charges.
