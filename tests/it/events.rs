@@ -67,10 +67,11 @@ fn completed_freeze_and_thaw_wake_pollers() {
         "the unchanged file woke the poller"
     );
     assert_eq!(shell.ask("spin 5000 20"), "ok");
+    assert_eq!(shell.ask("mark"), "ok");
     dir.write("compute.freeze", 1);
     watch.wait_for("frozen 1");
     assert_eq!(
-        shell.ask("query"),
+        shell.ask("marked"),
         "ok",
         "the process is frozen before its work has drained"
     );

@@ -34,12 +34,13 @@ fn frozen_is_not_reported_while_a_kernel_runs() {
     let dir = Dir::of(&mount, shell.pid());
     // Half a second of queued work, far longer than a few file reads take.
     assert_eq!(shell.ask("spin 10000 50"), "ok");
+    assert_eq!(shell.ask("mark"), "ok");
     dir.write("compute.freeze", 1);
     let mut seen_running = false;
     wait_until("the process is frozen and drained", || {
         let drained = dir.is_frozen();
         // Queried after reading the file, so a reported drain must be complete by now.
-        let idle = shell.ask("query") == "ok";
+        let idle = shell.ask("marked") == "ok";
         assert!(!drained || idle, "the process is frozen while kernels run");
         seen_running |= !idle;
         drained

@@ -193,6 +193,7 @@ fn group_freeze_holds_members_and_descendants() {
     join(&mount, "team/a", &shells[1]);
     for shell in &mut shells {
         assert_eq!(shell.ask("spin 5000 20"), "ok");
+        assert_eq!(shell.ask("mark"), "ok");
     }
     mount.write("team", "compute.freeze", "1");
     wait_until("the group is frozen and drained", || {
@@ -200,7 +201,7 @@ fn group_freeze_holds_members_and_descendants() {
     });
     for shell in &mut shells {
         assert_eq!(
-            shell.ask("query"),
+            shell.ask("marked"),
             "ok",
             "the group is frozen before its work has drained"
         );

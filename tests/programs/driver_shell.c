@@ -13,6 +13,8 @@
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
  *   query                queries the default stream                        -> ok | error 600
+ *   mark                 records an event in the default stream            -> ok | error CODE
+ *   marked               queries it                                        -> ok | error 600
  *   lookup NAME          cuGetProcAddress, for version 12.8               -> ok STATUS | error CODE
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
  *   gpu INDEX            uses that device from now on                      -> ok | error CODE
@@ -54,6 +56,7 @@ typedef struct ctx *CUcontext;
 typedef struct mod *CUmodule;
 typedef struct func *CUfunction;
 typedef struct stream *CUstream;
+typedef struct event *CUevent;
 typedef struct array *CUarray;
 typedef struct pool *CUmemoryPool;
 typedef struct { size_t width, height; int format; unsigned channels; } array_descriptor;
@@ -81,6 +84,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxSynchronize(void);
 CUresult cuStreamQuery(CUstream);
+CUresult cuEventCreate(CUevent *, unsigned);
+CUresult cuEventRecord(CUevent, CUstream);
+CUresult cuEventQuery(CUevent);
 CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
@@ -266,6 +272,16 @@ static CUresult launch(unsigned long long microseconds, long count)
     return status;
 }
 
+/* Of the work submitted so far to the default stream. Another event in the stream, as the library sets them,
+ * does not affect it. */
+static CUevent marker;
+
+static CUresult mark(void)
+{
+    CUresult status = marker ? 0 : cuEventCreate(&marker, 0);
+    return status ? status : cuEventRecord(marker, NULL);
+}
+
 static int launch_one(void)
 {
     return launch(1, 1);
@@ -409,6 +425,10 @@ int main(int argc, char **argv)
             answer(busy((int)a, (long)b));
         } else if (!strncmp(line, "sync", 4)) {
             answer(cuCtxSynchronize());
+        } else if (!strcmp(line, "mark\n")) {
+            answer(mark());
+        } else if (!strcmp(line, "marked\n")) {
+            answer(cuEventQuery(marker));
         } else if (!strncmp(line, "query", 5)) {
             answer(cuStreamQuery(NULL));
         } else if (sscanf(line, "lookup %127s", name) == 1) {
