@@ -1,10 +1,11 @@
 //! The journal: a state file with all settings, for the next daemon.
 //!
 //! The first line has the boot id. After it comes one JSON line for each change, appended by one write(2)
-//! before the write that caused it is answered; a daemon killed at any point loses at most the line it was
-//! writing. Each line holds all settings of one process or group, and a number; of several lines with one key
-//! the highest number counts, so lines may be appended in any order. Lines have a version and a checksum
-//! ([`line`]). The journal does not know what the settings mean.
+//! before the write that caused it is answered; a daemon killed at any point loses at most what it was
+//! writing. Records that change together are one write, of which all lines count or none. Each line holds
+//! all settings of one process or group, and a number; of several lines with one key the highest number
+//! counts, so lines may be appended in any order. Lines have a version and a checksum ([`line`]). The journal
+//! does not know what the settings mean.
 //!
 //! A full or read-only disk or a removed file is survived: lines that cannot be stored are held in memory,
 //! the latest of each process and group, and [`Journal::tend`] tries again. Changes are acknowledged
@@ -190,12 +191,12 @@ impl Journal {
         for (key, record) in &replay.latest {
             if after.get(key) != before.get(key) {
                 let seq = self.number();
-                state.hold(seq, *key, self.line(seq, *key, &record.settings)?);
+                state.hold(seq, *key, self.line(&Record::alone(seq, *key, &record.settings))?);
             }
         }
         for key in before.keys().filter(|key| !after.contains_key(key)) {
             let seq = self.number();
-            state.hold(seq, *key, self.line(seq, *key, &S::default())?);
+            state.hold(seq, *key, self.line(&Record::alone(seq, *key, &S::default()))?);
         }
         let stored = match state.is_spoilt {
             true => Err(error),
@@ -216,34 +217,46 @@ impl Journal {
         self.append_all(&[(seq, key, settings)]);
     }
 
-    /// Stores the settings of several processes and groups in one write.
+    /// Stores the settings of several processes and groups in one write: all of them or, if the daemon is
+    /// killed, none.
     pub fn append_all<S: Serialize>(&self, records: &[(u64, Key, S)]) {
-        let lines = records
-            .iter()
-            .map(|(seq, key, settings)| Ok((*seq, *key, self.line(*seq, *key, settings)?)));
-        let lines = match lines.collect::<io::Result<Vec<_>>>() {
-            Ok(lines) => lines,
-            // Cannot happen: all settings can be encoded.
-            Err(error) => return warn!("settings cannot be written as JSON: {error}"),
-        };
+        let lines = self.one_write(records);
         let mut state = self.state.lock();
-        let stored = if state.is_spoilt || !state.held.is_empty() {
-            lines
-                .into_iter()
-                .for_each(|(seq, key, line)| state.hold(seq, key, line));
-            if state.is_spoilt || state.nr_held_bytes > AT_ONCE {
-                return;
+        if !state.is_spoilt && state.held.is_empty() {
+            let stored = lines.and_then(|lines| state.write(&self.header, &lines));
+            if stored.is_err() {
+                self.hold(&mut state, records);
             }
-            state.flush(&self.header)
-        } else {
-            let text: Vec<u8> = lines.iter().flat_map(|(_, _, line)| line).copied().collect();
-            state.write(&self.header, &text).inspect_err(|_| {
-                lines
-                    .into_iter()
-                    .for_each(|(seq, key, line)| state.hold(seq, key, line));
-            })
-        };
-        self.note(&mut state, stored);
+            return self.note(&mut state, stored);
+        }
+        self.hold(&mut state, records);
+        if !state.is_spoilt && state.nr_held_bytes <= AT_ONCE {
+            let stored = state.flush(&self.header);
+            self.note(&mut state, stored);
+        }
+    }
+
+    /// Encodes records that are written together.
+    fn one_write<S: Serialize>(&self, records: &[(u64, Key, S)]) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        for (more, (seq, key, settings)) in (0..records.len()).rev().zip(records) {
+            text.extend(self.line(&Record {
+                more,
+                ..Record::alone(*seq, *key, settings)
+            })?);
+        }
+        Ok(text)
+    }
+
+    /// Holds records in memory, each by itself, because a later one of its key may take its place.
+    fn hold<S: Serialize>(&self, state: &mut Stored, records: &[(u64, Key, S)]) {
+        for (seq, key, settings) in records {
+            match self.line(&Record::alone(*seq, *key, settings)) {
+                Ok(line) => state.hold(*seq, *key, line),
+                // Cannot happen: all settings can be encoded.
+                Err(error) => warn!("settings cannot be written as JSON: {error}"),
+            }
+        }
     }
 
     /// Returns the journal's condition.
@@ -363,8 +376,8 @@ impl Journal {
         Ok(())
     }
 
-    fn line<S: Serialize>(&self, seq: u64, key: Key, settings: &S) -> io::Result<Vec<u8>> {
-        line::encode(&self.boot, &Record { seq, key, settings })
+    fn line<S: Serialize>(&self, record: &Record<S>) -> io::Result<Vec<u8>> {
+        line::encode(&self.boot, record)
     }
 
     /// Records whether settings could be stored, and logs a change of that.

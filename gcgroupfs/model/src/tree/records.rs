@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use super::{GroupId, Notice, Process, Saved, State, Tree};
 
-/// The subject of a record, in the order of writing. If a write is cut off, the missing part of the counts is
-/// lost; in the opposite order it would be counted twice.
+/// The subject of a record, in the order of writing. If lines that a full disk held back are cut off, the
+/// missing part of the counts is lost; in the opposite order it would be counted twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     Process { pid: u32, start_time: u64 },

@@ -37,7 +37,27 @@ pub(super) struct Record<S> {
     pub(super) seq: u64,
     #[serde(flatten)]
     pub(super) key: Key,
+    /// Number of lines that follow in the same write(2). None of its lines counts unless all are in the file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) more: usize,
     pub(super) settings: S,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde requires")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+impl<S> Record<S> {
+    /// Returns a record that is the only one of its write, or the last.
+    pub(super) fn alone(seq: u64, key: Key, settings: S) -> Self {
+        Self {
+            seq,
+            key,
+            more: 0,
+            settings,
+        }
+    }
 }
 
 /// Contents of a file.
@@ -49,7 +69,7 @@ pub(super) struct Replay<S> {
     pub(super) fault: Option<&'static str>,
     /// Number of damaged lines; 1 for a file of an unknown format.
     pub(super) nr_damaged: u64,
-    /// End of the last line that has a newline, in bytes.
+    /// End of the last line that has a newline and counts, in bytes.
     pub(super) end: usize,
     /// Key of a record after that, which only lacks its newline.
     pub(super) tail: Option<Key>,
@@ -100,6 +120,11 @@ impl<S: DeserializeOwned> Replay<S> {
                 false
             }
         };
+        let read = text.len() - lines.clone().map(<[u8]>::len).sum::<usize>();
+        if let Some(begin) = begin_of_unfinished(&text[read..], boot) {
+            replay.end = read + begin;
+            lines = text[read..replay.end].split_inclusive(is_newline);
+        }
         lines.for_each(|line| replay.read(line, boot, is_old));
         if replay.fault.is_some() {
             replay.nr_damaged = replay.nr_damaged.max(1);
@@ -153,12 +178,13 @@ impl<S: DeserializeOwned> Replay<S> {
             .into_iter()
             .map(|(key, settings)| {
                 let seq = numbers.get(&key).copied().unwrap_or(self.highest);
-                (key, Record { seq, key, settings })
+                (key, Record::alone(seq, key, settings))
             })
             .collect();
     }
 
-    fn take(&mut self, record: Record<S>) {
+    fn take(&mut self, mut record: Record<S>) {
+        record.more = 0;
         self.highest = self.highest.max(record.seq);
         if self
             .latest
@@ -209,22 +235,46 @@ impl First {
     }
 }
 
+/// Returns where the lines of the last write begin in `text` if some of them are missing: its writer was
+/// killed. The kernel may end a write(2) of a killed process at any page.
+fn begin_of_unfinished(text: &[u8], boot: &str) -> Option<usize> {
+    let more = |line: &[u8]| decode::<Record<IgnoredAny>>(boot, line).map_or(0, |record| record.more);
+    let mut begin = text.len();
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n').rev().peekable();
+    if let Some(torn) = lines.next_if(|line| !line.ends_with(b"\n") && is_torn(line)) {
+        begin -= torn.len();
+    }
+    let mut missing = more(lines.peek()?);
+    if missing == 0 {
+        return None;
+    }
+    while let Some(line) = lines.next_if(|line| more(line) == missing) {
+        begin -= line.len();
+        missing = missing.checked_add(1)?;
+    }
+    Some(begin)
+}
+
 /// Returns the file's text without lines that are superseded, damaged or of dead processes. Takes no more
 /// memory than the file has bytes, and some for each record.
 pub(super) fn compacted(text: &[u8], boot: &str, is_alive: impl Fn(Key) -> bool) -> io::Result<Vec<u8>> {
     let is_newline = |byte: &u8| *byte == b'\n';
     let first = text.split_inclusive(is_newline).next().unwrap_or_default();
     let is_old = matches!(First::of(first, boot), First::Ours { is_old: true });
+    let renew = |record: Record<Value>| {
+        let record = Record { more: 0, ..record };
+        io::Result::Ok((record.seq, record.key, encode(boot, &record)?.into()))
+    };
     let mut latest = BTreeMap::<Key, (u64, Cow<'_, [u8]>)>::new();
     for line in text.split_inclusive(is_newline) {
-        let (seq, key, line) = match decode::<Record<IgnoredAny>>(boot, line) {
-            Ok(record) => (record.seq, record.key, Cow::Borrowed(line)),
-            Err(Fault::Form) if is_old => match serde_json::from_slice::<Record<Value>>(line) {
-                Ok(record) => (record.seq, record.key, encode(boot, &record)?.into()),
-                Err(_) => continue,
-            },
-            Err(_) => continue,
+        let found = match decode::<Record<IgnoredAny>>(boot, line) {
+            Ok(record) if record.more == 0 => Some((record.seq, record.key, Cow::Borrowed(line))),
+            // The lines after it may be left out.
+            Ok(_) => decode(boot, line).ok().map(renew).transpose()?,
+            Err(Fault::Form) if is_old => serde_json::from_slice(line).ok().map(renew).transpose()?,
+            Err(_) => None,
         };
+        let Some((seq, key, line)) = found else { continue };
         if seq <= MAX_NUMBER && latest.get(&key).is_none_or(|(known, _)| *known < seq) {
             latest.insert(key, (seq, line));
         }

@@ -95,8 +95,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Appends lines with one write(2), so that a killed daemon leaves at most one torn line; in an empty
-    /// file `header` comes first.
+    /// Appends lines with one write(2), of which a killed daemon leaves a part at most; in an empty file
+    /// `header` comes first.
     ///
     /// # Errors
     /// The file system cannot take all of it; then nothing is appended.

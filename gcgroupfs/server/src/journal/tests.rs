@@ -108,6 +108,44 @@ fn file_cut_anywhere_keeps_the_lines_before_the_cut() {
 }
 
 #[test]
+fn write_of_several_lines_that_is_cut_off_counts_as_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    journal.append_all(&[(journal.number(), A, 1), (journal.number(), B, 1)]);
+    let before = fs::read(&journal.path).unwrap().len();
+    journal.append_all(&[(journal.number(), A, 2), (journal.number(), B, 2)]);
+    let whole = fs::read(&journal.path).unwrap();
+    let path = journal.path.clone();
+    drop(journal);
+    for cut in before..=whole.len() {
+        fs::write(&path, &whole[..cut]).unwrap();
+        let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+        let value = if cut + 1 >= whole.len() { 2 } else { 1 };
+        assert_eq!(found, BTreeMap::from([(A, value), (B, value)]), "cut at {cut}");
+        assert_eq!(journal.condition().nr_damaged, 0, "cut at {cut}");
+        append(&journal, A, 3);
+        drop(journal);
+        assert_eq!(
+            reopen(directory.path()),
+            BTreeMap::from([(A, 3), (B, value)]),
+            "cut at {cut}"
+        );
+    }
+}
+
+/// The last line of the compacted file was not the last of its write.
+#[test]
+fn compaction_keeps_lines_whose_successors_it_leaves_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    journal.append_all(&[(journal.number(), B, 1), (journal.number(), A, 1)]);
+    append(&journal, A, 2);
+    journal.compact(|_| true).unwrap();
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 2), (B, 1)]));
+}
+
+#[test]
 fn damaged_file_is_copied_and_its_valid_lines_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();

@@ -104,11 +104,7 @@ fn damaged_boot_id_loses_no_setting() {
 fn damaged_record_of_another_boot_is_not_taken_for_one_of_this() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(NAME);
-    let record = Record {
-        seq: 1,
-        key: A,
-        settings: 7_u32,
-    };
+    let record = Record::alone(1, A, 7_u32);
     let mut text = header("another").unwrap();
     text[30] ^= 1;
     text.extend(encode("another", &record).unwrap());
@@ -161,7 +157,7 @@ fn file_of_a_newer_version_is_kept_as_a_copy() {
 #[test]
 fn compaction_leaves_out_damage_and_renews_lines_of_version_1() {
     let boot = boot_id();
-    let record = |seq, key, settings: u32| encode(&boot, &Record { seq, key, settings }).unwrap();
+    let record = |seq, key, settings: u32| encode(&boot, &Record::alone(seq, key, settings)).unwrap();
     let mut damaged = record(9, A, 9);
     let at = damaged.len() - 3;
     damaged[at] ^= 1;
