@@ -272,8 +272,8 @@ static CUresult launch(unsigned long long microseconds, long count)
     return status;
 }
 
-/* Of the work submitted so far to the default stream. Another event in the stream, as the library sets them,
- * does not affect it. */
+/* Event behind the work that was in the default stream at the last `mark`. The library's own markers, which
+ * it may set in the stream later, do not affect it. */
 static CUevent marker;
 
 static CUresult mark(void)

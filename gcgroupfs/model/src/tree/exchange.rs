@@ -38,14 +38,12 @@ impl Edit<'_> {
             _ => (text, Vec::new()),
         };
         self.set(SUSPEND, value)?;
-        let of = |id| {
-            wanted
-                .iter()
-                .find(|(of, _)| *of == id)
-                .and_then(|(_, exchange)| *exchange)
+        let exchange_of = |id| {
+            let found = wanted.iter().find(|(process, _)| *process == id);
+            found.and_then(|(_, exchange)| *exchange)
         };
         let all = self.processes()?.into_iter();
-        let all = all.map(|process| (process.id, of(process.id))).collect();
+        let all = all.map(|process| (process.id, exchange_of(process.id))).collect();
         self.with_state(|state, notices| state.request_exchanges(all, notices));
         Ok(())
     }

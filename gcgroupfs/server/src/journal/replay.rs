@@ -37,7 +37,8 @@ pub(super) struct Record<S> {
     pub(super) seq: u64,
     #[serde(flatten)]
     pub(super) key: Key,
-    /// Number of lines that follow in the same write(2). None of its lines counts unless all are in the file.
+    /// Number of lines that follow in the same write(2). The lines of a write count only if all are in the
+    /// file.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) more: usize,
     pub(super) settings: S,
@@ -183,8 +184,7 @@ impl<S: DeserializeOwned> Replay<S> {
             .collect();
     }
 
-    fn take(&mut self, mut record: Record<S>) {
-        record.more = 0;
+    fn take(&mut self, record: Record<S>) {
         self.highest = self.highest.max(record.seq);
         if self
             .latest
@@ -201,7 +201,10 @@ impl<S: Serialize> Replay<S> {
     pub(super) fn text(&self, boot: &str) -> io::Result<Vec<u8>> {
         let mut text = header(boot)?;
         for record in self.latest.values() {
-            text.extend(encode(boot, record)?);
+            text.extend(encode(
+                boot,
+                &Record::alone(record.seq, record.key, &record.settings),
+            )?);
         }
         Ok(text)
     }
