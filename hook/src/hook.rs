@@ -315,6 +315,8 @@ impl Duties for &'static Hook {
 
     /// Registers with the daemon and takes its control block.
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+        // The daemon measures from its answer on.
+        let _renumbering = self.memory.renumbering();
         let connection = self.session.register(patience)?;
         self.memory.begin_again();
         if self.session.enables_swap() {

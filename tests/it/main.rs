@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod allocator;
 #[cfg(test)]
+mod answers;
+#[cfg(test)]
 mod arbiter;
 #[cfg(test)]
 mod built;
@@ -178,6 +180,8 @@ mod record;
 mod refusals;
 #[cfg(test)]
 mod refused_calls;
+#[cfg(test)]
+mod renumbering;
 #[cfg(test)]
 mod required;
 #[cfg(test)]

@@ -1,24 +1,20 @@
 //! Tests hooks and daemons of different versions, and the state of an earlier daemon: programs continue in
 //! every combination.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use gcgroup_abi::VERSION;
 use gcgroup_abi::message::RegistrationReply;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen,
-    recv, sendmsg, socket,
-};
 use support::{Config, Governed, Mount, artifacts, c_program, repository, wait_until};
 use tempfile::TempDir;
 
+use crate::answers::Answers;
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
 const MIB: u64 = 1 << 20;
@@ -191,57 +187,6 @@ fn hook_replaced_before_it_is_loaded_governs() {
     assert!(program.wait().success());
 }
 
-/// A daemon that gives every hook the same answer.
-struct Answers {
-    listener: OwnedFd,
-}
-
-impl Answers {
-    fn at(path: &Path) -> Self {
-        let listener = socket(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        );
-        let listener = listener.expect("a socket");
-        bind(listener.as_raw_fd(), &UnixAddr::new(path).expect("a path")).expect("the path is free");
-        listen(&listener, Backlog::new(16).expect("the backlog is valid")).expect("the socket can listen");
-        fs::set_permissions(path, Permissions::from_mode(0o666)).expect("the owner may change the mode");
-        Self { listener }
-    }
-
-    /// Answers the next hook and returns its connection.
-    fn answer(&self, reply: RegistrationReply, control: Option<&OwnedFd>) -> OwnedFd {
-        let connection = loop {
-            let connection =
-                accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client connects");
-            // SAFETY: accept4(2) has just returned it, and no other owner exists.
-            let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
-            // A new hook does not ask its parent for its devices, and closes that connection.
-            if recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("the client sends hello")
-                > 0
-            {
-                break connection;
-            }
-        };
-        let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
-        let files = [ControlMessage::ScmRights(&files)];
-        let files = if control.is_some() { &files[..] } else { &[] };
-        let reply = reply.to_bytes();
-        let parts = [std::io::IoSlice::new(&reply)];
-        sendmsg::<()>(
-            connection.as_raw_fd(),
-            &parts,
-            files,
-            MsgFlags::MSG_NOSIGNAL,
-            None,
-        )
-        .expect("the client receives");
-        connection
-    }
-}
-
 /// Returns the control block of a daemon of version [`OLD`]: a limit of 1 MiB for the process, all devices
 /// frozen, a grace of 100 ms.
 fn old_control() -> OwnedFd {
@@ -279,7 +224,7 @@ fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let command = with_old_libraries(&mount, &libraries);
     let (connection, mut shell) = std::thread::scope(|scope| {
         let answers = scope.spawn(|| {
-            old.answer(
+            old.accept().answer(
                 RegistrationReply {
                     abi: OLD,
                     status: 0,
@@ -331,7 +276,10 @@ fn new_hook_is_not_governed_by_an_old_daemon() {
         let old = Answers::at(&mount.socket());
         let command = mount.command(driver_shell());
         let mut shell = std::thread::scope(|scope| {
-            let answers = scope.spawn(|| old.answer(reply, (reply.status == 0).then(old_control).as_ref()));
+            let answers = scope.spawn(|| {
+                old.accept()
+                    .answer(reply, (reply.status == 0).then(old_control).as_ref())
+            });
             let shell = DriverShell::spawn(command);
             drop(answers.join().expect("the thread ends without a panic"));
             shell

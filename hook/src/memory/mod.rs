@@ -10,7 +10,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use gcgroup_abi::{Control, Kind, Usage};
+use gcgroup_abi::{Control, Kind, OTHER_DEVICE, Usage};
 
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
@@ -150,6 +150,12 @@ impl Memory {
     /// uncharged.
     pub(crate) fn destroying(&self, local: LocalDevice) -> Unsettled<'_> {
         Unsettled::on(self.usage(), self.session.devices.index(local))
+    }
+
+    /// Brackets a change of device numbers: until it ends, charges may be in the slots of other devices. A
+    /// measurement of any device includes this slot.
+    pub(crate) fn renumbering(&self) -> Unsettled<'_> {
+        Unsettled::on(self.usage(), OTHER_DEVICE)
     }
 
     /// Moves every charge to the current slot of its device.

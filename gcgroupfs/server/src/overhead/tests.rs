@@ -96,6 +96,14 @@ fn sample_during_a_change_is_ignored() {
         "a call is under way"
     );
     device.unsettled.fetch_sub(1, Relaxed);
+    let other = &usage.devices[OTHER_DEVICE];
+    other.unsettled.fetch_add((1 << 32) + 1, Relaxed);
+    assert_eq!(
+        overhead(&world, &Says(Some(5000), NOTHING)),
+        "context 30",
+        "devices are being renumbered"
+    );
+    other.unsettled.fetch_sub(1, Relaxed);
     usage.threads[0].unsettled.store(1, Relaxed);
     assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 30");
     let held = world.usage(id);
