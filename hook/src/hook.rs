@@ -315,7 +315,7 @@ impl Duties for &'static Hook {
 
     /// Registers with the daemon and takes its control block.
     fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
-        // The daemon measures from its answer on.
+        // As soon as the daemon has answered, it may measure what is not charged in its slots yet.
         let _renumbering = self.memory.renumbering();
         let connection = self.session.register(patience)?;
         self.memory.begin_again();

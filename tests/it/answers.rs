@@ -74,7 +74,8 @@ impl Waiting {
     }
 }
 
-/// Receives the first packet of a hook. Returns the file that is with it; `None` if there is no packet.
+/// Receives the first packet of a hook, and returns the file that it carries; `None` without one, or if the
+/// hook has closed the connection.
 fn usage_of(connection: &OwnedFd) -> Option<File> {
     let mut buffer = [0; MAX_LENGTH];
     let mut parts = [IoSliceMut::new(&mut buffer)];

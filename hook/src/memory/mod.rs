@@ -152,8 +152,8 @@ impl Memory {
         Unsettled::on(self.usage(), self.session.devices.index(local))
     }
 
-    /// Brackets a change of device numbers: until it ends, charges may be in the slots of other devices. A
-    /// measurement of any device includes this slot.
+    /// Brackets a change of device numbers: until it ends, charges may be in the slots of other devices.
+    /// Counted in the slot `OTHER_DEVICE`, which the daemon adds to each device that it measures.
     pub(crate) fn renumbering(&self) -> Unsettled<'_> {
         Unsettled::on(self.usage(), OTHER_DEVICE)
     }

@@ -81,8 +81,9 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub graph_kernels: AtomicU64,
-    /// Low half: calls in progress after which the device may hold more than is charged. High half: number of
-    /// such calls ever started.
+    /// Low half: calls in progress after which the device may hold more than is charged, and in the slot
+    /// `OTHER_DEVICE` also registrations, in which charges change slots. High half: number of such calls and
+    /// registrations ever started.
     ///
     /// Ordering: the hook adds and subtracts `Release`, the daemon loads `Acquire`: equal values before and
     /// after a measurement mean that no such call ended in between.
