@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 
 use anyhow::Context;
 use clap::Args;
+use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use gcgroupfs_sys as sys;
@@ -29,11 +30,12 @@ pub(crate) fn run(Arguments { pid, start_time }: &Arguments) -> anyhow::Result<(
     SigSet::from_iter(signals).thread_block()?;
     let _ = sys::close_from(3);
     let number = i32::try_from(*pid).context("no pid")?;
-    let pidfd = sys::pidfd_open(number)?;
-    let is_it = || {
-        let stat = process::stat(*pid);
-        stat.is_ok_and(|stat| stat.start_time == *start_time) && !process::is_dead(&pidfd)
+    // Read once: a read that fails later would pass for the end of the process.
+    let process = match process::open(*pid, *start_time) {
+        Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => None,
+        process => Some(process?),
     };
+    let has_ended = || process.as_ref().is_none_or(process::is_dead);
     let driver = Driver::load();
     let daemon = io::stdin();
     let mut packet = [0; OPERATION_LENGTH];
@@ -42,7 +44,7 @@ pub(crate) fn run(Arguments { pid, start_time }: &Arguments) -> anyhow::Result<(
         let answer = match &driver {
             Err(error) => Err(*error),
             // The pid may be another process's now.
-            Ok(_) if !is_it() => Err(CudaError::INVALID_VALUE),
+            Ok(_) if has_ended() => Err(CudaError::INVALID_VALUE),
             Ok(driver) => driver.perform(number, operation),
         };
         nix::unistd::write(daemon.as_fd(), &answer_to_bytes(answer))?;

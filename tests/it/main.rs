@@ -259,6 +259,8 @@ mod suspend;
 #[cfg(test)]
 mod suspend_gpu;
 #[cfg(test)]
+mod suspend_helper;
+#[cfg(test)]
 mod suspend_kills;
 #[cfg(test)]
 mod suspend_refused;

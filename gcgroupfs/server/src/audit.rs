@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use tracing::warn;
 
@@ -98,16 +99,26 @@ impl Audit {
         let Ok(pidfd) = gcgroupfs_sys::pidfd_open(number) else {
             return;
         };
-        if !process::is_alive(pid, start_time) {
-            return;
-        }
-        if process::stat(pid).is_ok_and(|stat| *stat.comm == *MPS_SERVER) {
-            warn!(
-                PID = pid,
-                GPU = device,
-                "{pid} is sent no signal: it is the server of MPS"
-            );
-            return;
+        match process::stat(pid) {
+            Err(Errno::ESRCH) => return,
+            Ok(stat) if stat.start_time != start_time => return,
+            Ok(stat) if *stat.comm == *MPS_SERVER => {
+                warn!(
+                    PID = pid,
+                    GPU = device,
+                    "{pid} is sent no signal: it is the server of MPS"
+                );
+                return;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                warn!(
+                    PID = pid,
+                    GPU = device,
+                    "{pid} is sent no signal: its stat cannot be read: {error}"
+                );
+                return;
+            }
         }
         match procfs::read_at_most(pid, "maps", MOST_MAPS) {
             Ok(maps) if maps.windows(HOOK.len()).any(|part| part == HOOK.as_bytes()) => {

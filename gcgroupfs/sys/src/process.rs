@@ -4,6 +4,8 @@
 //! Nothing that a process says about itself is trusted, except its name (`comm`), which is only displayed.
 //! Examining a process takes no longer than [`procfs`] allows.
 
+use std::fs;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -118,6 +120,25 @@ pub fn is_dead(pidfd: &OwnedFd) -> bool {
     poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
+/// Returns a pidfd of the process with this pid and start time. Its `/proc/PID/stat` is read once, without a
+/// time limit, so this is for a helper process that the daemon ends if it does not answer.
+///
+/// # Errors
+/// * `ESRCH`: it has ended.
+/// * Otherwise those of pidfd_open(2) and of the read.
+pub fn open(pid: u32, start_time: u64) -> io::Result<OwnedFd> {
+    let ended = || io::Error::from(Errno::ESRCH);
+    let pidfd = crate::pidfd_open(pid.try_into().map_err(|_| ended())?)?;
+    let text = fs::read(format!("/proc/{pid}/stat")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ended(),
+        _ => error,
+    })?;
+    let stat = parse_stat(&String::from_utf8_lossy(&text));
+    let is_it = stat.is_some_and(|stat| stat.start_time == start_time);
+    // Alive after the read, so the read was about this process and not about a later one with its pid.
+    (is_it && !is_dead(&pidfd)).then_some(pidfd).ok_or_else(ended)
+}
+
 /// Returns whether the process with this pid and start time is alive. A process that cannot be examined
 /// counts as alive: it is executing another program.
 pub fn is_alive(pid: u32, start_time: u64) -> bool {
@@ -203,6 +224,9 @@ mod tests {
         let start_time = stat(child.id()).unwrap().start_time;
         assert!(is_alive(child.id(), start_time));
         assert!(!is_alive(child.id(), start_time + 1));
+        assert!(open(child.id(), start_time).is_ok());
+        let other = open(child.id(), start_time + 1).map_err(|error| error.raw_os_error());
+        assert_eq!(other.unwrap_err(), Some(libc::ESRCH));
         assert!(!is_dead(&pidfd));
         child.kill().unwrap();
         // Readable as soon as it is a zombie; this does not reap it.
@@ -210,6 +234,7 @@ mod tests {
         assert_eq!(poll(&mut watched, PollTimeout::from(10_000_u16)), Ok(1));
         assert!(is_dead(&pidfd));
         assert!(!is_alive(child.id(), start_time));
+        assert!(open(child.id(), start_time).is_err());
         child.wait().unwrap();
     }
 }

@@ -128,8 +128,6 @@ fn path(machine: &Machine, slot: usize, uid: u32) -> PathBuf {
 }
 
 fn serve_one(process: &'static Process, mut stream: UnixStream, tid: i32) -> std::io::Result<()> {
-    // A caller that sends nothing must not keep the thread.
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut request = [0; 8];
     stream.read_exact(&mut request)?;
     let [operation, argument] = words(request);

@@ -1,0 +1,90 @@
+//! Tests the helper process of a suspension by itself.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Stdio;
+
+use nix::mount::{MsFlags, mount as attach};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::stat::Mode;
+use nix::unistd::{mkfifo, read, write};
+use support::{Governed, Mount, artifacts};
+
+/// Requests the state, and returns the result of the driver and the state.
+fn state(daemon: &OwnedFd) -> (u32, u32) {
+    ask(daemon);
+    answer(daemon)
+}
+
+fn ask(daemon: &OwnedFd) {
+    let mut get_state = [0; 37];
+    get_state[0] = b's';
+    write(daemon, &get_state).expect("the helper lives");
+}
+
+fn answer(daemon: &OwnedFd) -> (u32, u32) {
+    let mut answer = [0; 8];
+    assert_eq!(read(daemon, &mut answer), Ok(8), "the helper has ended");
+    let [a, b, c, d, state @ ..] = answer;
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes(state))
+}
+
+#[test]
+fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
+    let mount = Mount::new();
+    let mut command = mount.bare_command(artifacts().load());
+    command.arg("obey");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let stat = format!("/proc/{}/stat", program.pid());
+    let text = fs::read_to_string(&stat).expect("proc(5)");
+    let start_time = text.split(' ').nth(21).expect("the name has no blanks");
+
+    let slow = mount.root().join("stat");
+    mkfifo(&slow, Mode::S_IRWXU).expect("the directory takes a file");
+    let (daemon, helpers) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )
+    .expect("two sockets");
+    let mut command = mount.gcgroupfs(&["checkpoint", &program.pid().to_string(), start_time]);
+    let (from, to) = (slow.clone(), stat.clone());
+    // SAFETY: these system calls may be made between fork and exec.
+    unsafe {
+        command.stdin(Stdio::from(helpers)).pre_exec(move || {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            let none = None::<&str>;
+            attach(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+            attach(Some(&from), to.as_str(), none, MsFlags::MS_BIND, none)?;
+            Ok(())
+        });
+    }
+    let mut helper = command.spawn().expect("gcgroupfs starts");
+    // The command has the helper's end.
+    drop(command);
+    ask(&daemon);
+    // Returns when the helper reads.
+    let mut file: File = OpenOptions::new()
+        .write(true)
+        .open(&slow)
+        .expect("the helper reads");
+    let mut answered = [PollFd::new(daemon.as_fd(), PollFlags::POLLIN)];
+    // Twice as long as the daemon itself waits for such a read.
+    assert_eq!(poll(&mut answered, 500_u16), Ok(0), "the helper did not wait");
+    file.write_all(text.as_bytes()).expect("the helper reads");
+    drop(file);
+    assert_eq!(answer(&daemon), (0, 0), "it runs");
+    assert_eq!(state(&daemon), (0, 0), "nothing is read again");
+    program.signal(Signal::SIGKILL);
+    program.wait();
+    assert_eq!(state(&daemon), (1, 0), "it has ended");
+    drop(daemon);
+    let _ = helper.wait();
+}
