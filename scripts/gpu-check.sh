@@ -3,7 +3,7 @@
 # part. Needs a built tree, sh and python3. Uses a few GB of device memory, changes no device setting and
 # removes everything at the end.
 #
-#   scripts/gpu-check.sh [--sim] [--list] [--parts NAME,...] [--seconds N] [OUTDIR]       environment: DIST
+#   scripts/gpu-check.sh [--sim] [--list] [--plan PLAN | --parts NAME,...] [OPTION...] [OUTDIR]       environment: DIST
 set -u
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)

@@ -7,15 +7,21 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use support::{artifacts, python, repository};
+use tempfile::TempDir;
+
+const PLANS: [&str; 3] = ["first", "figures", "again"];
 
 /// Parts of the check that need no NVIDIA library except the driver.
-const ON_ANY_DRIVER: [&str; 26] = [
+const ON_ANY_DRIVER: [&str; 33] = [
     "across",
     "background",
     "barriers",
+    "beside",
     "contention",
+    "contention_figures",
     "contexts",
     "driver",
+    "granularity",
     "host_pieces",
     "interception_c",
     "interception_ctypes",
@@ -33,26 +39,65 @@ const ON_ANY_DRIVER: [&str; 26] = [
     "remap",
     "shared_by_processes",
     "sharing",
+    "simulated",
     "slicing",
+    "suspend",
     "swap",
+    "traced",
+    "transcript",
     "vmm",
 ];
 
-/// Runs the check once for all tests; returns its output and the directory of its results.
+/// Parts of no plan but `again`, which corrections are checked by.
+const REST: &str = "across,background,barriers,contention,host_pieces,kill_daemon,kill_process,remap,\
+                    shared_by_processes,sharing,timeslice,traced,vmm";
+
+/// Rehearses every plan, with `before` in front of the script; returns the output.
+fn rehearse(before: &[&str], out: &Path) -> String {
+    let mut said = String::new();
+    for plan in [&["first"][..], &["figures"], &["again", REST]] {
+        let check = repository().join("scripts/gpu-check.sh");
+        let words = before.iter().map(Path::new).chain([check.as_path()]);
+        let words: Vec<_> = words.collect();
+        let output = Command::new(words[0])
+            .args(&words[1..])
+            .args(["--sim", "--seconds", "1500", "--plan"])
+            .args(plan)
+            .arg(out)
+            .env("DIST", artifacts().dist())
+            .output()
+            .unwrap();
+        said += &String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{plan:?}: {said}");
+        let (_, summary) = said.rsplit_once("=== summary").unwrap();
+        assert!(summary.len() < 12_500, "{summary}");
+    }
+    for part in ON_ANY_DRIVER {
+        let passed = format!("PASS {part}:");
+        assert!(
+            said.lines().any(|line| line.starts_with(&passed)),
+            "{part}: {said}"
+        );
+    }
+    assert!(!said.lines().any(|line| line.starts_with("FAIL")), "{said}");
+    said
+}
+
+/// Rehearses every plan once for all tests; returns the output and the directory of the results.
 fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check");
-        let output = script(&["--sim", "--seconds", "1500"])
-            .arg(&out)
-            .output()
-            .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
-        assert!(output.status.success(), "{said}\n{results}");
-        (said, out)
+        let _ = fs::remove_dir_all(&out);
+        (rehearse(&[], &out), out)
     });
     (said, out)
+}
+
+/// Returns what a plan stored: machine and parts.
+fn stored(plan: &str) -> Value {
+    let text = fs::read(check().1.join(plan).with_extension("json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
 }
 
 pub(crate) fn script(arguments: &[&str]) -> Command {
@@ -68,10 +113,20 @@ pub(crate) fn results(out: &Path) -> Value {
 
 fn keep_results(arguments: &[&Path]) -> Output {
     Command::new(repository().join("scripts/gpu-results.py"))
-        .arg(check().1)
+        .args(PLANS.map(|plan| check().1.join(plan).with_extension("json")))
         .args(arguments)
         .output()
         .unwrap()
+}
+
+/// Returns a tree with the two files that are made anew from results.
+fn tree() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("tests/bench")).unwrap();
+    for file in ["README.md", "tests/bench/README.md"] {
+        fs::copy(repository().join(file), root.path().join(file)).unwrap();
+    }
+    root
 }
 
 pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
@@ -83,16 +138,13 @@ pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn gpu_check_passes_on_the_simulated_driver() {
-    let (said, _) = check();
-    assert!(!said.lines().any(|line| line.starts_with("FAIL")), "{said}");
-    for part in ON_ANY_DRIVER {
-        assert!(
-            said.lines()
-                .any(|line| line.starts_with(&format!("PASS {part}:"))),
-            "{part}: {said}"
-        );
-    }
+fn every_plan_passes_on_the_simulated_driver() {
+    let (said, out) = check();
+    assert!(said.contains("control files by FUSE mount"), "{said}");
+    let expected = PLANS.map(|plan| ["json", "tgz"].map(|ending| out.join(plan).with_extension(ending)));
+    let mut expected = expected.concat();
+    expected.sort();
+    assert_eq!(files(out), expected);
 }
 
 #[test]
@@ -113,12 +165,13 @@ fn readme_claims_measurements_only_if_they_exist() {
         .iter()
         .any(|path| path.extension().is_some_and(|ending| ending == "json"));
     assert_ne!(readme.contains("Not yet measured on a real GPU"), measured);
-    assert_eq!(repository().join("tests/gpu/RESULTS.md").exists(), measured);
+    let figures = fs::read_to_string(repository().join("tests/bench/README.md")).unwrap();
+    assert_ne!(figures.contains("\nNone yet.\n"), measured);
 }
 
 #[test]
 fn preflight_tries_every_system_call_and_says_what_is_missing() {
-    let calls = &results(check().1)["preflight"]["facts"]["system_calls"];
+    let calls = &stored("first")["parts"]["preflight"]["facts"]["system_calls"];
     for name in ["membarrier", "memfd_create and seals", "FUSE mount"] {
         assert_eq!(calls[name]["outcome"], "ok", "{calls}");
     }
@@ -259,24 +312,23 @@ fn governed_programs_work_with_each_refusal_of_the_driver() {
 }
 
 #[test]
-fn results_become_a_file_and_a_table() {
+fn results_become_a_file_a_table_and_a_status() {
     let (said, _) = check();
-    let into = tempfile::tempdir().unwrap();
+    let root = tree();
     let output = keep_results(&[
         "--commit".as_ref(),
         "abc".as_ref(),
-        "--into".as_ref(),
-        into.path(),
+        "--root".as_ref(),
+        root.path(),
     ]);
     assert!(output.status.success(), "{output:?}");
-    let kept = files(&into.path().join("results"));
+    let kept = files(&root.path().join("tests/gpu/results"));
     assert_eq!(kept.len(), 1, "{kept:?}");
     let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
     assert_eq!(run["machine"]["commit"], "abc");
     assert!(run["parts"]["vmm"]["facts"]["usec"]["device"]["2"]["create"]["median"].is_number());
-    let table = fs::read_to_string(into.path().join("RESULTS.md")).unwrap();
-    let entries = results(check().1);
-    for (part, entry) in entries.as_object().unwrap() {
+    let table = fs::read_to_string(root.path().join("tests/bench/README.md")).unwrap();
+    for (part, entry) in run["parts"].as_object().unwrap() {
         let [state, reason] = ["state", "reason"].map(|key| entry[key].as_str().unwrap());
         let state = match (state, entry["probe"].as_bool().unwrap()) {
             ("PASS", true) => "answered",
@@ -287,38 +339,43 @@ fn results_become_a_file_and_a_table() {
         assert!(table.contains(&row), "{row}\n{table}");
         assert!(said.contains(&format!("{part}: {reason}")), "{part}: {said}");
     }
+    let readme = fs::read_to_string(root.path().join("README.md")).unwrap();
+    assert!(!readme.contains("Not yet measured"), "{readme}");
+    let status = format!(
+        "Measured on a real GPU: simulated, driver none, {}: of {} parts",
+        run["machine"]["date"].as_str().unwrap(),
+        run["parts"].as_object().unwrap().len()
+    );
+    assert!(readme.contains(&status), "{status}\n{readme}");
 }
 
 #[test]
 fn runs_on_one_machine_are_merged() {
-    let (into, whole) = (tempfile::tempdir().unwrap(), check().1);
-    let [part, alien] = ["part", "alien"].map(|name| into.path().join(name));
-    let mut machine: Value = serde_json::from_slice(&fs::read(whole.join("machine.json")).unwrap()).unwrap();
-    let keep = |later: &Path, machine: &Value, entries: Value| {
-        fs::create_dir(later).unwrap();
-        fs::write(later.join("machine.json"), machine.to_string()).unwrap();
-        fs::write(later.join("results.json"), entries.to_string()).unwrap();
-        let into = into.path().join("kept");
+    let (root, scratch) = (tree(), tempfile::tempdir().unwrap());
+    let mut machine = stored("first")["machine"].take();
+    let keep = |name: &str, machine: &Value, parts: &Value| {
+        let later = scratch.path().join(name);
+        let run = serde_json::json!({"machine": machine, "parts": parts});
+        fs::write(&later, run.to_string()).unwrap();
         keep_results(&[
-            later,
+            &later,
             "--commit".as_ref(),
             "abc".as_ref(),
-            "--into".as_ref(),
-            &into,
+            "--root".as_ref(),
+            root.path(),
         ])
     };
-    let entry =
-        |state: &str| serde_json::json!({"state": state, "reason": "anew", "probe": false, "facts": {}});
-    let entries = serde_json::json!({"driver": entry("SKIP"), "torch_graph": entry("PASS")});
-    let output = keep(&part, &machine, entries.clone());
+    let entry = |state: &str| serde_json::json!({"state": state, "reason": "anew", "probe": false, "facts": {}, "seconds": 1});
+    let parts = serde_json::json!({"driver": entry("SKIP"), "torch_graph": entry("PASS")});
+    let output = keep("part.json", &machine, &parts);
     assert!(output.status.success(), "{output:?}");
-    let kept = files(&into.path().join("kept/results"));
+    let kept = files(&root.path().join("tests/gpu/results"));
     let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
     assert_eq!(run["parts"]["torch_graph"]["reason"], "anew");
     assert_eq!(run["parts"]["driver"]["state"], "PASS");
-    assert_eq!(run["parts"]["vmm"], results(whole)["vmm"]);
+    assert_eq!(run["parts"]["vmm"], stored("again")["parts"]["vmm"]);
     machine["driver"] = "580.1".into();
-    let output = keep(&alien, &machine, entries);
+    let output = keep("alien.json", &machine, &parts);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("different machines or commits: driver"), "{said}");
 }
@@ -326,21 +383,49 @@ fn runs_on_one_machine_are_merged() {
 #[test]
 fn simulated_run_labelled_real_is_not_kept() {
     let out = tempfile::tempdir().unwrap();
-    let mut machine: Value =
-        serde_json::from_slice(&fs::read(check().1.join("machine.json")).unwrap()).unwrap();
-    machine["simulated"] = false.into();
-    machine["driver"] = "580.1".into();
-    machine["commit"] = "abc".into();
-    fs::write(out.path().join("machine.json"), machine.to_string()).unwrap();
-    fs::copy(check().1.join("results.json"), out.path().join("results.json")).unwrap();
+    let mut run = stored("first");
+    run["machine"]["simulated"] = false.into();
+    run["machine"]["driver"] = "580.1".into();
+    run["machine"]["commit"] = "abc".into();
+    let labelled = out.path().join("first.json");
+    fs::write(&labelled, run.to_string()).unwrap();
     let kept = files(&repository().join("tests/gpu/results"));
     let output = Command::new(repository().join("scripts/gpu-results.py"))
-        .arg(out.path())
+        .arg(labelled)
         .output()
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("not a run on a real GPU"), "{said}");
     assert_eq!(files(&repository().join("tests/gpu/results")), kept);
+}
+
+#[test]
+fn every_plan_passes_without_fuse_device() {
+    let out = tempfile::tempdir().unwrap();
+    let without = "mount -t tmpfs -o mode=755 none /dev && mkdir /dev/shm && mknod -m 666 /dev/null c 1 3 && \
+                   mknod -m 666 /dev/zero c 1 5 && mknod -m 666 /dev/urandom c 1 9 && exec \"$@\"";
+    let said = rehearse(&["unshare", "--mount", "sh", "-c", without, "sh"], out.path());
+    assert!(said.contains("control files by socket"), "{said}");
+}
+
+#[test]
+fn failure_of_a_simplest_program_is_traced() {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--sim", "--plan", "first"])
+        .arg(out.path())
+        .env("SIMGPU_FAULTS", "cuStreamCreate*=999")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let run: Value = serde_json::from_slice(&fs::read(out.path().join("first.json")).unwrap()).unwrap();
+    assert_eq!(run["parts"]["load_governed"]["state"], "FAIL", "{said}");
+    assert_eq!(run["parts"]["traced"]["state"], "PASS", "{said}");
+    assert!(run["parts"]["traced"]["facts"]["trace"][0].is_string(), "{said}");
+    for part in ["transcript", "swap", "ledger"] {
+        assert!(run["parts"][part].is_null(), "{part}: {said}");
+    }
+    assert!(run["parts"]["background"].is_object(), "{said}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 """Runs a job in one framework and executes commands from stdin: `hash`, `info`, `alloc BYTES`, `steps` (until
-the next line), `time N`, `each N`.
+the next line), `time N`, `during SECONDS`.
 
 Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step and `stopped N`, `took
-SECONDS` for N steps, `each SECONDS...` for each of N steps, with a pause of 2 ms between them."""
+SECONDS` for N steps, `each SECONDS...` for each step within SECONDS, with a pause of 2 ms between them."""
 import ctypes
 import hashlib
 import os
@@ -60,6 +60,20 @@ class Driver:
     def step(self):
         self.launch(1)
         self.check(self.cuda.cuCtxSynchronize())
+
+
+class Queue(Driver):
+    """Keeps up to 16 launches queued."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def step(self):
+        self.launch(1)
+        self.count += 1
+        if self.count % 16 == 0:
+            self.check(self.cuda.cuCtxSynchronize())
 
 
 class Torch:
@@ -139,6 +153,23 @@ class Train(Torch):
         self.net(self.a).square().mean().backward()
         self.optimizer.step()
         self.t.cuda.synchronize()
+
+
+class Products(Torch):
+    """Multiplies large matrices, with a queue of at most eight products: about 11 ms on an H100."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = self.t.randn(8192, 8192, device="cuda").to(self.t.bfloat16)
+        self.out, self.queue = self.t.empty_like(self.b), []
+
+    def step(self):
+        self.t.mm(self.b, self.b, out=self.out)
+        event = self.t.cuda.Event()
+        event.record()
+        self.queue.append(event)
+        if len(self.queue) > 8:
+            self.queue.pop(0).synchronize()
 
 
 class Decode(Torch):
@@ -253,8 +284,8 @@ class Triton(Torch):
         self.t.cuda.synchronize()
 
 
-KINDS = {"driver": Driver, "torch": Torch, "graph": Graph, "streams": Streams, "train": Train, "decode": Decode,
-         "cupy": Cupy, "jax": Jax, "numba": Numba, "triton": Triton}
+KINDS = {"driver": Driver, "queue": Queue, "torch": Torch, "graph": Graph, "streams": Streams, "train": Train,
+         "products": Products, "decode": Decode, "cupy": Cupy, "jax": Jax, "numba": Numba, "triton": Triton}
 
 
 def paused(step):
@@ -311,8 +342,11 @@ def main():
                 for _ in range(int(rest[0])):
                     work.step()
                 answer = f"took {time.perf_counter() - began}"
-            elif verb == "each":
-                answer = "each " + " ".join(str(paused(work.step)) for _ in range(int(rest[0])))
+            elif verb == "during":
+                end, took = time.monotonic() + float(rest[0]), [paused(work.step)]
+                while time.monotonic() < end:
+                    took.append(paused(work.step))
+                answer = "each " + " ".join(map(str, took))
             elif verb == "steps":
                 while not lines.waiting():
                     work.step()

@@ -43,12 +43,12 @@ class Program(Lead):
         super().__init__(command if bare else [control.GCGROUPFS, "run", *options, "--", *command], env)
 
 
-def load(*arguments, bare=False, **run_options):
-    """Runs gcgroup-load. `run_options` are options of `gcgroupfs run`: None omits the option, True gives it no
+def load(*arguments, bare=False, env=None, **run_options):
+    """Runs gcgroup-load, with further variables `env`. `run_options` are options of `gcgroupfs run`: None omits the option, True gives it no
     value."""
     options = [word for name, value in run_options.items() if value is not None
                for word in (f"--{name}", str(value))[:1 if value is True else 2]]
-    return Program([control.LOAD, *map(str, arguments)], bare, options=options)
+    return Program([control.LOAD, *map(str, arguments)], bare, env, options)
 
 
 def work():

@@ -1,8 +1,11 @@
 """Reports the result of each part: prints a line when the part ends, and rewrites a results file atomically."""
 import json
 import os
+import tarfile
 
 TAIL = 3000
+# Characters of the summary, so that the end of the output suffices to decide what to do next.
+SUMMARY, LINE = 12_000, 300
 
 
 def text(path):
@@ -14,20 +17,32 @@ def text(path):
         return ""
 
 
+def stored(path):
+    """Returns the machine and the parts of a run: of a plan's JSON file, or of a directory. Raises OSError or
+    ValueError if there are none."""
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    with open(f"{path}/results.json", encoding="utf-8") as file:
+        parts = json.load(file)
+    return {"machine": json.loads(text(f"{path}/machine.json") or "{}"), "parts": parts}
+
+
 def failed(directories):
     """Returns the names of the parts that failed in the results in these directories. Raises OSError or
     ValueError if there are none."""
     names = []
     for directory in directories:
-        with open(f"{directory}/results.json", encoding="utf-8") as file:
-            names += [name for name, entry in json.load(file).items() if entry["state"] == "FAIL"]
+        names += [name for name, entry in stored(directory)["parts"].items() if entry["state"] == "FAIL"]
     return [name for name in names if " " not in name and name != "daemon"]
 
 
 class Results:
-    """Writes `results.json` and `log.txt` in a directory, both from scratch."""
+    """Writes `results.json` and `log.txt` in a directory, both from scratch. `stem`: also keeps `STEM.json` with machine
+    and parts, and all of the directory in `STEM.tgz`."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, stem=None):
+        self.directory, self.stem = directory, stem
         self.path, self.log = f"{directory}/results.json", f"{directory}/log.txt"
         self.entries, self.left_out = {}, 0
         open(self.log, "w", encoding="utf-8").close()
@@ -52,6 +67,7 @@ class Results:
         self.entries[name] = entry
         self.save()
         self.say(f"{state} {name}: {reason} ({seconds:.1f} s)")
+        self.archive()
 
     def lacks_time(self, name, reason, **facts):
         """Records a part that was left out or cut off because the time was over: the part is skipped, and the
@@ -76,11 +92,37 @@ class Results:
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(f"--- {what}\n{text(path)[-20_000:]}")
 
+    def archive(self):
+        """Replaces the archive and its JSON file, for a run that is cut off."""
+        if not self.stem:
+            return
+        with tarfile.open(f"{self.stem}.tgz.new", "w:gz") as archive:
+            archive.add(self.directory, os.path.basename(self.stem))
+        os.replace(f"{self.stem}.tgz.new", f"{self.stem}.tgz")
+        with open(f"{self.stem}.json.new", "w", encoding="utf-8") as file:
+            json.dump(stored(self.directory), file, indent=1)
+        os.replace(f"{self.stem}.json.new", f"{self.stem}.json")
+
+    def summary(self):
+        """Returns a line for each part, and the end of the stderr of those that failed, in SUMMARY characters."""
+        most = min(LINE, SUMMARY // (len(self.entries) + 1) - 20)
+        lines = [f"{entry['state']} {name}: {entry['reason']}"[:most] + f" ({entry['seconds']} s)"
+                 for name, entry in self.entries.items()]
+        said = [(name, entry["stderr"]) for name, entry in self.entries.items()
+                if entry["state"] == "FAIL" and entry.get("stderr")]
+        room = SUMMARY - len("\n".join(lines)) - 200
+        for name, text in said:
+            share = max(room // len(said), 0)
+            lines += [f"--- {name}", text[-share:]] if share > 40 else []
+        return "\n".join(lines)[-SUMMARY:]
+
     def status(self):
         """Prints the summary. Returns 0 if all is well, 1 if a part failed or none passed, 3 if the time did
         not suffice."""
         states = [entry["state"] for entry in self.entries.values()]
         line = ", ".join(f"{states.count(state)} {state}" for state in ("PASS", "FAIL", "SKIP"))
+        if self.stem:
+            self.say(f"=== summary\n{self.summary()}")
         self.say(line + (f"; {self.left_out} left out for lack of time: run them with --parts" if self.left_out else ""))
         if "FAIL" in states or "PASS" not in states:
             return 1

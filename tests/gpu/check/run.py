@@ -18,8 +18,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 
 import evidence
 
-# With the time for cleaning up, nine minutes.
-ALL_SECONDS = 525
 STATES = {0: "PASS", 77: "SKIP"}
 
 
@@ -31,9 +29,13 @@ def arguments():
     """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="gpu-check.sh",
+        usage="%(prog)s [--sim] [--list] [--plan first | figures [SECONDS] | again PART,...] [OPTION...] [OUTDIR]",
         description="Checks whether gcgroupfs works on this machine's GPU, and measures its performance.",
         epilog="Exits with 0 if all parts passed or were skipped, 1 if a part failed or none passed, "
                "3 if parts were left out for lack of time.")
+    parser.add_argument("--plan", choices=table.PLANS, help="parts in the order of their importance within a time that "
+                        "suffices: first (the default: does it work?), figures, again (parts, after a correction). "
+                        "Writes only OUTDIR/PLAN.json and OUTDIR/PLAN.tgz, after each part")
     parser.add_argument("--sim", action="store_true", help="run on the simulated driver of the built tree")
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
     parser.add_argument("--parts", metavar="NAME,...", default="",
@@ -41,18 +43,41 @@ def arguments():
     parser.add_argument("--failed-in", metavar="DIR", action="append", default=[],
                         help="run only the parts that failed in the results in DIR, and those of --parts")
     parser.add_argument("--commit", help="the commit that was built, where git cannot tell")
-    parser.add_argument("--seconds", type=int, default=ALL_SECONDS, help="time limit of the whole check (%(default)s)")
-    parser.add_argument("outdir", metavar="OUTDIR", nargs="?", default="gpu-check",
-                        help="directory for the results (%(default)s)")
+    parser.add_argument("--peer", metavar="LIB", help="another preloaded library to compare with, such as HAMi-core's")
+    parser.add_argument("--seconds", type=int, help="time limit of the whole check (that of the plan, else the sum of "
+                        "the parts' usual seconds)")
+    parser.add_argument("words", metavar="OUTDIR", nargs="*", help="directory for the results (gpu-check)")
     given = parser.parse_args()
     try:
-        failed = results.failed(given.failed_in)
-        given.parts = table.chosen([name for name in given.parts.split(",") + failed if name])
+        planned(given)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    if given.failed_in and not failed:
-        parser.error("no part failed there")
     return given
+
+
+def planned(given):
+    """Replaces the words, and the names of parts, by the parts in the order in which they run, their time limit and
+    the directory. Raises OSError or ValueError if they cannot be understood."""
+    if given.plan == "figures" and given.words and given.words[0].isdecimal():
+        given.seconds = int(given.words.pop(0))
+    if given.plan == "again":
+        if not given.words:
+            raise ValueError("--plan again needs the names of parts")
+        given.parts = f"{given.parts},{given.words.pop(0)}"
+    failed = results.failed(given.failed_in)
+    if given.failed_in and not failed:
+        raise ValueError("no part failed there")
+    names = [name for name in given.parts.split(",") + failed if name]
+    if not given.plan and not names:
+        given.plan = "first"
+    plan = table.PLANS.get(given.plan)
+    parts = table.chosen(names) if names else []
+    given.parts = [*parts, *(part for part in map(table.named, plan.parts if plan else ()) if part not in parts)]
+    given.otherwise = [table.named(name) for name in plan.otherwise] if plan else []
+    given.seconds = given.seconds or (plan.seconds if plan else 15 + sum(part.usual for part in parts))
+    given.outdir = given.words.pop(0) if given.words else "gpu-check"
+    if given.words:
+        raise ValueError(f"unexpected: {' '.join(given.words)}")
 
 
 class Check:
@@ -62,7 +87,8 @@ class Check:
         self.results, self.sim, self.until = results, sim, time.monotonic() + seconds
         # Why the driver cannot be used, why governed programs cannot, and which processes outlive a part.
         self.no_driver = self.no_daemon = None
-        self.keep = []
+        self.simplest_failed = False
+        self.warming = []
 
     def left(self):
         """Returns the seconds left."""
@@ -74,7 +100,7 @@ class Check:
         if not probe and not self.no_daemon and not daemon.lives():
             self.daemon_died(part)
         why = self.no_driver or (None if probe else self.no_daemon)
-        if why and part is not table.DRIVER and part is not table.FACTS[0]:
+        if why and part not in (table.DRIVER, table.TRACED, *table.FACTS[:2]):
             self.results.ends(part.name, "SKIP", why, 0, probe=probe)
         elif self.left() < part.usual:
             self.results.lacks_time(part.name, f"left out: the part takes {part.usual} s, {max(self.left(), 0):.0f} s are left",
@@ -147,9 +173,16 @@ class Check:
 
     def clean(self):
         """Ends the processes that a part left. Returns the pids of those that do not die."""
+        keep = [process.pid for process in self.warming]
         with contextlib.suppress(OSError, ValueError):
-            self.keep = [daemon.pid()]
-        return family.end(self.keep)
+            keep.append(daemon.pid())
+        return family.end(keep)
+
+    def warm(self):
+        """Begins to read the frameworks, so that later parts find their files in the page cache."""
+        for module in ("torch", "cupy", "jax", "numba"):
+            self.warming.append(subprocess.Popen([sys.executable, "-c", f"import {module}"], stdin=subprocess.DEVNULL,
+                                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
     def consequences(self, part, left):
         """Records why later parts must be skipped."""
@@ -157,6 +190,7 @@ class Check:
         if part is table.DRIVER and entry["state"] != "PASS":
             self.no_driver = f"the driver cannot be used: {entry['reason']}"
         if part in table.SIMPLEST and entry["state"] == "FAIL":
+            self.simplest_failed = True
             self.no_daemon = f"the simplest governed program fails: {part.name}: {entry['reason']}"
         if left:
             self.no_driver = f"a process of {part.name} cannot be killed: {left}"
@@ -178,22 +212,32 @@ def simulated():
 
 def main(given):
     """Runs the check. Returns the exit status."""
-    for name in ("state", "gpu", "parts", "gcgroup"):
+    for name in ("state", "gpu", "parts", "gcgroup", "out"):
         os.mkdir(f"{os.environ['GPU_CHECK_WORK']}/{name}")
     os.makedirs(given.outdir, exist_ok=True)
-    shutil.rmtree(f"{given.outdir}/evidence", ignore_errors=True)
-    os.environ["GPU_CHECK_OUT"] = os.path.abspath(given.outdir)
+    # A plan's many files come back in one archive.
+    outdir = f"{os.environ['GPU_CHECK_WORK']}/out" if given.plan else given.outdir
+    shutil.rmtree(f"{outdir}/evidence", ignore_errors=True)
+    os.environ["GPU_CHECK_OUT"] = os.path.abspath(outdir)
+    if given.peer:
+        os.environ["GPU_CHECK_PEER"] = os.path.abspath(given.peer)
     family.adopt()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ended)
     if given.sim:
         simulated()
-    written = results.Results(given.outdir)
+    written = results.Results(outdir, given.plan and f"{given.outdir}/{given.plan}")
     check = Check(written, given.sim, given.seconds)
     try:
-        written.say(machine.describe(f"{given.outdir}/machine.json", given.sim, given.commit))
-        machine.add(f"{given.outdir}/machine.json", control=govern(check))
+        written.say(machine.describe(f"{outdir}/machine.json", given.sim, given.commit))
+        if given.plan == "first" and not given.sim:
+            check.warm()
+        machine.add(f"{outdir}/machine.json", control=govern(check))
         for part in given.parts:
+            check.part(part)
+            if check.simplest_failed and given.otherwise:
+                break
+        for part in given.otherwise if check.simplest_failed else []:
             check.part(part)
         return written.status()
     except Ended as reason:
@@ -201,9 +245,11 @@ def main(given):
     finally:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        check.warming.clear()
         check.clean()
         daemon.stop()
         written.quote("daemon", daemon.LOG)
+        written.archive()
 
 
 def govern(check):
@@ -231,5 +277,7 @@ if __name__ == "__main__":
     if options.list:
         for listed in table.PARTS:
             print(f"{listed.name:<26}{listed.usual:>3} s, at most {listed.limit:>3}: {table.about(listed)}")
+        for name, plan in table.PLANS.items():
+            print(f"--plan {name}: {plan.seconds} s at most: {', '.join(plan.parts)}")
         sys.exit(0)
     sys.exit(main(options))

@@ -13,7 +13,8 @@ Part = collections.namedtuple("Part", "name usual limit")
 DRIVER = Part("driver", 5, 90)
 # Facts that need no gcgroupfs: DRIVER in `parts`, the others in `../probe`.
 FACTS = [
-    Part("preflight", 2, 45),
+    Part("preflight", 3, 45),
+    Part("simulated", 10, 45),
     DRIVER,
     Part("lookups", 5, 45),
     Part("markers", 12, 60),
@@ -26,11 +27,13 @@ FACTS = [
     Part("remap", 25, 90),
     Part("sharing", 5, 45),
     Part("nvml", 15, 45),
+    Part("granularity", 10, 60),
     Part("background", 10, 45),
     Part("checkpoint", 20, 75),
     Part("slicing", 15, 60),
-    Part("timeslice", 12, 45),
 ]
+# Changes a channel's time slice, so that it runs only where it is named.
+BY_NAME = [Part("timeslice", 12, 45)]
 # The simplest governed programs. If one of them fails, the parts after them are skipped.
 SIMPLEST = [
     Part("interception_ctypes", 5, 45),
@@ -41,6 +44,7 @@ PRODUCT = [
     *SIMPLEST,
     Part("ledger", 5, 45),
     Part("interception_c", 8, 45),
+    Part("transcript", 25, 120),
     Part("groups", 5, 45),
     Part("kill_process", 5, 45),
     Part("kill_daemon", 5, 45),
@@ -58,21 +62,48 @@ PRODUCT = [
     Part("torch_processes", 12, 90),
     Part("shared_by_processes", 30, 200),
     Part("swap", 25, 75),
+    Part("suspend", 15, 75),
     Part("contention", 25, 75),
-    Part("contention_torch", 25, 90),
+    Part("contention_figures", 70, 120),
+    Part("beside", 60, 150),
+    Part("beside_mps", 40, 120),
+    Part("beside_peer", 25, 90),
     Part("launch_bound", 40, 100),
     Part("overhead_driver", 20, 75),
     Part("overhead_torch", 30, 100),
     Part("priority", 20, 60),
 ]
-PARTS = FACTS + PRODUCT
+# What explains the failure of a simplest program.
+TRACED = Part("traced", 20, 45)
+PARTS = FACTS + BY_NAME + PRODUCT + [TRACED]
 # Names for --parts that stand for several parts.
 SETS = {"facts": FACTS, "product": PRODUCT}
+
+# `seconds`: time limit, in which the usual seconds of all parts fit. `parts`: in the order in which they run, the
+# most important first. `otherwise`: runs in place of the rest after a simplest program has failed.
+Plan = collections.namedtuple("Plan", "seconds parts otherwise")
+OTHERWISE = ("traced", "lookups", "nvml", "contexts", "markers", "barriers", "launches", "slicing", "host_pieces",
+             "sharing", "background")
+PLANS = {
+    "first": Plan(285, (
+        "preflight", "simulated", "driver", "interception_ctypes", "load_governed", "ledger", "interception_c",
+        "nvidia_smi", "frameworks", "interception_torch", "interception_cupy", "transcript", "lookups", "nvml",
+        "contexts", "markers", "launches", "slicing", "granularity", "overhead_driver", "swap", "priority"), OTHERWISE),
+    "figures": Plan(440, (
+        "driver", "frameworks", "beside", "beside_mps", "contention_figures", "overhead_driver", "launch_bound",
+        "suspend", "swap", "beside_peer", "overhead_torch", "torch_malloc_async", "torch_expandable_segments"), ()),
+    "again": Plan(240, ("driver", "transcript"), ()),
+}
+
+
+def named(name):
+    """Returns the part of that name."""
+    return next(part for part in PARTS if part.name == name)
 
 
 def is_probe(part):
     """Returns whether the part examines the machine and needs no gcgroupfs."""
-    return part in FACTS and part is not DRIVER
+    return part in FACTS + BY_NAME and part is not DRIVER
 
 
 def path(part):
@@ -93,4 +124,4 @@ def chosen(names):
     if unknown := sorted(set(names) - {part.name for part in PARTS} - set(SETS)):
         raise ValueError(f"no part {', '.join(unknown)}; --list lists the parts")
     wanted = {part.name for name in names for part in SETS.get(name, [])} | set(names)
-    return [part for part in PARTS if not names or part.name in wanted or part is DRIVER]
+    return [part for part in PARTS if part.name in wanted or part is DRIVER]

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import tarfile
 import tempfile
 import textwrap
 import unittest
@@ -137,8 +138,62 @@ class Parts(unittest.TestCase):
         for part in parts:
             self.assertTrue(table.about(part))
             self.assertLess(part.usual, part.limit)
-        for half in table.SETS.values():
-            self.assertLess(sum(part.usual for part in half), run.ALL_SECONDS, "the parts no longer fit in one run")
+
+    def test_plans_fit_into_their_time(self):
+        for name, plan in table.PLANS.items():
+            parts = [table.named(part) for part in plan.parts]
+            self.assertEqual(len(set(parts)), len(parts), name)
+            self.assertLessEqual(sum(part.usual for part in parts), plan.seconds, name)
+            self.assertFalse(set(parts) & set(table.BY_NAME), "changes a setting of the device")
+        otherwise = [table.named(part).usual for part in table.OTHERWISE]
+        self.assertLessEqual(sum(otherwise), 160)
+
+    def test_most_important_figures_come_first(self):
+        plan, seconds = table.PLANS["figures"], 0
+        for name in plan.parts:
+            seconds += table.named(name).usual
+            if name == "overhead_driver":
+                break
+        self.assertLessEqual(seconds, 230)
+
+    def options(self, *words):
+        with mock.patch.object(sys, "argv", ["gpu-check.sh", *words]), mock.patch("sys.stderr"):
+            given = run.arguments()
+        return given.plan, given.seconds, given.outdir, [part.name for part in given.parts]
+
+    def test_plans_are_chosen_on_the_command_line(self):
+        first, figures = (list(table.PLANS[name].parts) for name in ("first", "figures"))
+        self.assertEqual(self.options(), ("first", 285, "gpu-check", first))
+        self.assertEqual(self.options("--plan", "first", "out"), ("first", 285, "out", first))
+        self.assertEqual(self.options("--plan", "figures"), ("figures", 440, "gpu-check", figures))
+        self.assertEqual(self.options("--plan", "figures", "345", "out"), ("figures", 345, "out", figures))
+        self.assertEqual(self.options("--plan", "again", "swap,vmm", "out"),
+                         ("again", 240, "out", ["driver", "vmm", "swap", "transcript"]))
+        self.assertEqual(self.options("--parts", "swap", "out"), (None, 45, "out", ["driver", "swap"]))
+        for words in (["--plan", "again"], ["--plan", "again", "swop"], ["--plan", "second"], ["one", "two"],
+                      ["--plan", "figures", "5", "out", "more"], ["--failed-in", "/nowhere"]):
+            with self.assertRaises(SystemExit, msg=words):
+                self.options(*words)
+
+    def test_summary_fits_into_the_end_of_the_output(self):
+        for number in range(40):
+            pathlib.Path(self.out.name, "part.err").write_text("x" * 5000, encoding="utf-8")
+            self.results.ends(f"part_{number}", "FAIL", "y" * 2000, 1, stem=f"{self.out.name}/part")
+        text = self.results.summary()
+        self.assertLessEqual(len(text), results.SUMMARY)
+        for number in range(40):
+            self.assertIn(f"FAIL part_{number}: yyy", text)
+
+    def test_plan_keeps_one_archive_and_one_file_after_each_part(self):
+        with tempfile.TemporaryDirectory() as out:
+            kept = Results(self.out.name, f"{out}/first")
+            pathlib.Path(self.out.name, "machine.json").write_text('{"gpu": "none"}', encoding="utf-8")
+            kept.ends("vmm", "FAIL", "so", 1)
+            self.assertEqual(sorted(os.listdir(out)), ["first.json", "first.tgz"])
+            with tarfile.open(f"{out}/first.tgz") as archive:
+                self.assertIn("first/results.json", archive.getnames())
+            self.assertEqual(results.stored(f"{out}/first.json")["machine"], {"gpu": "none"})
+            self.assertEqual(results.failed([f"{out}/first.json"]), ["vmm"])
 
     def test_parts_are_chosen_by_name_after_the_driver(self):
         self.assertEqual([part.name for part in table.chosen(["vmm", "swap"])], ["driver", "vmm", "swap"])
