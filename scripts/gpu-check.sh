@@ -3,7 +3,9 @@
 # part. Needs a built tree, sh and python3. Uses a few GB of device memory, changes no device setting and
 # removes everything at the end.
 #
-#   scripts/gpu-check.sh [--sim] [--list] [--plan PLAN | --parts NAME,...] [OPTION...] [OUTDIR]       environment: DIST
+#   scripts/gpu-check.sh [--sim] [--list] [--plan PLAN | --parts NAME,...] [OPTION...] [OUTDIR]
+#
+# environment: DIST, a built tree (target/dist)
 set -u
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)

@@ -79,8 +79,8 @@ PARTS = FACTS + BY_NAME + PRODUCT + [TRACED]
 # Names for --parts that stand for several parts.
 SETS = {"facts": FACTS, "product": PRODUCT}
 
-# `seconds`: time limit, in which the usual seconds of all parts fit. `parts`: in the order in which they run, the
-# most important first. `otherwise`: runs in place of the rest after a simplest program has failed.
+# `seconds`: time limit, in which the usual seconds of all parts fit. `parts`: in the order in which they run,
+# the most important first. `otherwise`: runs in place of the rest after a simplest program has failed.
 Plan = collections.namedtuple("Plan", "seconds parts otherwise")
 OTHERWISE = ("traced", "lookups", "nvml", "contexts", "markers", "barriers", "launches", "slicing", "host_pieces",
              "sharing", "background")
