@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use support::{artifacts, repository};
+use tempfile::TempDir;
 
 fn document(name: &str) -> String {
     fs::read_to_string(repository().join(name)).unwrap()
@@ -138,4 +139,45 @@ fn manual_scripts_use_only_mounted_files() {
     }
     let lines = document("scripts/gc-preempt").lines().count();
     assert!(lines <= 120, "gc-preempt has more than 120 lines");
+}
+
+#[test]
+fn stale_names_and_wrapped_tables_in_a_note_are_found() {
+    let directory = TempDir::new().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("Cargo.toml", "");
+    write(
+        "src/window/costs.rs",
+        "impl Costs { fn lower() {} }\n// fn gone_item\n",
+    );
+    write(
+        "src/note.md",
+        "`costs.rs`, `window/costs`, (`window`), `Costs::lower`, `window/NAME.rs`, `a b`\n\
+         `made.rs`, `server/room`, (`mark`), `Costs::raise`, `gone_item`\n\
+         | a | b | | --- | --- | | c | d |\n",
+    );
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(directory.path());
+        command.output().unwrap()
+    };
+    assert!(run("git", &["init", "-q"]).status.success());
+    assert!(run("git", &["add", "."]).status.success());
+    let script = repository().canonicalize().unwrap().join("scripts/check-text.py");
+    let output = run("python3", &[script.to_str().unwrap()]);
+    let expected = [
+        "src/note.md:2: no file made.rs",
+        "src/note.md:2: no file server/room",
+        "src/note.md:2: no module mark",
+        "src/note.md:2: no item Costs::raise",
+        "src/note.md:2: no item gone_item",
+        "src/note.md:3: a table that was wrapped like prose",
+    ];
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(found.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(output.status.code(), Some(1));
 }

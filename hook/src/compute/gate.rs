@@ -75,6 +75,7 @@ pub(crate) fn admit(
 
 /// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls
 /// `next` if no slot can be bound. `devices` are used in addition to the stream's.
+#[expect(clippy::too_many_arguments, reason = "one submission")]
 pub(crate) fn submit(
     compute: &Compute,
     known: KnownMemory<'_>,

@@ -126,6 +126,7 @@ impl GraphDevices {
             .fold(captured.unwrap_or_default(), DeviceSet::and)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what the walk of one graph knows")]
     fn of_node(
         &self,
         contexts: &Contexts,

@@ -17,6 +17,7 @@ macro_rules! calls {
             /// Calls the driver's function; `CUDA_ERROR_NOT_FOUND` if the driver does not have it.
             // Never inlined: the call costs nothing beside the driver's own work.
             #[inline(never)]
+            #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
             pub(crate) fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());

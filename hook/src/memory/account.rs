@@ -344,6 +344,7 @@ impl Account {
     ///
     /// # Errors
     /// [`Over`] if the growth exceeds a limit.
+    #[expect(clippy::too_many_arguments, reason = "three actions of one caller")]
     pub(crate) fn settle(
         &mut self,
         held: u64,

@@ -120,6 +120,7 @@ impl PageCounter {
     }
 
     /// Charges the home device and returns the sum; `None` if another device has been charged meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "on the path of each allocation")]
     fn charge_at_home(
         &self,
         usage: &Usage,
@@ -183,6 +184,7 @@ impl PageCounter {
     /// use.
     #[cold]
     #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "on the path of each allocation")]
     fn reserve_on_one_of_several(
         &self,
         usage: &Usage,
@@ -314,6 +316,7 @@ impl PageCounter {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "two devices of one process")]
     pub(crate) fn transfer_bytes(
         &self,
         usage: &Usage,

@@ -129,13 +129,13 @@ impl Bound<'_> {
         self.tell_entry(what, 1);
     }
 
-    /// Withdraws an [`Self::enter`].
     /// Returns how many submissions have begun; wraps.
     pub(super) fn nr_entered(&self) -> u64 {
         let entered = self.entrance.entered.iter().map(|count| count.load(Acquire));
         entered.fold(0, u64::wrapping_add)
     }
 
+    /// Withdraws an [`Self::enter`].
     pub(crate) fn uncount(&self, what: Submission) {
         self.entrance.withdraw(what);
         self.tell_entry(what, u64::MAX);

@@ -122,6 +122,7 @@ impl Window {
 
     /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
     /// captures.
+    #[expect(clippy::too_many_arguments, reason = "on the path of each submission")]
     pub(crate) fn admission(
         &mut self,
         context: Option<&Arc<Context>>,

@@ -137,6 +137,10 @@ impl All<'_> {
     }
 
     /// Binds memory to a region, replacing what was bound there.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one binding, as the driver describes it"
+    )]
     pub(crate) fn bind(
         &mut self,
         to: Binder,

@@ -65,6 +65,7 @@ impl Reserves {
         known.unwrap_or_else(|| self.add(&mut list, Source::Graphs, local, index, false))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the fields of a reserve")]
     fn add(
         &self,
         list: &mut Vec<Arc<Reserve>>,

@@ -163,6 +163,7 @@ impl Slots {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a slot has of its thread")]
     fn give(&self, session: &Session, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
         settle(bound);
         let moves = bound.index() != index;

@@ -52,6 +52,7 @@ impl Device {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one step of a move")]
     pub(super) fn quieten(
         &mut self,
         swap: &Swap,
@@ -140,6 +141,7 @@ impl Device {
         self.gone = self.gone.saturating_add(of_asked);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one step of a move")]
     fn fail(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
         match failed {
             // Not a failure: other processes use the device's memory.
