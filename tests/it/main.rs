@@ -59,6 +59,8 @@ mod explain;
 #[cfg(test)]
 mod exporter;
 #[cfg(test)]
+mod failed;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod forked;

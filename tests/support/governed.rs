@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::failure::keep;
 use crate::hang::threads;
 use crate::wait::{DEADLINE, wait_for, wait_until};
 use crate::watchdog::{Begun, begin};
@@ -18,6 +19,7 @@ use crate::watchdog::{Begun, begin};
 /// A child whose stdout is read line by line. Killed when dropped, or when the thread that started it ends.
 #[derive(Debug)]
 pub struct Governed {
+    name: String,
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -66,6 +68,7 @@ impl Governed {
         });
         let stdin = child.stdin.take();
         Self {
+            name,
             child,
             stdin,
             lines,
@@ -197,6 +200,12 @@ impl Governed {
 
 impl Drop for Governed {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.said.extend(self.lines.try_iter());
+            let (said, stderr) = (self.said.join("\n"), self.stderr());
+            let text = format!("{}\nstdout:\n{said}\nstderr:\n{stderr}", self.name);
+            keep(&format!("process-{}.log", self.pid()), text);
+        }
         let _ = self.child.kill();
         let deadline = Instant::now() + DEADLINE;
         while matches!(self.child.try_wait(), Ok(None)) {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +20,10 @@ use tempfile::TempDir;
 
 use crate::artifacts::{artifacts, repository};
 use crate::emulated;
+use crate::failure::keep;
 use crate::governed::Governed;
 use crate::hang::{abort, threads};
+use crate::processes::{describe, end_related, related};
 use crate::truth::Truth;
 use crate::wait::{DEADLINE, wait_for, wait_until};
 use crate::watchdog::{Begun, begin};
@@ -83,7 +86,8 @@ impl Config {
 /// Prefix of the line by which a daemon reports that it serves.
 const READY: &str = "gcgroupfs: ready:";
 
-/// A running daemon. Unmounted and ended when dropped, so that tests can run in parallel.
+/// A running daemon. Unmounted and ended when dropped, so that tests can run in parallel. After a failure all
+/// processes that have its directory in their command line or environment are killed, and files are kept.
 #[derive(Debug)]
 pub struct Mount {
     root: TempDir,
@@ -255,7 +259,7 @@ impl Mount {
     #[track_caller]
     pub fn load(&self, arguments: &[&str]) -> Governed {
         let mut command = self.command(artifacts().load());
-        command.args(arguments);
+        command.args(arguments).env("GCGROUP_TRACE", self.trace());
         let mut load = Governed::spawn(command);
         load.expect("ready");
         load
@@ -318,12 +322,11 @@ impl Mount {
     pub fn stop(&mut self) {
         let Some(pid) = self.daemon() else { return };
         let _ = kill(pid, Signal::SIGTERM);
-        let Some(mut daemon) = self.daemon.take() else {
-            return;
-        };
         wait_until("the daemon ends", || {
-            daemon.try_wait().is_ok_and(|status| status.is_some())
+            let daemon = self.daemon.as_mut().map(Child::try_wait);
+            daemon.is_none_or(|status| status.is_ok_and(|status| status.is_some()))
         });
+        self.daemon = None;
     }
 
     /// Waits until the daemon ends by itself, and returns its exit status.
@@ -332,10 +335,12 @@ impl Mount {
     /// If the daemon does not end.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
-        let mut daemon = self.daemon.take().expect("the daemon was started");
-        wait_for("the daemon ends", || {
+        let daemon = self.daemon.as_mut().expect("the daemon was started");
+        let status = wait_for("the daemon ends", || {
             daemon.try_wait().expect("the process is a child")
-        })
+        });
+        self.daemon = None;
+        status
     }
 
     /// Restarts the daemon on the same mount point, socket and state directory; a running one is ended first.
@@ -415,18 +420,60 @@ impl Default for Mount {
     }
 }
 
+impl Mount {
+    /// Returns the file to which the hook of the processes of [`Self::load`] writes its trace.
+    fn trace(&self) -> PathBuf {
+        self.root().join("trace")
+    }
+
+    /// Keeps what explains a failure.
+    fn keep_files(&self) {
+        let name = self.root().file_name().unwrap_or_default().to_string_lossy();
+        let name = name.trim_start_matches('.');
+        keep(&format!("daemon-{name}.log"), self.log());
+        keep(
+            &format!("processes-{name}.txt"),
+            describe(&related(Vec::new(), &[self.root()])),
+        );
+        keep(
+            &format!("trace-{name}.txt"),
+            fs::read(self.trace()).unwrap_or_default(),
+        );
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
-        if thread::panicking() {
+        let stopped = match thread::panicking() {
+            true => Ok(()),
+            false => catch_unwind(AssertUnwindSafe(|| self.stop())),
+        };
+        if thread::panicking() || stopped.is_err() {
+            self.keep_files();
             eprintln!("the daemon's log:\n{}", self.log());
             if let Err(threads) = self.try_kill9() {
                 eprintln!("the daemon does not end:\n{threads}");
             }
-        } else {
-            self.stop();
+            // Its supervised daemon, its helpers, stopped processes, and programs that the test has lost.
+            end_related(self.root());
         }
-        // Unmounts what one or more killed daemons have left.
-        while umount2(&self.path(), MntFlags::MNT_DETACH).is_ok() {}
+        unmount_below(self.root());
+        if let Err(panic) = stopped {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Unmounts what one or more killed daemons, or the test, have left in a directory.
+fn unmount_below(directory: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4).map(Path::new));
+    let mut points: Vec<_> = points.filter(|point| point.starts_with(directory)).collect();
+    points.reverse();
+    for point in points {
+        let _ = umount2(point, MntFlags::MNT_DETACH);
     }
 }
 

@@ -2,7 +2,6 @@
 //! a watchdog thread reports the hanging processes, aborts their pending requests, and fails the run.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +13,8 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::hang::{abort, threads};
+use crate::hang::abort;
+use crate::processes::{describe, related};
 
 /// Default of `GCGROUP_TEST_PATIENCE`: seconds for which a daemon or process of a test may exist. Longer than
 /// any test takes on the most loaded machine.
@@ -88,15 +88,11 @@ fn watch() {
 
 /// Reports what all processes are doing, releases those that can be released, and ends the run.
 fn end(what: &str, points: &[&Path]) {
-    let ours = ours(points);
+    let ours = related(vec![std::process::id()], points);
     // Bypasses the capture of test output.
     let mut out = std::io::stderr();
     let _ = writeln!(out, "\n{what}");
-    for pid in &ours {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        let _ = writeln!(out, "{pid} {line}\n{}", threads(pid));
-    }
+    let _ = writeln!(out, "{}", describe(&ours));
     for point in points {
         abort(point);
     }
@@ -110,36 +106,4 @@ fn end(what: &str, points: &[&Path]) {
         let _ = umount2(*point, MntFlags::MNT_DETACH);
     }
     std::process::exit(FAILED);
-}
-
-/// Returns this process, its descendants, and all processes whose command line contains one of the mount
-/// points.
-fn ours(points: &[&Path]) -> Vec<u32> {
-    let mut ours = vec![std::process::id()];
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids: Vec<u32> = pids
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect();
-    let parent = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-        line.trim().parse::<u32>().ok()
-    };
-    let is_told = |pid: u32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).into_owned();
-        points
-            .iter()
-            .any(|point| line.contains(&*point.to_string_lossy()))
-    };
-    loop {
-        let more = pids.iter().copied().filter(|pid| {
-            !ours.contains(pid) && (is_told(*pid) || parent(*pid).is_some_and(|pid| ours.contains(&pid)))
-        });
-        let more: Vec<_> = more.collect();
-        if more.is_empty() {
-            return ours;
-        }
-        ours.extend(more);
-    }
 }

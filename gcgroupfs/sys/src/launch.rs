@@ -91,7 +91,7 @@ impl Launcher {
     }
 
     /// Runs `gcgroupfs ARGUMENTS` with this standard input and the daemon's environment, which says where the
-    /// driver is. The process is not governed.
+    /// driver is. The process is not governed, and has the daemon's standard error.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
@@ -100,7 +100,8 @@ impl Launcher {
         arguments: &[&OsStr],
         input: &impl AsFd,
     ) -> io::Result<Helper> {
-        self.start_helper(START_WITH_DRIVER, arguments, input, None)
+        let errors = io::stderr().as_fd().try_clone_to_owned()?;
+        self.start_helper(START_WITH_DRIVER, arguments, input, Some(&errors))
     }
 
     fn start_helper(
@@ -350,17 +351,19 @@ fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Res
         .collect();
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut descriptors = descriptors.into_iter().map(Stdio::from);
+    let [input, output] = [(); 2].map(|()| descriptors.next().unwrap_or_else(Stdio::null));
     let mut command = match needs_driver {
         false => command(&words),
-        true => {
-            let mut command = command_with_environment(&words);
-            // Where every program is governed, a library in it finds no daemon.
-            command.env(GCGROUP_SOCKET.name, "/dev/null");
-            command
-        }
+        true => command_with_environment(&words),
     };
-    command
-        .stdin(descriptors.next().unwrap_or_else(Stdio::null))
-        .stdout(descriptors.next().unwrap_or_else(Stdio::null))
-        .spawn()
+    command.stdin(input);
+    match needs_driver {
+        false => command.stdout(output),
+        // Where every program is governed, a library in it finds no daemon.
+        true => command
+            .env(GCGROUP_SOCKET.name, "/dev/null")
+            .stdout(Stdio::null())
+            .stderr(output),
+    };
+    command.spawn()
 }
