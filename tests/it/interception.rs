@@ -8,14 +8,14 @@ use support::{Governed, Mount, artifacts, c_program, c_program_by, python, repos
 
 use crate::driver::Dir;
 
-const LAUNCHES: u64 = 7;
+pub(crate) const LAUNCHES: u64 = 7;
 
 fn linked() -> PathBuf {
     let path = format!("-L{}", artifacts().simgpu().display());
     c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"])
 }
 
-fn unlinked() -> PathBuf {
+pub(crate) fn unlinked() -> PathBuf {
     c_program("ways.c", &["-ldl"])
 }
 
@@ -33,7 +33,7 @@ fn absolute() -> String {
 
 /// Runs the command governed and compares the counted launches with those it made.
 #[track_caller]
-fn is_counted(mount: &Mount, command: Command) -> Governed {
+pub(crate) fn is_counted(mount: &Mount, command: Command) -> Governed {
     let shown = format!("{command:?}");
     let mut program = Governed::spawn(command);
     let pid: i32 = program.expect("pid ").split_off(4).parse().expect("a pid");
@@ -61,6 +61,7 @@ fn driver_opened_at_run_time_is_counted() {
     let mount = Mount::new();
     for way_ in [
         "dlsym",
+        "libc",
         "ex",
         "proc1",
         "proc2",

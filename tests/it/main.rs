@@ -185,6 +185,8 @@ mod refused_calls;
 #[cfg(test)]
 mod renumbering;
 #[cfg(test)]
+mod replaced;
+#[cfg(test)]
 mod required;
 #[cfg(test)]
 mod rules;

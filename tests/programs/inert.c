@@ -10,6 +10,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifdef OPTIONS
+/* Options of AddressSanitizer. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return OPTIONS;
+}
+#endif
+
 static int entries(const char *path) {
     int n = -1; /* opendir's own descriptor is not counted */
     DIR *directory = opendir(path);

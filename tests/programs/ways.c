@@ -5,6 +5,8 @@
  *   linked            calls the driver's symbols; only if linked with -lcuda and -DLINKED
  *   dlsym             dlopen("libcuda.so.1"), dlsym on the handle
  *   dlsym:PATH        dlopen(PATH), dlsym on the handle
+ *   libc              dlopen("libcuda.so.1"), and the dlsym that dlsym finds in the C library
+ *   dlmopen           dlmopen("libcuda.so.1") in a new namespace, dlsym on the handle
  *   proc1, proc2      cuGetProcAddress with four arguments, with five; both found by dlsym
  *   ptsz              the one with five arguments, for the functions of the per-thread default stream
  *   ex                as dlsym, but launches with cuLaunchKernelEx
@@ -25,8 +27,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-typedef void *(*finder)(const char *name);
 
 struct config {
     unsigned grid[3], block[3], shared;
@@ -91,8 +91,11 @@ static void *opened(const char *file) {
     return handle;
 }
 
+/* The dlsym that the C library has, where a program asks for that one. */
+static void *(*other_dlsym)(void *, const char *);
+
 static void *looked_up(void *handle, const char *name) {
-    void *found = dlsym(handle, name);
+    void *found = other_dlsym ? other_dlsym(handle, name) : dlsym(handle, name);
     if (!found)
         fail(dlerror(), 0);
     const char *error = dlerror();
@@ -143,7 +146,15 @@ int launches(const char *way, int n) {
     struct driver driver;
     if (!strcmp(way, "dlsym") || !strcmp(way, "ex"))
         driver = by_name(opened("libcuda.so.1"));
-    else if (!strncmp(way, "dlsym:", 6))
+    else if (!strcmp(way, "libc")) {
+        other_dlsym = (void *(*)(void *, const char *))dlsym(opened("libc.so.6"), "dlsym");
+        driver = by_name(opened("libcuda.so.1"));
+    } else if (!strcmp(way, "dlmopen")) {
+        void *handle = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+        if (!handle)
+            fail(dlerror(), 0);
+        driver = by_name(handle);
+    } else if (!strncmp(way, "dlsym:", 6))
         driver = by_name(opened(way + 6));
     else if (!strcmp(way, "proc1"))
         driver = by_version(4, 0);

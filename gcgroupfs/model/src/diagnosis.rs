@@ -171,7 +171,7 @@ fn preloaded(observed: &Observed) -> Reason {
     if observed.has_driver() {
         return (
             "it has loaded the driver but not the hook: it has used no driver function yet, it looks them up \
-             past the library (RTLD_DEEPBIND), or its C library is too old for the hook"
+             past the library (RTLD_DEEPBIND, dlmopen, another preloaded dlsym), or its C library is too old for the hook"
                 .to_owned(),
             "if it uses the GPU already: use glibc as new as the one that gcgroupfs was built with",
         );

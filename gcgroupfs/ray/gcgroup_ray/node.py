@@ -72,7 +72,7 @@ def node_environment(
     variables = {
         **UNJOINED,
         "GCGROUP_SOCKET": str(Path(socket).absolute()),
-        "LD_PRELOAD": _appended(environ.get("LD_PRELOAD", ""), ":", str(library)),
+        "LD_PRELOAD": _first(environ.get("LD_PRELOAD", ""), str(library)),
         # Ray otherwise takes LD_PRELOAD out of the environment of workers.
         "RAY_LD_PRELOAD_ON_WORKERS": "1",
         _MODULES: _appended(environ.get(_MODULES, ""), ",", _MODULE),
@@ -83,6 +83,12 @@ def node_environment(
     if group:
         variables[GROUP_VARIABLE] = group
     return variables
+
+
+def _first(present: str, library: str) -> str:
+    """Return an `LD_PRELOAD` with the library before others, which could define `dlsym` too."""
+    others = [other for other in present.replace(" ", ":").split(":") if other not in ("", library)]
+    return ":".join([library, *others])
 
 
 def _appended(present: str, separator: str, entry: str) -> str:

@@ -29,7 +29,7 @@ class NodeTest(unittest.TestCase):
             "RAY_RUNTIME_ENV_PLUGINS": '[{"class": "a.B"}]',
         }
         once = environment(**before)
-        self.assertEqual(once["LD_PRELOAD"], f"a.so:{LIBRARY}")
+        self.assertEqual(once["LD_PRELOAD"], f"{LIBRARY}:a.so")
         self.assertEqual(once["RAY_preload_python_modules"], "numpy,gcgroup_ray.worker")
         classes = [plugin["class"] for plugin in json.loads(once["RAY_RUNTIME_ENV_PLUGINS"])]
         self.assertEqual(classes, ["a.B", "gcgroup_ray.plugin.GcgroupPlugin"])

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
+use gcgroup_abi::preload_order;
 use nix::sys::prctl;
 
 use self::writes::Given;
@@ -162,7 +163,9 @@ impl Step {
         };
         if library.exists() {
             let before = spank.variable("LD_PRELOAD").unwrap_or_default();
-            spank.set_variable("LD_PRELOAD", &preload(&before, &library.to_string_lossy()))?;
+            let library = library.to_string_lossy();
+            let order: Vec<_> = preload_order(before.as_bytes(), library.as_bytes()).collect();
+            spank.set_variable("LD_PRELOAD", &String::from_utf8_lossy(&order.join(&b':')))?;
         } else if self.is_required {
             return Err(anyhow!("no preload library at {}", library.display()));
         }
@@ -190,19 +193,6 @@ fn beside_plugin() -> anyhow::Result<PathBuf> {
     library.context("the plugin's directory is unknown: give the argument library=")
 }
 
-/// Returns the value of `LD_PRELOAD` with the library appended.
-fn preload(before: &str, library: &str) -> String {
-    let entries: Vec<&str> = before
-        .split([':', ' '])
-        .filter(|entry| !entry.is_empty())
-        .collect();
-    match (entries.is_empty(), entries.contains(&library)) {
-        (true, _) => library.to_owned(),
-        (false, true) => before.to_owned(),
-        (false, false) => format!("{before}:{library}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,8 +201,5 @@ mod tests {
     fn steps_have_the_names_of_their_cgroups() {
         assert_eq!(step_name(3), "3");
         assert_eq!(step_name(BATCH), "batch");
-        assert_eq!(preload("", "/l.so"), "/l.so");
-        assert_eq!(preload("/a.so", "/l.so"), "/a.so:/l.so");
-        assert_eq!(preload("/a.so /l.so", "/l.so"), "/a.so /l.so");
     }
 }

@@ -7,7 +7,7 @@ mod program;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -18,6 +18,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::message::GroupName;
+use gcgroup_abi::preload_order;
 
 use self::job::Job;
 use self::lease::LeaseOptions;
@@ -35,6 +36,11 @@ pub(super) const HOOK: &str = "libgcgroup_hook.so";
 /// Variable of NCCL. Unless it is 0, NCCL registers the buffers of captured operations with other devices and
 /// processes if they are mapped memory, as memory that can move is; then it could not move any more.
 const NCCL_GRAPH_REGISTER: &str = "NCCL_GRAPH_REGISTER";
+
+/// Variable of AddressSanitizer, and its option that makes a program end at start if another library comes
+/// before the sanitizer's.
+const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
+const LINK_ORDER: &str = "verify_asan_link_order";
 
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -281,6 +287,16 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
         "LD_PRELOAD",
         preload(env::var_os("LD_PRELOAD").as_deref(), &library()?)?,
     );
+    // For a program with default options of its own, which replace those of the preload library.
+    let mut options = env::var_os(ASAN_OPTIONS).unwrap_or_default();
+    if !options
+        .as_bytes()
+        .windows(LINK_ORDER.len())
+        .any(|part| part == LINK_ORDER.as_bytes())
+    {
+        options.push(format!(":{LINK_ORDER}=0"));
+        command.env(ASAN_OPTIONS, options);
+    }
     command.env(GCGROUP_SOCKET.name, std::path::absolute(socket)?);
     // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
     command.envs(arguments.options.variables());
@@ -315,7 +331,7 @@ pub(super) fn library() -> anyhow::Result<PathBuf> {
     Ok(library)
 }
 
-/// Returns the value of `LD_PRELOAD` with our library appended.
+/// Returns the value of `LD_PRELOAD` with our library, in the order of [`preload_order`].
 ///
 /// # Errors
 /// The path of our library contains a blank or colon.
@@ -328,41 +344,14 @@ fn preload(existing: Option<&OsStr>, library: &Path) -> anyhow::Result<OsString>
             library.display()
         );
     }
-    let mut list = OsString::new();
-    if let Some(existing) = existing.filter(|list| !list.is_empty()) {
-        let entries: Vec<&[u8]> = existing
-            .as_bytes()
-            .split(|byte| matches!(byte, b':' | b' '))
-            .collect();
-        if entries.contains(&ours.as_bytes()) {
-            return Ok(existing.to_owned());
-        }
-        list.push(existing);
-        list.push(":");
-    }
-    list.push(ours);
-    Ok(list)
+    let existing = existing.unwrap_or_default().as_bytes();
+    let entries: Vec<&[u8]> = preload_order(existing, ours.as_bytes()).collect();
+    Ok(OsString::from_vec(entries.join(&b':')))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn preload_appends_once() {
-        let ours = Path::new("/opt/lib/libgcgroup.so");
-        let list = |existing: Option<&str>| preload(existing.map(OsStr::new), ours).unwrap();
-        assert_eq!(list(None), "/opt/lib/libgcgroup.so");
-        assert_eq!(list(Some("")), "/opt/lib/libgcgroup.so");
-        assert_eq!(
-            list(Some("libjemalloc.so.2")),
-            "libjemalloc.so.2:/opt/lib/libgcgroup.so"
-        );
-        assert_eq!(
-            list(Some("a.so /opt/lib/libgcgroup.so")),
-            "a.so /opt/lib/libgcgroup.so"
-        );
-    }
 
     #[test]
     fn preload_refuses_path_with_blank() {

@@ -30,6 +30,7 @@ pub mod map;
 pub mod message;
 #[cfg(test)]
 mod orderings;
+mod preload_order;
 mod stall;
 mod usage;
 
@@ -48,6 +49,7 @@ pub use control::{
     BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, VISIBLE_LIMIT,
     VISIBLE_SWAP, WANTED_AGAIN, WANTED_BELOW_HIGH,
 };
+pub use preload_order::preload_order;
 pub use stall::{Pressure, Stall, StallClock};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 

@@ -1,4 +1,4 @@
-//! The one line that this library may write: why the hook cannot be loaded.
+//! The one line that this library may write: why the program is not governed.
 
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::AtomicBool;
@@ -13,11 +13,10 @@ fn part(text: *const c_char) -> Part {
     }
 }
 
-/// Writes to standard error, once, that the hook cannot be loaded. `reason` is a C string.
-pub(crate) fn complain(reason: *const c_char) {
+/// Writes to standard error, once, why the program is not governed. `reason` is a C string.
+pub(crate) fn complain(begin: &CStr, reason: *const c_char) {
     static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
-    const BEGIN: &CStr = c"gcgroup: not governed, since the hook cannot be loaded: ";
     if !arch::set(&HAS_COMPLAINED) {
-        arch::write_error(&[BEGIN.as_ptr(), reason, c"\n".as_ptr()].map(part));
+        arch::write_error(&[begin.as_ptr(), reason, c"\n".as_ptr()].map(part));
     }
 }

@@ -1,8 +1,14 @@
 //! Symbols of loaded objects, read from the tables that the dynamic linker uses.
 //!
-//! Reads only what the loader has mapped and keeps mapped while `dl_iterate_phdr` runs.
+//! Reads only what the loader has mapped and keeps mapped while the C library's `dl_iterate_phdr` runs. That
+//! function is read from the C library's own symbol table, since programs and sanitizers may define one,
+//! which may call `dlsym` or may not be ready yet.
 
 use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::arch;
 
 /// `Elf64_Phdr`.
 #[repr(C)]
@@ -77,14 +83,60 @@ pub(crate) fn visit_objects<F: FnMut(&Object) -> bool>(mut visit: F) {
         let visit = unsafe { &mut *visit.cast::<F>() };
         visit(&Object { info }).into()
     }
-    let iterate = crate::arch::dl_iterate_phdr();
-    if iterate.is_null() {
-        return;
+    if let Some(iterate) = iterate() {
+        // SAFETY: it calls back while `visit` is borrowed here, and not later.
+        unsafe { iterate(each::<F>, (&raw mut visit).cast()) };
+    }
+}
+
+/// Returns the C library's `dl_iterate_phdr`; `None` if there is no C library.
+fn iterate() -> Option<Iterate> {
+    static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let mut address = KNOWN.load(Relaxed);
+    if address.is_null() {
+        address = bootstrap(c"dl_iterate_phdr".as_ptr())?;
+        KNOWN.store(address, Relaxed);
     }
     // SAFETY: the C library's function of this name, not null.
-    let iterate = unsafe { core::mem::transmute::<*const c_void, Iterate>(iterate) };
-    // SAFETY: it calls back while `visit` is borrowed here, and not later.
-    unsafe { iterate(each::<F>, (&raw mut visit).cast()) };
+    Some(unsafe { core::mem::transmute::<*mut c_void, Iterate>(address) })
+}
+
+/// Finds a function of the C library in the loader's list of objects, without its lock. The C library is
+/// among the objects that are loaded at program start, which come first and stay.
+fn bootstrap(name: *const c_char) -> Option<*mut c_void> {
+    // SAFETY: static, and filled in by the loader.
+    let links = unsafe { &*arch::links() };
+    // SAFETY: null, or musl's pointer.
+    let pointed = || unsafe { links.debug_pointer.as_ref().and_then(|debug| debug.as_ref()) };
+    // SAFETY: null, or glibc's structure.
+    let debug = unsafe { links.debug.as_ref() }.or_else(pointed)?;
+    let mut map = debug.first;
+    // SAFETY: null at the end of the list, or an object of it.
+    while let Some(object) = unsafe { map.as_ref() } {
+        if is_c_library(object.file)
+            && let Some(found) = Tables::of(object.base, object.dynamic).and_then(|tables| tables.find(name))
+        {
+            return Some(found);
+        }
+        map = object.next;
+    }
+    None
+}
+
+/// Returns whether an object of this file name belongs to the C library: glibc (before 2.34 in two files) or
+/// musl.
+fn is_c_library(file: *const c_char) -> bool {
+    !file.is_null()
+        && [&b"libc."[..], b"libdl.", b"ld-musl-"]
+            .iter()
+            .any(|start| is_named(file, start))
+}
+
+/// Returns whether the file name in the path begins with `start`.
+pub(crate) fn is_named(path: *const c_char, start: &[u8]) -> bool {
+    let directory = bytes(path).enumerate().filter(|(_, byte)| *byte == b'/').last();
+    let name = bytes(path).skip(directory.map_or(0, |(slash, _)| slash + 1));
+    name.take(start.len()).eq(start.iter().copied())
 }
 
 impl Object {
@@ -116,9 +168,16 @@ impl Object {
         })
     }
 
+    /// Returns whether the object belongs to the C library.
+    pub(crate) fn is_c_library(&self) -> bool {
+        is_c_library(self.file())
+    }
+
     /// Returns the address of the object's definition of `name`.
     pub(crate) fn find(&self, name: *const c_char) -> Option<*mut c_void> {
-        Tables::of(self)?.find(name)
+        let base = self.info().base;
+        let dynamic = self.headers().iter().find(|header| header.kind == PT_DYNAMIC)?;
+        Tables::of(base, base.wrapping_add(dynamic.address))?.find(name)
     }
 }
 
@@ -133,10 +192,9 @@ struct Tables {
 }
 
 impl Tables {
-    fn of(object: &Object) -> Option<Self> {
-        let base = object.info().base;
-        let dynamic = object.headers().iter().find(|header| header.kind == PT_DYNAMIC)?;
-        let mut entry = at::<Dynamic>(base.wrapping_add(dynamic.address));
+    /// Returns the tables of the object at `base` with the dynamic section at `dynamic`.
+    fn of(base: usize, dynamic: usize) -> Option<Self> {
+        let mut entry = at::<Dynamic>(dynamic);
         let (mut strings, mut symbols, mut versions, mut hash, mut gnu_hash) = (0, 0, 0, 0, 0);
         loop {
             // SAFETY: the dynamic section ends with an entry of tag zero.
@@ -269,7 +327,7 @@ pub(crate) fn bytes(text: *const c_char) -> impl Iterator<Item = u8> {
         .take_while(|byte| *byte != 0)
 }
 
-fn is_same(one: *const c_char, other: *const c_char) -> bool {
+pub(crate) fn is_same(one: *const c_char, other: *const c_char) -> bool {
     bytes(one).eq(bytes(other))
 }
 

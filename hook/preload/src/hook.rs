@@ -54,7 +54,7 @@ fn is_cuda(name: *const c_char) -> bool {
 
 /// Returns whether the environment demands that the program is governed (`GCGROUP_REQUIRED`). As the hook
 /// does, ignores the environment of a program that runs with elevated privileges.
-fn is_required() -> bool {
+pub(crate) fn is_required() -> bool {
     let Some(address) = objects::c_library(c"secure_getenv".as_ptr()) else {
         return false;
     };
@@ -72,6 +72,22 @@ extern "C" fn refuse() -> c_int {
     CUDA_ERROR_SYSTEM_NOT_READY
 }
 
+/// Leaves an error that says why the driver is not opened, and returns null, as a failed `dlopen` does.
+pub(crate) fn refuse_to_open() -> *mut c_void {
+    let Some(address) = objects::c_library(c"dlopen".as_ptr()) else {
+        return null_mut();
+    };
+    // SAFETY: the C library's function of this name.
+    let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(address) };
+    // SAFETY: a C string. There is no such file, and the C library's error names it.
+    unsafe {
+        dlopen(
+            c"CUDA, which is refused since the program is not governed (GCGROUP_REQUIRED)".as_ptr(),
+            RTLD_NOW,
+        )
+    }
+}
+
 /// Returns whether the answers of [`substitute`] are final. They are not while the program has no descriptor
 /// for loading the hook.
 pub(crate) fn is_settled() -> bool {
@@ -86,7 +102,10 @@ fn resolve() -> Option<Resolve> {
             Ok(resolve) => resolve as *mut c_void,
             Err(_) if !descriptors::is_any_free() => return None,
             Err(reason) => {
-                complaint::complain(reason);
+                complaint::complain(
+                    c"gcgroup: not governed, since the hook cannot be loaded: ",
+                    reason,
+                );
                 unusable
             }
         };
@@ -153,7 +172,7 @@ fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
 
 /// Returns the dynamic linker's message about a failed call by this library, and clears it: the program's
 /// next `dlerror` would otherwise report it.
-fn take_error() -> *const c_char {
+pub(crate) fn take_error() -> *const c_char {
     let unknown = c"for an unknown reason".as_ptr();
     let Some(address) = objects::c_library(c"dlerror".as_ptr()) else {
         return unknown;

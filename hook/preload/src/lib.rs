@@ -1,9 +1,11 @@
 //! `libgcgroup.so`: preloaded into every process, and inert until one looks up a symbol of the NVIDIA driver.
 //!
 //! The library shadows the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and
-//! loads `libgcgroup_hook.so` from its own directory when one of those is looked up. It needs no library,
-//! runs no code at start and allocates nothing, because it may be in a shell, in a setuid program, or beside
-//! another C library. It prints nothing but the reason why the hook cannot be loaded, once.
+//! loads `libgcgroup_hook.so` from its own directory when one of those is looked up. It shadows `dlopen` and
+//! `dlmopen` to notice a driver whose functions are looked up elsewhere. It needs no library, runs no code at
+//! start and allocates nothing, because it may be in a shell, in a setuid program, or beside another C
+//! library. It calls no function that the program or another library can replace. It prints nothing but the
+//! reason why the program is not governed, once.
 //!
 //! The library knows driver functions by name only, without signatures.
 //!
@@ -21,12 +23,16 @@ mod elf;
 mod hook;
 mod names;
 mod objects;
+mod opening;
+mod sanitizer;
+mod shadowed;
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_long, c_void};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use arch::Verdict;
+use shadowed::{DLSYM, DLVSYM};
 
 /// Values of `RTLD_DEFAULT` and `RTLD_NEXT` in both glibc and musl.
 const RTLD_DEFAULT: usize = 0;
@@ -38,43 +44,14 @@ const NVML_ERROR_LIBRARY_NOT_FOUND: c_int = 12;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// A shadowed function: the C library's, or that of another library that shadows it too. Null: not found so
-/// far; it is looked up again, since libraries may be loaded later.
-struct Shadowed(AtomicPtr<c_void>);
-
-static DLSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
-static DLVSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
-
-impl Shadowed {
-    fn address(&self, name: *const c_char) -> *mut c_void {
-        let known = self.0.load(Relaxed);
-        if !known.is_null() {
-            return known;
-        }
-        // musl lists itself before this library.
-        let found = objects::next_definition(name).or_else(|| objects::definition_elsewhere(name));
-        let found = found.unwrap_or(null_mut());
-        self.0.store(found, Relaxed);
-        found
-    }
-}
-
-fn real_dlsym() -> Option<Dlsym> {
-    // SAFETY: null or a function of this name.
-    unsafe { core::mem::transmute::<*mut c_void, Option<Dlsym>>(DLSYM.address(c"dlsym".as_ptr())) }
-}
-
-fn real_dlvsym() -> Option<Dlvsym> {
-    // SAFETY: null (as in musl) or a function of this name.
-    unsafe { core::mem::transmute::<*mut c_void, Option<Dlvsym>>(DLVSYM.address(c"dlvsym".as_ptr())) }
-}
-
 /// Decides on `dlsym(handle, name)`.
 unsafe extern "C" fn dlsym_verdict(handle: *mut c_void, name: *const c_char, caller: usize) -> Verdict {
-    let Some(real) = real_dlsym() else {
+    let Some(address) = DLSYM.next() else {
         return answer(null_mut());
     };
-    verdict(handle, name, caller, real as *mut c_void, || {
+    // SAFETY: a function of this name.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(address) };
+    verdict(handle, name, caller, address, || {
         // SAFETY: the program's own arguments.
         unsafe { real(handle, name) }
     })
@@ -87,17 +64,34 @@ unsafe extern "C" fn dlvsym_verdict(
     version: *const c_char,
     caller: usize,
 ) -> Verdict {
-    let Some(real) = real_dlvsym() else {
+    // musl has none.
+    let Some(address) = DLVSYM.next() else {
         return answer(null_mut());
     };
-    verdict(handle, name, caller, real as *mut c_void, || {
+    // SAFETY: a function of this name.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Dlvsym>(address) };
+    verdict(handle, name, caller, address, || {
         // SAFETY: the program's own arguments.
         unsafe { real(handle, name, version) }
     })
 }
 
+/// Decides on `dlopen(file, flags)`.
+unsafe extern "C" fn dlopen_verdict(file: *const c_char, _flags: c_int) -> Verdict {
+    opening::dlopen(file)
+}
+
+/// Decides on `dlmopen(namespace, file, flags)`.
+unsafe extern "C" fn dlmopen_verdict(namespace: c_long, file: *const c_char, _flags: c_int) -> Verdict {
+    opening::dlmopen(namespace, file)
+}
+
 fn answer(address: *mut c_void) -> Verdict {
     Verdict { address, is_jump: 0 }
+}
+
+fn jump(address: *mut c_void) -> Verdict {
+    Verdict { address, is_jump: 1 }
 }
 
 fn verdict(
@@ -107,12 +101,15 @@ fn verdict(
     real: *mut c_void,
     look_up: impl Fn() -> *mut c_void,
 ) -> Verdict {
-    let jump = Verdict {
-        address: real,
-        is_jump: 1,
-    };
-    if name.is_null() || !names::contains(name) {
+    let jump = jump(real);
+    if name.is_null() {
         return jump;
+    }
+    if !names::contains(name) {
+        if elf::is_same(name, opening::PROBE.as_ptr()) {
+            return answer(DLSYM.own());
+        }
+        return shadowed::verdict(handle.addr(), name, caller, look_up).unwrap_or(jump);
     }
     match handle.addr() {
         RTLD_DEFAULT => match objects::definition(name) {

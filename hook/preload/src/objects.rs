@@ -65,11 +65,15 @@ pub(crate) fn next_definition(name: *const c_char) -> Option<*mut c_void> {
     definition_after(here(), name)
 }
 
-/// Returns the C library's definition of a function of its dynamic linker, even if another library shadows
-/// it. The C library is found by `dlinfo`, which in glibc and musl is in the same object as `dlsym` and which
-/// no library has a reason to shadow.
+/// Returns the C library's definition of a function, even if another library shadows it.
 pub(crate) fn c_library(name: *const c_char) -> Option<*mut c_void> {
-    first(|object| object.find(c"dlinfo".as_ptr()).and_then(|_| object.find(name)))
+    first(|object| {
+        if object.is_c_library() {
+            object.find(name)
+        } else {
+            None
+        }
+    })
 }
 
 /// Returns whether `address` lies in this library.

@@ -4,7 +4,6 @@
 //! for a result in memory. x16 and x17 may be changed by any call ("IP0" and "IP1").
 
 use core::arch::naked_asm;
-use core::ffi::c_void;
 use core::sync::atomic::AtomicBool;
 
 /// Returns the offset of a thread's `Local` from its thread pointer.
@@ -31,15 +30,13 @@ pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Entrance {
     )
 }
 
-/// Returns the C library's `dl_iterate_phdr`, or null: a weak reference never prevents a program from
-/// starting.
+/// Returns the addresses that the loader has filled in.
 #[unsafe(naked)]
-pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
+pub(crate) extern "C" fn links() -> *const super::Links {
     naked_asm!(
         ".cfi_startproc",
-        ".weak dl_iterate_phdr",
-        "adrp x0, :got:dl_iterate_phdr",
-        "ldr x0, [x0, :got_lo12:dl_iterate_phdr]",
+        "adrp x0, gcgroup_links",
+        "add x0, x0, :lo12:gcgroup_links",
         "ret",
         ".cfi_endproc"
     )
@@ -53,6 +50,9 @@ macro_rules! look_up {
         pub extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
+                concat!(".hidden gcgroup_own_", stringify!($name)),
+                concat!(".globl gcgroup_own_", stringify!($name)),
+                concat!("gcgroup_own_", stringify!($name), ":"),
                 "stp x0, x1, [sp, -32]!",
                 ".cfi_def_cfa_offset 32",
                 "stp x2, x30, [sp, 16]",
@@ -79,6 +79,8 @@ macro_rules! look_up {
 
 look_up!(dlsym, "x2", crate::dlsym_verdict);
 look_up!(dlvsym, "x3", crate::dlvsym_verdict);
+look_up!(dlopen, "x2", crate::dlopen_verdict);
+look_up!(dlmopen, "x3", crate::dlmopen_verdict);
 
 /// Defines an exported driver symbol: a jump through a pointer, which leads to `resolve` until that has
 /// replaced it.

@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 mod processor;
 
 use processor::{SYS_CLOSE, SYS_OPENAT, SYS_WRITEV, system_call};
-pub(crate) use processor::{dl_iterate_phdr, resolve, set, stub, thread_offset, unbound};
+pub(crate) use processor::{links, resolve, set, stub, thread_offset, unbound};
 
 // Initial thread-local data (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all threads,
 // with a closed gate, so that a thread's first submission asks the hook for its own slot. Set by relocation,
@@ -40,6 +40,55 @@ global_asm!(
     slot = const size_of::<gcgroup_abi::Entrance>(),
     local = const size_of::<gcgroup_abi::Local>(),
 );
+
+// What the loader fills in (`Links`): symbols of the dynamic linker, by weak references, which never prevent
+// a program from starting; the definition of `dlsym` that the program is bound to; and this library's own.
+global_asm!(
+    ".pushsection .data.gcgroup_links, \"aw\", @progbits",
+    ".hidden gcgroup_links",
+    ".globl gcgroup_links",
+    ".weak _r_debug",
+    ".weak _dl_debug_addr",
+    ".balign 8",
+    "gcgroup_links:",
+    ".quad _r_debug",
+    ".quad _dl_debug_addr",
+    ".quad dlsym",
+    ".quad gcgroup_own_dlsym",
+    ".quad gcgroup_own_dlvsym",
+    ".quad gcgroup_own_dlopen",
+    ".quad gcgroup_own_dlmopen",
+    ".popsection",
+);
+
+/// Addresses that the loader fills in.
+#[repr(C)]
+pub(crate) struct Links {
+    /// glibc's debugger interface, which begins the list of loaded objects; null with another C library.
+    pub(crate) debug: *const Debug,
+    /// musl's pointer to the same; null with another C library.
+    pub(crate) debug_pointer: *const *const Debug,
+    /// The `dlsym` that the program calls: the first definition.
+    pub(crate) first_dlsym: *mut c_void,
+    /// This library's functions, in the order of `shadowed::Function`.
+    pub(crate) own: [*mut c_void; 4],
+}
+
+/// The beginning of `struct r_debug`.
+#[repr(C)]
+pub(crate) struct Debug {
+    version: c_int,
+    pub(crate) first: *const LinkMap,
+}
+
+/// The beginning of `struct link_map`.
+#[repr(C)]
+pub(crate) struct LinkMap {
+    pub(crate) base: usize,
+    pub(crate) file: *const c_char,
+    pub(crate) dynamic: usize,
+    pub(crate) next: *const Self,
+}
 
 /// Result of a look-up.
 #[repr(C)]

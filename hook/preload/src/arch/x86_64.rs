@@ -4,7 +4,6 @@
 //! ones.
 
 use core::arch::naked_asm;
-use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Returns the offset of a thread's `Local` from its thread pointer.
@@ -29,14 +28,12 @@ pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Entrance {
     )
 }
 
-/// Returns the C library's `dl_iterate_phdr`, or null: a weak reference never prevents a program from
-/// starting.
+/// Returns the addresses that the loader has filled in.
 #[unsafe(naked)]
-pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
+pub(crate) extern "C" fn links() -> *const super::Links {
     naked_asm!(
         ".cfi_startproc",
-        ".weak dl_iterate_phdr",
-        "mov rax, qword ptr [rip + dl_iterate_phdr@GOTPCREL]",
+        "lea rax, [rip + gcgroup_links]",
         "ret",
         ".cfi_endproc"
     )
@@ -50,6 +47,9 @@ macro_rules! look_up {
         pub extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
+                concat!(".hidden gcgroup_own_", stringify!($name)),
+                concat!(".globl gcgroup_own_", stringify!($name)),
+                concat!("gcgroup_own_", stringify!($name), ":"),
                 ".irp register, rdi, rsi, rdx",
                 "push \\register",
                 ".cfi_adjust_cfa_offset 8",
@@ -75,6 +75,8 @@ macro_rules! look_up {
 
 look_up!(dlsym, "rdx", crate::dlsym_verdict);
 look_up!(dlvsym, "rcx", crate::dlvsym_verdict);
+look_up!(dlopen, "rdx", crate::dlopen_verdict);
+look_up!(dlmopen, "rcx", crate::dlmopen_verdict);
 
 /// Defines an exported driver symbol: a jump through a pointer, which leads to `resolve` until that has
 /// replaced it.
