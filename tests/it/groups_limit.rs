@@ -329,3 +329,45 @@ fn stopped_member_is_awaited_briefly_and_counted_later() {
     assert_eq!(alloc(&mut stopped, 40 * MIB), "ok 1");
     assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
 }
+
+#[test]
+fn memory_freed_by_a_member_is_free_for_the_next() {
+    let config = Config::default().env("SIMGPU_MEMORY", "6G");
+    let mount = Mount::with(config.env("SIMGPU_CONTEXT_MEMORY", 8 * MIB));
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", "4G");
+    let mut one = member(&mount, "team");
+    let mut watcher = Nvml::spawn(mount.command(nvml::program()));
+    assert_eq!(watcher.ask("cuda"), [0]);
+    mount.write("team", "gcgroup.procs", &watcher.0.pid().to_string());
+    let free_now = |watcher: &mut Nvml| {
+        let [0, total, free, used] = watcher.ask("memory 0 1")[..] else {
+            panic!("nvmlDeviceGetMemoryInfo fails");
+        };
+        assert_eq!((total, used + free), (4096 * MIB, total));
+        free
+    };
+    let current = || mount.number("team", "memory.current", "");
+    for round in 0..3 {
+        assert_eq!(alloc(&mut one, 3000 * MIB), format!("ok {round}"));
+        wait_until("the memory counts as used", || {
+            free_now(&mut watcher) == 4096 * MIB - current()
+        });
+        assert_eq!(one.ask(&format!("free {round}")), "ok");
+        wait_until("the memory counts as free", || {
+            free_now(&mut watcher) == 4096 * MIB - current()
+        });
+    }
+    // Before the daemon takes the grant back.
+    assert_eq!(alloc(&mut one, 3000 * MIB), "ok 3");
+    assert_eq!(one.ask("free 3"), "ok");
+    let mut next = member(&mount, "team");
+    let answer = next.ask("meminfo");
+    let free: u64 = answer
+        .split(' ')
+        .nth(1)
+        .and_then(|free| free.parse().ok())
+        .expect("a number");
+    assert!(free > 4000 * MIB, "{answer}");
+    assert_eq!(alloc(&mut next, 3500 * MIB), "ok 0");
+}

@@ -68,6 +68,7 @@ mod transient;
 mod ungoverned;
 mod unmanaged;
 mod untrusted;
+mod unused;
 mod usage;
 mod user_change;
 mod view;
@@ -163,6 +164,8 @@ pub struct State {
     swap_grants: Grants,
     /// Requests for grants that cannot be answered yet.
     asking: BTreeSet<ProcessId>,
+    /// Processes that leave grants unused, and how often each is still checked.
+    unused: BTreeMap<ProcessId, u8>,
     /// Processes of groups that may use the GPU although they are not registered, by pid and start time.
     ungoverned: BTreeMap<(u32, u64), GroupId>,
     /// Claims of host memory that processes are about to take.
@@ -220,6 +223,7 @@ impl Tree {
             grants,
             swap_grants,
             asking: BTreeSet::new(),
+            unused: BTreeMap::new(),
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
             holders: holders::Holders::default(),
@@ -261,6 +265,7 @@ impl Tree {
         // Done first: the process, or one of higher priority, may be waiting.
         self.update(|state, notices| {
             state.answer_requests(id, notices);
+            state.note_unused(id);
             let now = (state.devices.host.uptime)();
             state.answer_claim(id, now, notices);
             state.note_pressure(id);

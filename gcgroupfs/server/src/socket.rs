@@ -118,6 +118,8 @@ pub struct Server {
     next_journal: Instant,
     /// Next time that a lease may expire.
     next_lease: Instant,
+    /// Next check of unused grants, while there are any.
+    next_unused: Option<Instant>,
     /// Next check for processes that have not registered again after a restart.
     all_back: Option<Instant>,
     /// Next check that the socket's file exists.
@@ -217,6 +219,7 @@ impl Server {
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
             next_lease: Instant::now(),
+            next_unused: None,
             all_back: Some(Instant::now() + RETURN),
             next_look,
         })

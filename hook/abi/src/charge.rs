@@ -3,6 +3,16 @@
 use crate::NO_LIMIT;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst};
 
+/// Most bytes granted beyond a request, so that not every allocation asks.
+const GRANTED_AHEAD: u64 = 64 << 20;
+
+/// Returns the most bytes of a grant that a process may leave unused, if `limit` is the smallest limit of the
+/// groups above. The process rings when it leaves more, and the daemon takes all of them back.
+pub const fn most_unused(limit: u64) -> u64 {
+    let part = limit / 16;
+    if part < GRANTED_AHEAD { part } else { GRANTED_AHEAD }
+}
+
 /// The charge would exceed the limit; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;

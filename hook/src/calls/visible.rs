@@ -54,6 +54,7 @@ impl Visible {
             room: Room {
                 total: bytes,
                 free: bytes,
+                is_shared: false,
             },
             bytes: None,
             held: 0,

@@ -51,7 +51,7 @@ impl Charge<'_> {
         // Must precede the uncharge.
         let _unsettled = Unsettled::on(usage, self.index);
         let excess = self.bytes - bytes;
-        self.memory.page_counter.uncharge(usage, self.index, excess);
+        self.memory.uncharge(self.index, excess);
         self.bytes = bytes;
         sums.less(excess)
     }
@@ -59,9 +59,7 @@ impl Charge<'_> {
 
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
-        self.memory
-            .page_counter
-            .uncharge(self.memory.usage(), self.index, self.bytes);
+        self.memory.uncharge(self.index, self.bytes);
     }
 }
 

@@ -197,8 +197,7 @@ impl Memory {
                 charged.bytes.wrapping_neg(),
                 estimated.wrapping_neg(),
             );
-            self.page_counter
-                .uncharge(self.usage(), charged.index, charged.bytes);
+            self.uncharge(charged.index, charged.bytes);
         }
     }
 
@@ -257,7 +256,7 @@ impl Memory {
             Err(_) => {
                 let excess = missing.unsigned_abs().min(charged.bytes);
                 self.show_context(charged.index, excess.wrapping_neg(), 0);
-                self.page_counter.uncharge(self.usage(), charged.index, excess);
+                self.uncharge(charged.index, excess);
                 charged.bytes -= excess;
             }
         }

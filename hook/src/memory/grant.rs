@@ -11,13 +11,13 @@
 mod tests;
 
 use std::sync::atomic::{
-    AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::{
-    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, MAX_DEVICES, Pressure, UsageDevice, WANTED_AGAIN,
-    WANTED_BELOW_HIGH,
+    ControlDevice, HIGH_ALONE, HIGH_IN_FORCE, MAX_DEVICES, NO_LIMIT, Pressure, UsageDevice, WANTED_AGAIN,
+    WANTED_BELOW_HIGH, most_unused,
 };
 use parking_lot::Mutex;
 
@@ -37,6 +37,9 @@ const PATIENCE: Duration = if cfg!(test) {
 const HIGH_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a waiting thread checks for a new daemon's block and rings again.
 const RECHECK: Duration = Duration::from_millis(20);
+/// Shortest time between two rings for unused grants, milliseconds: less than between two of the daemon's
+/// checks.
+const RETURN_PAUSE: u64 = 40;
 /// Most requests for one charge, since other threads may use the grant or return what was missing.
 const MOST_TRIES: usize = 1000;
 
@@ -47,6 +50,8 @@ pub(crate) struct Grants {
     /// Set for a device while a request is unanswered: until an answer comes or a daemon connects, no thread
     /// waits there.
     is_silent: [AtomicBool; MAX_DEVICES],
+    /// When the process last rang for unused grants, milliseconds of the monotonic clock.
+    last_return: AtomicU64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +68,7 @@ impl Grants {
         Self {
             asking: [const { Mutex::new(()) }; MAX_DEVICES],
             is_silent: [const { AtomicBool::new(false) }; MAX_DEVICES],
+            last_return: AtomicU64::new(0),
         }
     }
 
@@ -91,6 +97,38 @@ impl Memory {
         // Without the lock, so that other threads may ask meanwhile.
         self.wait_above_high(index);
         Ok(charged)
+    }
+
+    /// Uncharges `bytes`.
+    #[inline]
+    pub(crate) fn uncharge(&self, index: usize, bytes: u64) {
+        self.page_counter.uncharge(self.usage(), index, bytes);
+        self.return_unused(index);
+    }
+
+    /// Rings the daemon where much of a grant is unused after an uncharge; it takes that back.
+    #[inline]
+    pub(crate) fn return_unused(&self, index: usize) {
+        let device = self.usage().devices.get(index);
+        if let Some(device) = device.filter(|device| device.memory_granted.load(Relaxed) != NO_LIMIT) {
+            self.ring_if_unused(index, device);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ring_if_unused(&self, index: usize, device: &UsageDevice) {
+        let control = self.control().devices.get(index);
+        let limit = control.map_or(NO_LIMIT, |control| control.group_limit.load(Relaxed));
+        let granted = device.memory_granted.load(Relaxed);
+        if granted.saturating_sub(device.memory_current.load(Relaxed)) <= most_unused(limit) {
+            return;
+        }
+        let (now, last) = (sys::now() / 1_000_000, &self.grants.last_return);
+        if now.saturating_sub(last.load(Relaxed)) >= RETURN_PAUSE {
+            last.store(now, Relaxed);
+            self.session.ring();
+        }
     }
 
     /// Counts the calling thread as waiting for memory. The helper is not the program.

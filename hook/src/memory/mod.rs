@@ -235,7 +235,7 @@ impl Memory {
         let own = self.program.slots.counts(usage, index);
         page_counter.leave(usage, own, entry);
         if entry.is_charged() {
-            page_counter.uncharge(usage, index, entry.size);
+            self.uncharge(index, entry.size);
         }
         if entry.is_shared() {
             self.unshare();

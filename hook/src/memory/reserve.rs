@@ -176,6 +176,7 @@ impl Reserve {
             return Ok(());
         }
         let settled = self.settle_by_ledger(memory, held.bytes, after);
+        memory.return_unused(self.index());
         settled.or_else(|Over| memory.cover(self.index(), held.is_above_high))
     }
 

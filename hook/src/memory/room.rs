@@ -12,6 +12,8 @@ use super::page_counter::{device_limit, group_room, process_limit};
 pub(crate) struct Room {
     pub(crate) total: u64,
     pub(crate) free: u64,
+    /// Whether a group has a limit, which other processes share.
+    pub(crate) is_shared: bool,
 }
 
 impl Room {
@@ -19,6 +21,7 @@ impl Room {
     const ALL: Self = Self {
         total: NO_LIMIT,
         free: NO_LIMIT,
+        is_shared: false,
     };
 
     /// Returns the smallest limit on the device with that slot, and the smallest remainder of any limit.
@@ -46,6 +49,7 @@ impl Room {
         Self {
             total: device.min(whole).min(groups),
             free: on_device.min(on_process).min(group_room(usage, control, index)),
+            is_shared: groups != NO_LIMIT,
         }
     }
 }
@@ -78,6 +82,7 @@ mod tests {
         let room = Room {
             total: 1000,
             free: 350,
+            is_shared: true,
         };
         assert_eq!(Room::on(memory, 0), room);
         assert_eq!(Room::on(memory, 1), Room::ALL);
@@ -86,7 +91,8 @@ mod tests {
             Room::on(memory, 0),
             Room {
                 total: 400,
-                free: 250
+                free: 250,
+                is_shared: true,
             }
         );
     }
@@ -103,7 +109,8 @@ mod tests {
             Room::on(memory, 0),
             Room {
                 total: 1000,
-                free: 500
+                free: 500,
+                is_shared: false,
             }
         );
         control.devices[0].memory_overhead.store(60, Relaxed);
@@ -111,7 +118,8 @@ mod tests {
             Room::on(memory, 0),
             Room {
                 total: 1000,
-                free: 440
+                free: 440,
+                is_shared: false,
             }
         );
     }
@@ -121,6 +129,6 @@ mod tests {
         let (memory, control) = governed();
         control.devices[1].memory_limit.store(50, Relaxed);
         memory.usage().devices[1].memory_current.store(80, Relaxed);
-        assert_eq!(Room::on(memory, 1), Room { total: 50, free: 0 });
+        assert_eq!(Room::on(memory, 1).free, 0);
     }
 }

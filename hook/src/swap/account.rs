@@ -22,7 +22,7 @@ impl Swap {
     }
 
     pub(super) fn uncharge_block(&self, index: usize, size: u64) {
-        self.memory.page_counter.uncharge(self.usage(), index, size);
+        self.memory.uncharge(index, size);
     }
 
     /// Charges host memory for a block. Returns whether `memory.swap.max` of the device and of the process

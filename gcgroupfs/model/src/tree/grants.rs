@@ -276,7 +276,7 @@ impl Grants {
                     return Outcome::TooHigh;
                 }
                 let all = held.saturating_add(need).saturating_add(below.unwrap_or(0));
-                self.change(id, at, |member| member.grant(at, all));
+                self.change(id, at, |member| member.grant(at, all, bytes));
                 match below {
                     Some(_) => Outcome::Granted,
                     None => Outcome::GrantedAbove,

@@ -5,6 +5,7 @@ use std::time::Instant;
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
 use super::{RETURN, Server, TICK, watch};
+use gcgroupfs_model::tree::Tree;
 
 /// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
 /// once.
@@ -23,6 +24,7 @@ impl Server {
             self.all_back,
             Some(self.next_journal),
             Some(self.next_lease),
+            self.next_unused,
             self.next_look,
         ]
         .into_iter()
@@ -51,6 +53,13 @@ impl Server {
         }
         if now >= self.next_lease {
             self.next_lease = now + self.expire_leases();
+        }
+        if self.next_unused.is_some_and(|when| when <= now) {
+            self.next_unused = None;
+            self.tree.take_unused();
+        }
+        if self.next_unused.is_none() && self.tree.has_unused() {
+            self.next_unused = Some(now + Tree::CHECK_UNUSED);
         }
         for _ in 0..MAX_DUE {
             let Some(number) = self.connections.pop_due(now) else {

@@ -189,8 +189,8 @@ pub struct ControlDevice {
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub group_limit: AtomicU64,
-    /// Bytes that those groups have left beyond what they have granted; [`crate::NO_LIMIT`]: they have no
-    /// limit.
+    /// Bytes that those groups have left beyond what this process may charge, with what others may charge and
+    /// have not; [`crate::NO_LIMIT`]: they have no limit.
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. It is
     /// a hint only.

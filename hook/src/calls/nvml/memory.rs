@@ -1,4 +1,5 @@
-//! `nvmlDeviceGetMemoryInfo`: total and free as `memory.visible` says, `memory.current` as used.
+//! `nvmlDeviceGetMemoryInfo`: total and free as `memory.visible` says. Used is `memory.current`, and in a
+//! group with a limit all that is not free.
 
 use super::seen::Seen;
 use crate::calls::visible::Sizes;
@@ -7,8 +8,8 @@ use crate::driver::interpose::Next;
 use crate::driver::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
 use crate::driver::out_pointer::rewrite;
 
-/// `nvmlDeviceGetMemoryInfo`. If the device itself is short of memory, used and free add up to less than the
-/// total.
+/// `nvmlDeviceGetMemoryInfo`. If the device itself is short of memory, and no group has a limit, used and
+/// free add up to less than the total.
 pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(seen) = Seen::on(of) {
@@ -44,7 +45,10 @@ fn told_v1(told: nvmlMemory_t, seen: Seen) -> nvmlMemory_t {
         total: told.total,
         free: told.free,
     });
-    let used = seen.visible.held.min(total);
+    let used = match seen.visible.room.is_shared {
+        true => total.saturating_sub(free),
+        false => seen.visible.held.min(total),
+    };
     let free = free.min(total - used);
     nvmlMemory_t { total, free, used }
 }
@@ -63,9 +67,15 @@ mod tests {
     };
 
     fn told(limit: u64, current: u64) -> (u64, u64, u64) {
+        told_with(limit, current, (0, false))
+    }
+
+    /// `others`: bytes that other processes hold of the limit, and whether they share it.
+    fn told_with(limit: u64, current: u64, (others, is_shared): (u64, bool)) -> (u64, u64, u64) {
         let limited = Visible::limit(limit);
         let room = Room {
-            free: limit.saturating_sub(current),
+            free: limit.saturating_sub(current + others),
+            is_shared,
             ..limited.room
         };
         let seen = Seen {
@@ -85,6 +95,16 @@ mod tests {
     #[test]
     fn total_is_the_limit_and_used_is_what_is_charged() {
         assert_eq!(told(500, 100), (500, 100, 400));
+    }
+
+    #[test]
+    fn used_in_a_group_is_all_that_is_not_free() {
+        assert_eq!(told_with(500, 100, (250, true)), (500, 350, 150));
+        assert_eq!(
+            told_with(900, 100, (0, true)),
+            (900, 300, 600),
+            "others hold the rest"
+        );
     }
 
     #[test]

@@ -203,7 +203,11 @@ mod tests {
 
     #[test]
     fn start_limit_is_seen_before_cuda_is_used() {
-        let room = |total, free| Room { total, free };
+        let room = |total, free| Room {
+            total,
+            free,
+            is_shared: false,
+        };
         assert_eq!(Seen::before_cuda(room(NO_LIMIT, NO_LIMIT)), None);
         let seen = Seen::before_cuda(room(4096, 4096)).unwrap();
         assert_eq!((seen.visible, seen.current), (Visible::limit(4096), 0));

@@ -4,6 +4,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use gcgroup_abi::NO_LIMIT;
 use gcgroup_abi::message::{RoomQuery, RoomReply};
 use parking_lot::Mutex;
 
@@ -13,7 +14,7 @@ use crate::shared::client;
 use crate::shared::environment::Options;
 
 /// How long an answer is used: monitors ask many times a second.
-const FRESH: Duration = Duration::from_secs(1);
+const FRESH: Duration = Duration::from_millis(100);
 
 /// How long a call of NVML waits for a daemon.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -49,6 +50,7 @@ pub(super) fn room(uuid: impl FnOnce() -> Option<[u64; 2]>) -> Room {
     Room {
         total: own.min(reply.limit),
         free: own.min(reply.room),
+        is_shared: reply.limit != NO_LIMIT,
     }
 }
 

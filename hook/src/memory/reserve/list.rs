@@ -262,6 +262,8 @@ impl Reserves {
         let bytes = account.give_up();
         memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
+        drop(account);
+        memory.return_unused(pool.index());
         if pool.is_shared.swap(false, Relaxed) {
             memory.unshare();
         }

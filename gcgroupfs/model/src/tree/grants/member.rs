@@ -6,6 +6,7 @@
 //! what the process costs others (see [`Node`](super::node::Node)).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::NO_LIMIT;
 
@@ -45,6 +46,9 @@ pub(super) struct Held {
     shown: u64,
     /// Whether the last grant has not been seen in use yet.
     is_fresh: bool,
+    /// Bytes charged at the last request and bytes requested. The process charges them after the answer, so
+    /// they count as charged until the process rings with more unused than it may leave.
+    expected: u64,
 }
 
 /// Grant of one process on one device, in bytes.
@@ -84,6 +88,7 @@ impl Held {
             total,
             shown: 0,
             is_fresh: false,
+            expected: 0,
         }
     }
 
@@ -295,6 +300,29 @@ impl Member {
             .map_or(0, |granted| granted.held.saturating_sub(self.current(at)))
     }
 
+    /// Returns whether the process leaves more of its grant unused than it may.
+    pub(super) fn is_wasteful(&self, at: usize) -> bool {
+        let control = self
+            .devices
+            .get(at)
+            .and_then(|device| self.blocks.control().devices.get(device.slot));
+        let limit = control.map_or(NO_LIMIT, |control| control.group_limit.load(Relaxed));
+        self.is_open(at) && self.idle(at) > self.resource.most_unused(limit)
+    }
+
+    /// Returns the bytes held that the process is not known to need.
+    pub(super) fn spare(&self, at: usize) -> u64 {
+        let expected = self.devices.get(at).map_or(0, |device| device.expected);
+        self.idle(at).min(self.held(at).saturating_sub(expected))
+    }
+
+    /// Notes that the process has charged what it requested last.
+    pub(super) fn expect_nothing(&mut self, at: usize) {
+        if let Some(device) = self.devices.get_mut(at) {
+            device.expected = 0;
+        }
+    }
+
     /// Begins grants at what is charged now, or ends them. The claim of a process that `is_new` here is not
     /// sure; one that could charge without asking until now is trusted until NVML answers.
     pub(super) fn govern(&mut self, at: usize, is_limited: bool, is_new: bool) {
@@ -332,8 +360,9 @@ impl Member {
         Some((granted.held, held))
     }
 
-    /// Grants `held` bytes in all.
-    pub(super) fn grant(&mut self, at: usize, held: u64) {
+    /// Grants `held` bytes in all; `requested` are about to be charged.
+    pub(super) fn grant(&mut self, at: usize, held: u64, requested: u64) {
+        let expected = self.wanted(at, requested);
         let granted = Granted {
             held,
             granted: held,
@@ -342,7 +371,7 @@ impl Member {
         };
         self.store(at, granted);
         if let Some(device) = self.devices.get_mut(at) {
-            device.is_fresh = true;
+            (device.is_fresh, device.expected) = (true, expected);
         }
     }
 

@@ -102,12 +102,16 @@ impl Node {
         self.passed.push(0);
     }
 
-    /// Reduces `allowed` to what this group allows.
-    pub(super) fn narrow(&self, allowed: &mut [Allowed]) {
-        for (at, allowed) in allowed.iter_mut().enumerate() {
-            for position in [Some(at), None] {
+    /// Reduces `allowed` to what this group allows; `unused` are the bytes, by position, that processes below
+    /// hold and have not charged.
+    pub(super) fn narrow(&self, allowed: &mut [Allowed], unused: &[u64]) {
+        let all = unused
+            .iter()
+            .fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        for (allowed, (at, here)) in allowed.iter_mut().zip(unused.iter().enumerate()) {
+            for (position, unused) in [(Some(at), *here), (None, all)] {
                 allowed.limit = allowed.limit.min(self.limits.get(position));
-                allowed.room = allowed.room.min(self.room(position));
+                allowed.room = allowed.room.min(self.room(position, unused));
             }
         }
     }
@@ -174,11 +178,14 @@ impl Node {
         }
     }
 
-    /// Returns the bytes left at a position.
-    pub(super) fn room(&self, position: Position) -> u64 {
+    /// Returns the bytes left at a position if `unused` of those charged are taken back.
+    pub(super) fn room(&self, position: Position, unused: u64) -> u64 {
         match self.limits.get(position) {
             NO_LIMIT => NO_LIMIT,
-            limit => u64::try_from(u128::from(limit).saturating_sub(self.charged(position))).unwrap_or(0),
+            limit => {
+                let used = self.charged(position).saturating_sub(unused.into());
+                u64::try_from(u128::from(limit).saturating_sub(used)).unwrap_or(0)
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, NO_LIMIT};
+use gcgroup_abi::{Control, NO_LIMIT, most_unused};
 
 use super::node::Allowed;
 use crate::tree::claims::device_total;
@@ -20,9 +20,6 @@ pub(in crate::tree) enum Resource {
     /// was asked for, since asking costs little compared with a move.
     Swap,
 }
-
-/// Most bytes granted beyond a request, so that not every allocation asks.
-pub(super) const CHUNK: u64 = 64 << 20;
 
 impl Resource {
     /// Returns the words with the bytes that the process has charged and may charge.
@@ -63,9 +60,11 @@ impl Resource {
         }
     }
 
-    pub(super) fn chunk(self) -> u64 {
+    /// Returns the most bytes that are granted beyond a request, and that a process may leave unused, under a
+    /// limit of `limit` bytes.
+    pub(super) fn most_unused(self, limit: u64) -> u64 {
         match self {
-            Self::Memory => CHUNK,
+            Self::Memory => most_unused(limit),
             Self::Swap => 0,
         }
     }

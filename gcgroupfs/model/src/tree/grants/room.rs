@@ -12,7 +12,7 @@ impl Grants {
         let (Ok(position), Some(node)) = (self.position(device), self.groups.get(&id)) else {
             return NO_LIMIT;
         };
-        node.room(position)
+        node.room(position, 0)
     }
 
     /// Finds room in every group above for a process to hold `need` bytes more at a position, taking back
@@ -45,7 +45,11 @@ impl Grants {
                 self.take_back(*id, *position, missing, Some(asker));
             }
         }
-        let mut slack = if is_short { 0 } else { self.resource.chunk() };
+        let mut slack = if is_short {
+            0
+        } else {
+            self.resource.most_unused(NO_LIMIT)
+        };
         for level in levels {
             let (id, position) = level;
             let Some(node) = self
@@ -55,8 +59,9 @@ impl Grants {
             else {
                 return Err(refusal(level, &self.slots));
             };
-            let spare = node.room(position) - need;
-            slack = slack.min(spare / (node.nr_below as u64 + 1));
+            let spare = node.room(position, 0) - need;
+            let most = self.resource.most_unused(self.limit(id, position));
+            slack = slack.min(spare / (node.nr_below as u64 + 1)).min(most);
         }
         Ok(slack)
     }
@@ -90,6 +95,41 @@ impl Grants {
                 left = left.saturating_sub(before.saturating_sub(member.held(at)));
             });
         }
+    }
+
+    /// Returns whether the process, which has rung, leaves more of a grant unused than it may.
+    pub(in crate::tree) fn has_unused(&mut self, id: ProcessId) -> bool {
+        let mut positions = self.positions(None);
+        let Some(member) = self.members.get_mut(&id) else {
+            return false;
+        };
+        let unused: Vec<usize> = positions.by_ref().filter(|at| member.is_wasteful(*at)).collect();
+        unused.iter().for_each(|at| member.expect_nothing(*at));
+        !unused.is_empty()
+    }
+
+    /// Takes back all that the process leaves unused where that is more than it may. Returns whether there
+    /// was any.
+    pub(in crate::tree) fn take_unused(&mut self, id: ProcessId) -> bool {
+        let Some(group) = self.members.get(&id).map(|member| member.group) else {
+            return false;
+        };
+        let wasteful = |grants: &Self, at| {
+            grants
+                .members
+                .get(&id)
+                .is_some_and(|member| member.is_wasteful(at))
+        };
+        let found: Vec<usize> = self.positions(None).filter(|at| wasteful(self, *at)).collect();
+        for at in &found {
+            self.change(id, *at, |member| {
+                member.expect_nothing(*at);
+                member.take_back(*at, NO_LIMIT);
+            });
+        }
+        // It may have charged what was shown to others as free.
+        self.publish(group);
+        !found.is_empty()
     }
 
     /// Reduces what is held beyond limits, from a group upwards: takes back what is not used. If that is not

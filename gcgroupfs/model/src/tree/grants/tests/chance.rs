@@ -98,7 +98,12 @@ fn step(grants: &mut Grants, chance: &mut Chance) {
             // Granted or refused, it is held in any case.
             grants.request(id, device, (0, false));
         }
-        5..=9 => grants.free(id, device, bytes.min(current(grants, id, device))),
+        5 => {
+            grants.has_unused(id);
+            grants.take_unused(id);
+            assert!(!grants.has_unused(id));
+        }
+        6..=9 => grants.free(id, device, bytes.min(current(grants, id, device))),
         _ => allocate(grants, id, device, bytes),
     }
 }
