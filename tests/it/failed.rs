@@ -3,11 +3,10 @@
 use std::fs;
 use std::mem::forget;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use nix::mount::{MsFlags, mount as attach};
 use nix::unistd::Pid;
-use support::{Config, Mount, stop, wait_for};
+use support::{Config, Mount, ignored_test, stop, wait_for};
 use tempfile::TempDir;
 
 use crate::suspend::stopped_helper;
@@ -70,11 +69,8 @@ fn failed_test_leaves_nothing_but_the_files_that_explain_it() {
     // Builds the artifacts first, since the other process has its own directory for temporary files.
     support::artifacts();
     let temporary = TempDir::new().expect("a temporary directory");
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["--ignored", "--exact", "failed::fails"])
-        .env("TMPDIR", temporary.path())
-        .output()
-        .expect("the command starts");
+    let output = ignored_test("failed::fails", temporary.path()).output();
+    let output = output.expect("the command starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(101), "{said}");
     assert!(said.contains("fails as intended"), "{said}");
@@ -87,11 +83,7 @@ fn failed_test_leaves_nothing_but_the_files_that_explain_it() {
     let named = said
         .lines()
         .find_map(|line| line.strip_prefix("the failed test's files: "));
-    let directory = Path::new(
-        named
-            .and_then(|line| line.split(' ').next())
-            .expect("it is named"),
-    );
+    let directory = Path::new(named.expect("the directory is named"));
     let log = file(directory, "daemon-");
     assert!(log.contains("gcgroupfs: ready: "), "{log}");
     assert!(log.contains("got not-a-fault"), "the helper's output: {log}");

@@ -1,9 +1,8 @@
 //! Tests that a hanging test is ended and reports where it hangs.
 
 use std::fs;
-use std::process::Command;
 
-use support::{Mount, stop};
+use support::{Mount, ignored_test, stop};
 use tempfile::TempDir;
 
 #[test]
@@ -21,11 +20,9 @@ fn test_hanging_in_the_kernel_is_ended_and_named() {
     // Builds the artifacts first, so that the build does not count towards the time limit.
     support::artifacts();
     let directory = TempDir::new().expect("a temporary directory");
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["--ignored", "--exact", "watchdog::hangs"])
+    let output = ignored_test("watchdog::hangs", directory.path())
         // Seconds; longer than a daemon takes to start.
         .env("GCGROUP_TEST_PATIENCE", "5")
-        .env("TMPDIR", directory.path())
         .output()
         .expect("the command starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

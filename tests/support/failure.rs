@@ -3,7 +3,8 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 
 use crate::artifacts::target;
@@ -22,11 +23,22 @@ pub(crate) fn keep(name: &str, contents: impl AsRef<[u8]>) {
     }
 }
 
+/// Returns a command that runs one ignored test of this program, with its temporary files in a directory.
+pub fn ignored_test(name: &str, temporary: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
+    command
+        .args(["--ignored", "--exact", name])
+        .env("TMPDIR", temporary);
+    command
+}
+
 fn directory_of_test() -> PathBuf {
     let test = thread::current().name().unwrap_or("thread").replace("::", ".");
     let name = format!("{test}-{}", std::process::id());
     let directory = target().join("test-failures").join(name);
-    let made = fs::create_dir_all(&directory);
-    eprintln!("the failed test's files: {} ({made:?})", directory.display());
+    if let Err(error) = fs::create_dir_all(&directory) {
+        eprintln!("{}: {error}", directory.display());
+    }
+    eprintln!("the failed test's files: {}", directory.display());
     directory
 }

@@ -23,6 +23,7 @@ mod watchdog;
 pub use artifacts::{Artifacts, artifacts, python, repository};
 pub use connections::{ask_for_devices, idle_connections, open_connection, raise_descriptors};
 pub use counted::{instructions, system_calls};
+pub use failure::ignored_test;
 pub use governed::Governed;
 pub use hang::threads;
 pub use helpers::helper;

@@ -99,45 +99,22 @@ impl Audit {
         let Ok(pidfd) = gcgroupfs_sys::pidfd_open(number) else {
             return;
         };
-        match process::stat(pid) {
+        let exemption = match process::stat(pid) {
             Err(Errno::ESRCH) => return,
             Ok(stat) if stat.start_time != start_time => return,
-            Ok(stat) if *stat.comm == *MPS_SERVER => {
-                warn!(
-                    PID = pid,
-                    GPU = device,
-                    "{pid} is sent no signal: it is the server of MPS"
-                );
-                return;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                warn!(
-                    PID = pid,
-                    GPU = device,
-                    "{pid} is sent no signal: its stat cannot be read: {error}"
-                );
-                return;
-            }
-        }
-        match procfs::read_at_most(pid, "maps", MOST_MAPS) {
-            Ok(maps) if maps.windows(HOOK.len()).any(|part| part == HOOK.as_bytes()) => {
-                warn!(
-                    PID = pid,
-                    GPU = device,
-                    "{pid} is sent no signal: it has loaded {HOOK}"
-                );
-                return;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                warn!(
-                    PID = pid,
-                    GPU = device,
-                    "{pid} is sent no signal: its maps cannot be read: {error}"
-                );
-                return;
-            }
+            Ok(stat) if *stat.comm == *MPS_SERVER => Some("it is the server of MPS".to_owned()),
+            Ok(_) => match procfs::read_at_most(pid, "maps", MOST_MAPS) {
+                Ok(maps) => {
+                    let has_hook = maps.windows(HOOK.len()).any(|part| part == HOOK.as_bytes());
+                    has_hook.then(|| format!("it has loaded {HOOK}"))
+                }
+                Err(error) => Some(format!("its maps cannot be read: {error}")),
+            },
+            Err(error) => Some(format!("its stat cannot be read: {error}")),
+        };
+        if let Some(why) = exemption {
+            warn!(PID = pid, GPU = device, "{pid} is sent no signal: {why}");
+            return;
         }
         match gcgroupfs_sys::send_signal(&pidfd, Signal::SIGTERM) {
             Ok(()) => warn!(
