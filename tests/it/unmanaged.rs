@@ -1,9 +1,14 @@
 //! Tests `unmanaged`, the list of GPU processes without a hook, according to NVML.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::process::CommandExt as _;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::thread;
 
 use nix::sys::signal::Signal;
+use nix::unistd::gettid;
 use support::{Config, Governed, Mount, artifacts, copy_program, wait_until};
 
 use crate::driver::{DriverShell, governed_pids};
@@ -221,14 +226,40 @@ fn restarted_daemon_lists_no_returning_process_as_unmanaged() {
 
 #[test]
 fn readers_of_other_files_do_not_wait_for_the_look() {
-    let mount = Mount::new();
+    let mut mount = Mount::with(Config::default().env("SIMGPU_QUIRKS", "nvml-waits"));
     let shell = DriverShell::start(&mount);
-    // Readers wait for the first scan of a daemon that has just started.
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| mount.read("", "unmanaged"));
-        for _ in 0..100 {
-            assert_eq!(mount.number(shell.pid(), "memory.current", ""), 0);
-        }
-        assert_eq!(waiting.join().expect("the thread ends without a panic"), "");
+    // The first scan of the next daemon, for which readers wait, does not end before the file is removed.
+    mount.kill9();
+    let waits = mount.simgpu_dir().join("nvml-waits");
+    fs::write(&waits, "").expect("the directory takes a file");
+    mount.restart();
+    wait_until("the process has registered again", || mount.governs(shell.pid()));
+    let (mount, is_answered) = (&mount, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        // A reader waits 3 s for the scan. If the others do not end before it, they wait for it.
+        wait_until("other files are read meanwhile", || {
+            is_answered.store(false, SeqCst);
+            let (tell, told) = channel();
+            let waiting = scope.spawn(move || {
+                let _ = tell.send(gettid());
+                let text = mount.read("", "unmanaged");
+                is_answered.store(true, SeqCst);
+                text
+            });
+            let wchan = format!("/proc/self/task/{}/wchan", told.recv().expect("the thread runs"));
+            wait_until("the reader waits", || {
+                let place = fs::read_to_string(&wchan).unwrap_or_default();
+                place == "request_wait_answer" || is_answered.load(SeqCst)
+            });
+            for _ in 0..100 {
+                assert_eq!(mount.number(shell.pid(), "memory.current", ""), 0);
+            }
+            let is_done = !is_answered.load(SeqCst);
+            if is_done {
+                fs::remove_file(&waits).expect("the file is there");
+            }
+            assert_eq!(waiting.join().expect("the thread ends without a panic"), "");
+            is_done
+        });
     });
 }

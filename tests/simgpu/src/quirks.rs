@@ -37,6 +37,8 @@ quirks! {
     NvmlMissing = "nvml-missing";
     /// NVML lists processes from half a second after they were first there.
     NvmlLate = "nvml-late";
+    /// NVML's lists of processes wait while the machine's directory has a file `nvml-waits`.
+    NvmlWaits = "nvml-waits";
     /// Devices with an odd index are of another chip.
     TwoChips = "two-chips";
 }

@@ -4,9 +4,10 @@
 use core::ffi::c_uint;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use simgpu::{Device, Driver, Quirk};
+use simgpu::{Device, Driver, Quirk, config};
 
 use crate::call::{Error, Handle, Out, Result, nvml, version};
 use crate::{mig, sample};
@@ -26,6 +27,9 @@ impl Found<'_> {
 
 /// Returns the processes on a device, in MIG mode those on all its instances.
 fn found(device: Device<'_>) -> Vec<Found<'_>> {
+    while Quirk::NvmlWaits.is_on() && config::directory().join("nvml-waits").exists() {
+        thread::sleep(Duration::from_millis(1));
+    }
     let all = [device].into_iter().chain(device.instances());
     all.flat_map(|device| {
         let processes = device.processes().into_iter().filter_map(shown);
