@@ -76,10 +76,11 @@ echo 'INPUT(-lgcc_eh)' > "$instead/libgcc_s.so"
 cargo rustc --locked --profile "$profile" ${triple:+--target "$triple"} -p gcgroup-hook --lib --crate-type cdylib -- \
     -L "native=$instead" -C "link-arg=-Wl,@$repo/hook/imports.options"
 packages="-p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
-[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-exporter -p gcgroup-kubelet-plugin \
-    -p gcgroup-contention -p gcgroup-slurm"
+[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-contention"
 # shellcheck disable=SC2086  # a list of options
 cargo build --locked --profile "$profile" ${triple:+--target "$triple"} $packages
+[ "$is_whole" = no ] || cargo build --locked --profile "$profile" ${triple:+--target "$triple"} \
+    --manifest-path gcgroupfs/integrations/Cargo.toml --workspace
 # Always without unwinder and allocator, in every profile.
 cargo build --locked --profile preload ${triple:+--target "$triple"} -p gcgroup-preload
 
@@ -121,14 +122,14 @@ if [ "$is_whole" = yes ]; then
         place "scripts/$file" "$dist/share/$file"
     done
     for file in alerts.yml grafana.json; do
-        place "gcgroupfs/exporter/$file" "$dist/share/$file"
+        place "gcgroupfs/integrations/exporter/$file" "$dist/share/$file"
     done
     for file in daemonset.yaml gcgroupfs.toml; do
-        place "gcgroupfs/kubelet-plugin/$file" "$dist/share/kubelet-plugin/$file"
+        place "gcgroupfs/integrations/kubelet-plugin/$file" "$dist/share/kubelet-plugin/$file"
     done
     place scripts/container-image.py "$dist/share/kubelet-plugin/container-image.py"
     for file in common.sh prolog task-prolog epilog; do
-        place "gcgroupfs/slurm/scripts/$file" "$dist/share/slurm/$file"
+        place "gcgroupfs/integrations/slurm/scripts/$file" "$dist/share/slurm/$file"
     done
     # The copy that containers preload.
     place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"

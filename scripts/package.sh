@@ -98,7 +98,7 @@ mv "$all/lib/libgcgroup_slurm.so" "$slurm/lib"
 mv "$all/share/man/man8" "$slurm/share/man"
 mkdir "$slurm/share/gcgroupfs"
 mv "$all/share/gcgroupfs/slurm" "$slurm/share/gcgroupfs"
-cp gcgroupfs/slurm/README.md "$slurm/share/doc/gcgroup-slurm"
+cp gcgroupfs/integrations/slurm/README.md "$slurm/share/doc/gcgroup-slurm"
 lib=$work/libgcgroup
 mkdir -p "$lib/usr/lib"
 mv "$all"/lib/libgcgroup*.so "$lib/usr/lib"
@@ -133,7 +133,7 @@ document() {
     {
         echo "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"
         echo "Upstream-Name: gcgroupfs"
-        printf '\nFiles: *\nCopyright: 2026 the authors of gcgroupfs, and of the Rust crates in Cargo.lock\n'
+        printf '\nFiles: *\nCopyright: 2026 the authors of gcgroupfs, and of the Rust crates in its Cargo.lock files\n'
         printf 'License: Apache-2.0 or Expat\n\nLicense: Apache-2.0\n'
         echo " On Debian systems: /usr/share/common-licenses/Apache-2.0"
         printf '\nLicense: Expat\n'

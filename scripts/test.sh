@@ -24,6 +24,7 @@ esac
 
 cd "$(dirname "$0")/.."
 
+integrations=gcgroupfs/integrations/Cargo.toml
 end=$(($(date +%s) + ${MINUTES:-80} * 60))
 
 step() {
@@ -56,9 +57,10 @@ if [ "$quick" = no ]; then
         step env KUBERNETES=yes scripts/setup-debian.sh
     fi
     step cargo fmt --all --check
+    step cargo fmt --all --check --manifest-path "$integrations"
     if have shellcheck "the scripts' lints"; then
-        step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/cluster/common/*.sh gcgroupfs/slurm/tests/* \
-            gcgroupfs/slurm/scripts/* scripts/gc-* .ci/run
+        step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/cluster/common/*.sh gcgroupfs/integrations/slurm/tests/* \
+            gcgroupfs/integrations/slurm/scripts/* scripts/gc-* .ci/run
     fi
     if have python3 "wording and layout of comments and documents"; then
         step scripts/check-text.py
@@ -66,14 +68,19 @@ if [ "$quick" = no ]; then
     fi
     if have cargo-deny "licences and advisories of dependencies"; then
         step cargo deny --locked --log-level error check bans licenses sources
+        step cargo deny --manifest-path "$integrations" --locked --log-level error \
+            check --config "$PWD/deny.toml" bans licenses sources
         if git ls-remote -q https://github.com/RustSec/advisory-db HEAD > /dev/null 2>&1; then
             step cargo deny --locked check advisories
+            step cargo deny --manifest-path "$integrations" --locked check --config "$PWD/deny.toml" advisories
         else
             echo "=== left out, the advisory database is out of reach: advisories of dependencies"
         fi
     fi
-    step cargo clippy --locked --workspace --all-targets -- -D warnings
-    step env RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet
+    for manifest in Cargo.toml "$integrations"; do
+        step cargo clippy --locked --manifest-path "$manifest" --workspace --all-targets -- -D warnings
+        step env RUSTDOCFLAGS='-D warnings' cargo doc --locked --manifest-path "$manifest" --workspace --no-deps --quiet
+    done
     # Also checks the preloaded libraries' sizes and dependencies.
     step scripts/build.sh
 fi
@@ -89,6 +96,7 @@ fi
 # With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
 # Most of the time an integration test waits for other processes: more threads than processors.
 threads=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+step cargo test --locked --manifest-path "$integrations" --workspace -- "$@"
 step env --default-signal RUST_TEST_THREADS="$threads" cargo test --locked --workspace \
     --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then

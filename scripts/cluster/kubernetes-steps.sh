@@ -53,7 +53,7 @@ static_pod_before_the_plugin_starts_without_devices() {
 }
 
 daemonset_offers_units_and_cards() {
-    kubectl apply -f "$repo/gcgroupfs/kubelet-plugin/daemonset.yaml" > /dev/null
+    kubectl apply -f "$repo/gcgroupfs/integrations/kubelet-plugin/daemonset.yaml" > /dev/null
     wait_for "the DaemonSet is rolled out" 120 is_rolled_out
     wait_for "the plugin is registered" 60 plugin_logs registered
     wait_for "units are offered" 30 has_allocatable gcgroup.io/gpu-memory 16
@@ -264,7 +264,7 @@ plugin_is_upgraded() {
 }
 
 plugin_upgrade_keeps_pods_and_limits() {
-    sed "s|image: $plugin_image:0.2.0|image: $plugin_image:next|" "$repo/gcgroupfs/kubelet-plugin/daemonset.yaml" \
+    sed "s|image: $plugin_image:0.2.0|image: $plugin_image:next|" "$repo/gcgroupfs/integrations/kubelet-plugin/daemonset.yaml" \
         > "$work/upgrade.yaml"
     kubectl apply -f "$work/upgrade.yaml" > /dev/null
     # The kubelet may look at an ended pod again only after a minute.

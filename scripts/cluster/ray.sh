@@ -50,7 +50,7 @@ mkdir -p "$cache"
     cp "$wanted" "$venv/requirements.txt"
 ) 9> "$cache/lock"
 
-cd "$repo/gcgroupfs/ray"
+cd "$repo/gcgroupfs/integrations/ray"
 export PYTHONDONTWRITEBYTECODE=1
 "$venv/bin/ruff" check --no-cache --quiet . "$repo/tests/ray"
 "$venv/bin/ruff" check --no-cache --quiet --config "$repo/tests/ray/ruff.toml" "$repo/scripts/cluster/common"
@@ -89,7 +89,7 @@ shift
 exec timeout --kill-after=5 "${SECONDS_LIMIT:-420}" python -m unittest --verbose "$@"
 EOF
 export GCGROUP_DIST="$dist" HOME="$tmp/home" TMPDIR="$tmp" RAY_TMPDIR="$tmp/ray" RAY_USAGE_STATS_ENABLED=0
-export PYTHONPATH="$repo/gcgroupfs/ray:$repo/tests/ray:$repo/scripts/cluster/common" PATH="$venv/bin:$PATH"
+export PYTHONPATH="$repo/gcgroupfs/integrations/ray:$repo/tests/ray:$repo/scripts/cluster/common" PATH="$venv/bin:$PATH"
 [ $# -gt 0 ] || set -- test_cluster test_user
 unshare --net --mount --pid --fork --kill-child --mount-proc sh "$tmp/inside" "$repo" "$@" &
 tests=$!

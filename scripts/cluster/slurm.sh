@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests the Slurm integration with real munged, slurmctld and three slurmd, each node with a gcgroupfs daemon
 # and two simulated GPUs of its own. Everything runs in namespaces of its own: their end takes along all
-# processes and mounts. The tests are in gcgroupfs/slurm/tests/*_cases.sh.
+# processes and mounts. The tests are in gcgroupfs/integrations/slurm/tests/*_cases.sh.
 set -eu
 
 usage() {
@@ -62,14 +62,14 @@ fi
 . "$repo/scripts/cluster/common/slurm-accounting.sh"
 # shellcheck source=scripts/cluster/common/slurm-nodes.sh
 . "$repo/scripts/cluster/common/slurm-nodes.sh"
-# shellcheck source=gcgroupfs/slurm/tests/support.sh
-. "$repo/gcgroupfs/slurm/tests/support.sh"
-# shellcheck source=gcgroupfs/slurm/tests/plugin_cases.sh
-. "$repo/gcgroupfs/slurm/tests/plugin_cases.sh"
-# shellcheck source=gcgroupfs/slurm/tests/script_cases.sh
-. "$repo/gcgroupfs/slurm/tests/script_cases.sh"
-# shellcheck source=gcgroupfs/slurm/tests/conformance_cases.sh
-. "$repo/gcgroupfs/slurm/tests/conformance_cases.sh"
+# shellcheck source=gcgroupfs/integrations/slurm/tests/support.sh
+. "$repo/gcgroupfs/integrations/slurm/tests/support.sh"
+# shellcheck source=gcgroupfs/integrations/slurm/tests/plugin_cases.sh
+. "$repo/gcgroupfs/integrations/slurm/tests/plugin_cases.sh"
+# shellcheck source=gcgroupfs/integrations/slurm/tests/script_cases.sh
+. "$repo/gcgroupfs/integrations/slurm/tests/script_cases.sh"
+# shellcheck source=gcgroupfs/integrations/slurm/tests/conformance_cases.sh
+. "$repo/gcgroupfs/integrations/slurm/tests/conformance_cases.sh"
 
 if [ "${1-}" = --call ]; then
     shift
@@ -103,7 +103,7 @@ run_tests() {
 
 # chosen FILE TEST...: prints the tests of a file that were chosen; all if none was.
 chosen() {
-    tests=$(sed -n 's/^test_\([a-z_]*\)() {$/\1/p' "$repo/gcgroupfs/slurm/tests/$1")
+    tests=$(sed -n 's/^test_\([a-z_]*\)() {$/\1/p' "$repo/gcgroupfs/integrations/slurm/tests/$1")
     shift
     [ $# = 0 ] || tests=$(echo "$tests" | grep -xF "$(printf '%s\n' "$@")") || :
     echo "$tests"

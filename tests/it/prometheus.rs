@@ -112,7 +112,7 @@ impl Prometheus {
 }
 
 fn alerts() -> String {
-    let path = repository().join("gcgroupfs/exporter/alerts.yml");
+    let path = repository().join("gcgroupfs/integrations/exporter/alerts.yml");
     path.canonicalize()
         .expect("the rules are there")
         .display()
@@ -187,8 +187,8 @@ fn alerts_and_dashboard_match_what_prometheus_scrapes() {
             prometheus.wait_for_series(metric);
         }
     }
-    let dashboard =
-        fs::read_to_string(repository().join("gcgroupfs/exporter/grafana.json")).expect("the file is there");
+    let dashboard = fs::read_to_string(repository().join("gcgroupfs/integrations/exporter/grafana.json"))
+        .expect("the file is there");
     let dashboard: Value = serde_json::from_str(&dashboard).expect("JSON");
     let mut nr_queries = 0;
     for panel in dashboard["panels"].as_array().expect("panels") {

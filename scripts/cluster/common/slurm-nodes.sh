@@ -57,7 +57,7 @@ set_scripts() {
 # make_scripts: installs the scripts; all nodes have the same slurm.conf.
 make_scripts() {
     mkdir -p "$WORK/share/gcgroupfs/slurm" "$WORK/hooks"
-    cp "${repo:?}"/gcgroupfs/slurm/scripts/* "$WORK/share/gcgroupfs/slurm"
+    cp "${repo:?}"/gcgroupfs/integrations/slurm/scripts/* "$WORK/share/gcgroupfs/slurm"
     for script in prolog epilog task-prolog; do
         cat > "$WORK/hooks/$script" <<HOOK
 #!/bin/sh
@@ -127,7 +127,7 @@ track_by_cgroup() {
     sed 's|proctrack/linuxproc|proctrack/cgroup|' "$SLURM_CONF" > "$WORK/slurm-$1.conf"
     on "$1" mount --bind "$WORK/slurm-$1.conf" "$SLURM_CONF"
     # The rule that the documentation gives, below the directory of this test.
-    sed -n '/^\[\[rule\]\]$/,/^```$/p' "$repo/gcgroupfs/slurm/README.md" |
+    sed -n '/^\[\[rule\]\]$/,/^```$/p' "$repo/gcgroupfs/integrations/slurm/README.md" |
         sed "/^\`\`\`\$/d; s|\"/slurm|\"/${WORK##*/}/slurm|" > "$WORK/gcgroupfs-$1.toml"
     grep -q "\"/${WORK##*/}/slurm" "$WORK/gcgroupfs-$1.toml"
 }
@@ -148,7 +148,7 @@ make_cluster() {
     ln -sf libcuda.so.1 "$WORK/lib/libcuda.so"
     cp "$DIST/bin/gcgroupfs" "$DIST/bin/gcgroup-load" "$WORK"
     gcc -O1 -o "$WORK/driver_shell" "${repo:?}/tests/programs/driver_shell.c" -pthread "-L$WORK/lib" -lcuda
-    cp "$repo/gcgroupfs/slurm/tests/gpu" "$WORK/gpu"
+    cp "$repo/gcgroupfs/integrations/slurm/tests/gpu" "$WORK/gpu"
     : > "$WORK/nvidia0"
     : > "$WORK/nvidia1"
     for node in n1 n2 n3 n4; do

@@ -201,7 +201,7 @@ fn example_groups_jobs_pods_containers_services() {
 
 #[test]
 fn slurm_readme_rule_denies_memory_outside_a_job_group() {
-    let text = include_str!("../../../slurm/README.md");
+    let text = include_str!("../../../integrations/slurm/README.md");
     let rule = text
         .split_once("```toml\n")
         .unwrap()
@@ -228,7 +228,9 @@ fn slurm_readme_rule_denies_memory_outside_a_job_group() {
 
 #[test]
 fn plugin_rules_name_containers_under_each_runtime() {
-    let rules = rules(include_str!("../../../kubelet-plugin/gcgroupfs.toml"));
+    let rules = rules(include_str!(
+        "../../../integrations/kubelet-plugin/gcgroupfs.toml"
+    ));
     let id = "0123456789abcdef".repeat(4);
     let text = include_str!("../../../../tests/data/kubernetes-cgroups.txt").replace('@', &id);
     for line in text.lines().filter(|line| line.starts_with('/')) {
