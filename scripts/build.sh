@@ -10,15 +10,15 @@ set -eu
 
 usage() {
     cat <<'EOF'
-usage: scripts/build.sh [--debug] [--target TRIPLE] [--libraries]
+usage: scripts/build.sh [--debug] [--target TRIPLE] [--demo]
 
   --debug          dev profile: faster build, slower programs, sizes not checked
   --target TRIPLE  another target of Rust, such as aarch64-unknown-linux-gnu, with Debian's cross compiler
                    (gcc-aarch64-linux-gnu) and emulator (qemu-user, runs the programs that write the manual)
-  --libraries      only the libraries, gcgroup-load and the simulated driver
+  --demo           in the dev profile, only what scripts/demo.sh runs: gcgroupfs, gcgroup-load, the libraries
+                   and the simulated driver
 
 environment:
-  PROFILE            cargo profile (release; --debug means dev)
   DIST               output directory (<repository>/target/dist, with --target target/dist-ARCH)
   CARGO_TARGET_DIR   cargo's build directory (<repository>/target)
 EOF
@@ -29,7 +29,7 @@ fail() {
     exit 1
 }
 
-profile=${PROFILE:-release}
+profile=release
 triple=
 is_whole=yes
 while [ $# -gt 0 ]; do
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
         --debug) profile=dev ;;
         --target=?*) triple=${1#*=} ;;
         --target) shift; triple=${1:?usage: --target TRIPLE} ;;
-        --libraries) is_whole=no ;;
+        --demo) profile=dev; is_whole=no ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
     esac
@@ -62,8 +62,20 @@ if [ -n "$triple" ]; then
         export "$variable=${tools}gcc"
     fi
 fi
-built=$target/$profile
-[ "$profile" != dev ] || built=$target/debug
+# The hook has a profile of its own, with fat LTO.
+hook=hook
+built=$target/release
+hook_built=$target/hook
+if [ "$profile" = dev ]; then
+    hook=dev
+    built=$target/debug
+    hook_built=$built
+fi
+
+# build PROFILE OPTION...
+build() {
+    cargo build --locked ${triple:+--target "$triple"} --profile "$@"
+}
 
 # LD_PRELOAD and the simulated driver must not affect the build tools.
 unset LD_PRELOAD LD_LIBRARY_PATH
@@ -73,16 +85,15 @@ unset LD_PRELOAD LD_LIBRARY_PATH
 instead=$target/instead-of-libgcc_s
 mkdir -p "$instead"
 echo 'INPUT(-lgcc_eh)' > "$instead/libgcc_s.so"
-cargo rustc --locked --profile "$profile" ${triple:+--target "$triple"} -p gcgroup-hook --lib --crate-type cdylib -- \
+cargo rustc --locked --profile "$hook" ${triple:+--target "$triple"} -p gcgroup-hook --lib --crate-type cdylib -- \
     -L "native=$instead" -C "link-arg=-Wl,@$repo/hook/imports.options"
-packages="-p gcgroup-load -p simgpu-cuda -p simgpu-nvml"
-[ "$is_whole" = no ] || packages="$packages -p gcgroupfs -p gcgroup-contention"
-# shellcheck disable=SC2086  # a list of options
-cargo build --locked --profile "$profile" ${triple:+--target "$triple"} $packages
-[ "$is_whole" = no ] || cargo build --locked --profile "$profile" ${triple:+--target "$triple"} \
-    --manifest-path gcgroupfs/integrations/Cargo.toml --workspace
+build "$profile" -p gcgroupfs -p gcgroup-load -p simgpu-cuda -p simgpu-nvml
+if [ "$is_whole" = yes ]; then
+    build "$profile" -p gcgroup-contention
+    build "$profile" --manifest-path gcgroupfs/integrations/Cargo.toml --workspace
+fi
 # Always without unwinder and allocator, in every profile.
-cargo build --locked --profile preload ${triple:+--target "$triple"} -p gcgroup-preload
+build preload -p gcgroup-preload
 
 # place FROM TO: replaces TO by rename, so that running processes keep the old file; does nothing if both
 # are equal.
@@ -100,8 +111,9 @@ place() {
     fi
 }
 
+place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
-place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
+place "$hook_built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
 place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
 place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
 place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
@@ -109,7 +121,6 @@ place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
 ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
 
 if [ "$is_whole" = yes ]; then
-    place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
     place "$built/gcgroup-exporter" "$dist/bin/gcgroup-exporter"
     place "$built/gcgroup-kubelet-plugin" "$dist/bin/gcgroup-kubelet-plugin"
     place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"

@@ -18,14 +18,14 @@ done
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
 # GCGROUP_BUILT: a tree that was built before.
-dist=${GCGROUP_BUILT:-${DIST:-$repo/target/dist}}
+dist=${GCGROUP_BUILT:-${DIST:-$repo/target/dist-demo}}
 if [ "$gpu" = real ] && ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
     echo "demo.sh: no libcuda.so.1 here; without --gpu it runs on the simulated GPU" >&2
     exit 1
 fi
 if [ -z "${GCGROUP_BUILT-}" ]; then
-    echo "Building (once; a few minutes the first time) ..."
-    DIST=$dist "$repo/scripts/build.sh" > /dev/null
+    echo "Building what this runs (once; about two minutes) ..."
+    DIST=$dist "$repo/scripts/build.sh" --demo > /dev/null
 fi
 
 tmp=$(mktemp -d)

@@ -1,144 +1,115 @@
 #!/bin/sh
-# Runs all checks, the cheapest first, for contributors and for CI. Sets up a Debian machine first. Checks
-# whose tools are missing even then are skipped with a message; tests fail if their tools are missing.
-set -eu
+# Runs all checks, the slow ones last, for contributors and for CI. Sets up a Debian machine first. Announces
+# the steps, goes on after a failed one, and names those that failed at the end. Steps whose tools are missing
+# even then are left out with a message; tests fail if their tools are missing.
+set -u
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--quick] [TEST-FILTER...]
+usage: scripts/test.sh
+       scripts/test.sh --quick [TEST-FILTER...]
 
-  --quick    tests only: no lints, documentation, release build, fuzzing, soak or packages
+  --quick      tests of the core only: no lints, documentation, release build, fuzzing, soak or packages
   TEST-FILTER  passed to cargo test
 
 environment:
-  MINUTES            limit for the whole run if stdout is not a terminal (80)
+  MINUTES            limit for the whole run (80)
   RUST_TEST_THREADS  number of tests at a time (twice the number of processors)
 EOF
 }
 
-quick=no
+# Most of the time an integration test waits for other processes: more threads than processors.
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+export RUST_TEST_THREADS
+cd "$(dirname "$0")/.." || exit
 case ${1-} in
+    '') ;;
     -h | --help) usage; exit 0 ;;
-    --quick) quick=yes; shift ;;
+    --quick)
+        shift
+        exec env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
+        ;;
+    *) usage >&2; exit 2 ;;
 esac
 
-cd "$(dirname "$0")/.."
+# A step in each line: the seconds that it usually takes on two processors | its limit in seconds | what it
+# needs | command. The preload library has no allocator or unwinder and so cannot have unit tests. Those of
+# the hook run once more, linked as scripts/build.sh links the library: with its own unwinder. Naming the
+# target keeps these options from build scripts.
+# shellcheck disable=SC2016  # the step's shell expands it
+steps='
+60 | 900 | command -v apt-get | KUBERNETES=yes scripts/setup-debian.sh
+3 | 60 | | cargo fmt --all --check && cd gcgroupfs/integrations && cargo fmt --all --check
+15 | 120 | command -v shellcheck | git ls-files "*.sh" "scripts/gc-*" "*/slurm/scripts/*" "*/slurm/tests/*" .ci/run | xargs shellcheck -x
+3 | 60 | command -v python3 | scripts/check-text.py
+2 | 60 | command -v python3 | scripts/crates.py --check
+10 | 300 | command -v cargo-deny | for tree in . gcgroupfs/integrations; do (cd "$tree" && cargo deny --locked --log-level error check --config "$OLDPWD/deny.toml" bans licenses sources) || exit; done
+10 | 300 | command -v cargo-deny && git ls-remote -q https://github.com/RustSec/advisory-db HEAD | for tree in . gcgroupfs/integrations; do (cd "$tree" && cargo deny --locked check --config "$OLDPWD/deny.toml" advisories) || exit; done
+90 | 900 | | cargo clippy --locked --workspace --all-targets -- -D warnings
+40 | 600 | | cd gcgroupfs/integrations && cargo clippy --locked --workspace --all-targets -- -D warnings
+60 | 600 | | export RUSTDOCFLAGS="-D warnings"; cargo doc --locked --workspace --no-deps --quiet && cd gcgroupfs/integrations && cargo doc --locked --workspace --no-deps --quiet
+60 | 600 | | cd gcgroupfs/integrations && cargo test --locked --workspace --no-fail-fast
+480 | 2400 | | cargo test --locked --workspace --exclude gcgroup-preload --no-fail-fast
+60 | 600 | | RUSTFLAGS="-L native=$PWD/target/instead-of-libgcc_s -C link-arg=-Wl,@$PWD/hook/imports.options" cargo test --locked --target "$(rustc -vV | sed -n "s/^host: //p")" -p gcgroup-hook --lib --quiet
+30 | 300 | | scripts/models.sh
+180 | 1200 | | scripts/build.sh
+12 | 600 | command -v chromium | scripts/test-web.sh
+12 | 400 | command -v systemctl | scripts/test-systemd.sh
+52 | 540 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh slurm
+70 | 900 | command -v unshare && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh ray
+106 | 900 | scripts/miri.sh --has | scripts/miri.sh
+112 | 900 | scripts/test-aarch64.sh --has | scripts/test-aarch64.sh
+52 | 900 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-packages.sh
+120 | 900 | command -v c++ && cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml | scripts/fuzz.sh 20
+208 | 900 | | scripts/soak.sh 3
+300 | 1800 | command -v apt-get && [ "$(id -u)" = 0 ] && scripts/cluster/build-kubernetes.sh --fetch | scripts/cluster/build-kubernetes.sh && scripts/test-cluster.sh kubernetes
+'
 
-integrations=gcgroupfs/integrations/Cargo.toml
+echo "=== steps, each with the seconds that it usually takes on two processors"
+total=0
+while IFS='|' read -r usual limit needs command; do
+    [ -n "$usual" ] || continue
+    printf '%5d %s\n' "$((usual))" "$command"
+    total=$((total + usual))
+done <<EOF
+$steps
+EOF
+echo "=== together $((total / 60)) minutes"
+
 end=$(($(date +%s) + ${MINUTES:-80} * 60))
-
-step() {
+# On a terminal, Ctrl-C also ends the step.
+foreground=
+[ ! -t 1 ] || foreground=--foreground
+failed=
+while IFS='|' read -r usual limit needs command <&3; do
+    [ -n "$usual" ] || continue
+    printf '\n===%s\n' "$command"
+    if ! timeout 600 sh -c "$needs" > /dev/null 2>&1; then
+        echo "=== left out, it needs:$needs"
+        continue
+    fi
     began=$(date +%s)
-    printf '\n=== %s\n' "$*"
-    status=0
-    if [ -t 1 ]; then
-        "$@" || status=$?
-    else
-        # At least 1 s: timeout(1) takes 0 as no limit.
-        left=$((end > began ? end - began : 1))
-        timeout --kill-after=30 "$left" "$@" || status=$?
+    limit=$((limit < end - began ? limit : end - began))
+    status=124
+    if [ "$limit" -gt 0 ]; then
+        # With default signals: a background job of a shell would ignore SIGINT, and the tests with it.
+        env --default-signal timeout $foreground --kill-after=30 "$limit" sh -c "$command" 3<&-
+        status=$?
     fi
     case $status in
-        124 | 137) echo "=== ended: there were $left s left of ${MINUTES:-80} minutes" ;;
+        0) ;;
+        124 | 137) failed="$failed$command (ended after $limit s)
+" ;;
+        *) failed="$failed$command (status $status)
+" ;;
     esac
-    echo "=== $(($(date +%s) - began)) s"
-    return "$status"
-}
+    echo "=== $(($(date +%s) - began)) s, status $status"
+done 3<<EOF
+$steps
+EOF
 
-# have PROGRAM WHAT: true if the program exists, else prints what is skipped.
-have() {
-    command -v "$1" > /dev/null && return
-    echo "=== left out, no $1 here: $2"
-    return 1
-}
-
-if [ "$quick" = no ]; then
-    if have apt-get "packages and Python clients, which the tests expect to be there"; then
-        step env KUBERNETES=yes scripts/setup-debian.sh
-    fi
-    step cargo fmt --all --check
-    step cargo fmt --all --check --manifest-path "$integrations"
-    if have shellcheck "the scripts' lints"; then
-        step shellcheck -x scripts/*.sh scripts/cluster/*.sh scripts/cluster/common/*.sh gcgroupfs/integrations/slurm/tests/* \
-            gcgroupfs/integrations/slurm/scripts/* scripts/gc-* .ci/run
-    fi
-    if have python3 "wording and layout of comments and documents"; then
-        step scripts/check-text.py
-        step scripts/crates.py --check
-    fi
-    if have cargo-deny "licences and advisories of dependencies"; then
-        step cargo deny --locked --log-level error check bans licenses sources
-        step cargo deny --manifest-path "$integrations" --locked --log-level error \
-            check --config "$PWD/deny.toml" bans licenses sources
-        if git ls-remote -q https://github.com/RustSec/advisory-db HEAD > /dev/null 2>&1; then
-            step cargo deny --locked check advisories
-            step cargo deny --manifest-path "$integrations" --locked check --config "$PWD/deny.toml" advisories
-        else
-            echo "=== left out, the advisory database is out of reach: advisories of dependencies"
-        fi
-    fi
-    for manifest in Cargo.toml "$integrations"; do
-        step cargo clippy --locked --manifest-path "$manifest" --workspace --all-targets -- -D warnings
-        step env RUSTDOCFLAGS='-D warnings' cargo doc --locked --manifest-path "$manifest" --workspace --no-deps --quiet
-    done
-    # Also checks the preloaded libraries' sizes and dependencies.
-    step scripts/build.sh
+if [ -n "$failed" ]; then
+    printf '\n=== failed:\n%s' "$failed"
+    exit 1
 fi
-if [ "$quick" = no ]; then
-    step scripts/models.sh
-    if scripts/miri.sh --has; then
-        step scripts/miri.sh
-    else
-        echo "=== left out, no nightly Rust with Miri here: undefined behaviour in unit tests"
-    fi
-fi
-# Without the preload library, which has no allocator or unwinder and so cannot have unit tests.
-# With default signals: a shell's background job would ignore SIGINT, and so would the tests' programs.
-# Most of the time an integration test waits for other processes: more threads than processors.
-threads=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
-step cargo test --locked --manifest-path "$integrations" --workspace -- "$@"
-step env --default-signal RUST_TEST_THREADS="$threads" cargo test --locked --workspace \
-    --exclude gcgroup-preload -- "$@"
-if [ "$quick" = no ]; then
-    # The hook's unit tests once more, linked as scripts/build.sh links the library: with its own unwinder.
-    # The target keeps these options from build scripts.
-    host=$(rustc -vV | sed -n 's/^host: //p')
-    options="-L native=$PWD/target/instead-of-libgcc_s -C link-arg=-Wl,@$PWD/hook/imports.options"
-    step env RUSTFLAGS="$options" cargo test --locked --target "$host" -p gcgroup-hook --lib --quiet
-    if scripts/test-aarch64.sh --has; then
-        step timeout --kill-after=10 900 env --default-signal scripts/test-aarch64.sh
-    else
-        echo "=== left out, no cross compiler, emulator or Rust target here: the libraries for AArch64"
-    fi
-    if have chromium "the page of the exporter in a browser"; then
-        step timeout --kill-after=10 600 scripts/test-web.sh
-    fi
-    if have systemctl "the service under systemd"; then
-        step timeout --kill-after=10 400 scripts/test-systemd.sh
-    fi
-    if have c++ "what fuzzers find"; then
-        if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
-            step scripts/fuzz.sh 20
-        else
-            echo "=== left out, its dependencies are out of reach: what fuzzers find"
-        fi
-    fi
-    step scripts/soak.sh 3
-    if have apt-get "a Slurm cluster" && [ "$(id -u)" = 0 ]; then
-        step timeout --kill-after=30 540 scripts/test-cluster.sh slurm
-    fi
-    if have apt-get "installation, upgrade and purge of the packages" && [ "$(id -u)" = 0 ]; then
-        step scripts/test-packages.sh
-    fi
-    if [ "$(id -u)" = 0 ] && have unshare "the cluster engines"; then
-        step timeout --kill-after=30 900 scripts/test-cluster.sh ray
-    fi
-    if [ "$(id -u)" = 0 ] && have apt-get "the Kubernetes plugin on a real node"; then
-        if scripts/cluster/build-kubernetes.sh --fetch; then
-            step timeout --kill-after=10 900 scripts/cluster/build-kubernetes.sh
-            step timeout --kill-after=10 900 scripts/test-cluster.sh kubernetes
-        else
-            echo "=== left out, its packages are out of reach: the Kubernetes plugin on a real node"
-        fi
-    fi
-fi
+printf '\n=== passed\n'
