@@ -19,7 +19,14 @@ done
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
 # GCGROUP_BUILT: a tree that was built before.
 dist=${GCGROUP_BUILT:-${DIST:-$repo/target/dist-demo}}
-if [ "$gpu" = real ] && ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
+# has_driver: whether programs find the driver's library, in LD_LIBRARY_PATH or the loader's cache.
+has_driver() {
+    echo "${LD_LIBRARY_PATH-}:" | tr ':' '\n' | while read -r directory; do
+        [ ! -e "${directory:-.}/libcuda.so.1" ] || echo found
+    done | grep -q found || ldconfig -p | grep -q 'libcuda\.so\.1'
+}
+
+if [ "$gpu" = real ] && ! has_driver; then
     echo "demo.sh: no libcuda.so.1 here; without --gpu it runs on the simulated GPU" >&2
     exit 1
 fi

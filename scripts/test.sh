@@ -53,6 +53,7 @@ steps='
 60 | 600 | | RUSTFLAGS="-L native=$PWD/target/instead-of-libgcc_s -C link-arg=-Wl,@$PWD/hook/imports.options" cargo test --locked --target "$(rustc -vV | sed -n "s/^host: //p")" -p gcgroup-hook --lib --quiet
 30 | 300 | | scripts/models.sh
 180 | 1200 | | scripts/build.sh
+8 | 300 | command -v apt-get && scripts/test-driver.sh --has | scripts/test-driver.sh
 12 | 600 | command -v chromium | scripts/test-web.sh
 12 | 400 | command -v systemctl | scripts/test-systemd.sh
 52 | 540 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh slurm

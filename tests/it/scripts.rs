@@ -404,11 +404,24 @@ fn contention_benchmark_runs_and_reports_each_arm() {
 
 #[test]
 fn demonstration_runs_and_leaves_nothing() {
+    demonstrate(&[], Path::new(""));
+}
+
+#[test]
+fn demonstration_finds_driver_in_library_path() {
+    demonstrate(&["--gpu"], &artifacts().simgpu());
+}
+
+/// Runs the demonstration with these libraries in the search path.
+fn demonstrate(arguments: &[&str], libraries: &Path) {
     let temporary = tempfile::tempdir().unwrap();
-    let dist = artifacts().dist();
+    let gpu = tempfile::tempdir().unwrap();
     let output = Command::new(repository().join("scripts/demo.sh"))
-        .env("GCGROUP_BUILT", dist)
+        .args(arguments)
+        .env("GCGROUP_BUILT", artifacts().dist())
         .env("TMPDIR", temporary.path())
+        .env("LD_LIBRARY_PATH", libraries)
+        .env("SIMGPU_DIR", gpu.path())
         .output()
         .unwrap();
     let shown = String::from_utf8_lossy(&output.stdout);
