@@ -30,6 +30,9 @@ const DELIVERY: Duration = Duration::from_secs(1);
 /// Longest life of a request: longer than its hook waits.
 const PATIENCE: Duration = Duration::from_secs(12);
 
+/// Limit of the factor by which more than is wanted is requested, as a power of two.
+const MAX_DOUBLINGS: u32 = 8;
+
 /// Memory is short where less than this part of the device is free beyond the request: contexts need some,
 /// and free memory may be fragmented.
 const SHORT_PART: u64 = 16;
@@ -77,6 +80,8 @@ struct Need<'a> {
     /// The requester's.
     priority: u32,
     wanted: u64,
+    /// Donors are asked for this many times the bytes, if they have them.
+    factor: u64,
     /// Processes that are not asked.
     but: &'a BTreeSet<ProcessId>,
 }
@@ -86,7 +91,12 @@ struct Begun {
     wanted: u64,
     /// Free bytes at that time.
     free: Option<u64>,
+    /// Donors that may be awaited, or did not deliver.
     asked: Vec<Asked>,
+    /// Bytes that other donors have delivered.
+    delivered: u64,
+    /// How often donors were asked.
+    nr_rounds: u32,
     since: Instant,
 }
 
@@ -216,6 +226,7 @@ impl State {
             requester,
             priority,
             wanted,
+            factor: 1,
             but: &BTreeSet::new(),
         };
         let asked = self.ask(&need, sight, notices);
@@ -226,6 +237,8 @@ impl State {
             wanted,
             free: sight.free,
             asked,
+            delivered: 0,
+            nr_rounds: 1,
             since: now,
         });
         None
@@ -251,7 +264,7 @@ impl State {
         let delivered = begun
             .asked
             .iter()
-            .fold(0, |sum: u64, asked| sum.saturating_add(asked.delivered));
+            .fold(begun.delivered, |sum, asked| sum.saturating_add(asked.delivered));
         let freed = sight
             .free
             .zip(begun.free)
@@ -275,15 +288,24 @@ impl State {
             .get(device)?
             .priority
             .load(Relaxed);
+        // A donor that has delivered its part may be asked for more.
+        begun.asked.retain(|asked| asked.is_overdue(now));
+        begun.delivered = delivered;
+        for asked in &begun.asked {
+            begun.delivered -= asked.delivered;
+        }
         let others: BTreeSet<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
+        // More each time, so that many donors that do not deliver are passed before the hook gives up.
         let need = Need {
             requester,
             priority,
             wanted: begun.wanted - delivered,
+            factor: 1 << (begun.nr_rounds - 1).min(MAX_DOUBLINGS),
             but: &others,
         };
         let more = self.ask(&need, sight, notices);
         if !more.is_empty() {
+            begun.nr_rounds += 1;
             begun.asked.extend(more);
             return None;
         }
@@ -301,6 +323,7 @@ impl State {
             requester,
             priority,
             wanted,
+            factor,
             but,
         } = *need;
         let device = sight.device;
@@ -329,7 +352,7 @@ impl State {
             .iter()
             .map(|one| one.source(device, protected.get(&one.id).copied().unwrap_or_default()))
             .collect();
-        let chosen = choose(&sources, wanted);
+        let chosen = choose(&sources, wanted.saturating_mul(factor));
         let all = chosen
             .iter()
             .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));

@@ -12,6 +12,9 @@ use crate::tree::{Host, Process, ProcessId};
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
 
+/// A donor must deliver more than this part of its bytes within [`DELIVERY`].
+const STEP: u64 = 8;
+
 /// A process that can move memory out.
 pub(super) struct Candidate {
     pub(super) id: ProcessId,
@@ -79,8 +82,8 @@ pub(super) struct Asked {
     /// Set when the donor says that it has finished; `has_answered`: when it said so before NVML was asked.
     says_so: bool,
     has_answered: bool,
-    /// Time of the last delivery, or of the request.
-    last: Instant,
+    /// Time of the last delivery of a [`STEP`]th, or of the request, and what was delivered by then.
+    last: (Instant, u64),
 }
 
 impl Asked {
@@ -93,7 +96,7 @@ impl Asked {
             delivered: 0,
             says_so: false,
             has_answered: false,
-            last: sight.at,
+            last: (sight.at, 0),
         }
     }
 
@@ -113,8 +116,9 @@ impl Asked {
             None if self.has_answered => self.bytes,
             None => 0,
         };
-        if delivered > self.delivered {
-            (self.delivered, self.last) = (delivered, sight.at);
+        self.delivered = self.delivered.max(delivered);
+        if self.delivered > self.last.1.saturating_add(self.bytes / STEP) {
+            self.last = (sight.at, self.delivered);
         }
     }
 
@@ -123,13 +127,13 @@ impl Asked {
         self.has_answered || self.delivered >= self.bytes
     }
 
-    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or is silent for
-    /// [`DELIVERY`].
+    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or delivers
+    /// less than a [`STEP`]th within [`DELIVERY`].
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         if self.is_done() {
             return self.delivered < self.bytes / 2;
         }
-        now.saturating_duration_since(self.last) >= DELIVERY
+        now.saturating_duration_since(self.last.0) >= DELIVERY
     }
 
     pub(super) fn idle(&self, now: Instant) -> Idle {

@@ -234,6 +234,102 @@ fn the_next_is_asked_after_a_second_and_one_that_did_not_deliver_is_not_asked_ag
 }
 
 #[test]
+fn donor_that_delivered_its_part_is_asked_again_after_a_second() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let _stopped = swapping(&world, 2, 15, GIB);
+    let donor = swapping(&world, 3, 9, 4 * GIB);
+    ask(&world, asker, 2 * GIB);
+    look(&world, &sight(0, &[(2, GIB), (3, 4 * GIB)]));
+    assert_eq!(asked(&world, donor), (1, GIB));
+    say_given(&world, donor);
+    for _ in 0..4 {
+        look(&world, &sight(GIB, &[(2, GIB), (3, 3 * GIB)]));
+    }
+    assert_eq!(asked(&world, donor), (1, GIB), "another GiB");
+    look(&world, &sight(2 * GIB, &[(2, GIB), (3, 2 * GIB)]));
+    assert_eq!(told(&world, asker), (1, 0));
+}
+
+#[test]
+fn donors_that_do_not_deliver_are_passed_within_the_hooks_patience() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let mut held = vec![(100, 2 * GIB)];
+    for pid in 2..26 {
+        // A few bytes at a time are no delivery.
+        swapping(&world, pid, 15, GIB);
+        held.push((pid, GIB));
+    }
+    let donor = swapping(&world, 100, 9, 2 * GIB);
+    ask(&world, asker, GIB);
+    let begun = NOW.get();
+    while asked(&world, donor).1 == 0 {
+        held.iter_mut().skip(1).for_each(|(_, bytes)| *bytes -= 4096);
+        look(&world, &sight(0, &held));
+        assert!(NOW.get() - begun < Duration::from_secs(9), "it is never asked");
+    }
+    held[0].1 = GIB;
+    look(&world, &sight(0, &held));
+    assert_eq!(told(&world, asker), (1, 0));
+}
+
+/// Donors that stand still, trickle or deliver, at random: a request whose donors hold enough succeeds within
+/// the patience of the hook.
+#[test]
+fn random_donors_that_hold_enough_together_satisfy_every_request() {
+    for seed in 1..50_u64 {
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let world = World::new(1);
+        let asker = world.join(1);
+        let donors: Vec<(u32, ProcessId, bool)> = (2..3 + u32::try_from(random(20)).unwrap())
+            .map(|pid| {
+                let priority = 9 + u32::try_from(random(7)).unwrap();
+                let id = swapping(&world, pid, priority, (1 + random(4)) * GIB / 4);
+                (pid, id, random(3) == 0)
+            })
+            .collect();
+        let held = |id| world.usage(id).devices[0].memory_current.load(Relaxed);
+        let movable: u64 = donors
+            .iter()
+            .filter(|(.., moves)| *moves)
+            .map(|(_, id, _)| held(*id))
+            .sum();
+        if movable == 0 {
+            continue;
+        }
+        let wanted = 1 + random(movable);
+        ask(&world, asker, wanted);
+        let begun = NOW.get();
+        let mut free = 0;
+        while told(&world, asker) == (0, 0) {
+            for (_, id, _) in donors.iter().filter(|(.., moves)| *moves) {
+                let control = &world.control(*id).devices[0];
+                let generation = control.reclaim_generation.load(Relaxed);
+                let usage = &world.usage(*id).devices[0];
+                if usage.reclaim_generation.load(Relaxed) != generation && random(2) == 0 {
+                    let moved = control.reclaim_bytes.load(Relaxed).min(held(*id));
+                    for bytes in [&usage.memory_current, &usage.swappable] {
+                        bytes.fetch_sub(moved, Relaxed);
+                    }
+                    control.reclaim_bytes.store(0, Relaxed);
+                    free += moved;
+                    say_given(&world, *id);
+                }
+            }
+            let seen: Vec<_> = donors.iter().map(|(pid, id, _)| (*pid, held(*id))).collect();
+            look(&world, &sight(free, &seen));
+            assert!(NOW.get() - begun < Duration::from_secs(10), "seed {seed}");
+        }
+        assert_eq!(told(&world, asker), (1, 0), "seed {seed}");
+    }
+}
+
+#[test]
 fn one_that_says_that_it_has_delivered_is_checked() {
     let world = World::new(1);
     let asker = world.join(1);
