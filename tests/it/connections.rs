@@ -1,10 +1,15 @@
 //! Tests idle connections of many users, and that the daemon meanwhile serves another user.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::panic::{catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{MsgFlags, send};
 use support::{
-    Config, Governed, Mount, idle_connections, open_connection, program_for_all, raise_descriptors,
-    wait_until,
+    Config, Governed, Mount, ask_for_devices, become_user, idle_connections, open_connection,
+    program_for_all, raise_descriptors, stop, wait_until,
 };
 
 use crate::driver::driver_shell;
@@ -56,6 +61,47 @@ fn idle_connections_of_many_users_keep_no_other_user_out() {
     let crowd = crowd(&mount);
     assert_serves_another(&mount);
     drop(crowd);
+}
+
+#[test]
+fn packets_in_a_closed_connection_are_not_read() {
+    let mount = Mount::new();
+    stop(mount.daemon().expect("the daemon runs"));
+    let connection = open_connection(&mount.socket()).expect("the queue has room");
+    // Operation 4: make a group.
+    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 4, 0, 5];
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    let packet: Vec<u8> = words.chain(*b"ghost").collect();
+    send(connection.as_raw_fd(), &packet, MsgFlags::empty()).expect("the queue has room");
+    drop(connection);
+    kill(mount.daemon().expect("the daemon runs"), Signal::SIGCONT).expect("the daemon runs");
+    let connection = open_connection(&mount.socket()).expect("the daemon accepts a connection");
+    ask_for_devices(&connection).expect("the daemon answers");
+    assert!(!mount.path().join("ghost").exists());
+}
+
+#[test]
+fn users_that_connect_and_close_endlessly_keep_no_other_user_out() {
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for uid in USERS..USERS + 5 {
+            let (socket, is_over) = (mount.socket(), &is_over);
+            scope.spawn(move || {
+                become_user(uid);
+                while !is_over.load(Relaxed) {
+                    let Ok(connection) = open_connection(&socket) else {
+                        continue;
+                    };
+                    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+                    while send(connection.as_raw_fd(), b"junk", flags).is_ok() {}
+                }
+            });
+        }
+        let served = catch_unwind(|| assert_serves_another(&mount));
+        is_over.store(true, Relaxed);
+        served.unwrap_or_else(|failure| resume_unwind(failure));
+    });
 }
 
 #[test]

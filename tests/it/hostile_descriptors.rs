@@ -260,6 +260,40 @@ fn descriptors_of_twenty_users_delay_no_other() {
     assert_nothing_stuck(daemon(&mount, false));
 }
 
+/// Returns the number of receiver processes of the daemon that have not been reaped.
+fn receivers(mount: &Mount) -> usize {
+    let is_receiver = |pid: &i32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|word| word == b"receive")
+    };
+    family(mount).iter().filter(|pid| is_receiver(pid)).count()
+}
+
+#[test]
+fn hanging_receivers_of_one_user_are_bounded() {
+    // The running receiver and those that one user can make hang.
+    const MOST: usize = 1 + 4;
+    let mount = mount(false);
+    let mut silent = Silent::new(true);
+    for nr in 2..=MOST {
+        silent.send(&mount, UIDS.start, 1, "hello");
+        wait_until("a receiver hangs", || receivers(&mount) >= nr);
+    }
+    for what in ["junk", "hello"] {
+        silent.send(&mount, UIDS.start, 300, what);
+        assert_well(&mount);
+    }
+    let refusal = format!("user {} registers no process", UIDS.start);
+    wait_until("the refusal is logged", || mount.log().contains(&refusal));
+    for (uid, what) in UIDS.zip(["junk", "hello"]) {
+        silent.send(&mount, uid + 1, 1, what);
+        assert_well(&mount);
+    }
+    assert!(receivers(&mount) <= MOST + 2, "{}", receivers(&mount));
+    drop(silent);
+    wait_until("all other receivers are reaped", || receivers(&mount) == 1);
+}
+
 #[test]
 fn daemon_with_hostile_descriptors_ends_on_sigterm() {
     let mut mount = mount(false);

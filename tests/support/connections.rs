@@ -41,7 +41,10 @@ pub fn idle_connections(path: &Path, uids: impl IntoIterator<Item = u32>, each: 
 }
 
 /// Changes the effective user of the calling thread only.
-fn become_user(uid: u32) {
+///
+/// # Panics
+/// If the process is not root.
+pub fn become_user(uid: u32) {
     const KEEP: libc::uid_t = libc::uid_t::MAX;
     // SAFETY: passes only numbers. The C library's function would change all threads.
     let answer = unsafe { libc::syscall(libc::SYS_setresuid, KEEP, uid, KEEP) };

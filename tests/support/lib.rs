@@ -21,7 +21,7 @@ mod wait;
 mod watchdog;
 
 pub use artifacts::{Artifacts, artifacts, python, repository};
-pub use connections::{ask_for_devices, idle_connections, open_connection, raise_descriptors};
+pub use connections::{ask_for_devices, become_user, idle_connections, open_connection, raise_descriptors};
 pub use counted::{instructions, system_calls};
 pub use failure::ignored_test;
 pub use governed::Governed;

@@ -1,14 +1,15 @@
 //! A client can send any descriptor, even one whose close waits for that client for ever, such as a file on
 //! its own FUSE mount. So the daemon never receives a descriptor from a client. It passes the client's
 //! connection to this process, which receives the message and forwards the descriptor only if it is a memfd,
-//! whose close never waits. After anything else the receiver reports that and ends, which may take for ever;
-//! no process waits for it, and the daemon starts another. It holds nothing but its current task.
+//! whose close never waits. It keeps anything else open until the daemon replaces it: then it ends, which may
+//! take for ever.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use crate::block;
@@ -22,9 +23,12 @@ const MAX_MESSAGE: usize = 512;
 pub enum Task {
     /// Receive a message over the attached connection, and answer with its descriptor.
     Take(u64),
-    /// Close the attached descriptors, and end. There is no answer.
-    Close,
+    /// Keep the attached connections, in whose queues descriptors may lie. There is no answer.
+    Keep,
 }
+
+/// First packet of a receiver: it is ready for tasks.
+pub const READY: u8 = b'r';
 
 /// Answer to [`Task::Take`]. A usage block's descriptor is attached if there is no error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +37,8 @@ pub struct Taken {
     pub number: u64,
     /// 0; `EINVAL` if the message did not carry exactly one memfd; otherwise the errno of recvmsg(2).
     pub error: i32,
-    /// Whether the receiver ends.
-    pub is_last: bool,
+    /// Whether the receiver keeps descriptors of the message.
+    pub has_kept: bool,
 }
 
 impl Task {
@@ -43,7 +47,7 @@ impl Task {
     pub fn to_bytes(self) -> [u8; Self::LENGTH] {
         let (kind, number) = match self {
             Self::Take(number) => (b't', number),
-            Self::Close => (b'c', 0),
+            Self::Keep => (b'k', 0),
         };
         let mut bytes = [kind; Self::LENGTH];
         bytes[1..].copy_from_slice(&number.to_le_bytes());
@@ -54,7 +58,7 @@ impl Task {
         let (kind, number) = <&[u8; Self::LENGTH]>::try_from(bytes).ok()?.split_first()?;
         match kind {
             b't' => Some(Self::Take(u64::from_le_bytes(number.try_into().ok()?))),
-            b'c' => Some(Self::Close),
+            b'k' => Some(Self::Keep),
             _ => None,
         }
     }
@@ -64,7 +68,7 @@ impl Taken {
     pub const LENGTH: usize = 13;
 
     fn to_bytes(self) -> [u8; Self::LENGTH] {
-        let mut bytes = [u8::from(self.is_last); Self::LENGTH];
+        let mut bytes = [u8::from(self.has_kept); Self::LENGTH];
         bytes[..8].copy_from_slice(&self.number.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.error.to_le_bytes());
         bytes
@@ -76,13 +80,12 @@ impl Taken {
         Some(Self {
             number: u64::from_le_bytes(*number),
             error: i32::from_le_bytes(*error),
-            is_last: rest != [0],
+            has_kept: rest != [0],
         })
     }
 }
 
-/// Serves the daemon at the other end of standard input until that is closed, or until a client has sent a
-/// descriptor whose close may never return.
+/// Serves the daemon at the other end of standard input until that is closed.
 ///
 /// # Errors
 /// Standard input is not a socket of the daemon's.
@@ -90,6 +93,10 @@ pub fn run() -> anyhow::Result<()> {
     // Descriptors that the daemon's starter had open (Linux 5.9; before that, the daemon's own are closed on
     // exec).
     let _ = sys::close_from(3);
+    // Room for what it keeps.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     Ok(serve(&io::stdin())?)
 }
 
@@ -98,6 +105,9 @@ pub fn run() -> anyhow::Result<()> {
 /// # Errors
 /// The socket fails.
 pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
+    // Closing one of them may take for ever, so none is closed before the end.
+    let mut kept: Vec<OwnedFd> = Vec::new();
+    send(daemon, &[READY], None)?;
     loop {
         let mut watched = [PollFd::new(daemon.as_fd(), PollFlags::POLLIN)];
         match poll(&mut watched, PollTimeout::NONE) {
@@ -111,27 +121,28 @@ pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
             received => received?,
         };
-        let task = Task::from_bytes(buffer.get(..length).unwrap_or_default());
-        let (Some(Task::Take(number)), Ok([connection])) = (task, <[OwnedFd; 1]>::try_from(descriptors))
-        else {
+        let number = match Task::from_bytes(buffer.get(..length).unwrap_or_default()) {
+            Some(Task::Take(number)) => number,
+            Some(Task::Keep) => {
+                kept.extend(descriptors);
+                continue;
+            }
+            None => return Ok(()),
+        };
+        let Ok([connection]) = <[OwnedFd; 1]>::try_from(descriptors) else {
             return Ok(());
         };
         let (taken, others) = take(&connection);
         // Closed before the answer, while the daemon still has it: so this is not the last close, which could
         // block.
         drop(connection);
-        let error = taken.as_ref().map_or_else(|errno| *errno as i32, |_| 0);
-        let is_last = !others.is_empty();
         let answer = Taken {
             number,
-            error,
-            is_last,
+            error: taken.as_ref().map_or_else(|errno| *errno as i32, |_| 0),
+            has_kept: !others.is_empty(),
         };
+        kept.extend(others);
         send(daemon, &answer.to_bytes(), taken.ok().as_ref())?;
-        if is_last {
-            // The descriptors are closed here, which may take for ever.
-            return Ok(());
-        }
     }
 }
 
@@ -171,14 +182,14 @@ mod tests {
 
     #[test]
     fn tasks_and_answers_round_trip() {
-        for task in [Task::Take(7), Task::Take(u64::MAX), Task::Close] {
+        for task in [Task::Take(7), Task::Take(u64::MAX), Task::Keep] {
             assert_eq!(Task::from_bytes(&task.to_bytes()), Some(task));
         }
-        for (error, is_last) in [(0, false), (libc::EINVAL, true)] {
+        for (error, has_kept) in [(0, false), (libc::EINVAL, true)] {
             let answer = Taken {
                 number: 1 << 40,
                 error,
-                is_last,
+                has_kept,
             };
             assert_eq!(Taken::from_bytes(&answer.to_bytes()), Some(answer));
         }

@@ -33,6 +33,7 @@ mod supervisor;
 mod tests;
 mod timers;
 mod token;
+mod turns;
 mod unregistered;
 
 use std::collections::BTreeMap;
@@ -44,8 +45,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use tracing::warn;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::activity_log::ActivityLog;
 use self::bells::Bells;
@@ -60,10 +60,11 @@ use self::registry::Registry;
 use self::rule_queries::{RuleAnswer, RuleQueries};
 use self::stored::show_condition;
 use self::token::Token;
+use self::turns::Turns;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Saved, Tree};
-use gcgroupfs_sys as sys;
+use gcgroupfs_sys::{self as sys, process};
 
 pub use self::listener::{Listener, new_socket};
 pub use self::receivers::Start as StartReceiver;
@@ -75,6 +76,9 @@ const MAX_COMPLAINTS: u32 = 5;
 
 /// Loop time that one user may use in one burst.
 const ADVANCE: Duration = Duration::from_millis(25);
+
+/// Time for packets of clients in one turn of the loop.
+const ROUND: Duration = Duration::from_micros(500);
 
 /// Granularity of timers in this module.
 const TICK: Duration = Duration::from_millis(100);
@@ -107,6 +111,8 @@ pub struct Server {
     kills: Arc<Kills>,
     rule_queries: RuleQueries,
     connections: Connections,
+    /// Connections with something to read.
+    turns: Turns,
     last_number: u64,
     /// No connection is accepted before this time, because descriptors or memory had run out.
     full_until: Option<Instant>,
@@ -209,6 +215,7 @@ impl Server {
             kills,
             rule_queries,
             connections: Connections::new(room::for_unregistered()),
+            turns: Turns::default(),
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
@@ -246,7 +253,11 @@ impl Server {
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
             let ends_asked = self.tree.nr_ends_asked();
-            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+            let timeout = match self.turns.is_empty() {
+                true => self.timeout(),
+                false => EpollTimeout::ZERO,
+            };
+            let ready = match self.epoll.wait(&mut events, timeout) {
                 Ok(ready) => ready,
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error).context("cannot wait for events"),
@@ -257,7 +268,7 @@ impl Server {
                     Token::Wake => self.drain_wake(),
                     Token::Receiver => self.take_usage_blocks(),
                     Token::Supervisor => self.answer_supervisor(),
-                    Token::Connection(number) => self.serve(number),
+                    Token::Connection(number) => self.note_event(number, event.events()),
                     Token::Process(number) => self.registry.died(number),
                 }
             }
@@ -265,6 +276,7 @@ impl Server {
             if ready < events.len() {
                 self.tree.answer_ends(ends_asked);
             }
+            self.serve_round();
             self.tick();
         }
         self.tree.write_all_counts();
@@ -297,24 +309,17 @@ impl Server {
     fn retire_all(&mut self) {
         self.listener.refuse();
         while let Ok(socket) = sys::accept(&self.listener) {
-            self.receivers.retire(Arc::new(socket));
+            let uid = process::owner(&socket).map_or(u32::MAX, |(_, uid, _)| uid);
+            self.receivers.retire(uid, Arc::new(socket));
         }
         for connection in self.connections.take_all() {
-            self.receivers.retire(connection.into_socket());
+            self.receivers.retire(connection.uid(), connection.into_socket());
         }
-        self.receivers.close_doomed();
+        self.receivers.pass_unread();
     }
 
     fn new_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
-    }
-}
-
-/// Changes the epoll events of a connection.
-fn watch(epoll: &Epoll, socket: &OwnedFd, number: u64, flags: EpollFlags) {
-    let mut event = EpollEvent::new(flags, Token::Connection(number).into());
-    if let Err(error) = epoll.modify(socket, &mut event) {
-        warn!("cannot watch a connection: {error}");
     }
 }

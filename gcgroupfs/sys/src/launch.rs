@@ -301,17 +301,18 @@ pub fn run() -> anyhow::Result<()> {
     // on exec).
     let _ = crate::close_from(3);
     let daemon = io::stdin();
-    // Helpers that are tracked until they are released, and helpers to reap.
+    // Helpers that are tracked until they are released, and helpers to reap when they end.
     let mut watched: HashMap<u32, Child> = HashMap::new();
-    let mut released: Vec<Child> = Vec::new();
+    let mut released: Vec<(Child, OwnedFd)> = Vec::new();
     loop {
-        let mut ready = [PollFd::new(daemon.as_fd(), PollFlags::POLLIN)];
+        let ends = released.iter().map(|(_, pidfd)| pidfd.as_fd());
+        let descriptors = std::iter::once(daemon.as_fd()).chain(ends);
+        let mut ready: Vec<_> = descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut ready, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // Never waited for: one that hangs is tried again the next time.
-        released.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        released.retain_mut(|(child, _)| matches!(child.try_wait(), Ok(None)));
         let mut buffer = [0; MAX_REQUEST];
         let received = match crate::receive(&daemon, &mut buffer) {
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
@@ -321,7 +322,7 @@ pub fn run() -> anyhow::Result<()> {
         match request.split_first() {
             Some((&RELEASE, pid)) => {
                 let pid = pid.try_into().map(u32::from_le_bytes).unwrap_or(0);
-                released.extend(watched.remove(&pid));
+                released.extend(watched.remove(&pid).and_then(with_pidfd));
             }
             Some((kind @ (&START | &START_WITH_DRIVER), words)) => {
                 let needs_driver = *kind == START_WITH_DRIVER;
@@ -337,11 +338,18 @@ pub fn run() -> anyhow::Result<()> {
             }
             // If it cannot be started, the other end of its input is closed: that is the answer.
             Some((&START_UNWATCHED, words)) => {
-                released.extend(spawn(words, false, received.descriptors).ok())
+                let child = spawn(words, false, received.descriptors).ok();
+                released.extend(child.and_then(with_pidfd));
             }
             _ => return Ok(()),
         }
     }
+}
+
+/// Returns a child with its pidfd, which is readable when it has ended.
+fn with_pidfd(child: Child) -> Option<(Child, OwnedFd)> {
+    let pidfd = crate::pidfd_open(child.id().cast_signed()).ok()?;
+    Some((child, pidfd))
 }
 
 fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Result<Child> {

@@ -24,7 +24,7 @@ use nix::sys::socket::{self, SockFlag};
 pub use self::block_map::{ControlMap, UsageMap};
 #[cfg(any(test, feature = "fixture"))]
 pub use self::block_map::{ControlReader, publish_usage};
-pub use self::packet::{Plain, Received, drain, packet_pair, receive, receive_plain};
+pub use self::packet::{Plain, Received, holds_packets, is_hung_up, packet_pair, receive, receive_plain};
 
 /// Wakes every thread, of any process, that waits on `word` (`FUTEX_WAKE` on shared memory).
 pub fn wake_all(word: &AtomicU32) {

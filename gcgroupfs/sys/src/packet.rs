@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
 
 #[cfg(test)]
@@ -73,40 +74,26 @@ fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
     Ok((message.bytes, message.flags))
 }
 
-/// Receives and drops all packets of a connection that has been shut down for receiving. Returns whether the
-/// connection is now empty, and so can be closed without waiting: a packet that carries descriptors stays,
-/// with all behind it.
-pub fn drain(socket: &OwnedFd) -> bool {
-    // More packets than a sender's buffer holds, which counts at least 500 bytes for each.
-    const MOST: usize = 1 << 16;
-    for _ in 0..MOST {
-        let mut byte = [0];
-        match peek(socket, &mut byte) {
-            Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => return false,
-            // Either an empty packet or the end. If credentials come with packets and there is no room for
-            // them, the kernel sets `MSG_CTRUNC` for a packet.
-            Ok((0, _)) => {
-                if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
-                    return false;
-                }
-                let there = peek(socket, &mut byte);
-                if socket::setsockopt(socket, sockopt::PassCred, &false).is_err() {
-                    return false;
-                }
-                match there {
-                    Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => {}
-                    _ => return true,
-                }
-            }
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(_) => return true,
-        }
-        if socket::recv(socket.as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT).is_err() {
-            return false;
-        }
+/// Returns whether a connection that is about to be closed holds packets, without reading them; true also if
+/// that is unknown. Closing such a connection can wait for ever, because packets may carry descriptors.
+pub fn holds_packets(socket: &OwnedFd) -> bool {
+    // If credentials come with packets and there is no room for them, the kernel sets `MSG_CTRUNC` for each
+    // packet, also for an empty one, and not for the end of the connection.
+    if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
+        return true;
     }
-    false
+    // An error of the socket, such as ECONNRESET, is reported once, before the packets.
+    let seen = peek(socket, &mut [0]).or_else(|_| peek(socket, &mut [0]));
+    match seen {
+        Ok((_, flags)) => flags.contains(MsgFlags::MSG_CTRUNC),
+        Err(errno) => errno != Errno::EAGAIN,
+    }
+}
+
+/// Returns whether the socket's other end is closed.
+pub fn is_hung_up(socket: &OwnedFd) -> bool {
+    let mut watched = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Receives one packet with its descriptors, without waiting. The daemon never calls it for a client's

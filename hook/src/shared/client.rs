@@ -135,10 +135,14 @@ fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
 /// Tells the daemon that the process cannot be governed, since it has no usage block to share: a registration
 /// without one.
 pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
-    if let Ok(socket) = connect(path, Duration::from_secs(1))
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let deadline = Instant::now() + PATIENCE;
+    if let Ok(socket) = connect(path, PATIENCE)
         && let Some(fd) = socket.get()
     {
         sys::send(fd, &hello.to_bytes());
+        // The daemon does not read from a connection that is closed.
+        let _ = reply(&socket, deadline);
     }
 }
 

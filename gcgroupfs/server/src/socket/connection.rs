@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::message::{self, Hello, Tag};
 use nix::errno::Errno;
-use nix::sys::epoll::EpollFlags;
+use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::unistd::geteuid;
 use tracing::warn;
 
-use super::{Server, TEND, TICK, watch};
+use super::token::Token;
+use super::{ROUND, Server, TEND, TICK};
 use crate::protocol::MAX_REQUEST;
 use gcgroupfs_model::share::User;
 use gcgroupfs_model::tree::ProcessId;
@@ -91,8 +92,27 @@ impl Connection {
         }
     }
 
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     pub(super) fn into_socket(self) -> Arc<OwnedFd> {
         self.socket
+    }
+
+    /// Returns what is watched for: the end of the connection, and packets unless it is muted or a receiver
+    /// reads from it. Reported once; then it must be watched for again.
+    pub(super) fn event(&self, number: u64) -> EpollEvent {
+        let flags = match self.is_silent() {
+            true => EpollFlags::empty(),
+            false => EpollFlags::EPOLLIN,
+        };
+        EpollEvent::new(flags | EpollFlags::EPOLLONESHOT, Token::Connection(number).into())
+    }
+
+    /// Returns whether packets are not read now.
+    fn is_silent(&self) -> bool {
+        self.muted_until.is_some() || matches!(self.kind, Kind::Sender(_))
     }
 
     pub(super) fn uid(&self) -> u32 {
@@ -138,12 +158,14 @@ impl Connection {
         (self.uid, is_contained)
     }
 
-    /// Reads again from a client that rang too often, used too much time or registered too soon.
-    pub(super) fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
-        if self.muted_until.is_some_and(|until| until <= now) {
+    /// Ends the silence of a client that rang too often, used too much time or registered too soon, if it is
+    /// over. Returns whether it was.
+    pub(super) fn unmute(&mut self, now: Instant) -> bool {
+        let is_over = self.muted_until.is_some_and(|until| until <= now);
+        if is_over {
             self.muted_until = None;
-            watch(&self.socket);
         }
+        is_over
     }
 
     /// Counts a doorbell and returns whether it exceeds the limit.
@@ -158,15 +180,48 @@ impl Connection {
 }
 
 impl Server {
-    /// Handles one packet, so that all connections are served in turn.
-    pub(super) fn serve(&mut self, number: u64) {
+    /// Handles an event of a connection: closes it at its end, and otherwise lets it wait for its turn. What
+    /// lies in an ended connection is not read.
+    pub(super) fn note_event(&mut self, number: u64, flags: EpollFlags) {
+        if flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            return self.hang_up(number);
+        }
+        if let Some(connection) = self.connections.get(&number) {
+            self.turns.push(connection.uid, number);
+        }
+    }
+
+    /// Handles packets of clients, in turn by user, for [`ROUND`].
+    pub(super) fn serve_round(&mut self) {
+        let begun = Instant::now();
+        while let Some(number) = self.turns.pop() {
+            self.serve(number);
+            self.watch(number);
+            if begun.elapsed() >= ROUND {
+                break;
+            }
+        }
+    }
+
+    /// Watches for the next event of a connection.
+    pub(super) fn watch(&self, number: u64) {
+        if let Some(connection) = self.connections.get(&number)
+            && let Err(error) = self
+                .epoll
+                .modify(connection.socket(), &mut connection.event(number))
+        {
+            warn!("cannot watch a connection: {error}");
+        }
+    }
+
+    /// Handles one packet.
+    fn serve(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
         if connection.is_unregistered() {
-            // Its packets are not watched for, so the event reports its end.
-            if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
-                return self.hang_up(number);
+            if connection.is_silent() {
+                return;
             }
             let now = Instant::now();
             if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
@@ -192,7 +247,6 @@ impl Server {
     fn mute(&mut self, number: u64, until: Instant) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.muted_until = Some(until);
-            watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
             self.connections.look_at(number, until);
         }
     }
@@ -272,7 +326,7 @@ impl Server {
         if let Some(connection) = self.connections.remove(&number) {
             // The epoll set refers to the open file, which may outlive this descriptor.
             let _ = self.epoll.delete(&*connection.socket);
-            self.receivers.retire(connection.socket);
+            self.receivers.retire(connection.uid, connection.into_socket());
         }
     }
 }

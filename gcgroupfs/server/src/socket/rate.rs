@@ -28,11 +28,6 @@ impl Rate {
         self.count <= self.most
     }
 
-    /// Returns whether a further event would exceed the rate.
-    pub(super) fn is_spent(&self, now: Instant) -> bool {
-        !self.is_over(now) && self.count >= self.most
-    }
-
     /// Returns whether the current second is over.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.since

@@ -1,5 +1,8 @@
-//! The daemon's side of receiver processes ([`crate::receive`]): runs one at a time, replaces it when it has
-//! ended or does not answer, and closes connections that hold descriptors whose close might block.
+//! The daemon's side of receiver processes ([`crate::receive`]): gives tasks to one at a time, and replaces it
+//! when it has ended, does not answer or keeps descriptors.
+//!
+//! A receiver that keeps descriptors whose close never returns can never end, so the number of those that have
+//! been told to end is bounded. At the bound the running receiver goes on with what it keeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,21 +18,28 @@ use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, sendmsg, shutdown};
 use tracing::{debug, warn};
 
 use super::Token;
-use super::rate::Rate;
-use crate::receive::{Taken, Task};
+use crate::receive::{READY, Taken, Task};
 use gcgroupfs_sys as sys;
 
-/// How long a receiver may take for one message. It does not wait for other processes before it has answered.
+/// How long a receiver may take to start, and for one message. It does not wait for other processes before it
+/// has answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Minimum time between two failed starts.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Descriptors other than memfds that one user may send per second; each costs a receiver.
-const MAX_OFFENCES: u32 = 4;
+/// Minimum life of a receiver that is replaced because of what it keeps.
+const MIN_LIFE: Duration = Duration::from_secs(1);
 
-/// Descriptors in one message; the kernel allows 253.
-const MAX_CLOSED: usize = 250;
+/// Messages with descriptors other than a usage block, of one user, that receivers may keep before the user is
+/// refused; also receivers that one user can make end for ever.
+const MAX_KEPT_PER_UID: usize = 4;
+
+/// Receivers that may be ending, of all users.
+const MAX_ENDING: usize = 16;
+
+/// Connections in one message; the kernel allows 253 descriptors.
+const MAX_PASSED: usize = 250;
 
 /// Starts a receiver that serves the other end of the socket.
 pub type Start = Box<dyn Fn(OwnedFd) -> io::Result<()> + Send>;
@@ -37,17 +47,28 @@ pub type Start = Box<dyn Fn(OwnedFd) -> io::Result<()> + Send>;
 pub(super) struct Receivers {
     start: Start,
     epoll: Arc<Epoll>,
-    running: Option<OwnedFd>,
+    running: Option<Receiver>,
     next_start: Instant,
     /// The running receiver's task and its start. The connection is kept open until the receiver has
     /// answered.
     busy: Option<(Waiting, Instant)>,
     waiting: VecDeque<Waiting>,
-    /// Connections that were shut down but are still referenced elsewhere.
-    retiring: Vec<Arc<OwnedFd>>,
-    /// Connections in whose queues descriptors lie.
-    doomed: Vec<OwnedFd>,
-    offences: HashMap<u32, Rate>,
+    /// Connections that were shut down but are still referenced elsewhere, with their users.
+    retiring: Vec<(u32, Arc<OwnedFd>)>,
+    /// Connections that hold packets, which may carry descriptors, with their users.
+    unread: Vec<(u32, OwnedFd)>,
+    /// Receivers that have been told to end.
+    ending: Vec<Receiver>,
+}
+
+#[derive(Debug)]
+struct Receiver {
+    socket: OwnedFd,
+    since: Instant,
+    is_ready: bool,
+    /// Number of messages with descriptors that it keeps, by user. All of a user's unread connections count as
+    /// one.
+    kept: HashMap<u32, usize>,
 }
 
 #[derive(Debug)]
@@ -62,7 +83,7 @@ impl fmt::Debug for Receivers {
         f.debug_struct("Receivers")
             .field("busy", &self.busy)
             .field("waiting", &self.waiting)
-            .field("doomed", &self.doomed)
+            .field("ending", &self.ending)
             .finish_non_exhaustive()
     }
 }
@@ -77,8 +98,8 @@ impl Receivers {
             busy: None,
             waiting: VecDeque::new(),
             retiring: Vec::new(),
-            doomed: Vec::new(),
-            offences: HashMap::new(),
+            unread: Vec::new(),
+            ending: Vec::new(),
         };
         // Started now, so that the first client need not wait.
         receivers.ensure(Instant::now());
@@ -89,140 +110,175 @@ impl Receivers {
     /// returns the result.
     ///
     /// # Errors
-    /// `EAGAIN` if the user has sent too many descriptors that are not memfds.
+    /// `ETOOMANYREFS` if receivers keep too many descriptors of the user.
     pub(super) fn ask(&mut self, number: u64, uid: u32, socket: Arc<OwnedFd>) -> nix::Result<()> {
-        let now = Instant::now();
-        if self.offences.get(&uid).is_some_and(|rate| rate.is_spent(now)) {
-            return Err(Errno::EAGAIN);
+        let receivers = self.ending.iter().chain(&self.running);
+        let nr_kept: usize = receivers.filter_map(|receiver| receiver.kept.get(&uid)).sum();
+        if nr_kept >= MAX_KEPT_PER_UID {
+            return Err(Errno::ETOOMANYREFS);
         }
         self.waiting.push_back(Waiting { number, uid, socket });
-        self.pump(now);
+        self.pump(Instant::now());
         Ok(())
     }
 
     /// Returns the next answer, if there is one: the connection's number and its usage block, or why there is
     /// none.
     pub(super) fn answer(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
-        let running = self.running.as_ref()?;
-        let mut buffer = [0; Taken::LENGTH];
-        let received = match sys::receive(running, &mut buffer) {
-            Ok(received) => received,
-            Err(Errno::EAGAIN | Errno::EINTR) => return None,
-            Err(_) => return self.abandon(),
-        };
-        let Some(taken) = Taken::from_bytes(buffer.get(..received.length).unwrap_or_default()) else {
-            // It has ended.
-            return self.abandon();
-        };
-        let now = Instant::now();
-        let (busy, _) = self.busy.take()?;
-        if taken.is_last {
-            self.offences
-                .entry(busy.uid)
-                .or_insert_with(|| Rate::new(MAX_OFFENCES))
-                .allows(now);
-            self.replace();
+        loop {
+            let now = Instant::now();
+            let running = self.running.as_mut()?;
+            let mut buffer = [0; Taken::LENGTH];
+            let received = match sys::receive(&running.socket, &mut buffer) {
+                Ok(received) => received,
+                Err(Errno::EAGAIN | Errno::EINTR) => return None,
+                Err(_) => return self.abandon(now),
+            };
+            let packet = buffer.get(..received.length).unwrap_or_default();
+            if packet == [READY] {
+                running.is_ready = true;
+                self.pump(now);
+                continue;
+            }
+            let Some(taken) = Taken::from_bytes(packet) else {
+                // It has ended.
+                return self.abandon(now);
+            };
+            let (busy, _) = self.busy.take()?;
+            if taken.has_kept {
+                *running.kept.entry(busy.uid).or_default() += 1;
+            }
+            drop(busy);
+            self.pump(now);
+            let usage = match (taken.error, received.descriptors.into_iter().next()) {
+                (0, Some(usage)) => Ok(usage),
+                (0, None) => Err(Errno::EINVAL),
+                (error, _) => Err(Errno::from_raw(error)),
+            };
+            return Some((taken.number, usage));
         }
-        drop(busy);
-        self.pump(now);
-        let usage = match (taken.error, received.descriptors.into_iter().next()) {
-            (0, Some(usage)) => Ok(usage),
-            (0, None) => Err(Errno::EINVAL),
-            (error, _) => Err(Errno::from_raw(error)),
-        };
-        Some((taken.number, usage))
     }
 
-    /// Closes a connection without waiting for the close of descriptors that the client has sent.
-    pub(super) fn retire(&mut self, socket: Arc<OwnedFd>) {
+    /// Closes a connection of a user without waiting for the close of descriptors that the client has sent.
+    pub(super) fn retire(&mut self, uid: u32, socket: Arc<OwnedFd>) {
         // Notifies the client at once and keeps further messages out of the queue.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         match Arc::try_unwrap(socket) {
-            Ok(socket) if sys::drain(&socket) => drop(socket),
-            Ok(socket) => self.doomed.push(socket),
-            Err(shared) => self.retiring.push(shared),
+            Ok(socket) if !sys::holds_packets(&socket) => drop(socket),
+            Ok(socket) => self.unread.push((uid, socket)),
+            Err(shared) => self.retiring.push((uid, shared)),
+        }
+        if self.unread.len() >= MAX_PASSED {
+            self.pass_unread();
         }
     }
 
     /// Returns whether [`Self::tick`] must be called within a tick.
     pub(super) fn depends_on_time(&self) -> bool {
-        self.busy.is_some()
-            || !self.waiting.is_empty()
+        let is_settled = |running: &Receiver| running.is_ready && running.kept.is_empty();
+        !self.running.as_ref().is_some_and(is_settled)
+            || self.busy.is_some()
             || !self.retiring.is_empty()
-            || !self.doomed.is_empty()
+            || !self.unread.is_empty()
+            || !self.ending.is_empty()
     }
 
     /// Does periodic work. Returns the failed task if the receiver has taken too long.
     pub(super) fn tick(&mut self, now: Instant) -> Option<(u64, nix::Result<OwnedFd>)> {
-        for socket in mem::take(&mut self.retiring) {
-            self.retire(socket);
+        self.ending.retain(|receiver| !sys::is_hung_up(&receiver.socket));
+        for (uid, socket) in mem::take(&mut self.retiring) {
+            self.retire(uid, socket);
         }
-        self.close_doomed();
-        self.offences.retain(|_, rate| !rate.is_over(now));
-        let is_late = |(_, since): &(Waiting, Instant)| now.duration_since(*since) > PATIENCE;
-        if self.busy.as_ref().is_some_and(is_late) {
+        self.pass_unread();
+        let since = match (&self.busy, &self.running) {
+            (Some((_, since)), _) => Some(*since),
+            (None, Some(running)) => (!running.is_ready).then_some(running.since),
+            (None, None) => None,
+        };
+        if since.is_some_and(|since| now.duration_since(since) > PATIENCE) {
             warn!("a receiver does not answer; starting another");
-            return self.abandon();
+            return self.abandon(now);
+        }
+        if self.busy.is_none() && self.may_replace(now) {
+            self.replace(now);
         }
         self.pump(now);
         None
     }
 
-    /// Passes connections that hold descriptors to a separate receiver, which closes them.
-    pub(super) fn close_doomed(&mut self) {
-        while !self.doomed.is_empty() {
-            let rest = self.doomed.split_off(self.doomed.len().min(MAX_CLOSED));
-            let raw: Vec<_> = self.doomed.iter().map(AsRawFd::as_raw_fd).collect();
-            let sent = self.open().and_then(|receiver| {
-                let rights = [ControlMessage::ScmRights(&raw)];
-                Ok(transmit(&receiver, Task::Close, &rights)?)
-            });
-            if let Err(error) = sent {
-                debug!("connections with descriptors stay open: {error}");
-                self.doomed.extend(rest);
+    /// Returns whether the running receiver keeps descriptors and may end.
+    fn may_replace(&self, now: Instant) -> bool {
+        let is_below = |uid: &u32| {
+            let of_user = self.ending.iter().filter(|other| other.kept.contains_key(uid));
+            of_user.count() < MAX_KEPT_PER_UID
+        };
+        self.ending.len() < MAX_ENDING
+            && self.running.as_ref().is_some_and(|running| {
+                now.duration_since(running.since) >= MIN_LIFE && running.kept.keys().any(is_below)
+            })
+    }
+
+    /// Passes connections that hold packets to the running receiver.
+    pub(super) fn pass_unread(&mut self) {
+        while !self.unread.is_empty()
+            && let Some(running) = self.running.as_mut().filter(|running| running.is_ready)
+        {
+            let first = self.unread.len().saturating_sub(MAX_PASSED);
+            let passed = self.unread.get(first..).unwrap_or_default();
+            let raw: Vec<_> = passed.iter().map(|(_, socket)| socket.as_raw_fd()).collect();
+            if let Err(error) = transmit(&running.socket, Task::Keep, &[ControlMessage::ScmRights(&raw)]) {
+                debug!("connections with packets stay open: {error}");
                 return;
             }
+            for (uid, _) in passed {
+                running.kept.entry(*uid).or_insert(1);
+            }
             // Dropping them here is not the last close: the message holds references.
-            self.doomed = rest;
+            self.unread.truncate(first);
         }
     }
 
     /// Sends the next task to the receiver.
     fn pump(&mut self, now: Instant) {
+        self.ensure(now);
         if self.busy.is_some() {
             return;
         }
-        while let Some(next) = self.waiting.pop_front() {
-            self.ensure(now);
-            let Some(running) = &self.running else {
-                self.waiting.push_front(next);
-                return;
-            };
-            let raw = [next.socket.as_raw_fd()];
-            let rights = [ControlMessage::ScmRights(&raw)];
-            if transmit(running, Task::Take(next.number), &rights).is_ok() {
-                self.busy = Some((next, now));
-                return;
-            }
-            // The receiver has ended meanwhile.
-            self.waiting.push_front(next);
-            self.replace();
-            self.next_start = now + RETRY;
+        let Some(running) = self.running.as_ref().filter(|running| running.is_ready) else {
+            return;
+        };
+        let Some(next) = self.waiting.pop_front() else {
+            return;
+        };
+        let raw = [next.socket.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&raw)];
+        // A receiver that has ended hangs up, which `answer` notices.
+        match transmit(&running.socket, Task::Take(next.number), &rights) {
+            Ok(()) => self.busy = Some((next, now)),
+            Err(_) => self.waiting.push_front(next),
         }
     }
 
     /// Replaces the running receiver; its task fails with `EAGAIN`.
-    fn abandon(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
-        self.replace();
+    fn abandon(&mut self, now: Instant) -> Option<(u64, nix::Result<OwnedFd>)> {
+        if self.running.as_ref().is_some_and(|running| !running.is_ready) {
+            warn!("cannot start a receiver");
+            self.next_start = now + RETRY;
+        }
+        self.replace(now);
         let (busy, _) = self.busy.take()?;
+        self.pump(now);
         Some((busy.number, Err(Errno::EAGAIN)))
     }
 
-    fn replace(&mut self) {
+    /// Tells the running receiver to end, and starts another.
+    fn replace(&mut self, now: Instant) {
         if let Some(old) = self.running.take() {
-            let _ = self.epoll.delete(&old);
+            let _ = self.epoll.delete(&old.socket);
+            let _ = shutdown(old.socket.as_raw_fd(), Shutdown::Write);
+            self.ending.push(old);
         }
-        self.ensure(Instant::now());
+        self.ensure(now);
     }
 
     /// Starts a receiver if there is none.
@@ -231,23 +287,27 @@ impl Receivers {
             return;
         }
         let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Receiver.into());
-        let started = self.open().and_then(|socket| {
-            self.epoll.add(&socket, event)?;
-            Ok(socket)
-        });
+        let started = sys::packet_pair()
+            .map_err(io::Error::from)
+            .and_then(|(ours, theirs)| {
+                (self.start)(theirs)?;
+                self.epoll.add(&ours, event)?;
+                Ok(ours)
+            });
         match started {
-            Ok(socket) => self.running = Some(socket),
+            Ok(socket) => {
+                self.running = Some(Receiver {
+                    socket,
+                    since: now,
+                    is_ready: false,
+                    kept: HashMap::new(),
+                });
+            }
             Err(error) => {
                 warn!("cannot start a receiver: {error}");
                 self.next_start = now + RETRY;
             }
         }
-    }
-
-    fn open(&self) -> io::Result<OwnedFd> {
-        let (ours, theirs) = sys::packet_pair()?;
-        (self.start)(theirs)?;
-        Ok(ours)
     }
 }
 

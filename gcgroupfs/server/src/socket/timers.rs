@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
-use super::{RETURN, Server, TICK, watch};
+use super::{RETURN, Server, TICK};
 use gcgroupfs_model::tree::Tree;
 
 /// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
@@ -72,11 +72,12 @@ impl Server {
                 self.hang_up(number);
                 continue;
             }
-            connection.unmute(now, |socket| {
-                watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
-            });
+            let is_over = connection.unmute(now);
             if let Some(when) = connection.next_look() {
                 self.connections.look_at(number, when);
+            }
+            if is_over {
+                self.watch(number);
             }
         }
         if self.next_tend.is_some_and(|when| when <= now) {

@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
-use nix::sys::epoll::EpollFlags;
 
 use super::{Kind, governs_user};
 use crate::protocol::{Answer, Request};
+use crate::socket::Server;
 use crate::socket::initial_group::Prospect;
 use crate::socket::rule_queries::DevicesRequest;
-use crate::socket::{Server, watch};
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_sys::process;
 
@@ -93,7 +92,6 @@ impl Server {
             let now = Instant::now();
             connection.last = now;
             connection.kind = Kind::Client(Vec::new());
-            watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
             let user = connection.user();
             self.shares.take(user, now.duration_since(begun_at), now);
         }

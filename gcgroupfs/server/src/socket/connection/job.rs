@@ -6,14 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::geteuid;
 
 use super::Kind;
 use crate::protocol::{Answer, Request};
+use crate::socket::Server;
 use crate::socket::rule_queries::JobRequest;
-use crate::socket::{Server, watch};
 use gcgroupfs_model::error::Result;
 use gcgroupfs_model::file::{check_group_name, check_group_path};
 use gcgroupfs_model::rules::{Group, Verdict};
@@ -97,7 +96,6 @@ impl Server {
             connection.last = now;
             let is_job = matches!(kind, Kind::Job);
             connection.kind = kind;
-            watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
             let user = connection.user();
             self.shares.take(user, now.duration_since(begun_at), now);
             if is_job {

@@ -7,15 +7,14 @@ use std::time::Instant;
 
 use gcgroup_abi::message::{self, Hello, RegistrationReply, Tag};
 use nix::errno::Errno;
-use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use tracing::{debug, info, warn};
 
 use super::{Connection, Kind, governs_user};
 use crate::block;
 use crate::journal::Key;
+use crate::socket::Server;
 use crate::socket::rule_queries::Registrant;
-use crate::socket::{Server, watch};
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_sys::process::{self, Peer};
 
@@ -50,13 +49,15 @@ impl Server {
         }
         let asked = (self.receivers).ask(number, connection.uid, connection.socket.clone());
         if let Err(errno) = asked {
+            let uid = connection.uid;
+            if self.registry.may_log_of(uid) {
+                warn!("user {uid} registers no process: it has sent descriptors whose close does not return");
+            }
             self.refuse_unexamined(number, errno);
             return false;
         }
+        // Only the receiver reads from the socket until it has answered.
         connection.kind = Kind::Sender(hello);
-        // Only the receiver reads from the socket until it has answered. The connection's end is still
-        // reported.
-        watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
         true
     }
 
@@ -96,7 +97,7 @@ impl Server {
             return;
         };
         connection.kind = Kind::Registrant;
-        watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
+        self.watch(number);
         if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
             self.refuse_unexamined(number, errno);
             self.hang_up(number);
