@@ -1,12 +1,13 @@
 //! Tests `gcgroup.kill` of processes and groups.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use support::{Config, Governed, Mount, stop, wait_until};
+use support::{Config, Governed, Mount, c_program, copy_program, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
@@ -138,9 +139,45 @@ fn only_the_owner_and_root_may_kill() {
     let (is_done, said) = mount.sh_of(ALICE, &kill(&shell.pid().to_string()));
     assert!(!is_done, "root's process: {said}");
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
+    let mut hers = DriverShell::spawn(mount.command_of(ALICE, &driver_shell()));
+    mount.write("team", "gcgroup.procs", &hers.pid().to_string());
     let (is_done, said) = mount.sh_of(ALICE, &kill("team"));
     assert!(is_done, "{said}");
-    shell.expect_killed();
+    hers.expect_killed();
+    assert_eq!(shell.ask("alloc linear 4096"), "ok 1", "kill(2) forbids it");
+}
+
+#[test]
+fn process_that_has_become_roots_is_killed_by_root_only() {
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    mkdir(&mount, "team");
+    chown(mount.path().join("team"), Some(ALICE), Some(ALICE)).expect("root may change the owner");
+    let program = mount.root().join("become_root");
+    copy_program(&c_program("become_root.c", &[]), &program);
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("the owner may change the mode");
+    for keeps_connection in [false, true] {
+        let mut shell = DriverShell::spawn(mount.command_of(ALICE, &driver_shell()));
+        let pid = shell.pid();
+        mount.write("team", "gcgroup.procs", &pid.to_string());
+        if keeps_connection {
+            assert_eq!(shell.ask("linger"), "ok");
+        }
+        assert_eq!(shell.ask(&format!("become {}", program.display())), "root");
+        for (directory, file) in [
+            (pid.to_string(), "compute.freeze"),
+            (pid.to_string(), "gcgroup.kill"),
+            ("team".to_owned(), "gcgroup.kill"),
+        ] {
+            let path = mount.path().join(&directory).join(file);
+            let (is_done, said) = mount.sh_of(ALICE, &format!("echo 1 > {}", path.display()));
+            assert_eq!(is_done, directory == "team", "{said}");
+        }
+        let refusal = format!("{pid} was not killed");
+        wait_until("the refusal is logged", || mount.log().contains(&refusal));
+        assert!(!mount.log().contains(&format!("{pid} was killed")));
+        mount.write("team", "gcgroup.kill", "1");
+        shell.expect_killed();
+    }
 }
 
 #[test]

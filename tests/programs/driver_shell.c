@@ -26,6 +26,7 @@
  *   unfill COUNT         closes the last COUNT of these files              -> ok
  *   chroot DIRECTORY                                                       -> ok | error ERRNO
  *   exec                 executes this program again                       -> (a new banner)
+ *   linger               forks a child that keeps all descriptors until this process ends
  *   become PROGRAM       executes another program, without arguments
  *   quit                 exits without freeing anything
  *
@@ -37,10 +38,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -478,6 +481,13 @@ int main(int argc, char **argv)
             answer(0);
         } else if (sscanf(line, "chroot %127s", name) == 1) {
             answer(chroot(name) ? errno : 0);
+        } else if (!strncmp(line, "linger", 6)) {
+            if (!fork()) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                pause();
+                _exit(0);
+            }
+            answer(0);
         } else if (sscanf(line, "become %127s", name) == 1) {
             execl(name, name, (char *)NULL);
             printf("exec failed\n");

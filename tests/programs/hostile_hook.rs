@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Orderin
 use std::time::Duration;
 
 use gcgroup_abi::map::USAGE_SIZE;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, fork, pause, pipe, read, write};
 
 use crate::registration::{Hook, wishes};
 use crate::words::{now, number, word};
@@ -83,6 +85,12 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "context",
         run: context,
+    },
+    // crowd PROCESSES BYTES: registers this many children, which claim these bytes on device 0 and stay until
+    // this process ends. Answers `crowd ACCEPTED`.
+    Command {
+        name: "crowd",
+        run: crowd,
     },
     // flood PROCESSES: registers this many children in succession; each ends at once. Answers `flooded
     // ACCEPTED`.
@@ -278,6 +286,37 @@ fn flood(hook: &Hook, words: &[&str]) -> Answer {
         }
     }
     Ok(format!("flooded {accepted}"))
+}
+
+fn crowd(hook: &Hook, words: &[&str]) -> Answer {
+    let [processes, bytes] = words else {
+        return Err("two words".into());
+    };
+    let bytes = number(bytes)?;
+    let (answers, answer) = pipe()?;
+    for _ in 0..number(processes)? {
+        // SAFETY: the program is single-threaded, so the child may call any function.
+        if let ForkResult::Child = unsafe { fork() }? {
+            set_pdeathsig(Signal::SIGKILL)?;
+            let own = Hook::register_patiently(hook.hello);
+            if let Ok(own) = &own {
+                for device in own.usage.devices.iter().take(1) {
+                    device.memory_current.store(bytes, Relaxed);
+                }
+            }
+            write(&answer, &[u8::from(own.is_ok())])?;
+            loop {
+                pause();
+            }
+        }
+    }
+    let mut accepted = 0;
+    for _ in 0..number(processes)? {
+        let mut is_accepted = [0];
+        read(&answers, &mut is_accepted)?;
+        accepted += u64::from(is_accepted[0]);
+    }
+    Ok(format!("crowd {accepted}"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -149,7 +149,7 @@ impl Listener for Waker {
             | Notice::DevicesAsked
             | Notice::ContextMade
             | Notice::EndsAsked
-            | Notice::KillAsked(_)
+            | Notice::KillAsked(..)
             | Notice::SuspendAsked => {}
         }
     }

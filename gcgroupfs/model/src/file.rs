@@ -334,10 +334,7 @@ impl ControlFile {
         if self.mode() & 0o200 == 0 {
             return Err(Error::ReadOnly);
         }
-        let owner = tree.owner(directory)?.uid;
-        if caller.uid != owner && !tree.is_root(caller) {
-            return Err(Error::NotOwner { owner });
-        }
+        tree.check_owner(directory, caller)?;
         if data.is_empty() {
             return Err(Error::bad("a value", ""));
         }

@@ -6,7 +6,8 @@ use gcgroup_abi::environment::GCGROUP_MEMINFO;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
-use gcgroupfs_model::tree::Host;
+use gcgroupfs_model::tree::{Host, Identity};
+use gcgroupfs_sys::process;
 
 /// Bytes of memory assumed if the kernel does not say; more than a host has.
 const UNKNOWN_MEMORY: u64 = 4 << 40;
@@ -22,6 +23,16 @@ pub fn this() -> Host {
         ticks_per_second: ticks_per_second(),
         uptime,
         now,
+        user_of,
+    }
+}
+
+/// Returns the user to whom a process belongs now, unless its real, effective and saved uid differ. A process
+/// that cannot be examined has none.
+fn user_of(identity: &Identity) -> Option<u32> {
+    match process::uids(identity.pid)? {
+        [real, effective, saved] if real == effective && real == saved => Some(real),
+        _ => None,
     }
 }
 

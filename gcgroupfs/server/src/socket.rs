@@ -287,8 +287,8 @@ impl Server {
     fn drain_wake(&mut self) {
         // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
-        for (directory, time) in self.kills.take() {
-            self.registry.kill(&self.tree.doomed(directory), time);
+        for ((directory, uid), time) in self.kills.take() {
+            self.registry.kill(&self.tree.doomed(directory), uid, time);
         }
         for _ in 0..MAX_RULE_ANSWERS {
             match self.rule_queries.answer() {

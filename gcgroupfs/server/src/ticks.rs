@@ -159,7 +159,7 @@ impl Listener for Bell {
             | Notice::ContextMade
             | Notice::PressureWatched
             | Notice::EndsAsked
-            | Notice::KillAsked(_)
+            | Notice::KillAsked(..)
             | Notice::SuspendAsked => {}
         }
     }

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
 
 use crate::procfs;
@@ -112,6 +113,30 @@ fn shares_our_pids(pid: u32) -> bool {
     let depth = |pid| procfs::status(pid, "NSpid").map(|pids| pids.len());
     let own = depth(std::process::id());
     own.is_some() && depth(pid) == own
+}
+
+/// Returns the real, effective and saved uid of a process, without waiting for it.
+pub fn uids(pid: u32) -> Option<[u32; 3]> {
+    procfs::status(pid, "Uid")?.first_chunk().copied()
+}
+
+/// Sends SIGKILL to the process with a pid and its pidfd if kill(2) would let the user with this uid do so;
+/// `None` for root.
+///
+/// # Errors
+/// `EPERM` if it belongs to another user now; `ESRCH` if it has ended.
+pub fn kill_for(user: Option<u32>, pid: u32, pidfd: &OwnedFd) -> nix::Result<()> {
+    if let Some(uid) = user {
+        let uids = uids(pid);
+        // Alive after /proc was read, so these are not the uids of a later process with its pid.
+        if is_dead(pidfd) {
+            return Err(Errno::ESRCH);
+        }
+        if !uids.is_some_and(|[real, _, saved]| uid == real || uid == saved) {
+            return Err(Errno::EPERM);
+        }
+    }
+    crate::send_signal(pidfd, Signal::SIGKILL)
 }
 
 /// Returns whether the process of a pidfd has ended.

@@ -101,8 +101,9 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "Write 1 to send SIGKILL to the process, or to all governed processes in the group and below, as cgroup.kill \
               does: also to frozen and stopped ones and to those that execute another program. A process that started \
               before the write and registers in the group within 60 seconds after it is killed then. Children that do not \
-              use CUDA are not governed and not killed. As with cgroup.kill, a group's owner so kills all processes in it, \
-              also those of other users and of root. populated in gcgroup.events tells when all have ended.",
+              use CUDA are not governed and not killed. Of the processes in a group, a user other than root kills those to which \
+              kill(2) lets it send signals: not those of other users, nor its own that have become root's by a set-user-ID \
+              program. A lease and memory.oom.group kill for the group's owner. populated in gcgroup.events tells when all have ended.",
     },
     ControlFile {
         on: On::GROUPS,

@@ -1,6 +1,6 @@
 //! Owners and modes of directories.
 
-use super::{Access, Caller, Change, DIRECTORY_MODE, Directory, Entity, Notice, Owner, State, Tree};
+use super::{Access, Caller, Change, DIRECTORY_MODE, Directory, Entity, Notice, Owner, Scope, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -10,6 +10,14 @@ impl Tree {
     /// [`Error::Gone`].
     pub fn access(&self, directory: Directory) -> Result<Access> {
         self.state.lock().access(directory)
+    }
+
+    /// Returns an error unless the caller is root or the directory's owner, who is the owner of a process now.
+    ///
+    /// # Errors
+    /// [`Error::NotOwner`], [`Error::Gone`].
+    pub fn check_owner(&self, directory: Directory, caller: Caller) -> Result<()> {
+        self.state.lock().check_owner(directory, caller)
     }
 
     /// Returns whether the caller may make and remove groups in a directory, by its owner, group and mode.
@@ -96,6 +104,39 @@ impl Tree {
 }
 
 impl State {
+    /// As [`Tree::check_owner`].
+    pub(super) fn check_owner(&mut self, directory: Directory, caller: Caller) -> Result<()> {
+        self.settle_owner(directory, caller);
+        let owner = self.files_owner(directory)?.uid;
+        match caller.uid == owner || self.is_root(caller) {
+            true => Ok(()),
+            false => Err(Error::NotOwner { owner }),
+        }
+    }
+
+    /// Gives the files of a process whose credentials have changed since it registered to the user to whom it
+    /// belongs now, before a user other than root acts upon it.
+    pub(super) fn settle_owner(&mut self, directory: Directory, caller: Caller) {
+        if self.is_root(caller) {
+            return;
+        }
+        let (root, user_of) = (self.owner.uid, self.devices.host.user_of);
+        if let Entity::Process(id) = directory.whose()
+            && let Some(process) = self.processes.get_mut(&id)
+        {
+            process.identity.uid = user_of(&process.identity).unwrap_or(root);
+        }
+    }
+
+    /// As [`Tree::owner`].
+    pub(super) fn files_owner(&self, directory: Directory) -> Result<Owner> {
+        match self.scope(directory)? {
+            Scope::Root => Ok(self.owner),
+            Scope::Process(process, _) => Ok(process.identity.owner()),
+            Scope::Group(group, _) => Ok(group.access.owner),
+        }
+    }
+
     pub(super) fn access(&self, directory: Directory) -> Result<Access> {
         self.level(directory)?;
         match directory.whose() {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use gcgroup_abi::OTHER_DEVICE;
 
+use super::Identity;
+
 /// One GPU, or one MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
@@ -40,6 +42,9 @@ pub struct Host {
     pub uptime: fn() -> Duration,
     /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
     pub now: fn() -> u64,
+    /// Returns the user to whom the process belongs now; `None`, for root, unless its real, effective and
+    /// saved uid are equal. Does not wait for the process.
+    pub user_of: fn(&Identity) -> Option<u32>,
 }
 
 /// The devices, each in its slot, and their host.

@@ -318,7 +318,8 @@ impl<'a> Edit<'a> {
             return Err(Error::bad("1", text));
         }
         self.target()?;
-        self.notices.push(Notice::KillAsked(self.directory));
+        self.notices
+            .push(Notice::KillAsked(self.directory, self.caller.uid));
         Ok(())
     }
 

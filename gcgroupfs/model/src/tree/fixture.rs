@@ -27,10 +27,20 @@ pub const HOST: Host = Host {
     ticks_per_second: 100,
     uptime: || UPTIME.get(),
     now: || NOW.get(),
+    user_of: |identity| match OWNERLESS.get() == identity.pid {
+        true => None,
+        false => Some(identity.uid),
+    },
 };
 thread_local! {
+    static OWNERLESS: Cell<u32> = const { Cell::new(0) };
     static NOW: Cell<u64> = const { Cell::new(START) };
     static UPTIME: Cell<Duration> = const { Cell::new(Duration::from_secs(86_400)) };
+}
+
+/// Lets the process with this pid have executed a set-user-ID program.
+pub fn become_root(pid: u32) {
+    OWNERLESS.set(pid);
 }
 
 /// Sets the calling thread's time since boot.

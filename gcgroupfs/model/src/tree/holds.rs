@@ -11,7 +11,7 @@ use super::holders::{Hold, Holder, max_on_target, too_many};
 use super::lease;
 use super::settings::{HeldValue, HeldValues, SETTINGS, Setting, Settings};
 use super::{Caller, Change, Directory, Edit, Entity, Notice, Process, Saved, State, Tree, enforce};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A value to be held in a directory, in the format of its control file.
 #[derive(Debug, Clone, Copy)]
@@ -82,10 +82,7 @@ impl State {
             text,
         } in new
         {
-            let owner = self.access(directory.whole())?.owner.uid;
-            if caller.uid != owner && !self.is_root(caller) {
-                return Err(Error::NotOwner { owner });
-            }
+            self.check_owner(directory.whole(), caller)?;
             let edit = Edit::new(self, *directory, caller);
             let (value, device) = edit.parse_held(setting, text)?;
             let new = Hold {

@@ -41,12 +41,12 @@ mod tests {
     use super::*;
     use crate::file::{Node, resolve};
     use crate::tree::Notice;
-    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World};
+    use crate::tree::fixture::{OTHER_USER, OWNER, ROOT, World, become_root};
 
     fn asked(world: &World) -> Vec<Directory> {
         let notices = world.take_notices().into_iter();
         let asked = notices.filter_map(|notice| match notice {
-            Notice::KillAsked(directory) => Some(directory),
+            Notice::KillAsked(directory, _) => Some(directory),
             _ => None,
         });
         asked.collect()
@@ -78,6 +78,34 @@ mod tests {
         let doomed = world.tree.doomed(asked(&world)[0]);
         assert_eq!(doomed.processes, HashSet::from([other]));
         assert_eq!(doomed.groups, HashSet::new());
+    }
+
+    #[test]
+    fn process_that_has_become_roots_is_no_longer_its_users() {
+        let world = World::new(1);
+        world.join(100);
+        world.group("a");
+        let given = (Some(OWNER.uid), Some(OWNER.gid));
+        let Ok(Node::Dir(group)) = resolve(&world.tree, "a") else {
+            panic!("no group")
+        };
+        let given = world.tree.set_access(group, ROOT, given, None);
+        world.tree.finish(given.unwrap());
+        asked(&world);
+        become_root(100);
+        for (file, value) in [
+            ("100/gcgroup.kill", "1"),
+            ("100/compute.freeze", "1"),
+            ("100/gcgroup.suspend", "1"),
+            ("100/0/memory.limit", "1"),
+            ("a/gcgroup.procs", "100"),
+        ] {
+            let errno = world.store(file, OWNER, value).unwrap_err().errno();
+            assert!([libc::EACCES, libc::EPERM].contains(&errno), "{file}");
+        }
+        assert_eq!(asked(&world), []);
+        world.store("100/gcgroup.kill", ROOT, "1").unwrap();
+        assert_eq!(asked(&world).len(), 1);
     }
 
     #[test]

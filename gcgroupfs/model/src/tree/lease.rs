@@ -120,21 +120,21 @@ impl State {
         let awaited = end.filter(|_| !has_expired);
         group.lease = Lease { awaited, has_expired };
         self.leases.extend(awaited.map(|end| (end, id)));
-        let kills = kills(group);
+        let killer = kills(group).then_some(group.access.owner.uid);
         self.renew_held(Directory::group(id), notices);
         self.change_standing(id, |_| {}, notices);
-        if kills {
-            notices.push(Notice::KillAsked(Directory::group(id)));
+        if let Some(uid) = killer {
+            notices.push(Notice::KillAsked(Directory::group(id), uid));
         }
     }
 
     /// Requests that a process that enters a group is killed, if the lease of the group or of one above has
     /// expired and says so.
     pub(super) fn kill_expired(&self, id: ProcessId, group: Option<GroupId>, notices: &mut Vec<Notice>) {
-        let mut groups = self.chain(group).into_iter();
-        if groups.any(|group| self.groups.get(&group).is_some_and(kills)) {
-            notices.push(Notice::KillAsked(Directory::process(id)));
-        }
+        let groups = self.chain(group).into_iter();
+        let killers = groups.filter_map(|group| self.groups.get(&group).filter(|group| kills(group)));
+        let asked = killers.map(|group| Notice::KillAsked(Directory::process(id), group.access.owner.uid));
+        notices.extend(asked);
     }
 }
 

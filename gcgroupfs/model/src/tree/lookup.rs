@@ -54,12 +54,7 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`].
     pub fn owner(&self, directory: Directory) -> Result<Owner> {
-        let state = self.state.lock();
-        match state.scope(directory)? {
-            Scope::Root => Ok(state.owner),
-            Scope::Process(process, _) => Ok(process.identity.owner()),
-            Scope::Group(group, _) => Ok(group.access.owner),
-        }
+        self.state.lock().files_owner(directory)
     }
 
     /// Returns the subdirectories with their names: those named by numbers first, in order.

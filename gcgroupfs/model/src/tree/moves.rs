@@ -4,7 +4,7 @@
 use super::group::Counted;
 use super::inherited::Inherited;
 use super::process::Process;
-use super::{Caller, Edit, Entity, GroupId, Notice, ProcessId, State, Sums};
+use super::{Caller, Directory, Edit, Entity, GroupId, Notice, ProcessId, State, Sums};
 use crate::error::{Error, Result};
 
 impl State {
@@ -58,6 +58,7 @@ impl State {
         notices: &mut Vec<Notice>,
     ) -> Result<()> {
         let id = *self.pids.get(&pid).ok_or(Error::NoProcess)?;
+        self.settle_owner(Directory::process(id), caller);
         let process = self.processes.get(&id).ok_or(Error::NoProcess)?;
         let from = process.group;
         let (mut left, mut entered) = (self.chain(from), self.chain(to));

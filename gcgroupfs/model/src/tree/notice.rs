@@ -82,9 +82,9 @@ pub enum Notice {
     PressureWatched,
     /// The ends of processes are to be noticed now ([`Tree::ask_ends`](super::Tree::ask_ends)).
     EndsAsked,
-    /// The process, or the processes in the group and below, are to be killed: see
+    /// The process, or the processes in the group and below, are to be killed for the user with this uid: see
     /// [`Tree::doomed`](super::Tree::doomed).
-    KillAsked(Directory),
+    KillAsked(Directory, u32),
     /// A process is to be suspended or resumed:
     /// see [`Tree::pending_suspensions`](super::Tree::pending_suspensions).
     SuspendAsked,

@@ -138,7 +138,9 @@ impl State {
         let device = device.filter(|slot| *slot < self.devices.len());
         self.count_in_group(group, device, |sums| sums.nr_oom_group_kill += 1, notices);
         notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
-        notices.push(Notice::KillAsked(Directory::group(group)));
+        if let Some(unit) = self.groups.get(&group) {
+            notices.push(Notice::KillAsked(Directory::group(group), unit.access.owner.uid));
+        }
     }
 
     /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the

@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 use crate::host;
 use gcgroupfs_model::tree::{Directory, Listener, Notice};
 
-/// Directories whose processes are to be killed, and when that was last requested, in ticks since boot.
+/// Directories whose processes are to be killed, with the uids of the users that request it, and when that
+/// was last requested, in ticks since boot.
 #[derive(Debug, Default)]
-pub(super) struct Kills(Mutex<HashMap<Directory, u64>>);
+pub(super) struct Kills(Mutex<HashMap<(Directory, u32), u64>>);
 
 impl Kills {
     /// Removes and returns all requests.
-    pub(super) fn take(&self) -> HashMap<Directory, u64> {
+    pub(super) fn take(&self) -> HashMap<(Directory, u32), u64> {
         std::mem::take(&mut self.0.lock())
     }
 }
@@ -36,8 +37,9 @@ impl KillWaker {
 
 impl Listener for KillWaker {
     fn notice(&self, notice: &Notice) {
-        if let Notice::KillAsked(directory) = notice {
-            self.kills.0.lock().insert(*directory, host::ticks_since_boot());
+        if let Notice::KillAsked(directory, uid) = notice {
+            let asked = (*directory, *uid);
+            self.kills.0.lock().insert(asked, host::ticks_since_boot());
             // If the socket is full, the loop has been woken already.
             let _ = (&self.waker).write(&[0]);
         }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::signal::Signal;
 use tracing::debug;
 
 use super::Token;
@@ -181,12 +180,9 @@ impl LiveProcess {
         self.uid
     }
 
-    /// Sends SIGKILL to the process.
-    ///
-    /// # Errors
-    /// `ESRCH` if it has ended; `EPERM`, `EINVAL` as pidfd_send_signal(2).
-    pub(super) fn kill(&self) -> nix::Result<()> {
-        sys::send_signal(&self.pidfd, Signal::SIGKILL)
+    /// Kills the process as [`process::kill_for`].
+    pub(super) fn kill_for(&self, user: Option<u32>) -> nix::Result<()> {
+        process::kill_for(user, self.key.pid, &self.pidfd)
     }
 
     /// Returns whether the process executes the program with which it registered.

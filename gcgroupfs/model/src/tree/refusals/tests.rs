@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 fn killed(world: &World) -> Vec<GroupId> {
     let notices = world.take_notices().into_iter();
     let groups = notices.filter_map(|notice| match notice {
-        Notice::KillAsked(directory) => match directory.whose() {
+        Notice::KillAsked(directory, _) => match directory.whose() {
             Entity::Group(id) => Some(id),
             other => panic!("{other:?}"),
         },

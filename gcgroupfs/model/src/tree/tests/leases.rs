@@ -89,12 +89,12 @@ fn expired_lease_kills_members_old_and_new() {
     at(2);
     assert_eq!(expire(&world), [("team".to_owned(), "kill")]);
     let team = Directory::group(world.group("team"));
-    assert!(world.take_notices().contains(&Notice::KillAsked(team)));
+    assert!(world.take_notices().contains(&Notice::KillAsked(team, ROOT.uid)));
     assert!(!is_frozen(&world, id));
     assert_eq!(expire(&world), [], "once");
     let late = world.join(101);
     world.store("team/job/gcgroup.procs", ROOT, "101").unwrap();
-    let asked = Notice::KillAsked(Directory::process(late));
+    let asked = Notice::KillAsked(Directory::process(late), ROOT.uid);
     assert!(world.take_notices().contains(&asked), "it entered after the end");
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gcgroupfs_model::tree::{Doomed, GroupId};
+use gcgroupfs_model::tree::{Caller, Doomed, GroupId};
 use nix::errno::Errno;
 use tracing::{info, warn};
 
@@ -13,17 +13,20 @@ use crate::journal::Key;
 /// Seconds after a kill in which processes that started before it are killed when they register.
 const LATE_SECONDS: u64 = 60;
 
-/// Groups whose processes were killed, and when, in ticks since boot.
+/// Groups whose processes were killed, the uids of the users for whom, and when, in ticks since boot.
 #[derive(Debug, Default)]
-pub(super) struct Killed(HashMap<GroupId, u64>);
+pub(super) struct Killed(HashMap<(GroupId, u32), u64>);
 
 impl Killed {
-    /// Returns whether a process that registers in the group at `now` started before its processes were
-    /// killed, at most [`LATE_SECONDS`] ago. The ticks of both times are equal in a process that started
-    /// within 10 ms of that: it lives.
-    fn includes(&self, group: GroupId, start_time: u64, now: u64) -> bool {
-        let killed = self.0.get(&group);
-        killed.is_some_and(|killed| start_time < *killed && is_recent(*killed, now))
+    /// Returns the users for whom the group's processes were killed, at most [`LATE_SECONDS`] ago, after a
+    /// process had started that registers there at `now`. The ticks of both times are equal in a process that
+    /// started within 10 ms of that: it lives.
+    fn killers(&self, group: GroupId, start_time: u64, now: u64) -> Vec<u32> {
+        let kills = self
+            .0
+            .iter()
+            .filter(|((killed, _), time)| *killed == group && start_time < **time && is_recent(**time, now));
+        kills.map(|((_, uid), _)| *uid).collect()
     }
 }
 
@@ -33,14 +36,14 @@ fn is_recent(killed: u64, now: u64) -> bool {
 }
 
 impl Registry {
-    /// Kills processes, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`] those that
+    /// Kills processes for a user, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`] those that
     /// started before and register in one of the groups.
-    pub(in super::super) fn kill(&mut self, doomed: &Doomed, time: u64) {
+    pub(in super::super) fn kill(&mut self, doomed: &Doomed, uid: u32, time: u64) {
         let recent = |killed: &u64| is_recent(*killed, time);
         self.killed
             .0
-            .retain(|group, killed| recent(killed) && self.tree.is_group(*group));
-        let groups = doomed.groups.iter().map(|group| (*group, time));
+            .retain(|(group, _), killed| recent(killed) && self.tree.is_group(*group));
+        let groups = doomed.groups.iter().map(|group| ((*group, uid), time));
         self.killed.0.extend(groups);
         for number in self.live.numbers() {
             let Some(known) = self.live.get_mut(number) else {
@@ -55,7 +58,7 @@ impl Registry {
                 }
             };
             if is_doomed {
-                self.kill_one(number);
+                self.kill_one(number, uid);
             }
         }
     }
@@ -63,26 +66,33 @@ impl Registry {
     /// Kills a process that has just registered for the first time, if its group's processes were killed
     /// after it had started, and not long ago.
     pub(super) fn kill_late(&mut self, number: u64, key: Key, group: Option<GroupId>) {
-        if group.is_some_and(|group| {
-            self.killed
-                .includes(group, key.start_time, host::ticks_since_boot())
-        }) {
-            self.kill_one(number);
+        let Some(group) = group else { return };
+        let now = host::ticks_since_boot();
+        for uid in self.killed.killers(group, key.start_time, now) {
+            self.kill_one(number, uid);
         }
     }
 
-    fn kill_one(&mut self, number: u64) {
+    /// Kills a process for the user with this uid, who may not kill those of other users.
+    fn kill_one(&mut self, number: u64, by: u32) {
         let Some(known) = self.live.get_mut(number) else {
             return;
         };
+        let caller = Caller {
+            uid: by,
+            gid: 0,
+            pid: 0,
+        };
+        let user = (!self.tree.is_root(caller)).then_some(by);
         let (pid, uid) = (known.key.pid, known.uid());
-        let killed = known.kill();
+        let killed = known.kill_for(user);
         if !self.may_log_of(uid) {
             return;
         }
         match killed {
             Ok(()) => info!("{pid} was killed: by gcgroup.kill, a lease or memory.oom.group"),
             Err(Errno::ESRCH) => {}
+            Err(Errno::EPERM) => info!("{pid} was not killed for user {by}: it is another user's now"),
             Err(errno) => warn!("{pid} cannot be killed: {errno}"),
         }
     }
@@ -94,7 +104,7 @@ mod tests {
 
     #[test]
     fn only_processes_started_before_a_recent_kill_are_included() {
-        let killed = Killed(HashMap::from([(GroupId(7), 100)]));
+        let killed = Killed(HashMap::from([((GroupId(7), 1000), 100)]));
         let last = 100 + LATE_SECONDS * host::ticks_per_second();
         for (group, start_time, now, is_included) in [
             (7, 99, 100, true),
@@ -105,8 +115,8 @@ mod tests {
             (7, 99, last + 1, false),
         ] {
             assert_eq!(
-                killed.includes(GroupId(group), start_time, now),
-                is_included,
+                killed.killers(GroupId(group), start_time, now),
+                if is_included { vec![1000] } else { vec![] },
                 "{start_time} at {now}"
             );
         }
