@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 
+use super::claims::device_total;
 use super::untrusted::UntrustedDevice;
 use super::{Reason, State, Tree, usage};
 
@@ -77,7 +78,7 @@ impl State {
             let (mut charged, mut nr_governed) = (0, 0);
             for process in processes {
                 let current = usage::current(process, Some(index), &self.devices);
-                charged += current;
+                charged = current.saturating_add(charged);
                 let is_user = current != 0 || process.usage().device(index).is_some_and(uses);
                 nr_governed += usize::from(is_user);
             }
@@ -86,7 +87,7 @@ impl State {
             DeviceStat {
                 index,
                 total: device.total,
-                charged,
+                charged: charged.min(device_total(index, &self.devices)),
                 nr_governed,
                 nr_unmanaged: unmanaged.count(),
                 sample: self.device_samples.get(index).copied().unwrap_or_default(),

@@ -199,7 +199,7 @@ impl<'a> Edit<'a> {
                 self.state.note_events(id, &mut self.notices);
             }
             Target::Group(id) => {
-                if self.state.group_current(id, device) > limit {
+                if self.state.current_in(Some(id), device) > limit {
                     self.count_in_group(id, |sums| sums.nr_over_limit += 1);
                 }
                 self.state.limit_group(id, device, limit, &mut self.notices);

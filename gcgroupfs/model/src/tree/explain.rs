@@ -200,7 +200,7 @@ impl<'a> Case<'a> {
     fn used(&self, place: Place<'_>) -> u64 {
         match place.entity {
             Subject::Process(process) => usage::current(process, place.device, &self.state.devices),
-            Subject::Group(group) => self.state.group_current(group.id, place.device),
+            Subject::Group(group) => self.state.current_in(Some(group.id), place.device),
         }
     }
 

@@ -178,7 +178,7 @@ impl State {
                 let Some(high) = high(&group.settings) else {
                     continue;
                 };
-                let held = self.group_current(group.id, place);
+                let held = self.current_in(Some(group.id), place);
                 let excess = held.saturating_sub(high);
                 for process in self.within(group.id).into_iter().filter(|_| excess > 0) {
                     let here = self.current_of(process, Some(device));

@@ -198,8 +198,8 @@ impl State {
     pub(super) fn group_sums(&self, id: GroupId, device: Option<usize>) -> Sums {
         let mut sums = self.held(id, device);
         sums.bound(
-            self.group_current(id, device),
-            self.group_swapped(id, device),
+            self.current_in(Some(id), device),
+            self.swapped_in(Some(id), device),
             &self.devices.host,
         );
         if let Some(counted) = self.groups.get(&id).map(|group| group.counted(device)) {

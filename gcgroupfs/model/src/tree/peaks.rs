@@ -6,11 +6,10 @@
 //! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
 //! all of the group is sampled.
 
-use gcgroup_abi::NO_LIMIT;
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use super::claims::device_total;
 use super::edit::Target;
-use super::grants::Grants;
 use super::group::believed;
 use super::process::{Process, slots};
 use super::untrusted::UntrustedDevice;
@@ -157,7 +156,14 @@ impl State {
 
     /// Returns the most that a group is believed to hold, by place.
     fn caps(&self, id: GroupId) -> Vec<u64> {
-        self.places().map(|device| self.grants.cap(id, device)).collect()
+        self.places().map(|place| self.cap(Some(id), place)).collect()
+    }
+
+    /// Returns the most that a group or the root (`None`) is believed to hold in a place: what the group may
+    /// have, and what there is.
+    fn cap(&self, id: Option<GroupId>, place: Option<usize>) -> u64 {
+        let granted = id.map_or(NO_LIMIT, |id| self.grants.cap(id, place));
+        granted.min(device_total(place.unwrap_or(OTHER_DEVICE), &self.devices))
     }
 
     pub(super) fn places(&self) -> impl Iterator<Item = Option<usize>> + use<> {
@@ -198,7 +204,7 @@ impl State {
             .get(&id)
             .map(|group| group.counted(device))
             .unwrap_or_default();
-        let current = self.group_current(id, device);
+        let current = self.current_in(Some(id), device);
         if counted.is_reset {
             return current.max(counted.peak);
         }
@@ -227,51 +233,64 @@ impl State {
         usage::peak(process, device, &self.devices).min(most)
     }
 
-    /// Returns a group's `memory.current`, as far as it is believed.
-    pub(super) fn group_current(&self, id: GroupId, device: Option<usize>) -> u64 {
+    /// Returns `memory.current` of a group, or of the root (`None`), as far as it is believed: at most what its
+    /// groups may have and what the devices have.
+    pub(super) fn current_in(&self, id: Option<GroupId>, device: Option<usize>) -> u64 {
         let places: Vec<Option<usize>> = match device {
             Some(_) => vec![device],
             None => self.places().collect(),
         };
         let of = |process: &Process, place| self.current_of(process, place);
-        self.believed_in(id, &places, &self.grants, &of)
-            .first()
-            .copied()
-            .unwrap_or(0)
+        let current = self.believed_in(id, &places, &|id, place| self.cap(id, place), &of);
+        current.first().copied().unwrap_or(0)
     }
 
-    /// Returns a group's swapped bytes, as far as they are believed.
-    pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
+    /// Returns the swapped bytes of a group, or of the root (`None`), as far as they are believed.
+    pub(super) fn swapped_in(&self, id: Option<GroupId>, device: Option<usize>) -> u64 {
+        let cap = |id: Option<GroupId>, place| {
+            let granted = id.map_or(NO_LIMIT, |id| self.swap_grants.cap(id, place));
+            granted.min(self.devices.host.memory)
+        };
         let of = |process: &Process, place| usage::swapped(process, place, &self.devices);
-        let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
-        swapped
-            .first()
-            .map_or(0, |bytes| (*bytes).min(self.devices.host.memory))
+        let swapped = self.believed_in(id, &[device], &cap, &of);
+        swapped.first().copied().unwrap_or(0)
     }
 
-    /// Returns what is believed to be held in a group, by place: for processes directly in it all that `of`
-    /// returns, for groups in it at most what they can have.
+    /// Returns what is believed to be held in a group or the root, by place: of what `of` returns for the
+    /// processes directly in it, and of what is believed of the groups in it, at most what it can have.
     fn believed_in(
         &self,
-        id: GroupId,
+        id: Option<GroupId>,
         places: &[Option<usize>],
-        grants: &Grants,
+        cap: &dyn Fn(Option<GroupId>, Option<usize>) -> u64,
         of: &dyn Fn(&Process, Option<usize>) -> u64,
     ) -> Vec<u64> {
         let mut held = vec![0_u64; places.len()];
-        let Some(group) = self.groups.get(&id) else {
-            return held;
-        };
         let mut add = |more: Vec<u64>| {
             for (sum, bytes) in held.iter_mut().zip(more) {
                 *sum = sum.saturating_add(bytes);
             }
         };
-        let members = group.members.iter().filter_map(|id| self.processes.get(id));
-        members.for_each(|process| add(places.iter().map(|place| of(process, *place)).collect()));
-        let children = group.children.values();
-        children.for_each(|child| add(self.believed_in(*child, places, grants, of)));
-        let caps: Vec<u64> = places.iter().map(|place| grants.cap(id, *place)).collect();
+        let mut add_process =
+            |process: &Process| add(places.iter().map(|place| of(process, *place)).collect());
+        let children = match id {
+            None => {
+                let alone = self.processes.values().filter(|process| process.group.is_none());
+                alone.for_each(|process| add_process(process));
+                &self.top
+            }
+            Some(id) => {
+                let Some(group) = self.groups.get(&id) else {
+                    return held;
+                };
+                let members = group.members.iter().filter_map(|id| self.processes.get(id));
+                members.for_each(|process| add_process(process));
+                &group.children
+            }
+        };
+        let children = children.values();
+        children.for_each(|child| add(self.believed_in(Some(*child), places, cap, of)));
+        let caps: Vec<u64> = places.iter().map(|place| cap(id, *place)).collect();
         match places.first() {
             Some(None) => believed(&held, &caps),
             _ => held
@@ -280,14 +299,6 @@ impl State {
                 .map(|(held, cap)| (*held).min(cap))
                 .collect(),
         }
-    }
-
-    /// Returns the sum of all `memory.current`, as far as it is believed.
-    pub(super) fn root_current(&self) -> u64 {
-        let alone = self.processes.values().filter(|process| process.group.is_none());
-        let alone = alone.map(|process| self.current_of(process, None));
-        let groups = self.top.values().map(|id| self.group_current(*id, None));
-        alone.chain(groups).fold(0, u64::saturating_add)
     }
 
     /// Returns a process's `memory.current`, as far as that is believed in its group.
@@ -342,7 +353,7 @@ impl Edit<'_> {
                 self.notices.push(Notice::SettingsChanged(id));
             }
             Target::Group(id) => {
-                let current = self.state.group_current(id, device);
+                let current = self.state.current_in(Some(id), device);
                 let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
                 let counted = group.counted_mut(device);
                 (counted.peak, counted.is_reset) = (current, true);

@@ -190,7 +190,7 @@ impl State {
         let groups = children.values().filter_map(|id| {
             let child = self.groups.get(id)?;
             let own = self.claim(within, child.access.owner.uid, &child.settings, (setting, uuid));
-            Some((Entity::Group(*id), own, self.group_current(*id, place)))
+            Some((Entity::Group(*id), own, self.current_in(Some(*id), place)))
         });
         let members: Vec<&Process> = match group {
             Some(group) => group

@@ -165,7 +165,7 @@ impl State {
             bytes,
             cause: Cause::Group(group, device),
             limit: limit.settings.of_group(MEMORY_LIMIT, uuid).number(),
-            used: self.group_current(group, device),
+            used: self.current_in(Some(group), device),
         };
         if let Some(group) = self.groups.get_mut(&group) {
             group.refusals.note(refused);

@@ -125,6 +125,8 @@ impl<'a> View<'a> {
             Scope::Root => {
                 let mut sums = self.state.departed;
                 self.each(|process| sums += Sums::of(process, None, &self.state.devices));
+                let (current, swapped) = (self.memory_current(), self.state.swapped_in(None, None));
+                sums.bound(current, swapped, &self.state.devices.host);
                 sums
             }
             Scope::Process(process, device) => Sums::of(process, device, &self.state.devices),
@@ -135,10 +137,10 @@ impl<'a> View<'a> {
     /// Returns the bytes held here now. Cheaper than [`sums`](Self::sums).
     pub fn memory_current(&self) -> u64 {
         match self.scope {
-            Scope::Root => self.state.root_current(),
+            Scope::Root => self.state.current_in(None, None),
             Scope::Process(process, device) => usage::current(process, device, &self.state.devices),
             Scope::Group(group, device) => {
-                let current = self.state.group_current(group.id, device);
+                let current = self.state.current_in(Some(group.id), device);
                 self.show_held(current);
                 current
             }

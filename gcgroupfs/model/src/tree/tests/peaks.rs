@@ -2,6 +2,7 @@
 
 use super::groups::hold;
 use super::*;
+use crate::tree::fixture::TOTAL;
 
 #[test]
 fn reset_peak_restarts_at_current() {
@@ -87,4 +88,41 @@ fn granted_bytes_count_in_peak_with_those_of_others() {
     assert_eq!(world.show("a/0/memory.peak"), "7000\n");
     ask(second, 20_000);
     assert_eq!(world.show("a/memory.peak"), "7000\n", "the request was refused");
+}
+
+#[test]
+fn claims_of_many_processes_are_bounded_by_the_devices() {
+    let world = World::new(2);
+    world.group("a");
+    for pid in 100..160 {
+        let id = world.join(pid);
+        for device in 0..2 {
+            world.usage(id).devices[device]
+                .memory_current
+                .store(TOTAL - 1, Relaxed);
+        }
+        if pid % 2 == 0 {
+            world.store("a/gcgroup.procs", ROOT, &pid.to_string()).unwrap();
+        }
+    }
+    for (file, most) in [
+        ("memory.current", 2 * TOTAL),
+        ("a/memory.current", 2 * TOTAL),
+        ("a/1/memory.current", TOTAL),
+        ("a/memory.peak", 2 * TOTAL),
+    ] {
+        assert_eq!(world.show(file), format!("{most}\n"), "{file}");
+    }
+    for file in ["memory.stat", "a/memory.stat"] {
+        let text = world.show(file);
+        let bytes = text
+            .lines()
+            .filter_map(|line| line.split_once(' ')?.1.parse::<u64>().ok());
+        assert!(bytes.max() <= Some(2 * TOTAL), "{text}");
+    }
+    assert!(
+        world
+            .show("devices.stat")
+            .contains(&format!("memory_charged={TOTAL} "))
+    );
 }
