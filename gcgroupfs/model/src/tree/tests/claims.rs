@@ -116,7 +116,7 @@ fn unlimited_claims_are_bounded_by_device_and_own_limit() {
         );
     }
     world.store("100/memory.limit", ROOT, "max").unwrap();
-    assert_eq!(number(&world, "a/memory.current"), 2 * TOTAL + 2 * TOTAL);
+    assert_eq!(number(&world, "a/memory.current"), 2 * TOTAL);
     assert_eq!(number(&world, "a/1/memory.current"), TOTAL);
 }
 
