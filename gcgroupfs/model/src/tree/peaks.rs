@@ -233,8 +233,8 @@ impl State {
         usage::peak(process, device, &self.devices).min(most)
     }
 
-    /// Returns `memory.current` of a group, or of the root (`None`), as far as it is believed: at most what its
-    /// groups may have and what the devices have.
+    /// Returns `memory.current` of a group, or of the root (`None`), as far as it is believed: at most what
+    /// its groups may have and what the devices have.
     pub(super) fn current_in(&self, id: Option<GroupId>, device: Option<usize>) -> u64 {
         let places: Vec<Option<usize>> = match device {
             Some(_) => vec![device],

@@ -24,8 +24,8 @@ mod restore;
 
 use restore::{Restored, restore};
 
-/// Length of the accept queue. Clients beyond it wait in connect(2), where the kernel lets them in one by one: a
-/// client with many connections delays others by no more than this many.
+/// Length of the accept queue. Clients beyond it wait in connect(2), where the kernel lets them in one by
+/// one: a client with many connections delays others by no more than this many.
 const BACKLOG: i32 = 64;
 
 /// Interval between checks of the socket's file.

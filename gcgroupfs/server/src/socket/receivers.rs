@@ -1,8 +1,8 @@
-//! The daemon's side of receiver processes ([`crate::receive`]): gives tasks to one at a time, and replaces it
-//! when it has ended, does not answer or keeps descriptors.
+//! The daemon's side of receiver processes ([`crate::receive`]): gives tasks to one at a time, and replaces
+//! it when it has ended, does not answer or keeps descriptors.
 //!
-//! A receiver that keeps descriptors whose close never returns can never end, so the number of those that have
-//! been told to end is bounded. At the bound the running receiver goes on with what it keeps.
+//! A receiver that keeps descriptors whose close never returns can never end, so the number of those that
+//! have been told to end is bounded. At the bound the running receiver goes on with what it keeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -31,8 +31,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Minimum life of a receiver that is replaced because of what it keeps.
 const MIN_LIFE: Duration = Duration::from_secs(1);
 
-/// Messages with descriptors other than a usage block, of one user, that receivers may keep before the user is
-/// refused; also receivers that one user can make end for ever.
+/// Messages with descriptors other than a usage block, of one user, that receivers may keep before the user
+/// is refused; also receivers that one user can make end for ever.
 const MAX_KEPT_PER_UID: usize = 4;
 
 /// Receivers that may be ending, of all users.
@@ -66,8 +66,8 @@ struct Receiver {
     socket: OwnedFd,
     since: Instant,
     is_ready: bool,
-    /// Number of messages with descriptors that it keeps, by user. All of a user's unread connections count as
-    /// one.
+    /// Number of messages with descriptors that it keeps, by user. All of a user's unread connections count
+    /// as one.
     kept: HashMap<u32, usize>,
 }
 

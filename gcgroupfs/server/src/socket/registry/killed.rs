@@ -36,8 +36,8 @@ fn is_recent(killed: u64, now: u64) -> bool {
 }
 
 impl Registry {
-    /// Kills processes for a user, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`] those that
-    /// started before and register in one of the groups.
+    /// Kills processes for a user, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`]
+    /// those that started before and register in one of the groups.
     pub(in super::super) fn kill(&mut self, doomed: &Doomed, uid: u32, time: u64) {
         let recent = |killed: &u64| is_recent(*killed, time);
         self.killed
