@@ -52,7 +52,7 @@ steps='
 480 | 2400 | | cargo test --locked --workspace --exclude gcgroup-preload --no-fail-fast
 60 | 600 | | RUSTFLAGS="-L native=$PWD/target/instead-of-libgcc_s -C link-arg=-Wl,@$PWD/hook/imports.options" cargo test --locked --target "$(rustc -vV | sed -n "s/^host: //p")" -p gcgroup-hook --lib --quiet
 30 | 300 | | scripts/models.sh
-180 | 1200 | | scripts/build.sh
+300 | 1800 | | scripts/build.sh
 8 | 300 | command -v apt-get && scripts/test-driver.sh --has | scripts/test-driver.sh
 12 | 600 | command -v chromium | scripts/test-web.sh
 12 | 400 | command -v systemctl | scripts/test-systemd.sh
