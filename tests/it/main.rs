@@ -127,6 +127,7 @@ mod lookups;
 #[cfg(test)]
 mod ls;
 #[cfg(test)]
+mod memory_bounds;
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;

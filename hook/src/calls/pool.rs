@@ -1,8 +1,8 @@
 //! Allocation from memory pools, which are charged by their reserved size.
 //!
-//! If a pool grows by more than predicted and that does not fit, the allocation is freed again and refused.
-//! The pool may stay larger until the stream has reached that free; until then it is charged, even beyond a
-//! limit.
+//! If a pool grows by more than predicted and that does not fit, the allocation is freed again and charged
+//! anew, as one that makes the pool grow. The pool stays larger until the stream has reached that free; until
+//! then it is charged, even beyond a limit, and calls that find the limit exceeded are refused.
 
 use std::sync::Arc;
 
@@ -10,17 +10,18 @@ use gcgroup_abi::Kind;
 
 use crate::driver;
 use crate::driver::cuda::{
-    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
-    CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUmemLocation, CUmemPoolProps,
+    CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{argument, written};
 use crate::driver::streams;
 use crate::hook::{self, Hook};
+use crate::memory::account::Want;
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
-use crate::memory::reserve::{Advance, Reserve};
+use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 use crate::swap::allocation;
@@ -146,92 +147,38 @@ fn alloc_from(
         return next().inspect_err(|_| hook.memory.count_failure(pool.index()));
     }
     let on = Stream::of(hook.program, stream.0.addr());
-    let (begun, foretold, before) = {
-        let mut account = pool.account.lock();
-        let begun = account.begin(bytes, on);
-        (begun, account.foretold(bytes), account.reserved())
-    };
-    let held = if begun.may_do {
-        Advance::default()
-    } else {
-        match pool.hold(hook.memory, foretold) {
-            Ok(held) => held,
-            Err(full) => {
-                hook.memory.count_hit(full);
-                make_room(hook, pool, bytes, foretold, on)?
-            }
-        }
-    };
-    let own = hook.program.slots.counts(hook.session.usage(), pool.index());
-    let unsettled = Unsettled::of_thread(hook.session.usage(), own, pool.index());
-    let result = hook.memory.pressing(pool.index(), foretold, next);
-    let made = result.ok().and_then(|()| written(address));
-    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
-    if let Some(address) = made.filter(|address| held.bytes == 0 && is_known(*address)) {
+    let mut is_last = false;
+    loop {
+        let held = pool.charge(hook.memory, || Want::Block(bytes, on))?;
+        let own = hook.program.slots.counts(hook.session.usage(), pool.index());
+        let unsettled = Unsettled::of_thread(hook.session.usage(), own, pool.index());
+        let result = hook
+            .memory
+            .pressing(pool.index(), held.begun.growth.max(bytes), next);
+        let made = result.ok().and_then(|()| written(address));
+        let settled = pool.settle_within(hook.memory, Some(held));
         drop(unsettled);
-        remember(hook, pool, address, bytes);
-        return Ok(());
-    }
-    let settled = pool.settle_within(hook.memory, held);
-    drop(unsettled);
-    let Some(address) = made else {
-        pool.account.lock().end(0, bytes, None);
-        hook.memory.count_failure(pool.index());
-        return result;
-    };
-    if !begun.may_do || settled.is_err() {
-        pool.account.lock().learn(bytes, before);
-    }
-    if let Err(full) = settled {
-        give_back(hook, pool, address, bytes, stream, before)?;
-        return Err(hook.memory.refused_by(pool.index(), bytes, full));
-    }
-    pool.account.lock().know(address.0, bytes);
-    remember(hook, pool, address, bytes);
-    Ok(())
-}
-
-fn remember(hook: &Hook, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
-    let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
-    hook.memory.remember(&hook.memory.blocks, address.0, entry);
-}
-
-/// Trims every pool and charges the allocation in advance, or refuses it.
-fn make_room(hook: &Hook, pool: &Reserve, bytes: u64, foretold: u64, on: Stream) -> Result<Advance, CUerror> {
-    // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
-    pool.account.lock().end(0, bytes, None);
-    hook.memory.reserves.trim(hook.memory);
-    let held = pool.hold(hook.memory, foretold).or_else(|full| {
-        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
-        pool.hold(hook.memory, hoped).map_err(|_| full)
-    });
-    match held {
-        Ok(held) => {
-            pool.account.lock().begin(bytes, on);
-            Ok(held)
-        }
-        Err(full) => {
-            full.count_refusal(hook.session.usage(), foretold);
+        let Some(address) = made else {
+            pool.account.lock().end(bytes, None);
             hook.memory.count_failure(pool.index());
-            Err(CUerror::OUT_OF_MEMORY)
+            return result;
+        };
+        pool.account.lock().learn(bytes, held.begun);
+        let Err(full) = settled else {
+            let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
+            hook.memory.remember(&hook.memory.blocks, address.0, entry);
+            return Ok(());
+        };
+        driver::cuMemFreeAsync(address, stream)?;
+        pool.account.lock().mistaken(bytes, on);
+        // The helper trims the pool when the stream has reached that free.
+        hook.session.line.wake();
+        if is_last {
+            hook.memory.release();
+            return Err(hook.memory.refused_by(pool.index(), bytes, full));
         }
+        is_last = true;
     }
-}
-
-/// Undoes an allocation for which the pool grew beyond a limit.
-fn give_back(
-    hook: &Hook,
-    pool: &Reserve,
-    address: CUdeviceptr,
-    bytes: u64,
-    stream: CUstream,
-    keep: u64,
-) -> CUresult {
-    driver::cuMemFreeAsync(address, stream)?;
-    let on = Stream::of(hook.program, stream.0.addr());
-    pool.account.lock().mistaken(bytes, on);
-    pool.trim(hook.memory, keep);
-    Ok(())
 }
 
 /// `cuMemFreeAsync`: the pool keeps its reserved size. Also frees linear memory, which is uncharged.
@@ -306,7 +253,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     if let Some(hook) = hook::get()
         && let Some(pool) = hook.memory.reserves.find(handle)
     {
-        let _ = pool.settle(hook.memory, Advance::default());
+        let _ = pool.settle(hook.memory, None);
         pool.account.lock().may_keep_less();
     }
     Ok(())

@@ -8,16 +8,12 @@ mod tests;
 use super::stream::Stream;
 
 /// Smallest growth of a pool, bytes: the size of a page of device memory.
-const LEAST_GROWTH: u64 = 2 << 20;
-/// Growth that drivers have been seen to use, bytes.
-const USUAL_GROWTH: u64 = 32 << 20;
+const LEAST_STEP: u64 = 2 << 20;
 /// Largest growth step to learn for a small allocation, bytes; a larger growth is not a step.
-const MOST_GROWTH: u64 = 256 << 20;
+const MOST_STEP: u64 = 256 << 20;
 /// Most freed blocks recorded individually; beyond that the earliest `TOGETHER` are merged by stream.
 const MOST_WAITING: usize = 96;
 const TOGETHER: usize = 32;
-/// Most ranges recorded as reserved.
-const MOST_KNOWN: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -34,46 +30,46 @@ pub(crate) struct Account {
     waiting: Vec<Waiting>,
     /// Bytes waiting, including blocks dropped from the list.
     waiting_bytes: u64,
-    /// The part of `waiting_bytes` that is not new.
-    waiting_old: u64,
-    /// Ranges of the latest allocations: reserved since then, allocated or not, unless the pool has shrunk.
-    known: Vec<Range>,
-    /// An allocation did not fit into the spare bytes although their sum sufficed. Until a stream has been
-    /// waited for or the pool has shrunk, only a waiting block of exactly the size is relied on.
-    is_scattered: bool,
-    /// Memory has been freed since the driver last could shrink the pool. New allocations do not count: at
-    /// the last measurement their memory was free as well, and the driver kept it.
+    /// Size of an allocation that did not fit into the spare bytes although their sum sufficed, bytes; all
+    /// ones: none. Until a stream has been passed or the pool has shrunk, allocations of that size and larger
+    /// are expected to make the pool grow.
+    misfit: u64,
+    /// Memory has been freed since the driver last could shrink the pool.
     has_freed: bool,
     /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
     is_destroyed: bool,
-    /// The growth step, bytes, and whether a growth has been observed.
-    growth: u64,
-    is_seen: bool,
+    /// The growth step, bytes.
+    step: u64,
+    /// The reserved size could not be measured the last time, or never was.
+    is_unknown: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     stream: Stream,
     bytes: u64,
-    is_new: bool,
     /// True for a single block, which the driver may hand out again as it is.
     is_one: bool,
+    /// Its stream did not reach the free for as long as an allocation waits, so none waits for it again.
+    is_stuck: bool,
 }
 
-/// A range of addresses that the pool has reserved.
+/// What a call is about to take of a reserve.
 #[derive(Debug, Clone, Copy)]
-struct Range {
-    from: u64,
-    bytes: u64,
-    /// Address of a new allocation in it, made since the pool was last measured; zero: none.
-    new_at: u64,
+pub(crate) enum Want {
+    /// A block of so many bytes, in the order of a stream.
+    Block(u64, Stream),
+    /// Growth by so many bytes.
+    Growth(u64),
 }
 
-/// An allocation that has begun.
+/// A call that may make the reserve grow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Begun {
-    /// True if the pool can serve it without growing.
-    pub(crate) may_do: bool,
+    /// Expected growth, bytes; the account holds it.
+    pub(crate) growth: u64,
+    /// Reserved size and number of measurements when it began.
+    reserved: u64,
     measurements: u64,
 }
 
@@ -92,13 +88,11 @@ impl Account {
             live_bytes: 0,
             waiting: Vec::new(),
             waiting_bytes: 0,
-            waiting_old: 0,
-            known: Vec::new(),
-            is_scattered: false,
+            misfit: u64::MAX,
             has_freed: false,
             is_destroyed: false,
-            growth: USUAL_GROWTH,
-            is_seen: false,
+            step: LEAST_STEP,
+            is_unknown: true,
         }
     }
 
@@ -112,15 +106,34 @@ impl Account {
         self.paid - self.held
     }
 
-    /// Returns the bytes by which the pool is expected to grow for an allocation of `bytes`.
-    pub(crate) fn foretold(&self, bytes: u64) -> u64 {
-        bytes.checked_next_multiple_of(self.growth).unwrap_or(u64::MAX)
+    /// Returns whether the reserved size is unknown.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.is_unknown
     }
 
-    /// Returns the least possible growth for an allocation of `bytes`; `None` once a growth has been
-    /// observed.
-    pub(crate) fn hoped(&self, bytes: u64) -> Option<u64> {
-        (!self.is_seen).then(|| bytes.checked_next_multiple_of(LEAST_GROWTH))?
+    /// Returns the bytes by which the reserve is expected to grow: none if the spare bytes or a waiting block
+    /// suffice.
+    pub(crate) fn growth(&self, want: Want) -> u64 {
+        match want {
+            Want::Growth(bytes) => bytes,
+            Want::Block(bytes, stream)
+                if bytes <= self.spare() && bytes < self.misfit
+                    || self.waiting_for(bytes, stream).is_some() =>
+            {
+                0
+            }
+            Want::Block(bytes, _) => self.in_steps(bytes),
+        }
+    }
+
+    fn in_steps(&self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(self.step).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the position of a waiting block that the driver may hand out as it is.
+    fn waiting_for(&self, bytes: u64, stream: Stream) -> Option<usize> {
+        let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.stream == stream;
+        self.waiting.iter().position(is_it)
     }
 
     /// Returns the bytes that are reserved, and neither allocated nor waiting for a stream.
@@ -153,7 +166,7 @@ impl Account {
     /// memory.
     pub(crate) fn may_have_shrunk(&self) -> bool {
         // What waits for a stream is freed then without a call.
-        self.has_freed || self.waiting_old != 0
+        self.has_freed || self.waiting_bytes != 0
     }
 
     /// Notes that the driver may now keep less than at the last measurement.
@@ -161,93 +174,63 @@ impl Account {
         self.has_freed = true;
     }
 
-    /// Begins an allocation of `bytes` on a stream.
-    pub(crate) fn begin(&mut self, bytes: u64, stream: Stream) -> Begun {
-        let is_enough = self.spare() >= bytes && !self.is_scattered;
-        self.live += 1;
-        self.live_bytes += bytes;
-        let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.stream == stream;
-        let found = self.waiting.iter().position(is_it);
-        if let Some(at) = found {
-            let block = self.waiting.remove(at);
-            self.leave(block.bytes, if block.is_new { 0 } else { block.bytes });
-            // If the stream has reached the free, the driver may use other memory and release the block's.
-            self.has_freed |= !block.is_new;
-        }
-        Begun {
-            may_do: found.is_some() || is_enough,
+    /// Begins a call that takes `want`; the caller has charged `growth`.
+    pub(crate) fn begin(&mut self, want: Want, growth: u64) -> Begun {
+        let begun = Begun {
+            growth,
+            reserved: self.reserved(),
             measurements: self.begun,
-        }
-    }
-
-    /// Returns whether the allocation at `address` lies in a range known to be reserved, so that the reserved
-    /// size need not be measured.
-    pub(crate) fn is_known(&mut self, address: u64, bytes: u64, begun: Begun) -> bool {
-        let end = address.saturating_add(bytes);
-        let holds =
-            |range: &&mut Range| range.from <= address && end <= range.from.saturating_add(range.bytes);
-        let Some(range) = self.known.iter_mut().rev().find(holds) else {
-            return false;
         };
-        // A measurement in progress may or may not see the allocation.
-        if range.new_at == 0 && self.settled == begun.measurements && self.begun == begun.measurements {
-            range.new_at = address;
+        self.paid += growth;
+        self.held += growth;
+        if let Want::Block(bytes, stream) = want {
+            self.live += 1;
+            self.live_bytes += bytes;
+            if let Some(at) = self.waiting_for(bytes, stream) {
+                let block = self.waiting.remove(at);
+                self.leave(block.bytes);
+                // If the stream has reached the free, the driver may use other memory and release the block's.
+                self.has_freed = true;
+            }
         }
-        true
-    }
-
-    /// Records a range as reserved: it was allocated and the pool was measured afterwards.
-    pub(crate) fn know(&mut self, address: u64, bytes: u64) {
-        if self.known.len() == MOST_KNOWN {
-            self.known.remove(0);
-        }
-        self.known.push(Range {
-            from: address,
-            bytes,
-            new_at: 0,
-        });
+        begun
     }
 
     /// Ends an allocation, at once or when `stream` reaches the free; returns whether the pool is over with
-    /// it. Address 0: unknown.
-    pub(crate) fn end(&mut self, address: u64, bytes: u64, stream: Option<Stream>) -> bool {
-        let is_it = |range: &&mut Range| range.new_at == address && address != 0;
-        let found = self.known.iter_mut().rev().find(is_it);
-        let is_new = found.map(|range| range.new_at = 0).is_some();
-        self.has_freed |= !is_new;
+    /// it.
+    pub(crate) fn end(&mut self, bytes: u64, stream: Option<Stream>) -> bool {
+        self.has_freed = true;
         self.live = self.live.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
         if let Some(stream) = stream {
-            self.wait_for(stream, bytes, is_new);
+            self.wait_for(stream, bytes);
         }
         self.is_over()
     }
 
-    fn wait_for(&mut self, stream: Stream, bytes: u64, is_new: bool) {
+    fn wait_for(&mut self, stream: Stream, bytes: u64) {
         if self.waiting.len() == MOST_WAITING {
             self.put_together(TOGETHER);
         }
         if self.waiting.len() == MOST_WAITING {
             // Its bytes still wait; only its stream is forgotten.
-            let block = self.waiting.remove(0);
-            self.waiting_old += if block.is_new { block.bytes } else { 0 };
+            self.waiting.remove(0);
         }
         self.waiting.push(Waiting {
             stream,
             bytes,
-            is_new,
             is_one: true,
+            is_stuck: false,
         });
         self.waiting_bytes += bytes;
-        self.waiting_old += if is_new { 0 } else { bytes };
     }
 
     /// Merges the earliest `count` waiting blocks into one entry per stream.
     fn put_together(&mut self, count: usize) {
         let mut sums: Vec<Waiting> = Vec::new();
         for block in self.waiting.drain(..count) {
-            let is_its = |sum: &&mut Waiting| sum.stream == block.stream && sum.is_new == block.is_new;
-            match sums.iter_mut().find(is_its) {
+            let kind = |block: &Waiting| (block.stream, block.is_stuck);
+            match sums.iter_mut().find(|sum| kind(sum) == kind(&block)) {
                 Some(sum) => sum.bytes += block.bytes,
                 None => sums.push(Waiting {
                     is_one: false,
@@ -258,31 +241,32 @@ impl Account {
         self.waiting.splice(0..0, sums);
     }
 
-    /// Subtracts from the waiting bytes, `old` of them not new.
-    fn leave(&mut self, bytes: u64, old: u64) {
+    fn leave(&mut self, bytes: u64) {
         self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
-        self.waiting_old = self.waiting_old.saturating_sub(old).min(self.waiting_bytes);
     }
 
-    /// Undoes an allocation for which the pool grew although that was not expected.
+    /// Undoes an allocation for which the pool grew beyond a limit.
     pub(crate) fn mistaken(&mut self, bytes: u64, stream: Stream) {
-        self.is_scattered = true;
-        self.end(0, bytes, Some(stream));
+        self.misfit = self.misfit.min(bytes);
+        self.end(bytes, Some(stream));
     }
 
-    /// Settles the frees that wait for a stream that has been waited for.
+    /// Settles the frees of a stream that has reached them.
     pub(crate) fn passed(&mut self, stream: Stream) {
-        self.is_scattered = false;
-        let (mut all, mut old) = (0, 0);
-        self.waiting.retain(|block| {
-            let waits = block.stream != stream;
-            if !waits {
-                all += block.bytes;
-                old += if block.is_new { 0 } else { block.bytes };
-            }
-            waits
-        });
-        self.leave(all, old);
+        self.misfit = u64::MAX;
+        let passed = self.waiting.extract_if(.., |block| block.stream == stream);
+        let bytes = passed.map(|block| block.bytes).sum();
+        self.leave(bytes);
+    }
+
+    /// Notes that an allocation has waited in vain for what waits now.
+    pub(crate) fn give_up_waiting(&mut self) {
+        self.waiting.iter_mut().for_each(|block| block.is_stuck = true);
+    }
+
+    /// Returns whether freed blocks wait for a stream that may still reach them.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.iter().any(|block| !block.is_stuck)
     }
 
     /// Returns the streams that freed blocks wait for, as far as they are recorded.
@@ -294,13 +278,9 @@ impl Account {
     }
 
     /// Begins a measurement of the reserved size and returns its number; `had_occasion`: the driver has had
-    /// an opportunity to shrink the pool. Existing allocations stop being new: the driver may keep the rest
-    /// of the pool only because of them.
+    /// an opportunity to shrink the pool.
     pub(crate) fn measure(&mut self, had_occasion: bool) -> u64 {
         self.has_freed &= !had_occasion;
-        self.known.iter_mut().for_each(|range| range.new_at = 0);
-        self.waiting.iter_mut().for_each(|block| block.is_new = false);
-        self.waiting_old = self.waiting_bytes;
         self.begun += 1;
         self.begun
     }
@@ -314,33 +294,29 @@ impl Account {
 
     /// Returns whether `reserved` agrees with the account.
     pub(crate) fn is_as_measured(&self, reserved: u64) -> bool {
-        reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
+        !self.is_unknown
+            && reserved == self.reserved()
+            && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
-    /// Learns the growth step from the pool's growth for an allocation of `bytes`: the least step that
-    /// explains it, unless the present one does.
-    pub(crate) fn learn(&mut self, bytes: u64, before: u64) {
-        let grown = self.reserved().saturating_sub(before);
-        if grown == 0 {
+    /// Learns the growth step from a call for `bytes` that has been settled: the least step that explains the
+    /// growth, unless the present one does. Nothing is learnt if other calls were in progress.
+    pub(crate) fn learn(&mut self, bytes: u64, begun: Begun) {
+        let grown = self.reserved().saturating_sub(begun.reserved);
+        if grown == 0 || self.held != 0 || self.begun != begun.measurements + 1 {
             return;
         }
-        self.is_seen = true;
-        if self.foretold(bytes) > grown {
-            self.growth = LEAST_GROWTH;
+        if self.in_steps(bytes) > grown {
+            self.step = LEAST_STEP;
         }
-        while self.foretold(bytes) < grown && self.growth < MOST_GROWTH {
-            self.growth *= 2;
+        while self.in_steps(bytes) < grown && self.step < MOST_STEP {
+            self.step *= 2;
         }
     }
 
-    /// Records bytes that a call holds in advance; the caller has charged them.
-    pub(crate) fn hold(&mut self, bytes: u64) {
-        self.paid += bytes;
-        self.held += bytes;
-    }
-
-    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it.
-    /// Growth beyond a limit is charged too, since the device holds it.
+    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it; `None`
+    /// if it could not be measured: then everything stays charged. Growth beyond a limit is charged too,
+    /// since the device holds it.
     ///
     /// # Errors
     /// [`Over`] if the growth exceeds a limit.
@@ -348,21 +324,21 @@ impl Account {
     pub(crate) fn settle(
         &mut self,
         held: u64,
-        reserved: u64,
+        reserved: Option<u64>,
         try_charge: impl FnOnce(u64) -> bool,
         charge: impl FnOnce(u64),
         uncharge: impl FnOnce(u64),
     ) -> Result<(), Over> {
+        self.is_unknown = reserved.is_none();
+        let reserved = reserved.unwrap_or(self.paid);
         if reserved < self.reserved() {
-            // Any block or range may be what was released.
+            // Any block may be what was released.
             self.put_together(self.waiting.len());
-            self.known.clear();
-            self.is_scattered = false;
+            self.misfit = u64::MAX;
         }
         self.held -= held;
         // Bytes that are no longer reserved do not wait either.
         self.waiting_bytes = self.waiting_bytes.min(reserved.saturating_sub(self.live_bytes));
-        self.waiting_old = self.waiting_old.min(self.waiting_bytes);
         if reserved <= self.paid {
             // Other calls may still need what they hold in advance.
             let keep = self.paid.min(reserved.saturating_add(self.held));

@@ -1,8 +1,19 @@
 //! Charging an allocation before it is made, and making room for it.
 
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{ControlDevice, Gate};
+
 use super::page_counter::{self, Full, Sums, Unsettled};
 use super::{ABSURD, Memory, grant};
 use crate::driver::cuda::CUerror;
+use crate::driver::{exit, thread};
+use crate::{helper, sys};
+
+/// Longest wait of an allocation at a limit for streams to reach frees, and the pause between two looks.
+const PATIENCE: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_micros(200);
 
 /// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
 /// the charge ([`Sums`]) are passed separately, so that they can stay in registers: a type with `Drop` is
@@ -131,8 +142,9 @@ impl Memory {
         if bytes >= ABSURD {
             return Sums::packed(self.absurd(index, bytes).map(|()| Sums::default()));
         }
-        let charged = self.charge(index, bytes);
-        Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
+        let charge = || self.charge(index, bytes);
+        let charged = charge().or_else(|full| self.with_room(index, full, charge));
+        Sums::packed(charged.map_err(|full| self.refused_by(index, bytes, full)))
     }
 
     /// Refuses a size that no device has if any limit is set; `memory.high` is none. Otherwise the driver
@@ -193,18 +205,64 @@ impl Memory {
         CUerror::OUT_OF_MEMORY
     }
 
-    /// Trims every pool after a limit was hit and charges again.
+    /// Makes room on a device after `charge` has failed with `full`, and charges again: pools release what
+    /// they do not use, also what streams free meanwhile. Waits for streams for at most [`PATIENCE`], and not
+    /// while the process is frozen there; no thread waits for a free that was waited for in vain.
     #[cold]
     #[inline(never)]
-    pub(crate) fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
+    pub(crate) fn with_room<T>(
+        &self,
+        index: usize,
+        full: Full,
+        charge: impl Fn() -> Result<T, Full>,
+    ) -> Result<T, Full> {
         self.count_hit(full);
-        let has_freed = self.freeing.settle(self, None);
-        let charged = if self.reserves.trim(self) || has_freed {
-            self.charge(index, bytes)
-        } else {
-            Err(full)
-        };
-        charged.map_err(|full| self.refused_by(index, bytes, full))
+        let until = Instant::now() + PATIENCE;
+        let mut charged = if self.release() { charge() } else { Err(full) };
+        loop {
+            let full = match charged {
+                Err(full) if self.awaits_frees(index) => full,
+                done => return done,
+            };
+            if Instant::now() >= until {
+                self.reserves.give_up_waiting();
+                return Err(full);
+            }
+            thread::outside(|| {
+                sys::poll([], Some(NAP));
+            });
+            charged = if self.settle_passed() {
+                self.reserves.trim(self);
+                charge()
+            } else {
+                Err(full)
+            };
+        }
+    }
+
+    fn awaits_frees(&self, index: usize) -> bool {
+        let device = self.control().devices.get(index);
+        let is_frozen = |device: &ControlDevice| Gate::from_word(device.gate.load(Relaxed)) == Gate::Frozen;
+        self.reserves.is_waiting()
+            && !device.is_some_and(is_frozen)
+            && !exit::is_exiting()
+            && !helper::is_caller()
+    }
+
+    /// Settles frees that streams have reached; returns whether there were any.
+    fn settle_passed(&self) -> bool {
+        self.freeing.settle(self, None) | self.reserves.settle_passed(self)
+    }
+
+    /// Has pools release what they do not use; returns whether anything may have been released.
+    pub(crate) fn release(&self) -> bool {
+        self.settle_passed() | self.reserves.trim(self)
+    }
+
+    /// Has pools release what they do not use if a limit is exceeded on a device with pools; returns whether
+    /// anything may have been released.
+    pub(crate) fn release_excess(&self) -> bool {
+        self.reserves.is_any() && self.reserves.exceed(self) && self.release()
     }
 
     /// Counts an allocation that failed and rings the daemon, which notifies pollers of such events. Pools

@@ -117,13 +117,17 @@ impl Settling {
 
     pub(crate) fn step(&mut self, memory: &Memory) -> Step {
         let (freeing, reserves) = (&memory.freeing, &memory.reserves);
-        let is_any = || freeing.count.load(Relaxed) != 0 || reserves.is_any_over();
+        let is_any = || {
+            let exceeds = || reserves.is_any() && reserves.is_waiting() && reserves.exceed(memory);
+            freeing.count.load(Relaxed) != 0 || reserves.is_any_over() || exceeds()
+        };
+        let has_released = memory.release_excess();
         if !is_any() {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
         let is_freed = freeing.settle(memory, None);
-        self.pause = if reserves.settle_over(memory) || is_freed {
+        self.pause = if reserves.settle_over(memory) || is_freed || has_released {
             LEAST_PAUSE
         } else {
             (2 * self.pause).min(LONGEST_PAUSE)

@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::Memory;
+use super::account::Want;
 use super::page_counter::Unsettled;
 use super::reserve::{Advance, Reserve};
 use crate::driver;
@@ -72,7 +73,7 @@ pub(crate) struct Taken<'a> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         // Growth that does not fit exists all the same, and is charged.
-        let _ = self.reserve.settle(self.memory, self.held);
+        let _ = self.reserve.settle(self.memory, Some(self.held));
     }
 }
 
@@ -84,13 +85,20 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
         let reserve = memory.reserves.of_graphs(need.local, index);
         let unsettled = Unsettled::on(memory.usage(), index);
         let trims = reserve.trims();
-        let foretold = || match need.has_room_since.load(Relaxed) == reserve.trims() {
-            true => 0,
-            false => {
-                (reserve.used().unwrap_or(0) + need.bytes).saturating_sub(reserve.reserved().unwrap_or(0))
-            }
-        };
-        let held = hold(memory, &reserve, foretold)?;
+        let held = reserve.charge(memory, || {
+            let has_room = need.has_room_since.load(Relaxed) == reserve.trims();
+            let free = || {
+                reserve
+                    .reserved()
+                    .unwrap_or(0)
+                    .saturating_sub(reserve.used().unwrap_or(0))
+            };
+            Want::Growth(if has_room {
+                0
+            } else {
+                need.bytes.saturating_sub(free())
+            })
+        })?;
         taken.push(Taken {
             memory,
             reserve,
@@ -100,22 +108,6 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
         });
     }
     Ok(taken)
-}
-
-/// Charges the predicted bytes, trimming pools if necessary, or refuses.
-fn hold(memory: &Memory, reserve: &Reserve, foretold: impl Fn() -> u64) -> Result<Advance, CUerror> {
-    let full = match reserve.hold(memory, foretold()) {
-        Ok(held) => return Ok(held),
-        Err(full) => full,
-    };
-    memory.count_hit(full);
-    memory.reserves.trim(memory);
-    let bytes = foretold();
-    reserve.hold(memory, bytes).map_err(|full| {
-        full.count_refusal(memory.usage(), bytes);
-        memory.count_failure(reserve.index());
-        CUerror::OUT_OF_MEMORY
-    })
 }
 
 /// Runs a call other than a launch that may take what `needs` says.

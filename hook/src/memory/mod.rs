@@ -224,13 +224,12 @@ impl Memory {
     /// Counts the free of an entry and uncharges it.
     #[inline(never)]
     pub(crate) fn discharge(&self, entry: &Entry) {
-        self.discharge_on(entry, 0, None);
+        self.discharge_on(entry, None);
     }
 
-    /// Counts the free of an entry and uncharges it; `address` and `stream` tell a pool where it was and
-    /// which stream it waits for. Address 0: unknown.
+    /// Counts the free of an entry and uncharges it; memory of a pool waits for `stream`.
     #[inline(always)]
-    pub(crate) fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
+    pub(crate) fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
         let (page_counter, usage, index) = (&self.page_counter, self.usage(), entry.index());
         let own = self.program.slots.counts(usage, index);
         page_counter.leave(usage, own, entry);
@@ -241,7 +240,7 @@ impl Memory {
             self.unshare();
         }
         if entry.is(Kind::Pool) {
-            self.reserves.freed(self, entry, address, stream);
+            self.reserves.freed(self, entry, stream);
         }
     }
 
@@ -269,7 +268,7 @@ impl Memory {
         } else if let Some(stream) = stream.filter(|_| entry.is_charged()) {
             self.freeing.add(self, stream, entry);
         } else {
-            self.discharge_on(&entry, key, stream);
+            self.discharge_on(&entry, stream);
         }
         Freed {
             result,

@@ -2,8 +2,8 @@
 //! what is reserved, not by what is allocated from it.
 //!
 //! Only the driver knows how much a reserve grows by, so growth is predicted and charged before the call,
-//! measured after it, and settled. At a limit, every reserve is trimmed first; growth that still does not fit
-//! is refused. Nothing here waits for a stream.
+//! measured after it, and settled. Every call that may make a reserve grow begins with
+//! [`Reserve::charge`].
 
 mod list;
 
@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use gcgroup_abi::Kind;
 
 use super::Memory;
-use super::account::{Account, Over};
+use super::account::{Account, Begun, Over, Want};
 use super::lock::Lock;
-use super::page_counter::{Full, Unsettled};
+use super::page_counter::{self, Full, Unsettled};
 use super::stream::Stream;
 use crate::driver;
 use crate::driver::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUmemoryPool,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUerror, CUmemoryPool,
 };
 use crate::shared::device::LocalDevice;
 pub(crate) use list::Reserves;
@@ -34,10 +34,10 @@ enum Source {
     Graphs,
 }
 
-/// Bytes charged in advance of a call.
-#[derive(Debug, Clone, Copy, Default)]
+/// A call that is charged in advance.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Advance {
-    pub(crate) bytes: u64,
+    pub(crate) begun: Begun,
     /// Whether the daemon has counted it as beyond `memory.high`.
     is_above_high: bool,
 }
@@ -71,7 +71,7 @@ impl Reserve {
     }
 
     /// Asks the driver for the reserved size, bytes.
-    pub(crate) fn reserved(&self) -> Option<u64> {
+    pub(crate) fn reserved(&self) -> Result<u64, CUerror> {
         let mut bytes = 0;
         match self.source {
             Source::Pool(handle) => driver::cuMemPoolGetAttribute(
@@ -84,18 +84,15 @@ impl Reserve {
                 CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
                 &mut bytes,
             ),
-        }
-        .ok()?;
-        Some(bytes)
+        }?;
+        Ok(bytes)
     }
 
-    /// Makes the driver release unused memory, except for `keep` bytes of a pool.
-    pub(crate) fn trim(&self, memory: &Memory, keep: u64) {
+    /// Makes the driver release unused memory.
+    fn trim(&self, memory: &Memory) {
         let _unsettled = Unsettled::on(memory.usage(), self.index());
         let _ = match self.source {
-            Source::Pool(handle) => {
-                driver::cuMemPoolTrimTo(CUmemoryPool::numbered(handle), usize::try_from(keep).unwrap_or(0))
-            }
+            Source::Pool(handle) => driver::cuMemPoolTrimTo(CUmemoryPool::numbered(handle), 0),
             Source::Graphs => driver::cuDeviceGraphMemTrim(self.local.device()),
         };
         self.trimmed(memory);
@@ -105,11 +102,23 @@ impl Reserve {
     pub(crate) fn trimmed(&self, memory: &Memory) {
         self.trims.fetch_add(1, Relaxed);
         // If it exceeds the limit now, it did so before.
-        let _ = self.settle(memory, Advance::default());
+        let _ = self.settle(memory, None);
     }
 
     pub(crate) fn trims(&self) -> usize {
         self.trims.load(Relaxed)
+    }
+
+    /// Settles the frees that streams have reached.
+    fn settle_passed(&self, memory: &Memory) -> bool {
+        let mut streams = self.account.lock().waits_for();
+        // Streams are queried without the lock.
+        streams.retain(|stream| stream.has_passed(memory.program));
+        for stream in &streams {
+            // Growth that is found was there before.
+            let _ = self.settle_after(memory, None, After::Waiting(Some(*stream)));
+        }
+        !streams.is_empty()
     }
 
     /// Asks the driver for the bytes that graphs use now.
@@ -133,26 +142,61 @@ impl Reserve {
         self.index.load(Relaxed)
     }
 
-    /// Charges growth in advance, waiting for a larger grant if that is what is missing.
-    pub(crate) fn hold(&self, memory: &Memory, bytes: u64) -> Result<Advance, Full> {
-        let charge = || self.try_hold(memory, bytes);
-        let is_above_high = match charge() {
-            // Without the account's lock, which the helper takes too.
-            Err(Full::Group(index)) => memory.charge_granted(index, bytes, charge)?.1,
-            held => held.map(|()| false)?,
-        };
-        Ok(Advance { bytes, is_above_high })
+    /// Charges a call before the driver is called for it, making room if needed. `want` may depend on what has
+    /// been released by then. Without growth the charge is 0 bytes, which is refused where a limit is
+    /// exceeded.
+    ///
+    /// # Errors
+    /// Out of memory, counted as a refusal; or the driver's error if the reserved size cannot be measured and
+    /// a limit is in force.
+    pub(crate) fn charge(&self, memory: &Memory, want: impl Fn() -> Want) -> Result<Advance, CUerror> {
+        if self.account.lock().is_unknown() {
+            self.measure_first(memory)?;
+        }
+        let hold = || self.hold(memory, &want);
+        let held = hold().or_else(|full| memory.with_room(self.index(), full, hold));
+        held.map_err(|full| memory.refused_by(self.index(), self.growth(want()), full))
     }
 
-    fn try_hold(&self, memory: &Memory, bytes: u64) -> Result<(), Full> {
-        let mut account = self.account.lock();
-        let (usage, control) = (memory.usage(), memory.control());
-        // Peaks are raised after the call, by the actual growth.
-        let index = self.index();
-        memory.page_counter.try_reserve(usage, control, index, bytes)?;
-        account.hold(bytes);
-        self.add_kind(memory, index, bytes);
-        Ok(())
+    fn growth(&self, want: Want) -> u64 {
+        self.account.lock().growth(want)
+    }
+
+    /// Measures a reserve whose size is unknown.
+    #[cold]
+    fn measure_first(&self, memory: &Memory) -> Result<(), CUerror> {
+        let _ = self.settle(memory, None);
+        match self.reserved() {
+            Err(error)
+                if page_counter::limit_on(memory.usage(), memory.control(), self.index()).is_some() =>
+            {
+                memory.count_failure(self.index());
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Charges a call if it fits, waiting for a larger grant if that is what is missing.
+    fn hold(&self, memory: &Memory, want: impl Fn() -> Want) -> Result<Advance, Full> {
+        let try_hold = || {
+            let want = want();
+            let mut account = self.account.lock();
+            let (growth, index) = (account.growth(want), self.index());
+            // Peaks are raised after the call, by the actual growth.
+            let (usage, control) = (memory.usage(), memory.control());
+            memory.page_counter.try_reserve(usage, control, index, growth)?;
+            self.add_kind(memory, index, growth);
+            Ok(account.begin(want, growth))
+        };
+        let (begun, is_above_high) = match try_hold() {
+            Err(Full::Group(index)) => {
+                // Without the account's lock, which the helper takes too.
+                memory.charge_granted(index, self.growth(want()), try_hold)?
+            }
+            held => (held?, false),
+        };
+        Ok(Advance { begun, is_above_high })
     }
 
     /// Makes the charge agree with what is reserved, after a call for which `held` was charged.
@@ -162,22 +206,23 @@ impl Reserve {
     ///
     /// # Errors
     /// The limit that the growth exceeds, if no larger grant was given; the growth is charged.
-    pub(crate) fn settle(&self, memory: &Memory, held: Advance) -> Result<(), Full> {
+    pub(crate) fn settle(&self, memory: &Memory, held: Option<Advance>) -> Result<(), Full> {
         self.settle_after(memory, held, After::Any)
     }
 
     /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
-    pub(crate) fn settle_within(&self, memory: &Memory, held: Advance) -> Result<(), Full> {
+    pub(crate) fn settle_within(&self, memory: &Memory, held: Option<Advance>) -> Result<(), Full> {
         self.settle_after(memory, held, After::Marked)
     }
 
-    fn settle_after(&self, memory: &Memory, held: Advance, after: After) -> Result<(), Full> {
+    fn settle_after(&self, memory: &Memory, held: Option<Advance>, after: After) -> Result<(), Full> {
         if self.is_elsewhere {
             return Ok(());
         }
-        let settled = self.settle_by_ledger(memory, held.bytes, after);
+        let growth = held.map_or(0, |held| held.begun.growth);
+        let settled = self.settle_by_ledger(memory, growth, after);
         memory.return_unused(self.index());
-        settled.or_else(|Over| memory.cover(self.index(), held.is_above_high))
+        settled.or_else(|Over| memory.cover(self.index(), held.is_some_and(|held| held.is_above_high)))
     }
 
     fn settle_by_ledger(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
@@ -186,18 +231,15 @@ impl Reserve {
             let number = self.account.lock().measure(has_waited);
             let reserved = self.reserved();
             let mut account = self.account.lock();
-            let reserved = match reserved {
-                Some(reserved) if !account.is_destroyed() => reserved,
-                // The size is unknown: the charge stays until everything is freed.
-                _ => account.reserved(),
-            };
+            // Without a size, the charge stays until everything is freed.
+            let reserved = reserved.ok().filter(|_| !account.is_destroyed());
             if account.is_void(number) {
                 continue;
             }
             let page_counter = &memory.page_counter;
             let (usage, control) = (memory.usage(), memory.control());
             let (index, before) = (self.index(), account.paid());
-            if held == 0 && account.is_as_measured(reserved) {
+            if held == 0 && reserved.is_some_and(|reserved| account.is_as_measured(reserved)) {
                 after.passed(&mut account);
                 return Ok(());
             }
@@ -240,7 +282,7 @@ impl Reserve {
         } else {
             // Measured before the stream's frees are settled: what the driver has just released is not spare.
             // A pool that exceeds the limit stays so until its memory is freed.
-            let _ = self.settle_after(memory, Advance::default(), after);
+            let _ = self.settle_after(memory, None, after);
         }
     }
 

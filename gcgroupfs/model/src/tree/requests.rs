@@ -204,15 +204,17 @@ impl State {
         self.make_room(id, notices);
     }
 
-    /// Asks processes that can swap to move out what exceeds the limits and `memory.high` of a group.
+    /// Asks processes that can swap to move out what exceeds the limits and `memory.high` of a group, and
+    /// rings all where a limit is exceeded: their memory pools release what they do not use.
     pub(super) fn make_room(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         let all: Vec<usize> = slots(self.devices.len()).collect();
         for device in all.iter().copied().map(Some).chain([None]) {
             let excess = self.grants.excess(id, device);
             if excess > 0 {
                 let wanted = device.map_or_else(|| all.clone(), |device| vec![device]);
-                let asked = self.reclaim(self.within(id), &wanted, excess, (Some(id), true));
-                notices.extend(asked.into_iter().map(Notice::Ring));
+                self.reclaim(self.within(id), &wanted, excess, (Some(id), true));
+                let members = self.within(id).into_iter();
+                notices.extend(members.map(|process| Notice::Ring(process.id)));
             }
         }
         self.move_out_above_high(id, notices);

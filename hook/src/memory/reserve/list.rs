@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use super::{Advance, Reserve, Source};
+use super::{Reserve, Source};
 use crate::driver::cuda::CUmemoryPool;
 use crate::memory::Memory;
 use crate::memory::account::Account;
@@ -137,6 +137,7 @@ impl Reserves {
         for pool in restless {
             pool.synchronized(memory, stream);
         }
+        memory.release_excess();
     }
 
     /// Measures every reserve with a charge.
@@ -157,36 +158,66 @@ impl Reserves {
                 self.end_if_over(memory, &pool);
             } else if is_wanted {
                 // A pool that exceeds the limit stays so until its memory is freed.
-                let _ = pool.settle(memory, Advance::default());
+                let _ = pool.settle(memory, None);
             }
         }
     }
 
+    /// Settles the frees that streams have reached; returns whether there were any.
+    pub(crate) fn settle_passed(&self, memory: &Memory) -> bool {
+        let all = self.all();
+        all.iter()
+            .fold(false, |any, pool| pool.settle_passed(memory) || any)
+    }
+
     /// Has every pool release what it reserves beyond its allocations; returns whether any could.
     pub(crate) fn trim(&self, memory: &Memory) -> bool {
-        let all: Vec<_> = self.list.lock().iter().cloned().collect();
+        let all = self.all();
         let mut any = false;
         for reserve in all.iter().filter(|reserve| reserve.account.lock().is_over()) {
             self.end(memory, reserve);
             any = true;
         }
         for reserve in all.iter().filter(|reserve| reserve.has_spare()) {
-            reserve.trim(memory, 0);
+            reserve.trim(memory);
             any = true;
         }
         any
     }
 
-    /// Ends an allocation of a pool, at once or when `stream` reaches the free. Address 0: unknown.
+    /// Returns whether a limit is exceeded on a device with reserves.
+    pub(crate) fn exceed(&self, memory: &Memory) -> bool {
+        let (usage, control) = (memory.usage(), memory.control());
+        let has_room = |index| memory.page_counter.try_reserve(usage, control, index, 0).is_ok();
+        self.list.lock().iter().any(|pool| !has_room(pool.index()))
+    }
+
+    fn all(&self) -> Vec<Arc<Reserve>> {
+        self.list.lock().clone()
+    }
+
+    /// Returns whether freed blocks wait for a stream that may still reach them.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.all().iter().any(|pool| pool.account.lock().is_waiting())
+    }
+
+    /// Notes that an allocation has waited in vain for what waits now.
+    pub(crate) fn give_up_waiting(&self) {
+        self.all()
+            .iter()
+            .for_each(|pool| pool.account.lock().give_up_waiting());
+    }
+
+    /// Ends an allocation of a pool, at once or when `stream` reaches the free.
     #[inline(never)]
-    pub(crate) fn freed(&self, memory: &Memory, entry: &Entry, address: u64, stream: Option<usize>) {
+    pub(crate) fn freed(&self, memory: &Memory, entry: &Entry, stream: Option<usize>) {
         let stream = stream.map(|stream| Stream::of(memory.program, stream));
         let over = {
             let list = self.list.lock();
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
                 return;
             };
-            let is_over = pool.account.lock().end(address, entry.size, stream);
+            let is_over = pool.account.lock().end(entry.size, stream);
             is_over.then(|| Arc::clone(pool))
         };
         if let Some(pool) = over {

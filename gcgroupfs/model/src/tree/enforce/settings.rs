@@ -1,6 +1,5 @@
 //! Settings in force, each published as its row in the table of settings says.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT};
@@ -77,7 +76,8 @@ fn memory_limit(process: &Process, slot: Option<Slot<'_>>) -> bool {
             )
         }
     };
-    swap(process, word, bytes)
+    // Swap moves memory for it, and pools release what they do not use.
+    word.swap(bytes, Relaxed) != bytes
 }
 
 /// Publishes `memory.swap.max`.
@@ -85,11 +85,9 @@ fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some(slot) = slot else {
         let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
         process.control().enables_swap.store(u64::from(own != 0), Relaxed);
-        return swap(
-            process,
-            &process.control().memory_swap_max,
-            process.swap_max(None, None),
-        );
+        let bytes = process.swap_max(None, None);
+        let before = process.control().memory_swap_max.swap(bytes, Relaxed);
+        return before != bytes && process.can_swap();
     };
     if let Some(control) = slot.of(process) {
         let (index, uuid) = slot.names();
@@ -97,13 +95,6 @@ fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
         control.memory_swap_max.store(bytes, Relaxed);
     }
     false
-}
-
-/// Stores a limit. Returns whether the process must move memory for it.
-fn swap(process: &Process, word: &AtomicU64, bytes: u64) -> bool {
-    let is_new = word.load(Relaxed) != bytes;
-    word.store(bytes, Relaxed);
-    is_new && process.can_swap()
 }
 
 /// Publishes `memory.visible`.

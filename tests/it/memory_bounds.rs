@@ -1,0 +1,182 @@
+//! Tests that what the device has lost never exceeds a limit by more than one growth step of a pool for each
+//! thread in a call, however pools grow, shrink, and are scattered.
+
+use support::{Config, Governed, Mount, Truth, c_program, wait_until};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+/// Growth step in bytes of a pool of the simulated driver.
+const STEP: u64 = 32 * MIB;
+
+/// Arguments of `pool_churn.c`.
+struct Churn {
+    threads: u64,
+    rounds: u32,
+    least_kib: u32,
+    most_kib: u32,
+    threshold: u64,
+}
+
+impl Churn {
+    /// Starts the program, which waits for a line before it allocates.
+    fn start(&self, mount: &Mount) -> (Governed, i32) {
+        let program = c_program("pool_churn.c", &["-pthread", "-ldl"]);
+        let mut command = mount.command(program);
+        command.arg(self.threads.to_string()).arg(self.rounds.to_string());
+        command
+            .arg(self.least_kib.to_string())
+            .arg(self.most_kib.to_string());
+        command.arg(self.threshold.to_string());
+        let mut program = Governed::spawn(command);
+        let ready = program.expect("ready ");
+        let pid = ready.trim_start_matches("ready ").parse().expect("a pid");
+        (program, pid)
+    }
+}
+
+/// Waits until the programs are done, and returns the most bytes that the GPU was seen to have lost.
+fn watch(truth: &Truth, programs: &mut [Governed]) -> u64 {
+    programs.iter_mut().for_each(|program| program.say("go"));
+    let mut most = 0;
+    for program in programs {
+        let done = loop {
+            most = most.max(truth.used_by_all(0));
+            if let Some(line) = program.line_now() {
+                break line;
+            }
+        };
+        let counts: Vec<u64> = done.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [granted, refused] = counts[..] else {
+            panic!("{done}")
+        };
+        assert!(granted > 100 && refused > 0, "no limit was reached: {done}");
+    }
+    most
+}
+
+fn mount() -> Mount {
+    Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
+}
+
+#[test]
+fn churning_pool_exceeds_no_limit_by_more_than_its_steps() {
+    let mount = mount();
+    for (threads, least_kib, most_kib, threshold) in [
+        (1, 1024, 3072, 0),
+        (1, 1024, 3072, u64::MAX),
+        (8, 100, 2048, 0),
+        (8, 100, 2048, u64::MAX),
+    ] {
+        let churn = Churn {
+            threads,
+            rounds: 400,
+            least_kib,
+            most_kib,
+            threshold,
+        };
+        let (program, pid) = churn.start(&mount);
+        let (dir, truth) = (Dir::of(&mount, pid), mount.truth());
+        dir.write("memory.limit", 300 * MIB);
+        let mut programs = [program];
+        let most = watch(&truth, &mut programs);
+        let bound = 300 * MIB + threads * STEP;
+        assert!(most <= bound, "{threads} threads, threshold {threshold}: {most}");
+        assert!(
+            most > 200 * MIB,
+            "{threads} threads, threshold {threshold}: {most}"
+        );
+        wait_until("what refused attempts have added is trimmed", || {
+            truth.used(pid, 0) <= 300 * MIB
+        });
+        wait_until("the charge is what the device has lost", || {
+            dir.number("memory.current") == truth.used(pid, 0)
+        });
+    }
+}
+
+#[test]
+fn churning_pools_of_a_group_exceed_no_limit_by_more_than_their_steps() {
+    let mount = mount();
+    std::fs::create_dir(mount.path().join("team")).expect("the group is made");
+    mount.write("team", "memory.limit", "600M");
+    let churn = Churn {
+        threads: 1,
+        rounds: 400,
+        least_kib: 1024,
+        most_kib: 3072,
+        threshold: u64::MAX,
+    };
+    let (mut programs, pids): (Vec<_>, Vec<_>) = (0..2).map(|_| churn.start(&mount)).unzip();
+    for pid in pids {
+        mount.write("team", "gcgroup.procs", &pid.to_string());
+    }
+    let truth = mount.truth();
+    let most = watch(&truth, &mut programs);
+    assert!(most <= 600 * MIB + 2 * STEP, "{most}");
+    wait_until("what refused attempts have added is trimmed", || {
+        truth.used_by_all(0) <= 600 * MIB
+    });
+}
+
+/// Starts a program whose pool keeps a gigabyte free.
+fn hoarder(mount: &Mount) -> Calls {
+    let mut calls = Calls::start(mount);
+    calls.put("threshold", 0, 8, u64::MAX);
+    calls.ok("cuDeviceGetDefaultMemPool &pool 0");
+    calls.ok("cuMemPoolSetAttribute $pool 4 &threshold");
+    calls.ok("cuStreamCreate &stream 1");
+    calls.ok(&format!("cuMemAllocAsync &block {} $stream", 1024 * MIB));
+    calls.ok("cuMemFreeAsync $block $stream");
+    calls.ok("cuStreamSynchronize $stream");
+    calls
+}
+
+#[test]
+fn lowered_limit_takes_back_what_pools_keep_free() {
+    let mount = mount();
+    std::fs::create_dir(mount.path().join("team")).expect("the group is made");
+    for is_group in [false, true] {
+        let mut calls = hoarder(&mount);
+        let pid = calls.pid();
+        let truth = mount.truth();
+        assert_eq!(truth.used(pid, 0), 1024 * MIB, "the pool keeps it");
+        if is_group {
+            mount.write("team", "memory.limit", "max");
+            mount.write("team", "gcgroup.procs", &pid.to_string());
+            mount.write("team", "memory.limit", "200M");
+        } else {
+            Dir::of(&mount, pid).write("memory.limit", 200 * MIB);
+        }
+        wait_until("the pool is trimmed", || truth.used(pid, 0) <= 200 * MIB);
+        let answers: Vec<_> = (0..20)
+            .map(|one| calls.call(&format!("cuMemAllocAsync &block{one} {} $stream", 50 * MIB)))
+            .collect();
+        let nr_granted = answers.iter().filter(|answer| **answer == Ok(())).count();
+        assert!(
+            answers
+                .iter()
+                .all(|answer| [Ok(()), OUT_OF_MEMORY].contains(answer)),
+            "{answers:?}"
+        );
+        assert_eq!(nr_granted, 3, "of 64 MiB each: {answers:?}");
+        assert!(truth.used(pid, 0) <= 200 * MIB);
+    }
+}
+
+#[test]
+fn larger_allocation_after_a_free_on_its_stream_is_granted() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    Dir::of(&mount, calls.pid()).write("memory.limit", 1024 * MIB);
+    calls.ok("cuStreamCreate &stream 1");
+    for stream in ["$stream", "0", "2"] {
+        calls.ok(&format!("cuMemAllocAsync &one {} {stream}", 600 * MIB));
+        calls.ok(&format!("cuMemsetD8Async $one 0 {} {stream}", 600 * MIB));
+        calls.ok(&format!("cuMemFreeAsync $one {stream}"));
+        calls.ok(&format!("cuMemAllocAsync &other {} {stream}", 700 * MIB));
+        calls.ok(&format!("cuMemFreeAsync $other {stream}"));
+        calls.ok("cuCtxSynchronize");
+    }
+}
