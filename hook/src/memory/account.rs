@@ -54,7 +54,7 @@ struct Waiting {
     is_stuck: bool,
 }
 
-/// What a call is about to take of a reserve.
+/// Memory that a call is about to take of a reserve.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want {
     /// A block of so many bytes, in the order of a stream.
@@ -189,7 +189,7 @@ impl Account {
             if let Some(at) = self.waiting_for(bytes, stream) {
                 let block = self.waiting.remove(at);
                 self.leave(block.bytes);
-                // If the stream has reached the free, the driver may use other memory and release the block's.
+                // If the stream has reached the free, the driver may use other memory and release this.
                 self.has_freed = true;
             }
         }
@@ -264,14 +264,19 @@ impl Account {
         self.waiting.iter_mut().for_each(|block| block.is_stuck = true);
     }
 
-    /// Returns whether freed blocks wait for a stream that may still reach them.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting.iter().any(|block| !block.is_stuck)
-    }
-
     /// Returns the streams that freed blocks wait for, as far as they are recorded.
     pub(crate) fn waits_for(&self) -> Vec<Stream> {
-        let mut streams: Vec<_> = self.waiting.iter().map(|block| block.stream).collect();
+        self.streams(|_| true)
+    }
+
+    /// Returns those of them that no allocation has waited for in vain.
+    pub(crate) fn may_wait_for(&self) -> Vec<Stream> {
+        self.streams(|block| !block.is_stuck)
+    }
+
+    fn streams(&self, is_meant: impl Fn(&Waiting) -> bool) -> Vec<Stream> {
+        let meant = self.waiting.iter().filter(|block| is_meant(block));
+        let mut streams: Vec<_> = meant.map(|block| block.stream).collect();
         streams.sort_unstable();
         streams.dedup();
         streams
@@ -314,8 +319,8 @@ impl Account {
         }
     }
 
-    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it; `None`
-    /// if it could not be measured: then everything stays charged. Growth beyond a limit is charged too,
+    /// Ends a call that held `held` bytes, and makes the charge equal to `reserved`, measured after it.
+    /// `None`: it could not be measured, and everything stays charged. Growth beyond a limit is charged too,
     /// since the device holds it.
     ///
     /// # Errors

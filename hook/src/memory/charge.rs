@@ -243,10 +243,8 @@ impl Memory {
     fn awaits_frees(&self, index: usize) -> bool {
         let device = self.control().devices.get(index);
         let is_frozen = |device: &ControlDevice| Gate::from_word(device.gate.load(Relaxed)) == Gate::Frozen;
-        self.reserves.is_waiting()
-            && !device.is_some_and(is_frozen)
-            && !exit::is_exiting()
-            && !helper::is_caller()
+        let may_wait = !exit::is_exiting() && !helper::is_caller();
+        may_wait && !device.is_some_and(is_frozen) && self.reserves.is_waiting(self)
     }
 
     /// Settles frees that streams have reached; returns whether there were any.

@@ -118,7 +118,7 @@ impl Settling {
     pub(crate) fn step(&mut self, memory: &Memory) -> Step {
         let (freeing, reserves) = (&memory.freeing, &memory.reserves);
         let is_any = || {
-            let exceeds = || reserves.is_any() && reserves.is_waiting() && reserves.exceed(memory);
+            let exceeds = || reserves.is_any() && reserves.is_waiting(memory) && reserves.exceed(memory);
             freeing.count.load(Relaxed) != 0 || reserves.is_any_over() || exceeds()
         };
         let has_released = memory.release_excess();

@@ -142,8 +142,8 @@ impl Reserve {
         self.index.load(Relaxed)
     }
 
-    /// Charges a call before the driver is called for it, making room if needed. `want` may depend on what has
-    /// been released by then. Without growth the charge is 0 bytes, which is refused where a limit is
+    /// Charges a call before the driver is called for it, making room if needed. `want` may depend on what
+    /// has been released by then. Without growth the charge is 0 bytes, which is refused where a limit is
     /// exceeded.
     ///
     /// # Errors

@@ -57,6 +57,14 @@ impl Stream {
         self.handle() <= PER_THREAD && contexts.contains(&self.context())
     }
 
+    /// Returns whether a wait for it may end: the calling thread can ask the driver, and it does not capture.
+    pub(crate) fn may_pass(self, program: &Program) -> bool {
+        if self == Self::of(program, self.handle()) {
+            return is_capturing(CUstream::numbered(self.handle())) == Some(false);
+        }
+        self.handle() == LEGACY
+    }
+
     /// Returns whether all its work is known to have completed, as far as the calling thread can ask the
     /// driver.
     pub(crate) fn has_passed(self, program: &Program) -> bool {

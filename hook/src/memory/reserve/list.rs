@@ -196,9 +196,12 @@ impl Reserves {
         self.list.lock().clone()
     }
 
-    /// Returns whether freed blocks wait for a stream that may still reach them.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.all().iter().any(|pool| pool.account.lock().is_waiting())
+    /// Returns whether freed blocks wait for a stream that the calling thread may wait for.
+    pub(crate) fn is_waiting(&self, memory: &Memory) -> bool {
+        self.all().iter().any(|pool| {
+            let streams = pool.account.lock().may_wait_for();
+            streams.iter().any(|stream| stream.may_pass(memory.program))
+        })
     }
 
     /// Notes that an allocation has waited in vain for what waits now.
