@@ -128,6 +128,7 @@ mod lookups;
 mod ls;
 #[cfg(test)]
 mod memory_bounds;
+#[cfg(test)]
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
