@@ -2,7 +2,7 @@
 //! without the library; charges match the allocations; no thread hangs.
 
 use simgpu::Held;
-use support::{Mount, Truth, wait_until};
+use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
@@ -238,4 +238,79 @@ fn freeze_with_failing_markers_is_never_falsely_reported() {
         dir.write("compute.freeze", 0);
         assert_eq!(calls.line(), "ok", "{name}");
     }
+}
+
+/// Calls that allocate 8 MiB of device memory each, in every way, and what they need.
+const GREEDY: &[&str] = &[
+    "cuMemAlloc_v2 &a 8388608",
+    "cuMemAllocPitch_v2 &a &pitch 1000 8192 4",
+    "cuMemAllocManaged &a 8388608 1",
+    "cuMemAllocAsync &a 8388608 0",
+    "cuMemAllocAsync &a 8388608 $stream",
+    "cuMemAllocFromPoolAsync &a 8388608 $pool $stream",
+    "cuMemCreate &a 8388608 &props 0",
+    "cuArray3DCreate_v2 &a &large",
+    "cuMipmappedArrayCreate &a &large 2",
+];
+
+/// Allocates in a graph, which keeps the memory.
+const GRAPH: &[&str] = &[
+    "cuStreamBeginCapture_v2 $stream 0",
+    "cuMemAllocAsync &a 8388608 $stream",
+    "cuStreamEndCapture $stream &graph",
+    "cuGraphInstantiateWithFlags &exec $graph 0",
+    "cuGraphLaunch $exec $stream",
+];
+
+#[test]
+fn limit_holds_while_any_call_of_the_hook_fails() {
+    const LIMIT: u64 = 256 * MIB;
+    /// Growth step of the simulated driver's pools.
+    const STEP: u64 = 32 * MIB;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let truth = Truth::of(&mount.simgpu_dir());
+    let mut exceeded = Vec::new();
+    for name in own_calls() {
+        let mut calls = Calls::with(
+            &mount,
+            true,
+            &[
+                ("SIMGPU_FAULTS", &format!("{name}={FAULT}")),
+                ("GCGROUP_MEMORY_LIMIT", &LIMIT.to_string()),
+            ],
+        );
+        for call in [
+            "cuInit 0",
+            "cuDevicePrimaryCtxRetain &context 0",
+            "cuCtxSetCurrent $context",
+            "cuStreamCreate &stream 1",
+        ] {
+            let _ = calls.call(call);
+        }
+        describe(&mut calls);
+        calls.put("large", 0, 8, 1024);
+        calls.put("large", 8, 8, 2048);
+        calls.put("large", 24, 4, 0x20);
+        calls.put("large", 28, 4, 1);
+        let _ = calls.call("cuMemPoolCreate &pool &props");
+        let pid = calls.pid();
+        for call in GREEDY {
+            for _ in 0..40 {
+                let _ = calls.call(call);
+            }
+            let used = truth.used(pid, 0);
+            if used > LIMIT + STEP {
+                exceeded.push(format!("{used} by {call} while {name} fails"));
+                break;
+            }
+        }
+        for _ in 0..40 {
+            GRAPH.iter().for_each(|call| drop(calls.call(call)));
+        }
+        let used = truth.used(pid, 0);
+        if used > LIMIT + STEP {
+            exceeded.push(format!("{used} with graphs while {name} fails"));
+        }
+    }
+    assert_eq!(exceeded, [""; 0]);
 }

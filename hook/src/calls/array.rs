@@ -10,6 +10,7 @@ use crate::hook;
 use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
+use crate::program::no_target;
 
 /// `cuArrayCreate`, `cuArray3DCreate`.
 pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
@@ -44,7 +45,7 @@ fn charge_for<A: Array>(
         return next();
     };
     let Some(target) = hook.program.target() else {
-        return next();
+        return hook.memory.without_charge(no_target(), next);
     };
     // Mapped to memory of `cuMemCreate`, which is charged there.
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {

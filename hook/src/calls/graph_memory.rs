@@ -30,7 +30,7 @@ pub(crate) fn instantiate(exec: *mut CUgraphExec, graph: CUgraph, flags: u64, ne
     let Some(hook) = hook::get().filter(|_| is_used()) else {
         return next();
     };
-    let needs = needs(graph);
+    let needs = needs(hook.memory, graph)?;
     let uploads = flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD != 0;
     run(hook.memory, if uploads { &needs } else { &[] }, next)?;
     if let Some(exec) = written(exec) {
@@ -52,10 +52,12 @@ pub(crate) fn instantiate_with(
 
 /// `cuGraphExecUpdate`: may change what the nodes allocate.
 pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
+    let Some(hook) = hook::get().filter(|_| is_used()) else {
+        return next();
+    };
+    let needs = needs(hook.memory, graph)?;
     next()?;
-    if let Some(hook) = hook::get().filter(|_| is_used()) {
-        hook.memory.graphs.enter(exec, needs(graph));
-    }
+    hook.memory.graphs.enter(exec, needs);
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
+use crate::program::no_target;
 use crate::swap::allocation;
 use crate::{driver, hook};
 
@@ -26,7 +27,7 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
         return next();
     };
     let Some(target) = hook.program.target() else {
-        return next();
+        return hook.memory.without_charge(no_target(), next);
     };
     if kind == Kind::Linear
         && let Some(result) = address
@@ -71,7 +72,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
         return next();
     };
     let Some(target) = hook.program.target() else {
-        return next();
+        return hook.memory.without_charge(no_target(), next);
     };
     let wanted = width.saturating_mul(height);
     let steps = &hook.memory.pitch;

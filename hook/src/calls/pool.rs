@@ -10,8 +10,8 @@ use gcgroup_abi::Kind;
 
 use crate::driver;
 use crate::driver::cuda::{
-    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUmemLocation, CUmemPoolProps,
-    CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
+    CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{argument, written};
@@ -23,25 +23,25 @@ use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
 use crate::memory::reserve::Reserve;
 use crate::memory::stream::Stream;
+use crate::program::no_target;
 use crate::shared::device::LocalDevice;
 use crate::swap::allocation;
 
 /// Returns the current pool of the stream's device, from which allocations on the stream come.
-fn current_pool(hook: &Hook, stream: CUstream) -> Option<Arc<Reserve>> {
+fn current_pool(hook: &Hook, stream: CUstream) -> Result<Arc<Reserve>, CUerror> {
     let local = match hook.program.contexts.device_of(stream) {
         Some(local) => local,
         None => match hook.program.target() {
             Some(target) => target.local,
-            None => hook.program.contexts.holder(stream)?.local,
+            None => hook.program.contexts.holder(stream).ok_or_else(no_target)?.local,
         },
     };
     let pools = &hook.memory.reserves;
     pools.current(local, || {
         let mut handle = CUmemoryPool::NULL;
-        driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
-        pools
-            .find(handle)
-            .or_else(|| Some(pools.enter(handle, local, hook.session.devices.index(local), false)))
+        driver::cuDeviceGetMemPool(&mut handle, local.device())?;
+        let known = pools.find(handle);
+        Ok(known.unwrap_or_else(|| pools.enter(handle, local, hook.session.devices.index(local), false)))
     })
 }
 
@@ -54,19 +54,19 @@ pub(crate) fn set_current(next: Next<'_>) -> CUresult {
 
 /// Returns the pool of a handle. For a pool that was not created here, the driver tells the device, or it is
 /// a device's default pool.
-fn pool_of(hook: &Hook, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
+fn pool_of(hook: &Hook, handle: CUmemoryPool) -> Result<Arc<Reserve>, CUerror> {
     if let Some(pool) = hook.memory.reserves.find(handle) {
-        return Some(pool);
+        return Ok(pool);
     }
     let (local, is_elsewhere) = match located(handle) {
         Some(location) => match location.device().and_then(LocalDevice::of) {
             Some(local) => (local, false),
-            None => (hook.program.target()?.local, true),
+            None => (hook.program.target().ok_or_else(no_target)?.local, true),
         },
         None => (default_of(handle)?, false),
     };
     let index = hook.session.devices.learn(hook.session.control(), local);
-    Some(hook.memory.reserves.enter(handle, local, index, is_elsewhere))
+    Ok(hook.memory.reserves.enter(handle, local, index, is_elsewhere))
 }
 
 /// Returns where a pool's memory is; drivers since CUDA 13 tell.
@@ -83,13 +83,17 @@ fn located(pool: CUmemoryPool) -> Option<CUmemLocation> {
 }
 
 /// Returns the device whose default pool it is.
-fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
+fn default_of(pool: CUmemoryPool) -> Result<LocalDevice, CUerror> {
     let mut count = 0;
-    driver::cuDeviceGetCount(&mut count).ok()?;
-    (0..count).filter_map(LocalDevice::of).find(|local| {
+    driver::cuDeviceGetCount(&mut count)?;
+    for local in (0..count).filter_map(LocalDevice::of) {
         let mut default = CUmemoryPool::NULL;
-        driver::cuDeviceGetDefaultMemPool(&mut default, local.device()).is_ok() && default == pool
-    })
+        driver::cuDeviceGetDefaultMemPool(&mut default, local.device())?;
+        if default == pool {
+            return Ok(local);
+        }
+    }
+    Err(CUerror::INVALID_VALUE)
 }
 
 /// Returns whether calls on the stream are captured into a graph; their allocations belong to the graph. The
@@ -107,11 +111,12 @@ pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, n
     let Some(hook) = hook::get() else {
         return next();
     };
+    if is_capturing(hook, stream) {
+        return next();
+    }
     match current_pool(hook, stream) {
-        Some(pool) if !is_capturing(hook, stream) => {
-            alloc_from(hook, &pool, address, bytes as u64, stream, next)
-        }
-        _ => next(),
+        Ok(pool) => alloc_from(hook, &pool, address, bytes as u64, stream, next),
+        Err(error) => hook.memory.without_charge(error, next),
     }
 }
 
@@ -126,11 +131,13 @@ pub(crate) fn alloc_from_pool(
     let Some(hook) = hook::get() else {
         return next();
     };
+    if is_capturing(hook, stream) {
+        return next();
+    }
     match pool_of(hook, pool) {
-        Some(pool) if !pool.is_elsewhere && !is_capturing(hook, stream) => {
-            alloc_from(hook, &pool, address, bytes as u64, stream, next)
-        }
-        _ => next(),
+        Ok(pool) if pool.is_elsewhere => next(),
+        Ok(pool) => alloc_from(hook, &pool, address, bytes as u64, stream, next),
+        Err(error) => hook.memory.without_charge(error, next),
     }
 }
 

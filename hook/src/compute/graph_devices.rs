@@ -121,6 +121,7 @@ impl GraphDevices {
             .get(&graph.0.addr())
             .map(|facts| facts.captured);
         graphs::nodes(graph)
+            .unwrap_or_default()
             .into_iter()
             .map(|node| self.of_node(contexts, known, graph, node, depth))
             .fold(captured.unwrap_or_default(), DeviceSet::and)

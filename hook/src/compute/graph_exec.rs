@@ -51,7 +51,8 @@ fn kernels_at(graph: CUgraph, depth: u32) -> u64 {
     if depth == DEEPEST {
         return 0;
     }
-    nodes(graph).into_iter().map(|node| kernels_of(node, depth)).sum()
+    let nodes = nodes(graph).unwrap_or_default().into_iter();
+    nodes.map(|node| kernels_of(node, depth)).sum()
 }
 
 fn kernels_of(node: CUgraphNode, depth: u32) -> u64 {

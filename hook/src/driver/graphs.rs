@@ -1,18 +1,14 @@
 //! The nodes of a graph.
 
-use super::cuda::{CUgraph, CUgraphNode};
+use super::cuda::{CUerror, CUgraph, CUgraphNode};
 use super::functions::cuGraphGetNodes;
 
-/// Returns a graph's nodes; empty if the driver does not answer.
-pub(crate) fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
+/// Returns a graph's nodes.
+pub(crate) fn nodes(graph: CUgraph) -> Result<Vec<CUgraphNode>, CUerror> {
     let mut count = 0;
-    if cuGraphGetNodes(graph, None, &mut count).is_err() {
-        return Vec::new();
-    }
+    cuGraphGetNodes(graph, None, &mut count)?;
     let mut nodes = vec![CUgraphNode::NULL; count];
-    if cuGraphGetNodes(graph, nodes.first_mut(), &mut count).is_err() {
-        return Vec::new();
-    }
+    cuGraphGetNodes(graph, nodes.first_mut(), &mut count)?;
     nodes.truncate(count);
-    nodes
+    Ok(nodes)
 }

@@ -2,8 +2,8 @@
 //!
 //! An array without memory (`CUDA_ARRAY3D_DEFERRED_MAPPING`) is made first with the same description and
 //! asked for its memory requirements; the answer is cached. If the driver cannot answer, the real array is
-//! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is not charged
-//! here; the daemon sees it in what the process holds beyond its charges.
+//! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused where
+//! a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
 
 use super::charge::Charge;
 use super::lock::Lock;
@@ -26,10 +26,10 @@ pub(crate) trait Array: Copy {
     fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult;
     fn destroy(self) -> CUresult;
 
-    fn bytes(self, local: LocalDevice) -> Option<u64> {
+    fn bytes(self, local: LocalDevice) -> Result<u64, CUerror> {
         let mut answer = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
-        self.ask(&mut answer, local).ok()?;
-        Some(answer.size as u64)
+        self.ask(&mut answer, local)?;
+        Ok(answer.size as u64)
     }
 }
 
@@ -121,7 +121,7 @@ impl Describe for crate::driver::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
     }
 }
 
-/// Charges an array by its actual size; `None` if the driver does not tell.
+/// Charges an array by its actual size; `None` if the driver does not tell and no limit is in force.
 #[cold]
 #[inline(never)]
 pub(crate) fn fit<A: Array>(
@@ -131,14 +131,18 @@ pub(crate) fn fit<A: Array>(
     local: LocalDevice,
 ) -> Result<Option<u64>, CUerror> {
     let bytes = array.bytes(local);
-    match charge.fit(sums, bytes.unwrap_or(0)) {
+    let fitted = match bytes {
+        Err(error) if charge.memory.is_limited() => Err(error),
+        bytes => charge.fit(sums, bytes.unwrap_or(0)),
+    };
+    match fitted {
         Ok(sums) => charge.keep(sums),
         Err(refused) => {
             array.destroy()?;
             return Err(refused);
         }
     }
-    Ok(bytes)
+    Ok(bytes.ok())
 }
 
 /// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
@@ -194,5 +198,5 @@ fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, target: Target) -
     let probe = A::make(&deferred, levels).ok()?;
     let bytes = probe.bytes(target.local);
     probe.destroy().ok()?;
-    bytes
+    bytes.ok()
 }

@@ -3,11 +3,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{ControlDevice, Gate};
+use gcgroup_abi::{ControlDevice, Gate, MAX_DEVICES};
 
 use super::page_counter::{self, Full, Sums, Unsettled};
 use super::{ABSURD, Memory, grant};
-use crate::driver::cuda::CUerror;
+use crate::driver::cuda::{CUerror, CUresult};
+use crate::driver::interpose::Next;
 use crate::driver::{exit, thread};
 use crate::{helper, sys};
 
@@ -261,6 +262,20 @@ impl Memory {
     /// anything may have been released.
     pub(crate) fn release_excess(&self) -> bool {
         self.reserves.is_any() && self.reserves.exceed(self) && self.release()
+    }
+
+    /// Answers an allocation that cannot be charged, since the driver did not tell what must be known for it:
+    /// `error`. Without a limit the driver is called.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn without_charge(&self, error: CUerror, next: Next<'_>) -> CUresult {
+        if self.is_limited() { Err(error) } else { next() }
+    }
+
+    /// Returns whether any limit is in force on any device.
+    pub(crate) fn is_limited(&self) -> bool {
+        let is_limited = |index| page_counter::limit_on(self.usage(), self.control(), index).is_some();
+        (0..MAX_DEVICES).any(is_limited)
     }
 
     /// Counts an allocation that failed and rings the daemon, which notifies pollers of such events. Pools

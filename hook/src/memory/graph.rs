@@ -156,9 +156,15 @@ impl Graphs {
 }
 
 /// Returns what the graph's nodes allocate by device: bytes in whole pages, each page counted once.
-pub(crate) fn needs(graph: CUgraph) -> Arc<[Need]> {
+///
+/// # Errors
+/// The driver's, where a limit is in force: an allocation may be unknown.
+pub(crate) fn needs(memory: &Memory, graph: CUgraph) -> Result<Arc<[Need]>, CUerror> {
     let mut pages = Vec::new();
-    collect(graph, 0, &mut pages);
+    match collect(graph, 0, &mut pages) {
+        Err(error) if memory.is_limited() => return Err(error),
+        _ => {}
+    }
     pages.sort_unstable();
     let mut needs: Vec<Need> = Vec::new();
     let mut end = 0;
@@ -179,30 +185,27 @@ pub(crate) fn needs(graph: CUgraph) -> Arc<[Need]> {
             end = end.max(to);
         }
     }
-    needs.into()
+    Ok(needs.into())
 }
 
 /// Appends each allocation as device, first and last address, in whole pages.
-fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) {
-    for node in nodes(graph) {
+fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) -> CUresult {
+    for node in nodes(graph)? {
         let mut kind = 0;
-        if driver::cuGraphNodeGetType(node, &mut kind).is_err() {
-            continue;
-        }
-        let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::NONE;
-        let mut child = CUgraph::NULL;
-        if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC
-            && driver::cuGraphMemAllocNodeGetParams(node, &mut params).is_ok()
-            && let Some(device) = params.pool.location.device()
-        {
-            let from = params.address.0 / PAGE * PAGE;
-            let end = params.address.0.saturating_add(params.bytes as u64);
-            into.push((device, from, end.checked_next_multiple_of(PAGE).unwrap_or(end)));
-        } else if kind == CU_GRAPH_NODE_TYPE_GRAPH
-            && depth < MOST_DEPTH
-            && driver::cuGraphChildGraphNodeGetGraph(node, &mut child).is_ok()
-        {
-            collect(child, depth + 1, into);
+        driver::cuGraphNodeGetType(node, &mut kind)?;
+        if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+            let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::NONE;
+            driver::cuGraphMemAllocNodeGetParams(node, &mut params)?;
+            if let Some(device) = params.pool.location.device() {
+                let from = params.address.0 / PAGE * PAGE;
+                let end = params.address.0.saturating_add(params.bytes as u64);
+                into.push((device, from, end.checked_next_multiple_of(PAGE).unwrap_or(end)));
+            }
+        } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth < MOST_DEPTH {
+            let mut child = CUgraph::NULL;
+            driver::cuGraphChildGraphNodeGetGraph(node, &mut child)?;
+            collect(child, depth + 1, into)?;
         }
     }
+    Ok(())
 }

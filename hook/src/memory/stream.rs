@@ -6,7 +6,7 @@
 use std::num::NonZero;
 
 use crate::driver;
-use crate::driver::cuda::{CUerror, CUstream};
+use crate::driver::cuda::CUstream;
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed};
 use crate::program::Program;
 use crate::sys;
@@ -92,9 +92,7 @@ pub(super) fn has_passed(program: &Program, stream: usize) -> bool {
     if stream > PER_THREAD && program.contexts.holder(handle).is_none() {
         return true;
     }
-    relaxed(|| {
-        is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY)
-    })
+    relaxed(|| is_capturing(handle) == Some(false) && driver::cuStreamQuery(handle).is_ok())
 }
 
 #[cfg(test)]

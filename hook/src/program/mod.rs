@@ -17,11 +17,22 @@ pub(crate) mod window;
 
 use std::io;
 
+use crate::driver;
+use crate::driver::cuda::CUerror;
 use crate::shared::session::Session;
 use crate::shared::target::Target;
 use contexts::Contexts;
 use slot::Bound;
 use slots::Slots;
+
+/// Returns the driver's error for a thread without a known target.
+#[cold]
+#[inline(never)]
+pub(crate) fn no_target() -> CUerror {
+    let mut device = 0;
+    let error = driver::cuCtxGetDevice(&mut device).err();
+    error.unwrap_or(CUerror::INVALID_CONTEXT)
+}
 
 /// The program's contexts and threads.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use super::{Reserve, Source};
-use crate::driver::cuda::CUmemoryPool;
+use crate::driver::cuda::{CUerror, CUmemoryPool};
 use crate::memory::Memory;
 use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
@@ -98,14 +98,14 @@ impl Reserves {
     pub(crate) fn current(
         &self,
         local: LocalDevice,
-        ask: impl FnOnce() -> Option<Arc<Reserve>>,
-    ) -> Option<Arc<Reserve>> {
+        ask: impl FnOnce() -> Result<Arc<Reserve>, CUerror>,
+    ) -> Result<Arc<Reserve>, CUerror> {
         let known = |current: &[(LocalDevice, Arc<Reserve>)]| {
             let (_, pool) = current.iter().find(|(device, _)| *device == local)?;
             Some(Arc::clone(pool))
         };
         if let Some(pool) = known(&self.current.lock()) {
-            return Some(pool);
+            return Ok(pool);
         }
         let changes = self.changes.load(Acquire);
         let pool = ask()?;
@@ -113,7 +113,7 @@ impl Reserves {
         if changes == self.changes.load(Relaxed) && known(&current).is_none() {
             current.push((local, Arc::clone(&pool)));
         }
-        Some(pool)
+        Ok(pool)
     }
 
     /// Drops the cached current pools: one may have changed.
