@@ -129,6 +129,8 @@ mod ls;
 #[cfg(test)]
 mod memory_bounds;
 #[cfg(test)]
+mod memory_differential;
+#[cfg(test)]
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
