@@ -180,3 +180,31 @@ fn larger_allocation_after_a_free_on_its_stream_is_granted() {
         calls.ok("cuCtxSynchronize");
     }
 }
+
+/// Blocks of sizes that are no multiples of a page.
+#[test]
+fn blocks_are_charged_in_whole_pages() {
+    const LIMIT: u64 = 64 * MIB;
+    let page = (2 * MIB).to_string();
+    let config = Config::default()
+        .env("SIMGPU_CONTEXT_MEMORY", 0)
+        .env("SIMGPU_PAGE", &page);
+    let mount = Mount::with(config.arg("--device-page").arg(&page));
+    for bytes in [MIB + 1, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB + 1] {
+        for call in [
+            format!("cuMemAlloc_v2 &block {bytes}"),
+            format!("cuMemAllocPitch_v2 &block &pitch 1024 {} 4", bytes.div_ceil(1024)),
+        ] {
+            let mut calls = Calls::start(&mount);
+            let (dir, truth, pid) = (Dir::of(&mount, calls.pid()), mount.truth(), calls.pid());
+            dir.write("memory.limit", LIMIT);
+            let mut nr_granted = 0;
+            while calls.call(&call) == Ok(()) {
+                nr_granted += 1;
+                assert_eq!(dir.number("memory.current"), truth.used(pid, 0), "{call}");
+                assert!(truth.used(pid, 0) <= LIMIT, "{call}");
+            }
+            assert_eq!(nr_granted, LIMIT / bytes.next_multiple_of(2 * MIB), "{call}");
+        }
+    }
+}

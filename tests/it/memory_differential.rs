@@ -1,6 +1,6 @@
-//! Tests that a process under a limit gets what it would get on a card of that size: the same random calls are
-//! made on both. An allocation may have another outcome only where less than one growth step of a pool is left,
-//! since a pool grows by smaller steps on a card that is nearly full.
+//! Tests that a process under a limit gets what it would get on a card of that size: the same random calls
+//! are made on both. An allocation may have another outcome only where less than one growth step of a pool is
+//! left, since a pool grows by smaller steps on a card that is nearly full.
 
 use support::{Config, Mount, Truth};
 
@@ -54,7 +54,8 @@ impl Random {
     }
 }
 
-/// Returns the calls that allocate `bytes` in a slot, the last of which may be refused, and the call that frees.
+/// Returns the calls that allocate `bytes` in a slot, the last of which may be refused, and the call that
+/// frees.
 fn block(random: &mut Random, slot: u64, bytes: u64) -> (Vec<String>, String) {
     let stream = ["$one", "$other"][usize::from(random.below(2) == 0)];
     let (rows, free) = (bytes.div_ceil(1024), format!("cuMemFreeAsync $b{slot} {stream}"));

@@ -241,8 +241,9 @@ impl Mount {
         let mut command = emulated::command(program, preload);
         command
             .env("SIMGPU_DIR", self.simgpu_dir())
-            // By default a context costs nothing, so that the charge equals the request.
+            // By default a context costs nothing and a page is a byte, so that the charge equals the request.
             .env("SIMGPU_CONTEXT_MEMORY", "0")
+            .env("SIMGPU_PAGE", "1")
             .envs(self.config.environment.iter().cloned());
         emulated::preload(&mut command, program, preload);
         command
@@ -362,6 +363,14 @@ impl Mount {
             .arg("--state-dir")
             .arg(self.state_dir())
             .args(&self.config.arguments);
+        if !self
+            .config
+            .arguments
+            .iter()
+            .any(|argument| argument == "--device-page")
+        {
+            command.args(["--device-page", "1"]);
+        }
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

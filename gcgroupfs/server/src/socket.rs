@@ -142,6 +142,8 @@ pub struct Options {
     pub records: BTreeMap<Key, Saved>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
+    /// Size of a page of device memory, bytes.
+    pub device_page: u64,
     /// Starts the receiver of usage blocks.
     pub receiver: StartReceiver,
 }
@@ -159,6 +161,7 @@ impl Server {
             journal,
             records,
             grace_msec,
+            device_page,
             receiver,
         } = options;
         let epoll =
@@ -194,6 +197,7 @@ impl Server {
             epoll: epoll.clone(),
             journal: journal.clone(),
             grace_msec,
+            device_page,
             records,
             activity_log,
         });

@@ -60,6 +60,9 @@ pub(super) struct Arguments {
     /// Grace time without a daemon, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     grace: u32,
+    /// Size of a page of device memory, bytes: blocks of more than half a page are charged in whole pages
+    #[arg(long, value_name = "BYTES", default_value_t = 2 << 20, value_parser = page)]
+    device_page: u64,
     /// Serve only the socket, without a mount
     #[arg(long)]
     no_fuse: bool,
@@ -78,6 +81,11 @@ pub(super) struct Arguments {
     /// Socket of systemd-journald
     #[arg(long, hide = true, default_value = "/run/systemd/journal/socket")]
     journal_socket: PathBuf,
+}
+
+fn page(text: &str) -> Result<u64, String> {
+    let bytes = text.parse().ok().filter(|bytes: &u64| bytes.is_power_of_two());
+    bytes.ok_or_else(|| "not a power of two".to_owned())
 }
 
 fn policies() -> impl TypedValueParser<Value = &'static Policy> {
@@ -183,6 +191,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         journal: Arc::new(journal),
         records,
         grace_msec: grace,
+        device_page: arguments.device_page,
         receiver: Box::new(receiver),
     })?;
     devices::measure(tree.clone(), holders).context("cannot begin to measure")?;

@@ -97,7 +97,12 @@ pub struct Control {
     /// Ordering: the daemon stores `Release`; the hook loads `Acquire`: one word, no other data depends on
     /// it.
     pub suspend_generation: AtomicU32,
-    reserved: [AtomicU64; 20],
+    /// Size of a page of device memory, bytes, a power of two; 0: 2 MiB.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
+    /// `Acquire` of `magic` pairs with.
+    pub device_page: AtomicU64,
+    reserved: [AtomicU64; 19],
     /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
     ///
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
@@ -144,6 +149,7 @@ const _: () = {
     assert!(offset_of!(Control, answers_claims) == 76);
     assert!(offset_of!(Control, measures_contexts) == 80);
     assert!(offset_of!(Control, suspend_generation) == 84);
+    assert!(offset_of!(Control, device_page) == 88);
     assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

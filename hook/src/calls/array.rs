@@ -52,6 +52,7 @@ fn charge_for<A: Array>(
         return next();
     }
     let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
+    let expected = expected.map(|bytes| hook.memory.in_pages(bytes));
     let (charge, sums) = hook.memory.try_charge(target.index, expected.unwrap_or(0))?;
     // The device holds more than is charged until the array's size is known. Nothing is held while the charge
     // waits.

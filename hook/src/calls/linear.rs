@@ -36,6 +36,12 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     {
         return result;
     }
+    // Managed memory is not in pages of the device's.
+    let bytes = if kind == Kind::Linear {
+        hook.memory.in_pages(bytes)
+    } else {
+        bytes
+    };
     let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
     let made = hook.memory.pressing(target.index, bytes, next);
     made.inspect_err(|_| hook.memory.count_failure(target.index))?;
@@ -74,9 +80,9 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let Some(target) = hook.program.target() else {
         return hook.memory.without_charge(no_target(), next);
     };
-    let wanted = width.saturating_mul(height);
+    let wanted = hook.memory.in_pages(width.saturating_mul(height));
     let steps = &hook.memory.pitch;
-    let likely = steps.foretold(width).saturating_mul(height);
+    let likely = hook.memory.in_pages(steps.foretold(width).saturating_mul(height));
     let (charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
     // The device may hold more than is charged until the pitch is known. Nothing is held while the charge
     // waits.
@@ -90,7 +96,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
         return Ok(());
     };
     steps.learn(width, pitch);
-    let bytes = pitch.max(width).saturating_mul(height);
+    let bytes = hook.memory.in_pages(pitch.max(width).saturating_mul(height));
     let sums = match charge.fit(sums, bytes) {
         Ok(sums) => sums,
         Err(refused) => {

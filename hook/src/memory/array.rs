@@ -2,8 +2,8 @@
 //!
 //! An array without memory (`CUDA_ARRAY3D_DEFERRED_MAPPING`) is made first with the same description and
 //! asked for its memory requirements; the answer is cached. If the driver cannot answer, the real array is
-//! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused where
-//! a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
+//! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused
+//! where a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
 
 use super::charge::Charge;
 use super::lock::Lock;
@@ -130,7 +130,7 @@ pub(crate) fn fit<A: Array>(
     sums: Sums,
     local: LocalDevice,
 ) -> Result<Option<u64>, CUerror> {
-    let bytes = array.bytes(local);
+    let bytes = array.bytes(local).map(|bytes| charge.memory.in_pages(bytes));
     let fitted = match bytes {
         Err(error) if charge.memory.is_limited() => Err(error),
         bytes => charge.fit(sums, bytes.unwrap_or(0)),

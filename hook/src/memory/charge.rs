@@ -75,7 +75,24 @@ impl Drop for Charge<'_> {
     }
 }
 
+/// Size of a page of device memory where the daemon has not said another, bytes.
+const PAGE: u64 = 2 << 20;
+
 impl Memory {
+    /// Returns the bytes that the device loses for a block of `bytes`: blocks of more than half a page have
+    /// pages of their own, smaller ones share pages.
+    #[inline]
+    pub(crate) fn in_pages(&self, bytes: u64) -> u64 {
+        let page = match self.control().device_page.load(Relaxed) {
+            0 => PAGE,
+            page => page,
+        };
+        if bytes <= page / 2 || bytes >= ABSURD {
+            return bytes;
+        }
+        bytes.wrapping_add(page - 1) & !(page - 1)
+    }
+
     /// Charges `bytes` before the driver is called. At a limit, pools are trimmed first.
     #[inline(always)]
     pub(crate) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {

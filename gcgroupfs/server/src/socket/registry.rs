@@ -45,6 +45,8 @@ pub(super) struct Registry {
     journal: Arc<Journal>,
     /// Stored in each control block: how long gates stay closed without a daemon, in ms.
     grace_msec: u32,
+    /// Stored in each control block: the size of a page of device memory, bytes.
+    device_page: u64,
     live: LiveProcesses,
     /// Processes that are not registered now.
     unregistered: Unregistered,
@@ -76,6 +78,8 @@ pub(super) struct Options {
     pub journal: Arc<Journal>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
+    /// Size of a page of device memory, bytes.
+    pub device_page: u64,
     /// Records of the journal.
     pub records: BTreeMap<Key, Saved>,
     pub activity_log: Arc<ActivityLog>,
@@ -97,6 +101,7 @@ impl Registry {
             bells: options.bells,
             journal: options.journal,
             grace_msec: options.grace_msec,
+            device_page: options.device_page,
         }
     }
 
@@ -173,6 +178,7 @@ impl Registry {
         }
         let (control, file) = block::new_control()?;
         control.grace_msec.store(self.grace_msec, Relaxed);
+        control.device_page.store(self.device_page, Relaxed);
         // Taken before the process is visible to writers, so that records of later changes have higher
         // numbers.
         let seq = self.journal.number();

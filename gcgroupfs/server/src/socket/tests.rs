@@ -74,6 +74,7 @@ impl World {
             journal: Arc::new(journal),
             records,
             grace_msec: 5000,
+            device_page: 1,
             receiver: Box::new(receiver),
         })
         .unwrap();

@@ -1,6 +1,9 @@
 //! Linear, pitched, managed and host memory.
 
+use std::sync::OnceLock;
+
 use simgpu::Held;
+use simgpu::config::parse_bytes;
 use simgpu::memory::{Block, Kind};
 
 use crate::abi::{CUdeviceptr, CUerror, CUresult, Out};
@@ -28,6 +31,21 @@ pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -
         .ok_or(OUT_OF_MEMORY)
 }
 
+/// Returns the bytes that the device loses for a block: whole pages (`SIMGPU_PAGE`), unless it is so small
+/// that it shares pages with others.
+fn in_pages(bytes: u64) -> u64 {
+    static PAGE: OnceLock<u64> = OnceLock::new();
+    let page = *PAGE.get_or_init(|| {
+        let page = std::env::var("SIMGPU_PAGE").ok();
+        page.as_deref().and_then(parse_bytes).unwrap_or(2 << 20).max(1)
+    });
+    if bytes <= page / 2 {
+        bytes
+    } else {
+        bytes.next_multiple_of(page)
+    }
+}
+
 /// Returns the accounting kind of a block.
 fn held(kind: Kind) -> Held {
     match kind {
@@ -49,13 +67,14 @@ pub(crate) fn allocate(
         .ok()
         .filter(|&bytes| bytes > 0)
         .ok_or(INVALID_VALUE)?;
-    charge(call.process, context.index, held(kind), bytes)?;
+    let lost = in_pages(bytes);
+    charge(call.process, context.index, held(kind), lost)?;
     let made = call
         .process
         .space
-        .make_device(bytes, kind, context.index, context.owner(), bytes);
+        .make_device(bytes, kind, context.index, context.owner(), lost);
     made.ok_or_else(|| {
-        call.process.member.uncharge(context.index, held(kind), bytes);
+        call.process.member.uncharge(context.index, held(kind), lost);
         OUT_OF_MEMORY
     })
 }
@@ -68,11 +87,12 @@ pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerro
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    charge(call.process, context.index, Held::Linear, bytes)?;
+    let lost = in_pages(bytes);
+    charge(call.process, context.index, Held::Linear, lost)?;
     let space = call.process.space;
-    let made = space.make_low(bytes, context.index, context.owner(), bytes);
+    let made = space.make_low(bytes, context.index, context.owner(), lost);
     made.ok_or_else(|| {
-        call.process.member.uncharge(context.index, Held::Linear, bytes);
+        call.process.member.uncharge(context.index, Held::Linear, lost);
         OUT_OF_MEMORY
     })
 }

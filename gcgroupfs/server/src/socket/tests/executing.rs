@@ -38,6 +38,7 @@ pub(super) fn registry_of(world: &World) -> (Registry, tempfile::TempDir) {
         epoll,
         journal: Arc::new(journal),
         grace_msec: 5000,
+        device_page: 1,
         records,
         activity_log: Arc::new(ActivityLog::new(&world.tree)),
     });

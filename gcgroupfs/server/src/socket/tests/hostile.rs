@@ -242,6 +242,7 @@ fn one_user_cannot_take_all_directories() {
         epoll,
         journal: Arc::new(journal),
         grace_msec: 5000,
+        device_page: 1,
         records: saved,
         activity_log: Arc::new(ActivityLog::new(&tree)),
     });

@@ -122,6 +122,7 @@ fn killed_process_leaves_no_directory() {
         epoll: epoll.clone(),
         journal,
         grace_msec: 0,
+        device_page: 1,
         records,
         activity_log: Arc::new(ActivityLog::new(&world.tree)),
     });
