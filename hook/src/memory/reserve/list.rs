@@ -165,9 +165,11 @@ impl Reserves {
 
     /// Settles the frees that streams have reached; returns whether there were any.
     pub(crate) fn settle_passed(&self, memory: &Memory) -> bool {
-        let all = self.all();
-        all.iter()
-            .fold(false, |any, pool| pool.settle_passed(memory) || any)
+        let mut any = false;
+        for pool in self.all() {
+            any |= pool.settle_passed(memory);
+        }
+        any
     }
 
     /// Has every pool release what it reserves beyond its allocations; returns whether any could.
