@@ -59,14 +59,16 @@ struct Waiting {
 pub(crate) enum Want {
     /// A block of so many bytes, in the order of a stream.
     Block(u64, Stream),
-    /// Growth by so many bytes.
-    Growth(u64),
+    /// So many bytes for a graph, of which the reserve has as many free as the second number says, less what
+    /// calls in progress take.
+    Graph(u64, u64),
 }
 
 /// A call that may make the reserve grow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Begun {
-    /// Expected growth, bytes; the account holds it.
+    /// Bytes that it takes, and the expected growth, which the account holds.
+    pub(crate) bytes: u64,
     pub(crate) growth: u64,
     /// Reserved size and number of measurements when it began.
     reserved: u64,
@@ -115,7 +117,7 @@ impl Account {
     /// suffice.
     pub(crate) fn growth(&self, want: Want) -> u64 {
         match want {
-            Want::Growth(bytes) => bytes,
+            Want::Graph(bytes, free) => bytes.saturating_sub(free.saturating_sub(self.live_bytes)),
             Want::Block(bytes, stream)
                 if bytes <= self.spare() && bytes < self.misfit
                     || self.waiting_for(bytes, stream).is_some() =>
@@ -176,22 +178,24 @@ impl Account {
 
     /// Begins a call that takes `want`; the caller has charged `growth`.
     pub(crate) fn begin(&mut self, want: Want, growth: u64) -> Begun {
+        let (Want::Block(bytes, _) | Want::Graph(bytes, _)) = want;
         let begun = Begun {
+            bytes,
             growth,
             reserved: self.reserved(),
             measurements: self.begun,
         };
         self.paid += growth;
         self.held += growth;
-        if let Want::Block(bytes, stream) = want {
-            self.live += 1;
-            self.live_bytes += bytes;
-            if let Some(at) = self.waiting_for(bytes, stream) {
-                let block = self.waiting.remove(at);
-                self.leave(block.bytes);
-                // If the stream has reached the free, the driver may use other memory and release this.
-                self.has_freed = true;
-            }
+        self.live += 1;
+        self.live_bytes += bytes;
+        if let Want::Block(bytes, stream) = want
+            && let Some(at) = self.waiting_for(bytes, stream)
+        {
+            let block = self.waiting.remove(at);
+            self.leave(block.bytes);
+            // If the stream has reached the free, the driver may use other memory and release this.
+            self.has_freed = true;
         }
         begun
     }

@@ -74,6 +74,7 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         // Growth that does not fit exists all the same, and is charged.
         let _ = self.reserve.settle(self.memory, Some(self.held));
+        self.reserve.account.lock().end(self.held.begun.bytes, None);
     }
 }
 
@@ -86,18 +87,11 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
         let unsettled = Unsettled::on(memory.usage(), index);
         let trims = reserve.trims();
         let held = reserve.charge(memory, || {
-            let has_room = need.has_room_since.load(Relaxed) == reserve.trims();
-            let free = || {
-                reserve
-                    .reserved()
-                    .unwrap_or(0)
-                    .saturating_sub(reserve.used().unwrap_or(0))
-            };
-            Want::Growth(if has_room {
-                0
-            } else {
-                need.bytes.saturating_sub(free())
-            })
+            if need.has_room_since.load(Relaxed) == reserve.trims() {
+                return Want::Graph(0, 0);
+            }
+            let (reserved, used) = (reserve.reserved().unwrap_or(0), reserve.used().unwrap_or(0));
+            Want::Graph(need.bytes, reserved.saturating_sub(used))
         })?;
         taken.push(Taken {
             memory,

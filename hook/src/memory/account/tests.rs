@@ -4,7 +4,7 @@ use std::cell::Cell;
 fn account(reserved: u64, held: u64) -> Account {
     let mut account = Account::new();
     let _ = settle(&mut account, 0, reserved, i64::MAX);
-    let _ = account.begin(Want::Growth(held), held);
+    let _ = account.begin(Want::Graph(0, 0), held);
     account
 }
 
@@ -84,7 +84,7 @@ fn growth_step_is_learnt_from_lone_calls() {
     const M: u64 = 1 << 20;
     let step = |one: &Account| one.growth(block(1, 1));
     let grow = |one: &mut Account, bytes, by| {
-        let begun = one.begin(Want::Growth(0), 0);
+        let begun = one.begin(Want::Graph(0, 0), 0);
         let reserved = one.reserved() + by;
         one.measure(false);
         let _ = settle(one, 0, reserved, i64::MAX);
@@ -99,7 +99,7 @@ fn growth_step_is_learnt_from_lone_calls() {
     assert_eq!(step(&one), 64 * M);
     grow(&mut one, 5 * M, 8 * M);
     assert_eq!(step(&one), 4 * M, "the least step that rounds 5 to 8");
-    one.begin(Want::Growth(0), M);
+    one.begin(Want::Graph(0, 0), M);
     grow(&mut one, M, 64 * M);
     assert_eq!(step(&one), 4 * M, "the growth may be the other call's");
     let _ = settle(&mut one, M, 0, 0);
@@ -168,6 +168,17 @@ fn size_that_did_not_fit_is_expected_to_make_the_pool_grow() {
     one.end(50, None);
     one.passed(on(7));
     assert!(allocate(&mut one, 51, 1), "a wait clears the state");
+}
+
+#[test]
+fn graphs_in_progress_do_not_count_on_the_same_free_bytes() {
+    let mut one = account(100, 0);
+    let want = Want::Graph(60, 100);
+    assert_eq!(one.growth(want), 0);
+    let begun = one.begin(want, 0);
+    assert_eq!(one.growth(want), 20, "40 are left");
+    one.end(begun.bytes, None);
+    assert_eq!(one.growth(want), 0);
 }
 
 #[test]
