@@ -112,7 +112,8 @@ fn limit_gives_what_a_card_of_its_size_gives() {
         Dir::of(&mount, limited.pid()).write("memory.limit", LIMIT);
         let mut limited = Side::new(limited, &mount);
         let mut card = Side::new(Calls::start_bare(&small), &small);
-        let (mut random, mut frees) = (Random(seed), vec![None; SLOTS as usize]);
+        let mut random = Random(seed);
+        let mut frees: Vec<Option<String>> = (0..SLOTS).map(|_| None).collect();
         let (mut nr_granted, mut nr_refused, mut nr_other) = (0, 0, 0);
         for step in 0..400 {
             let slot = random.below(SLOTS);
@@ -129,7 +130,7 @@ fn limit_gives_what_a_card_of_its_size_gives() {
             }
             let bytes = 1 + random.below(60 * MIB);
             let (calls, free) = block(&mut random, slot, bytes);
-            let [of_limited, of_card] = [&mut limited, &mut card].map(|side| -> Answer {
+            let [of_limited, of_card] = [&mut limited, &mut card].map(|side: &mut Side| -> Answer {
                 let (last, before) = calls.split_last().expect("a call");
                 before.iter().for_each(|call| side.calls.ok(call));
                 side.calls.call(last)
