@@ -8,7 +8,7 @@ use crate::calls::{Answer, Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-const LIMIT: u64 = 512 * MIB;
+const LIMIT: u64 = 256 * MIB;
 /// Growth step in bytes of a pool of the simulated driver.
 const STEP: u64 = 32 * MIB;
 const SLOTS: u64 = 20;

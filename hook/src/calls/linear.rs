@@ -100,8 +100,8 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let sums = match charge.fit(sums, bytes) {
         Ok(sums) => sums,
         Err(refused) => {
-            // If freeing failed, the memory would exist without a charge.
-            driver::cuMemFree_v2(CUdeviceptr(address))?;
+            let freed = driver::cuMemFree_v2(CUdeviceptr(address));
+            freed.map_err(|error| charge.keep_refused(bytes, error))?;
             return Err(refused);
         }
     };

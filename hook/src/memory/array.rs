@@ -5,6 +5,7 @@
 //! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused
 //! where a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
 
+use super::ABSURD;
 use super::charge::Charge;
 use super::lock::Lock;
 use super::page_counter::Sums;
@@ -138,7 +139,8 @@ pub(crate) fn fit<A: Array>(
     match fitted {
         Ok(sums) => charge.keep(sums),
         Err(refused) => {
-            array.destroy()?;
+            let destroyed = array.destroy();
+            destroyed.map_err(|error| charge.keep_refused(bytes.unwrap_or(ABSURD), error))?;
             return Err(refused);
         }
     }

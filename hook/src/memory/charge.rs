@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{ControlDevice, Gate, MAX_DEVICES};
+use gcgroup_abi::{ControlDevice, Gate, OTHER_DEVICE};
 
 use super::page_counter::{self, Full, Sums, Unsettled};
 use super::{ABSURD, Memory, grant};
@@ -34,6 +34,17 @@ impl Charge<'_> {
         std::mem::forget(self);
         let (usage, control) = (memory.usage(), memory.control());
         memory.page_counter.raise_peaks(usage, control, index, sums);
+    }
+
+    /// Charges the size of memory that was refused and cannot be freed, even beyond a limit, for as long as the
+    /// process lives. Returns the driver's error.
+    #[cold]
+    pub(crate) fn keep_refused(self, bytes: u64, error: CUerror) -> CUerror {
+        let (memory, index, more) = (self.memory, self.index, bytes.saturating_sub(self.bytes));
+        std::mem::forget(self);
+        let (usage, control) = (memory.usage(), memory.control());
+        memory.page_counter.charge(usage, control, index, more);
+        error
     }
 
     /// Changes the charge to `bytes`, the size that the allocation turned out to take; returns the new sums.
@@ -292,7 +303,8 @@ impl Memory {
     /// Returns whether any limit is in force on any device.
     pub(crate) fn is_limited(&self) -> bool {
         let is_limited = |index| page_counter::limit_on(self.usage(), self.control(), index).is_some();
-        (0..MAX_DEVICES).any(is_limited)
+        let known = self.control().nr_devices.load(Relaxed) as usize;
+        (0..known.min(OTHER_DEVICE)).chain([OTHER_DEVICE]).any(is_limited)
     }
 
     /// Counts an allocation that failed and rings the daemon, which notifies pollers of such events. Pools
