@@ -59,8 +59,8 @@ struct Waiting {
 pub(crate) enum Want {
     /// A block of so many bytes, in the order of a stream.
     Block(u64, Stream),
-    /// So many bytes for a graph, of which the reserve has as many free as the second number says, less what
-    /// calls in progress take.
+    /// Bytes for a graph, and the bytes that the reserve has free, including those that calls in progress
+    /// take.
     Graph(u64, u64),
 }
 

@@ -36,8 +36,8 @@ impl Charge<'_> {
         memory.page_counter.raise_peaks(usage, control, index, sums);
     }
 
-    /// Charges the size of memory that was refused and cannot be freed, even beyond a limit, for as long as the
-    /// process lives. Returns the driver's error.
+    /// Charges the size of memory that was refused and cannot be freed, even beyond a limit, for as long as
+    /// the process lives. Returns the driver's error.
     #[cold]
     pub(crate) fn keep_refused(self, bytes: u64, error: CUerror) -> CUerror {
         let (memory, index, more) = (self.memory, self.index, bytes.saturating_sub(self.bytes));
