@@ -111,6 +111,8 @@ mod install;
 #[cfg(test)]
 mod interception;
 #[cfg(test)]
+mod job_limits;
+#[cfg(test)]
 mod jobs;
 #[cfg(test)]
 mod kill;

@@ -90,6 +90,8 @@ pub enum Error {
     NotAdmitted,
     #[error("root has set {bound}: {rule}, except by root")]
     BeyondRoot { rule: &'static str, bound: String },
+    #[error("the job has {bound}, which bounds its processes; write {file} of the job's group")]
+    BeyondJob { file: &'static str, bound: String },
     #[error("root has set it; only root can unset it")]
     SetByRoot,
     #[error("root froze or suspended the group that the process is in; only root can move it out")]
@@ -156,7 +158,7 @@ impl Error {
             Self::Closed | Self::NotWritable | Self::Contained | Self::NotAdmitted => errno::EACCES,
             Self::BeyondRoot { .. } | Self::SetByRoot | Self::StoppedByRoot => errno::EPERM,
             Self::BadValue { .. } => errno::EINVAL,
-            Self::OutOfRange { .. } => errno::ERANGE,
+            Self::OutOfRange { .. } | Self::BeyondJob { .. } => errno::ERANGE,
             Self::NoMemorySize | Self::NotSupported(_) => errno::EOPNOTSUPP,
             Self::TooLong(_) => errno::E2BIG,
         }

@@ -36,6 +36,7 @@ mod holders;
 mod holds;
 mod host_claims;
 mod inherited;
+mod job_limits;
 mod joining;
 mod kill;
 mod lease;

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
+use gcgroup_abi::environment::{
+    GCGROUP_GROUP, GCGROUP_JOB_LIMITS, GCGROUP_MEMORY_LIMIT, GCGROUP_REQUIRED, GCGROUP_SOCKET, GCGROUP_SWAP,
+};
 use gcgroup_abi::message::GroupName;
 use gcgroup_abi::preload_order;
 
@@ -130,6 +132,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
             if let Some(job) = job {
                 if GroupName::new(&job.path).is_some() {
                     command.env(GCGROUP_GROUP.name, &job.path);
+                    command.envs(arguments.jobs_limits());
                 }
                 job.hand_down();
             }
@@ -268,6 +271,18 @@ impl Arguments {
         let is_set = !self.options.is_empty() || !self.lease.is_empty();
         let is_any_given = is_set || self.group.is_some() || self.name.is_some();
         self.required || is_any_given && !self.best_effort
+    }
+
+    /// Returns `GCGROUP_JOB_LIMITS` for the program; `None` leaves the variable unchanged.
+    fn jobs_limits(&self) -> Option<(&'static str, OsString)> {
+        let variables = [GCGROUP_MEMORY_LIMIT.name, GCGROUP_SWAP.name];
+        let given = |name| {
+            let mut given = self.options.variables();
+            given.find_map(|(of, value)| (of == name).then(|| value.into()))
+        };
+        let is_any_given = variables.into_iter().any(|name| given(name).is_some());
+        let values = variables.map(|name| given(name).or_else(|| env::var_os(name)).unwrap_or_default());
+        is_any_given.then(|| (GCGROUP_JOB_LIMITS.name, values.join(OsStr::new("/"))))
     }
 
     /// Returns `GCGROUP_REQUIRED` for the program; `None` leaves the variable unchanged.

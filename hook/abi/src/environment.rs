@@ -56,6 +56,9 @@ variables! {
     /// Makes large allocations movable to host memory, as run --swap. First value of memory.swap.max; 1
     /// means max.
     GCGROUP_SWAP = "SIZE", "hook";
+    /// Set by run to the values of GCGROUP_MEMORY_LIMIT and GCGROUP_SWAP, with a slash between: they are
+    /// those of the job. While the group of the job has them, the process has none of its own.
+    GCGROUP_JOB_LIMITS = "SIZE/SIZE", "hook, gcgroupfs";
     /// Order in which allocations move out: oldest (default) or largest.
     GCGROUP_RECLAIM = "ORDER", "hook";
     /// With wait, a thaw waits until the GPU has room for all that was moved out. Otherwise memory that

@@ -3,8 +3,8 @@
 use std::ffi::{OsStr, OsString};
 
 use gcgroup_abi::environment::{
-    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_LOG, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY, GCGROUP_REQUIRED,
-    GCGROUP_SOCKET, GCGROUP_SWAP, Variable,
+    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_JOB_LIMITS, GCGROUP_LOG, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY,
+    GCGROUP_REQUIRED, GCGROUP_SOCKET, GCGROUP_SWAP, Variable,
 };
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
@@ -39,6 +39,9 @@ impl Options {
         let limit = text(GCGROUP_MEMORY_LIMIT).and_then(|value| bytes(&value));
         // `1` means without a limit.
         let swap = text(GCGROUP_SWAP).and_then(|value| bytes(&value));
+        // A value that was set since is the process's own.
+        let of_job = [GCGROUP_MEMORY_LIMIT, GCGROUP_SWAP].map(|variable| text(variable).unwrap_or_default());
+        let has_jobs_limits = text(GCGROUP_JOB_LIMITS) == Some(of_job.join("/"));
         let is_ignored = |variable: Variable, is_parsed: bool| {
             (!is_parsed && get(variable.name).is_some_and(|value| !value.is_empty())).then_some(variable.name)
         };
@@ -61,6 +64,7 @@ impl Options {
                 group: text(GCGROUP_GROUP)
                     .and_then(|name| GroupName::new(&name))
                     .unwrap_or(GroupName::NONE),
+                has_jobs_limits: has_jobs_limits.into(),
                 ..Hello::PLAIN
             },
             refuses_swap,

@@ -73,12 +73,28 @@ impl<'a> Edit<'a> {
             Kind::Seconds => self.state.lease_end(parsed),
             _ => parsed,
         };
+        self.check_jobs_bound(setting, value)?;
         self.check(setting, value)?;
         self.change(|settings, by_root| settings.set(setting, uuid.as_deref(), value, by_root))?;
         let Caller { uid, pid, .. } = self.caller;
         let origin = Origin::Written { uid, pid };
         self.state.note_writer(self.directory, setting, origin);
         self.after_write(setting, value)
+    }
+
+    /// Checks that a value of a process is not made ineffective by the one of its job.
+    fn check_jobs_bound(&self, setting: &'static Setting, value: Value) -> Result<()> {
+        let Target::Process(id) = self.target()? else {
+            return Ok(());
+        };
+        let group = self.state.processes.get(&id).and_then(|process| process.group);
+        match self.state.jobs_bound(group, setting, self.uuid().as_deref()) {
+            Some(bound) if !setting.tighter.is_within(value, bound) => Err(Error::BeyondJob {
+                file: setting.name,
+                bound: setting.show(bound).trim_end().to_owned(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Checks a value before it is set, as the setting's row says.

@@ -203,7 +203,12 @@ impl<'a> View<'a> {
         let (settings, uuid) = self.settings()?;
         Ok(match self.scope {
             Scope::Group(..) => settings.of_group(setting, uuid),
-            _ => settings.get(setting, uuid),
+            Scope::Process(process, _) => {
+                let own = settings.get(setting, uuid);
+                let jobs = self.state.jobs_bound(process.group, setting, uuid);
+                jobs.map_or(own, |jobs| setting.tighter.stricter(own, jobs))
+            }
+            Scope::Root => settings.get(setting, uuid),
         })
     }
 

@@ -26,6 +26,9 @@ pub struct Hello {
     pub insists: u32,
     /// 1 if the process could start no helper thread, so that freezes are not confirmed. Bit 2 of that word.
     pub lacks_helper: u32,
+    /// 1 if `memory_limit` and `memory_swap_max` are those of the process's job: they apply only where no
+    /// group of a job above the process has its own. Bit 3 of that word.
+    pub has_jobs_limits: u32,
 }
 
 impl Hello {
@@ -40,6 +43,7 @@ impl Hello {
         group: GroupName::NONE,
         insists: 0,
         lacks_helper: 0,
+        has_jobs_limits: 0,
     };
     pub const LENGTH: usize = 8 + 32 + GroupName::LONGEST;
 
@@ -52,7 +56,17 @@ impl Hello {
         at.u32(self.priority);
         at.u64(self.memory_limit);
         at.u32(self.freeze);
-        at.u32((self.can_swap & 1) | ((self.insists & 1) << 1) | ((self.lacks_helper & 1) << 2));
+        let bits = [
+            self.can_swap,
+            self.insists,
+            self.lacks_helper,
+            self.has_jobs_limits,
+        ];
+        at.u32(
+            (0..)
+                .zip(bits)
+                .fold(0, |word, (at, bit)| word | ((bit & 1) << at)),
+        );
         at.u64(self.memory_swap_max);
         at.put(&self.group.0);
         out
@@ -75,6 +89,7 @@ impl Hello {
             group,
             insists: (bits >> 1) & 1,
             lacks_helper: (bits >> 2) & 1,
+            has_jobs_limits: (bits >> 3) & 1,
         })
     }
 }

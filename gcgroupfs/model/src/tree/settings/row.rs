@@ -28,6 +28,9 @@ pub struct Setting {
     /// Whether a value set for the whole replaces those of the devices, and one from a group above holds
     /// until there is one here. Otherwise all hold, each by itself.
     pub inherits: bool,
+    /// Whether the value of a job's group bounds each process of the job as well: a process shows the
+    /// stricter of both, and accepts none that the job's would make ineffective.
+    pub(in crate::tree) bounds_jobs: bool,
     /// Whether rules may set it.
     pub for_rules: bool,
     /// How a program asks for it at its start.
@@ -120,6 +123,7 @@ impl Setting {
         tighter: Tighter::Lower,
         refusal: "",
         inherits: false,
+        bounds_jobs: false,
         for_rules: true,
         run_option: None,
         shown: None,

@@ -32,6 +32,7 @@ pub const SETTINGS: &[&Setting] = &[
 pub const MEMORY_LIMIT: &Setting = &Setting {
     name: "memory.limit",
     key: "memory_limit",
+    bounds_jobs: true,
     refusal: "the memory limit can only be lowered",
     run_option: Some(RunOption {
         name: "memory-limit",
@@ -57,6 +58,7 @@ pub const MEMORY_LIMIT: &Setting = &Setting {
 pub const MEMORY_HIGH: &Setting = &Setting {
     name: "memory.high",
     key: "memory_high",
+    bounds_jobs: true,
     refusal: "memory.high can only be lowered",
     after_write: Some(AfterWrite::ApplyHigh),
     hold_option: Some(HoldOption {
@@ -122,6 +124,7 @@ pub const MEMORY_OOM_GROUP: &Setting = &Setting {
 pub const MEMORY_SWAP_MAX: &Setting = &Setting {
     name: "memory.swap.max",
     key: "memory_swap_max",
+    bounds_jobs: true,
     process_default: Some(Value::Number(0)),
     refusal: "memory.swap.max can only be lowered",
     run_option: Some(RunOption {
@@ -201,6 +204,7 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
 pub const COMPUTE_MAX: &Setting = &Setting {
     name: "compute.max",
     key: "compute_max",
+    bounds_jobs: true,
     kind: Kind::Quota,
     default: Value::Quota(Quota::NONE),
     refusal: "the quota can only be lowered",

@@ -159,7 +159,7 @@ impl Registry {
         let mut origins = Origins::of_rule(first.verdict.rule.as_deref(), &ruled, now);
         let mut settings = ruled.clone();
         let bound = (!first.who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
-        let raised = settings.apply_request(first.hello, bound);
+        let raised = settings.apply_request(&self.tree.without_jobs_limits(first.hello, group), bound);
         origins.note_difference(&ruled, &settings, &Origin::Asked, now);
         if settings.own(MEMORY_SWAP_MAX, None).is_none() && self.tree.enables_swap(group) {
             let before = settings.clone();
