@@ -295,6 +295,8 @@ mod swap_load;
 #[cfg(test)]
 mod swap_location;
 #[cfg(test)]
+mod swap_newcomers;
+#[cfg(test)]
 mod swap_numbers;
 #[cfg(test)]
 mod swap_order;

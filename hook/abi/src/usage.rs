@@ -173,7 +173,11 @@ pub struct Usage {
     ///
     /// Ordering: as `can_swap`, `Relaxed`.
     pub identifies_devices: AtomicU32,
-    reserved_devices: AtomicU32,
+    /// Number of threads that ask for room (`pressure_request`) for what cannot be moved: a context, or
+    /// memory of any kind but a movable allocation. 0 in earlier hooks.
+    ///
+    /// Ordering: `Relaxed`, ordered by `pressure_request`.
+    pub nr_asking_fixed: AtomicU32,
     reserved: [AtomicU64; 12],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],

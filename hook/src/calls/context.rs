@@ -30,8 +30,9 @@ pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> 
     hook.session.devices.learn(hook.session.control(), local);
     note_mps(hook, local);
     let turn = hook.memory.make_context(local);
-    let charge = turn.charge(&[ContextKind::Created])?;
-    context_switch::switch(next)?;
+    let kinds = [ContextKind::Created];
+    let charge = turn.charge(&kinds)?;
+    charge.make(&kinds, &|| context_switch::switch(next))?;
     let Some(handle) = written(made) else {
         return Ok(());
     };
@@ -63,7 +64,7 @@ pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<
         &[ContextKind::Primary]
     };
     let charge = turn.charge(kinds)?;
-    next()?;
+    charge.make(kinds, next)?;
     match enter().filter(|_| !kinds.is_empty()) {
         None => Ok(()),
         Some(context) => charge.settle(context.id()).inspect_err(|_| {

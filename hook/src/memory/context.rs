@@ -16,8 +16,9 @@ use super::charge::Charge;
 use super::grant::reaches;
 use super::page_counter::{Sums, Unsettled, limit_on};
 use super::{ABSURD, Memory};
-use crate::driver::cuda::CUerror;
+use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::exit;
+use crate::driver::interpose::Next;
 use crate::shared::device::LocalDevice;
 use crate::{helper, sys};
 
@@ -28,6 +29,8 @@ const PATIENCE: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(5)
 };
+/// Room asked for a context of unknown size on a full device, bytes.
+const LIKELY: u64 = 256 << 20;
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
 /// Most measurements of one context, if other threads allocate on the device during each.
@@ -127,6 +130,25 @@ impl<'a> Turn<'a> {
 }
 
 impl NewContext<'_> {
+    /// Calls the driver to make the context, and again when the device was full and others have made room.
+    pub(crate) fn make(&self, kinds: &[ContextKind], call: Next<'_>) -> CUresult {
+        let memory = self.turn.memory;
+        let Some(control) = memory
+            .control()
+            .devices
+            .get(self.index)
+            .filter(|_| !kinds.is_empty())
+        else {
+            return call();
+        };
+        let unknown = LIKELY.min(control.memory_total.load(Relaxed) / 4);
+        let size = match memory.estimate(self.index, kinds) {
+            0 => unknown,
+            size => size,
+        };
+        memory.pressing(self.index, size, call)
+    }
+
     /// Keeps the charge for the context with that number, and corrects it to what the daemon measures.
     ///
     /// # Errors

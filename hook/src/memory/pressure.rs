@@ -1,5 +1,5 @@
 //! Allocation while the device is out of memory: the daemon is asked to have processes of lower priority make
-//! room, and the driver is called again.
+//! room, and for what cannot be moved those of equal priority too, and the driver is called again.
 //!
 //! For any allocating thread of a governed process. It waits for at most 10 s and holds no lock.
 
@@ -22,7 +22,8 @@ const ROUNDS: u32 = 3;
 const PAGE: u64 = 2 << 20;
 
 impl Memory {
-    /// Calls the driver for `bytes`, and again when it was out of memory and others have made room.
+    /// Calls the driver for `bytes` that cannot be moved, and again when it was out of memory and others have
+    /// made room.
     #[inline]
     pub(crate) fn pressing<T>(
         &self,
@@ -31,9 +32,36 @@ impl Memory {
         mut call: impl FnMut() -> Result<T, CUerror>,
     ) -> Result<T, CUerror> {
         match call() {
-            Ok(made) => Ok(made),
+            Err(CUerror::OUT_OF_MEMORY) => self.press_for_fixed(index, bytes, &mut call),
+            made => made,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn press_for_fixed<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        call: &mut dyn FnMut() -> Result<T, CUerror>,
+    ) -> Result<T, CUerror> {
+        let asking = &self.usage().nr_asking_fixed;
+        asking.fetch_add(1, Relaxed);
+        let made = self.press(index, bytes, call, Err(CUerror::OUT_OF_MEMORY));
+        asking.fetch_sub(1, Relaxed);
+        made
+    }
+
+    /// Calls the driver for `bytes` of a movable allocation, as [`pressing`](Self::pressing).
+    pub(crate) fn pressing_movable<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        mut call: impl FnMut() -> Result<T, CUerror>,
+    ) -> Result<T, CUerror> {
+        match call() {
             Err(CUerror::OUT_OF_MEMORY) => self.press(index, bytes, &mut call, Err(CUerror::OUT_OF_MEMORY)),
-            Err(error) => Err(error),
+            made => made,
         }
     }
 

@@ -124,7 +124,7 @@ fn alloc_blocks(swap: &Swap, target: Target, address: *mut CUdeviceptr, bytes: u
                 let memory = sizes(size).map(|size| swap.new_device_memory(target.local, size));
                 Allocation::new(asked, memory.collect::<Result<_, _>>()?, Where::Device)
             };
-            let made = swap.memory.pressing(target.index, size, make);
+            let made = swap.memory.pressing_movable(target.index, size, make);
             made.inspect_err(|_| swap.uncharge_block(target.index, size))
         }
         Err(_) => Err(CUerror::OUT_OF_MEMORY),

@@ -1,6 +1,7 @@
 //! Memory pressure: the driver refused memory to a process because the device is full. Processes of less
 //! priority that can swap are asked to move memory out. They are the donors; the process that asks is the
-//! requester.
+//! requester. For what cannot be moved, such as a context, processes of equal priority are donors as well,
+//! and so is the requester itself.
 //!
 //! Both may lie, so each request is checked with NVML: whether memory is short, what each donor holds and has
 //! delivered, and whether the requester then uses the freed memory. A request is recorded when its process
@@ -77,8 +78,6 @@ struct Request {
 /// Bytes that donors are to be asked for.
 struct Need<'a> {
     requester: ProcessId,
-    /// The requester's.
-    priority: u32,
     wanted: u64,
     /// Donors are asked for this many times the bytes, if they have them.
     factor: u64,
@@ -221,10 +220,8 @@ impl State {
         if !self.pressure.credits.is_its_turn(who, sight.held.is_some(), now) {
             return None;
         }
-        let priority = control.priority.load(Relaxed);
         let need = Need {
             requester,
-            priority,
             wanted,
             factor: 1,
             but: &BTreeSet::new(),
@@ -280,14 +277,6 @@ impl State {
         if pending.count() > 0 {
             return None;
         }
-        let priority = self
-            .processes
-            .get(&requester)?
-            .control()
-            .devices
-            .get(device)?
-            .priority
-            .load(Relaxed);
         // A donor that has delivered its part may be asked for more.
         begun.asked.retain(|asked| asked.is_overdue(now));
         begun.delivered = delivered;
@@ -298,7 +287,6 @@ impl State {
         // More each time, so that many donors that do not deliver are passed before the hook gives up.
         let need = Need {
             requester,
-            priority,
             wanted: begun.wanted - delivered,
             factor: 1 << (begun.nr_rounds - 1).min(MAX_DOUBLINGS),
             but: &others,
@@ -321,13 +309,18 @@ impl State {
     fn ask(&mut self, need: &Need<'_>, sight: &Sight, notices: &mut Vec<Notice>) -> Vec<Asked> {
         let Need {
             requester,
-            priority,
             wanted,
             factor,
             but,
         } = *need;
         let device = sight.device;
-        let is_asked = |id: ProcessId| id == requester || but.contains(&id);
+        let Some((priority, is_fixed)) = self.processes.get(&requester).and_then(|process| {
+            let control = process.control().devices.get(device)?;
+            Some((control.priority.load(Relaxed), process.usage().asks_for_fixed()))
+        }) else {
+            return Vec::new();
+        };
+        let is_asked = |id: ProcessId| id == requester && !is_fixed || but.contains(&id);
         let candidates: Vec<_> = self
             .processes
             .values()
@@ -341,7 +334,7 @@ impl State {
                     &self.devices.host,
                 )
             })
-            .filter(|candidate| candidate.priority > priority)
+            .filter(|candidate| candidate.priority > priority || is_fixed && candidate.priority == priority)
             .collect();
         // Most requests on a machine without `--swap` end here, before protection is divided.
         if candidates.is_empty() {

@@ -78,6 +78,11 @@ impl<'a> Untrusted<'a> {
         self.usage.nr_shared.load(Relaxed) != 0
     }
 
+    /// Returns whether the process claims to ask for room for what cannot be moved.
+    pub(super) fn asks_for_fixed(self) -> bool {
+        self.usage.nr_asking_fixed.load(Relaxed) != 0
+    }
+
     /// Returns whether the process claims to be a client of MPS.
     pub(super) fn uses_mps(self) -> bool {
         self.usage.uses_mps.load(Relaxed) != 0

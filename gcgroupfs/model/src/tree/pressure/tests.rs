@@ -123,6 +123,24 @@ fn the_least_important_are_asked_first_and_the_answer_waits_for_all_of_them() {
 }
 
 #[test]
+fn equals_and_the_requester_give_way_to_what_cannot_move() {
+    let world = World::new(1);
+    let asker = swapping(&world, 1, 3, GIB);
+    let equal = swapping(&world, 2, 3, 2 * GIB);
+    let above = swapping(&world, 3, 2, 4 * GIB);
+    want(&world, asker, 3 * GIB);
+    assert_eq!(told(&world, asker), (1, 1), "a movable allocation");
+    world.usage(asker).nr_asking_fixed.store(1, Relaxed);
+    want(&world, asker, 3 * GIB);
+    assert_eq!(asked(&world, equal), (1, 2 * GIB));
+    assert_eq!(asked(&world, asker), (1, GIB));
+    assert_eq!(asked(&world, above), (0, 0));
+    give(&world, equal);
+    give(&world, asker);
+    assert_eq!(told(&world, asker), (2, 1));
+}
+
+#[test]
 fn who_cannot_be_helped_is_told_at_once_and_nobody_is_asked() {
     let world = World::new(1);
     let asker = world.join(1);
