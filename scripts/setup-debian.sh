@@ -27,7 +27,7 @@ sudo=
 
 # First line: required packages. Second line: packages that some tests use if available.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
-tests="busybox g++ inotify-tools libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
+tests="busybox g++ libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
 tests="$tests tmux valgrind"
 # For scripts/test-aarch64.sh.
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"

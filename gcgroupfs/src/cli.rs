@@ -36,10 +36,8 @@ use nix::sys::prctl;
 use self::client::Client;
 use self::paths::Named;
 use crate::checkpoint_helper;
-use crate::invalidation_helper;
 use crate::manual::{self, Interface};
 use crate::sever;
-use gcgroupfs_fuse::inotify_helper;
 use gcgroupfs_server::receive;
 use gcgroupfs_sys::launch;
 
@@ -139,12 +137,6 @@ commands! {
     Coverage(Nothing) => |_, _| print(COVERAGE.as_bytes());
     /// Prints completions for a shell.
     Completions(Completions) => |_, arguments| print(&completions(arguments.shell));
-    /// Replays changes through the mount, for inotify
-    #[command(hide = true)]
-    Replay(Replay) => |_, arguments| inotify_helper::run(&arguments.point, arguments.device);
-    /// Invalidates cached names
-    #[command(hide = true)]
-    Invalidate(invalidation_helper::Arguments) => |_, arguments| invalidation_helper::run(&arguments);
     /// Suspends and resumes a process by the driver
     #[command(hide = true)]
     Checkpoint(checkpoint_helper::Arguments) => |_, arguments| checkpoint_helper::run(&arguments);
@@ -172,13 +164,6 @@ struct File {
 struct Group {
     /// As team/a or /gcgroup/team/a
     path: String,
-}
-
-#[derive(Debug, Args)]
-struct Replay {
-    point: PathBuf,
-    /// The mount's device number
-    device: u64,
 }
 
 #[derive(Debug, Args)]

@@ -14,7 +14,6 @@ mod cli;
 mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod invalidation_helper;
 mod log;
 mod manual;
 mod sever;

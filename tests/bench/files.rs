@@ -22,7 +22,7 @@ pub(crate) fn run(report: &mut Report) {
 
     let ours = samples(SAMPLES, || read(&mount.file(process.pid(), "memory.current")));
     let theirs = samples(SAMPLES, || read(&kernel.path.join(kernel.kind.read)));
-    ratio(report, "open, read, close", ours, theirs, 4.0, kernel.kind.read);
+    ratio(report, "open, read, close", ours, theirs, 8.0, kernel.kind.read);
 
     // Always the same value: only the path to the file is measured.
     let ours = samples(SAMPLES, || {
@@ -31,7 +31,7 @@ pub(crate) fn run(report: &mut Report) {
     let theirs = samples(SAMPLES, || {
         write(&kernel.path.join(kernel.kind.write), "1099511627776")
     });
-    ratio(report, "open, write, close", ours, theirs, 6.0, kernel.kind.write);
+    ratio(report, "open, write, close", ours, theirs, 8.0, kernel.kind.write);
 }
 
 fn ratio(report: &mut Report, name: &str, ours: Vec<f64>, theirs: Vec<f64>, budget: f64, file: &str) {

@@ -55,7 +55,7 @@ fn programs_with_own_allocator_are_governed() {
             has_mapped(shell.pid(), &preloadable());
         }
         wait_until("the process is governed", || mount.governs(shell.pid()));
-        dir.write_when_there("memory.limit", 4 * MIB);
+        dir.write("memory.limit", 4 * MIB);
         shell.tell(&format!("race 4 {MIB}"));
         assert_eq!(
             shell.raced(),

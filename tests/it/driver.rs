@@ -204,8 +204,7 @@ impl<'m> Dir<'m> {
         self.mount.number(&self.name, file, key)
     }
 
-    /// Writes once the path leads to the current program: after an exec the kernel needs a moment to
-    /// invalidate the entry of the previous directory.
+    /// Writes once the process is registered.
     #[track_caller]
     pub(crate) fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();

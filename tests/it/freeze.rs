@@ -180,7 +180,7 @@ fn freezes_during_execs_leave_no_process_stuck() {
     shell.ask("spin 10 4");
     for round in 0..10 {
         let dir = Dir::of(&mount, shell.pid());
-        dir.write_when_there("compute.freeze", 1);
+        dir.write("compute.freeze", 1);
         wait_until("the process is frozen and drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
         shell.exec_at(&mount);

@@ -105,8 +105,6 @@ mod hostile_memory;
 #[cfg(test)]
 mod imports;
 #[cfg(test)]
-mod inotify;
-#[cfg(test)]
 mod install;
 #[cfg(test)]
 mod interception;
@@ -154,6 +152,8 @@ mod memory_sparse;
 mod memory_vmm;
 #[cfg(test)]
 mod mig;
+#[cfg(test)]
+mod names;
 #[cfg(test)]
 mod nvml;
 #[cfg(test)]

@@ -398,7 +398,7 @@ fn every_way_to_exit_works_while_threads_submit() {
             if how == "exec" {
                 odd.program.expect("ready ");
                 // A freeze belongs to the process, whichever program it executes.
-                dir.write_when_there("compute.freeze", 0);
+                dir.write("compute.freeze", 0);
                 odd.program.close_stdin();
             } else if frozen {
                 // A signal handler that launches is held like any other caller.

@@ -1,5 +1,5 @@
-//! Tests SIGKILL of the daemon while it invalidates directory entries. The kernel locks directories for that,
-//! as do processes that create and remove directories while they wait for the daemon.
+//! Tests the end of the daemon while groups and processes come and go. The kernel keeps directories locked
+//! while processes that create and remove groups wait for the daemon.
 
 use std::fs;
 use std::path::Path;
@@ -8,29 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts};
 
 use crate::driver::DriverShell;
 use crate::soak::random::Random;
 use crate::supervise::End;
 
-/// Duration. A daemon that writes to the kernel itself hangs within a sixth of it.
+/// Duration of a test with kills.
 const LENGTH: Duration = Duration::from_secs(12);
 /// Number of threads that create and remove groups.
 const PEOPLE: u64 = 4;
 /// Number of threads that run short processes one after another.
 const ROWS: u64 = 3;
-
-/// Returns the pid of the process that sends invalidations to the kernel for the daemon.
-fn writer(daemon: Pid) -> Option<Pid> {
-    support::helper(daemon, "invalidate")
-}
-
-fn is_running(pid: Pid) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
-}
 
 fn is_listed(point: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc(5)");
@@ -101,35 +90,10 @@ fn bustle<T>(mount: &mut Mount, meanwhile: impl FnOnce(&mut Mount) -> T) -> T {
     })
 }
 
-#[test]
-fn killed_daemon_ends_during_invalidations() {
-    let mut mount = Mount::new();
-    let writers = bustle(&mut mount, |mount| {
-        let (end, mut random) = (Instant::now() + LENGTH, Random::of(9));
-        let mut writers = Vec::new();
-        while Instant::now() < end {
-            // At a random moment.
-            thread::sleep(Duration::from_millis(100 + random.below(150) as u64));
-            writers.extend(mount.daemon().and_then(writer));
-            mount.kill9();
-            mount.restart();
-        }
-        writers
-    });
-    mount.kill9();
-    assert!(!writers.is_empty(), "no invalidation writer was seen");
-    for pid in writers {
-        wait_until("the killed daemon's invalidation writer has ended", || {
-            !is_running(pid)
-        });
-    }
-}
-
-#[test]
-fn killed_supervisor_and_daemon_end_during_invalidations() {
-    let mut mount = Mount::with(Config::default().arg("--supervise"));
-    let kills = bustle(&mut mount, |mount| {
-        let (end, mut random) = (Instant::now() + LENGTH, Random::of(11));
+/// Kills the daemon, or its supervisor, at random moments while groups and processes come and go.
+fn kill_repeatedly(mount: &mut Mount, seed: u64) {
+    let kills = bustle(mount, |mount| {
+        let (end, mut random) = (Instant::now() + LENGTH, Random::of(seed));
         let mut kills = 0;
         while Instant::now() < end {
             thread::sleep(Duration::from_millis(100 + random.below(150) as u64));
@@ -140,22 +104,19 @@ fn killed_supervisor_and_daemon_end_during_invalidations() {
         kills
     });
     assert!(kills > 5, "only {kills} kills");
-    let supervisor = mount.daemon().expect("the supervisor runs");
-    let killed = writer(supervisor).expect("the daemon has a writer");
-    kill(killed, Signal::SIGKILL).expect("the writer runs");
-    let shell = DriverShell::start(&mount);
-    assert!(mount.governs(shell.pid()), "the process has no directory");
-    let pid = shell.pid();
-    shell.kill9();
-    wait_until("the removed directory's entry is invalidated", || {
-        !mount.governs(pid)
-    });
-    let pid = wait_for("a new invalidation writer runs", || {
-        writer(supervisor).filter(|now| *now != killed)
-    });
+    DriverShell::start(mount);
     mount.stop();
     assert!(!is_listed(&mount.path()), "the mount is left");
-    assert!(!is_running(pid), "the invalidation writer outlived the mount");
+}
+
+#[test]
+fn killed_daemon_ends_during_changes() {
+    kill_repeatedly(&mut Mount::new(), 9);
+}
+
+#[test]
+fn killed_supervisor_and_daemon_end_during_changes() {
+    kill_repeatedly(&mut Mount::with(Config::default().arg("--supervise")), 11);
 }
 
 #[test]
@@ -163,41 +124,9 @@ fn terminated_daemon_leaves_nothing_during_changes() {
     let mut mount = Mount::new();
     bustle(&mut mount, |mount| {
         for _ in 0..8 {
-            let daemon = mount.daemon().expect("the daemon runs");
-            let writer = wait_for("the invalidation writer runs", || writer(daemon));
             mount.stop();
             assert!(!is_listed(&mount.path()), "the mount is left");
-            wait_until("the invalidation writer has ended", || !is_running(writer));
             mount.restart();
         }
-    });
-}
-
-#[test]
-fn removed_entries_are_invalidated_despite_writer_kills() {
-    let mount = Mount::new();
-    let daemon = mount.daemon().expect("the daemon runs");
-    for _ in 0..5 {
-        let shell = DriverShell::start(&mount);
-        let pid = shell.pid();
-        assert!(mount.governs(pid), "the process has no directory");
-        let killed = writer(daemon);
-        if let Some(killed) = killed {
-            kill(killed, Signal::SIGKILL).expect("the writer runs");
-        }
-        shell.kill9();
-        wait_until("the removed directory's entry is invalidated", || {
-            !mount.governs(pid)
-        });
-    }
-    let killed = writer(daemon);
-    if let Some(killed) = killed {
-        kill(killed, Signal::SIGKILL).expect("the writer runs");
-    }
-    wait_until("a new invalidation writer runs", || {
-        let group = mount.path().join("group");
-        fs::create_dir(&group).expect("the directory can be made");
-        fs::remove_dir(&group).expect("the directory can be removed");
-        writer(daemon).is_some_and(|now| Some(now) != killed)
     });
 }

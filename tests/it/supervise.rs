@@ -17,7 +17,7 @@ fn supervised() -> Mount {
     Mount::with(Config::default().arg("--supervise"))
 }
 
-/// Returns the pid of the supervised daemon, not of the helper that writes to the kernel.
+/// Returns the pid of the supervised daemon.
 pub(crate) fn daemon(mount: &Mount) -> Option<Pid> {
     let supervisor = mount.daemon().expect("the supervisor runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
@@ -190,7 +190,7 @@ fn file_identity_survives_kills_and_dead_files_are_gone() {
         let read = doomed.read_at(&mut [0; 16], 0);
         read.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     });
-    wait_until("the dead process's entry is invalidated", || {
+    wait_until("the dead process's directory is absent", || {
         !Dir::of(&mount, gone).exists()
     });
     assert_eq!(governed_pids(&mount), [stays.pid()]);

@@ -18,9 +18,7 @@ use fuser::{
 
 use super::ask::{Asks, Read};
 use super::deferred::Deferred;
-use super::inotify_replay::{Disguise, Replayer};
-use super::invalidate::Invalidator;
-use super::nodes::{BLOCK, LONG, Nodes};
+use super::nodes::{BLOCK, Nodes};
 use super::outcome::{errno, guarded};
 use super::queue::Queue;
 use gcgroupfs_model::error::Error;
@@ -30,10 +28,16 @@ use gcgroupfs_model::tree::Caller;
 /// kernel would split one that is too long into several that are not.
 const MAX_WRITE: u32 = 128 << 10;
 
+/// How long the kernel may use a name without asking again: not at all, so that none is ever stale.
+const NAME: Duration = Duration::ZERO;
+
+/// How long the kernel may use attributes without asking again: the least time, which it rounds up to two
+/// ticks of its clock. Each look-up brings new ones, which must hold for the permission checks of the same
+/// path: without that each check is a request.
+const ATTRIBUTES: Duration = Duration::from_nanos(1);
+
 pub(super) struct Adapter {
     pub(super) nodes: Arc<Nodes>,
-    pub(super) invalidator: Arc<Invalidator>,
-    pub(super) replayer: Arc<Replayer>,
     /// Stores changes before their writes are answered, so that reads do not wait for a disk.
     pub(super) stores: Queue,
     pub(super) deferred: Arc<Deferred>,
@@ -70,39 +74,27 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if let Some(disguise) = self.replayer.disguise(request, parent, name) {
-            return match disguise.found() {
-                Ok(ino) => reply.entry(&Duration::ZERO, &self.nodes.bare_directory(ino), Generation(0)),
-                Err(error) => reply.error(errno(&error)),
-            };
-        }
-        match guarded(|| self.nodes.lookup(parent, name)) {
-            Ok((node, ttl, attr)) => {
-                if self.nodes.is_events(node) {
-                    self.replayer
-                        .looked_up
-                        .look_up(attr.ino, self.nodes.nr_changes(attr.ino));
-                }
-                let is_fresh = self.replayer.is_fresh(node);
-                let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
-                reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
-                // If the directory went between lookup and reply, no other notice tells the kernel again.
-                if self.nodes.is_gone(node) {
-                    self.invalidator.invalidate_entry(parent, name, node);
-                }
-            }
+        let node = match guarded(|| self.nodes.lookup(parent, name)) {
+            Ok(node) => node,
+            Err(errno) => return reply.error(errno),
+        };
+        let answer = move |nodes: &Nodes| match guarded(|| nodes.reached_attributes(node)) {
+            Ok(attr) => reply.entry_with_ttls(&ATTRIBUTES, &NAME, &attr, Generation(0)),
             Err(errno) => reply.error(errno),
+        };
+        if node.is_list() {
+            // The whole list is read for its size.
+            self.deferred.run(request.uid(), answer);
+        } else {
+            // Never deferred: the kernel may hold the directory's lock, for which other users wait.
+            answer(&self.nodes);
         }
-    }
-
-    fn forget(&self, _: &Request, ino: INodeNo, nr_lookups: u64) {
-        self.replayer.looked_up.forget(ino, nr_lookups);
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.deferred.run(request.uid(), move |nodes| {
-            match guarded(|| nodes.attributes(nodes.node(ino)?)) {
-                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+            match guarded(|| nodes.reached_attributes(nodes.reached(ino)?)) {
+                Ok(attr) => reply.attr(&ATTRIBUTES, &attr),
                 Err(errno) => reply.error(errno),
             }
         });
@@ -131,15 +123,10 @@ impl Filesystem for Adapter {
         if mode.is_none() && uid.is_none() && gid.is_none() {
             return self.getattr(request, ino, None, reply);
         }
-        let (caller, invalidator) = (caller(request), self.invalidator.clone());
+        let caller = caller(request);
         self.stores.push(caller.uid, move |nodes| {
-            let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
-            match changed {
-                Ok((ttl, attr)) => {
-                    // Before the answer: the caller may open the files of the directory next.
-                    invalidator.invalidate_attributes(nodes.below(ino));
-                    reply.attr(&ttl, &attr);
-                }
+            match guarded(|| nodes.set_access(caller, ino, (uid, gid), mode)) {
+                Ok(attr) => reply.attr(&ATTRIBUTES, &attr),
                 Err(errno) => reply.error(errno),
             }
         });
@@ -326,20 +313,10 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        if let Some(disguise) = self.replayer.disguise(request, parent, name) {
-            let made = match disguise {
-                Disguise::Absent => guarded(|| self.nodes.lookup(parent, name)),
-                Disguise::Present(_) => Err(errno(&Error::Exists)),
-            };
-            return match made {
-                Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
-                Err(errno) => reply.error(errno),
-            };
-        }
         let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
         self.stores.push(caller.uid, move |nodes| {
             match guarded(|| nodes.make_group(caller, (parent, &name), mode, again)) {
-                Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Ok(attr) => reply.entry_with_ttls(&ATTRIBUTES, &NAME, &attr, Generation(0)),
                 Err(errno) => reply.error(errno),
             }
         });
@@ -350,12 +327,6 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        match self.replayer.disguise(request, parent, name) {
-            // If a new directory has the name, the kernel would take this for its removal.
-            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
-            Some(_) => return reply.error(errno(&Error::FixedShape)),
-            None => {}
-        }
         let (name, again, caller) = (name.to_owned(), is_again(request), caller(request));
         self.stores.push(request.uid(), move |nodes| {
             match guarded(|| nodes.remove_group(caller, (parent, &name), again)) {

@@ -36,7 +36,7 @@ pub(super) fn entity(INodeNo(number): INodeNo) -> u64 {
 ///
 /// # Errors
 /// `ENOENT` if no node can have this number.
-pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Directory, Option<&'static ControlFile>)> {
+fn parts(INodeNo(number): INodeNo) -> Result<(Directory, Option<&'static ControlFile>)> {
     let (directory, slot) = (number >> SLOT_BITS, number & ((1 << SLOT_BITS) - 1));
     let device = directory & ((1 << DEVICE_BITS) - 1);
     let directory = Directory {

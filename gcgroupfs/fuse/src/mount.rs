@@ -22,7 +22,7 @@ mod helper;
 mod mountinfo;
 mod watch;
 
-pub use abort::{abort, is_connected};
+pub use abort::is_connected;
 pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
 pub use watch::Watch;
 

@@ -12,14 +12,10 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
-use super::looked_up::LookedUp;
 use super::triggers::Triggers;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
-use gcgroupfs_model::tree::{Caller, Change, Directory, Entity, Tree};
-
-/// How long the kernel may cache names and attributes: until they are invalidated.
-pub(super) const LONG: Duration = Duration::from_secs(3600);
+use gcgroupfs_model::tree::{Caller, Change, Tree};
 
 /// Block size shown, in bytes.
 pub(super) const BLOCK: u32 = 4096;
@@ -48,143 +44,50 @@ impl Nodes {
         inode::node(&self.tree, ino)
     }
 
-    /// Returns the node of an inode reached by a path. The kernel may have cached a process's directory that
-    /// is gone, while another one has that name: after an exec(2), within milliseconds.
+    /// Returns the node of an inode reached by a path. A process's directory may be gone by now, while
+    /// another one has that name: after an exec(2). ESTALE makes the kernel resolve the path again.
     pub(super) fn reached(&self, ino: INodeNo) -> Result<Node> {
-        self.node(ino).map_err(|error| match error {
-            Error::Gone => Error::Stale,
-            error => error,
-        })
+        self.node(ino).map_err(stale)
     }
 
-    /// Returns whether a node no longer exists.
-    pub(super) fn is_gone(&self, node: Node) -> bool {
-        let (Node::Dir(directory) | Node::File(directory, _)) = node;
-        self.tree.level(directory).is_err()
-    }
-
-    /// Returns whether poll(2) waits for changes of the file.
-    pub(super) fn is_events(&self, node: Node) -> bool {
-        matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
-    }
-
-    /// Returns the directory and its files, and the device directories in it with theirs.
-    fn with_devices(&self, directory: Directory) -> impl Iterator<Item = Node> {
-        let below = self.tree.subdirectories(directory).unwrap_or_default();
-        let below = below.into_iter().map(|(_, below)| below);
-        let on_devices = below.filter(move |below| below.entity == directory.entity);
-        [directory].into_iter().chain(on_devices).flat_map(|directory| {
-            let files = file::files_in(&self.tree, directory).into_iter().flatten();
-            let files = files.map(move |file| Node::File(directory, file));
-            files.chain([Node::Dir(directory)])
-        })
-    }
-
-    /// Returns the events files of an entity: those of its directory and of its device directories.
-    pub(super) fn events_files(&self, directory: Directory) -> Vec<INodeNo> {
-        let files = self.with_devices(directory).filter(|node| self.is_events(*node));
-        files.map(inode::number).collect()
-    }
-
-    /// Notes that the kernel may have cached all events files of a directory and of those in it.
-    pub(super) fn know_events(&self, looked_up: &LookedUp, directory: Directory) {
-        for ino in self.events_files(directory) {
-            looked_up.look_up(ino, self.nr_changes(ino));
-        }
-    }
-
-    /// Notes that the kernel may have cached the events files of the root and of all groups.
-    pub(super) fn know_groups(&self, looked_up: &LookedUp) {
-        self.know_events(looked_up, Directory::ROOT);
-        for group in self.tree.groups() {
-            self.know_events(looked_up, Directory::group(group));
-        }
-    }
-
-    /// Returns the path of a group's directory below the mount point; empty for the root.
-    pub(super) fn path(&self, directory: Directory) -> String {
-        match directory.whose() {
-            Entity::Group(id) => self.tree.path(Some(id)),
-            Entity::Root | Entity::Process(_) => String::new(),
-        }
-    }
-
-    /// Returns whether a directory has no entry of that name.
-    pub(super) fn has_no_directory(&self, parent: Directory, name: impl AsRef<OsStr>) -> bool {
-        let name = name.as_ref().to_str();
-        name.is_none_or(|name| self.tree.subdirectory(parent, name).is_err())
-    }
-
-    /// Returns whether the directory with this inode number has no entry of that name.
-    pub(super) fn is_absent(&self, parent: INodeNo, name: &OsStr) -> bool {
-        match self.node(parent) {
-            Ok(Node::Dir(parent)) => self.has_no_directory(parent, name),
-            _ => true,
-        }
-    }
-
-    /// Returns attributes of a directory of which only the inode number matters.
-    pub(super) fn bare_directory(&self, ino: INodeNo) -> FileAttr {
-        FileAttr {
-            ino,
-            size: 0,
-            blocks: 0,
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            crtime: self.since,
-            kind: FileType::Directory,
-            perm: 0o755,
-            nlink: 2,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: BLOCK,
-            flags: 0,
-        }
-    }
-
-    pub(super) fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
-        let Attributes {
-            owner,
-            mode,
-            size,
-            constant,
-        } = file::attributes(&self.tree, node)?;
+    /// Returns the file attributes of a node.
+    pub(super) fn attributes(&self, node: Node) -> Result<FileAttr> {
+        let Attributes { owner, mode, size } = file::attributes(&self.tree, node)?;
         let (kind, nlink) = match node {
             Node::Dir(_) => (FileType::Directory, 2),
             Node::File(..) => (FileType::RegularFile, 1),
         };
-        let attr = FileAttr {
+        Ok(FileAttr {
+            ino: inode::number(node),
             size,
             blocks: size.div_ceil(512),
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
             kind,
             perm: mode,
             nlink,
             uid: owner.uid,
             gid: owner.gid,
-            ..self.bare_directory(inode::number(node))
-        };
-        Ok((if constant { LONG } else { Duration::ZERO }, attr))
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        })
     }
 
-    pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
+    /// Returns the node of that name in a directory.
+    pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<Node> {
         let Node::Dir(directory) = self.reached(parent)? else {
             return Err(Error::NotDirectory);
         };
-        let node = file::lookup(&self.tree, directory, name.to_str().ok_or(Error::NotFound)?)?;
-        let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
-        Ok((node, ttl, attr))
+        let found = file::lookup(&self.tree, directory, name.to_str().ok_or(Error::NotFound)?);
+        found.or_else(|error| self.reached(parent).and(Err(error)))
     }
 
-    /// Returns the nodes that share a directory's owner: its files, and its device directories with their
-    /// files.
-    pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
-        let Ok(Node::Dir(directory)) = self.node(ino) else {
-            return Vec::new();
-        };
-        let nodes = self.with_devices(directory).map(inode::number);
-        nodes.filter(|below| *below != ino).collect()
+    /// Returns the file attributes of a node reached by a path.
+    pub(super) fn reached_attributes(&self, node: Node) -> Result<FileAttr> {
+        self.attributes(node).map_err(stale)
     }
 
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
@@ -335,6 +238,13 @@ impl Nodes {
                 .map(|(name, directory)| entry(Node::Dir(*directory), name)),
         );
         Ok(entries)
+    }
+}
+
+fn stale(error: Error) -> Error {
+    match error {
+        Error::Gone => Error::Stale,
+        error => error,
     }
 }
 

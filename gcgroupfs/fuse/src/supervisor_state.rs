@@ -32,9 +32,7 @@ pub struct Inherited {
     pub listener: OwnedFd,
     /// FUSE_INIT, which only the first daemon could read from the device.
     pub init: Vec<u8>,
-    /// Receives notifications in the format of [`crate`] and has them written to the device.
-    pub relay: OwnedFd,
-    /// Processes whose names the kernel may have cached.
+    /// Governed processes.
     pub roster: Arc<Slots<24>>,
     /// Polled files.
     pub pollers: Arc<Slots<8>>,
@@ -48,7 +46,7 @@ pub struct Inherited {
 /// [`Inherited`] as a command line argument: numbers of inherited descriptors, and the mount's device number.
 #[derive(Debug, Clone)]
 pub struct Inheritance {
-    numbers: [i32; 8],
+    numbers: [i32; 7],
     device: u64,
 }
 
@@ -59,7 +57,6 @@ pub struct SupervisorState {
     number: u64,
     pub listener: OwnedFd,
     init: OwnedFd,
-    relay: OwnedFd,
     roster: OwnedFd,
     pollers: OwnedFd,
     configuration: OwnedFd,
@@ -82,14 +79,13 @@ impl SupervisorState {
 
     /// Continues with the [`files`](Self::files) of a supervisor that was killed, for the mount with that
     /// device number.
-    pub fn again(files: [OwnedFd; NAMES.len()], number: u64, listener: OwnedFd, relay: OwnedFd) -> Self {
+    pub fn again(files: [OwnedFd; NAMES.len()], number: u64, listener: OwnedFd) -> Self {
         let [device, init, roster, pollers, configuration] = files;
         Self {
             device,
             number,
             listener,
             init,
-            relay,
             roster,
             pollers,
             configuration,
@@ -98,12 +94,7 @@ impl SupervisorState {
 
     /// # Errors
     /// Out of memory or descriptors.
-    pub fn new(
-        (device, number): (OwnedFd, u64),
-        listener: OwnedFd,
-        init: &[u8],
-        relay: OwnedFd,
-    ) -> io::Result<Self> {
+    pub fn new((device, number): (OwnedFd, u64), listener: OwnedFd, init: &[u8]) -> io::Result<Self> {
         let memory = |name| memfd_create(name, MFdFlags::MFD_CLOEXEC);
         let first = memory("gcgroup-init")?;
         let first = File::from(first);
@@ -113,7 +104,6 @@ impl SupervisorState {
             number,
             listener,
             init: first.into(),
-            relay,
             roster: memory("gcgroup-roster")?,
             pollers: memory("gcgroup-pollers")?,
             configuration: memory("gcgroup-configuration")?,
@@ -130,7 +120,6 @@ impl SupervisorState {
             &self.device,
             &self.listener,
             &self.init,
-            &self.relay,
             &self.roster,
             &self.pollers,
             &self.configuration,
@@ -156,17 +145,8 @@ impl Inheritance {
         for number in self.numbers {
             taken.push(sys::inherited(number)?);
         }
-        let taken: [OwnedFd; 8] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
-        let [
-            device,
-            listener,
-            first,
-            relay,
-            roster,
-            pollers,
-            configuration,
-            line,
-        ] = taken;
+        let taken: [OwnedFd; 7] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let [device, listener, first, roster, pollers, configuration, line] = taken;
         let mut init = Vec::new();
         let mut first = File::from(first);
         first.seek(SeekFrom::Start(0))?;
@@ -176,7 +156,6 @@ impl Inheritance {
             number: self.device,
             listener,
             init,
-            relay,
             roster: Arc::new(Slots::new(roster.into())),
             pollers: Arc::new(Slots::new(pollers.into())),
             configuration: Arc::new(Note(configuration.into())),
@@ -359,9 +338,9 @@ mod tests {
 
     #[test]
     fn inheritance_is_read_as_it_is_written() {
-        let text = "3,4,5,6,7,8,9,10,58";
+        let text = "3,4,5,6,7,8,9,58";
         assert_eq!(text.parse::<Inheritance>().unwrap().to_string(), text);
-        for wrong in ["", "1", "3,4,5,6,7,8,9,58", "a,4,5,6,7,8,9,10,58"] {
+        for wrong in ["", "1", "3,4,5,6,7,8,58", "a,4,5,6,7,8,9,58"] {
             assert!(wrong.parse::<Inheritance>().is_err(), "{wrong}");
         }
     }

@@ -2,21 +2,18 @@
 //! replayed over a socket pair, and then the device takes the socket pair's place. Requests that the
 //! predecessor read and did not answer are sent again by the kernel (Linux 6.9).
 
-use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fuser::{Config, INodeNo, Notifier, PollHandle, Session, SessionACL};
+use fuser::{Config, Notifier, PollHandle, Session, SessionACL};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tracing::{debug, warn};
 
 use super::adapter::Adapter;
-use super::invalidation_writer::{InvalidationWriter, RESEND, notification};
 use crate::supervisor_state::Slots;
 use gcgroupfs_model::tree::{Listener, Notice, Tree};
 use gcgroupfs_sys as sys;
@@ -24,6 +21,10 @@ use gcgroupfs_sys::process;
 
 /// Time for processes to register again before requests are answered without them.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `FUSE_NOTIFY_RESEND` of the kernel's `include/uapi/linux/fuse.h`: a `struct fuse_out_header`, whose words
+/// are its length, the notification's code, and two zeros.
+const RESEND: [u32; 4] = [16, 7, 0, 0];
 
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -117,29 +118,12 @@ impl Takeover {
         self.pollers.clone()
     }
 
-    pub(super) fn entities(&self) -> HashSet<u64> {
-        self.before.iter().map(|(_, entity, _)| *entity).collect()
-    }
-
-    /// Waits for the processes, invalidates the names of those that do not return, and has requests sent
-    /// again.
-    pub(super) fn finish(self, tree: &Tree, writer: InvalidationWriter, notifier: &Notifier) {
-        let gone = wait_for(tree, &self.before);
-        for entry in &gone {
-            self.roster.remove(record(*entry));
+    /// Waits for the processes, and has requests sent again.
+    pub(super) fn finish(self, tree: &Tree, notifier: &Notifier) {
+        for entry in wait_for(tree, &self.before) {
+            self.roster.remove(record(entry));
         }
-        // The holder of the directory's lock may wait for the daemon, so on a thread of its own.
-        let forgotten = thread::Builder::new()
-            .name("fuse-takeover".to_owned())
-            .spawn(move || {
-                for (pid, ..) in gone {
-                    let _ = writer.inval_entry(INodeNo::ROOT, OsStr::new(&pid.to_string()));
-                }
-            });
-        if let Err(error) = forgotten {
-            warn!("names of processes that have ended stay cached: {error}");
-        }
-        if let Err(error) = nix::unistd::write(&self.device, &notification(RESEND, &[])) {
+        if let Err(error) = nix::unistd::write(&self.device, RESEND.map(u32::to_ne_bytes).as_flattened()) {
             warn!("the kernel does not send unanswered requests again: {error}");
         }
         // They poll again and get the current state.
@@ -151,7 +135,7 @@ impl Takeover {
     }
 }
 
-/// Records for the next daemon which processes' directories the kernel may know.
+/// Records for the next daemon which processes are governed, so that it waits for them.
 #[derive(Debug)]
 pub(super) struct Roster(pub(super) Arc<Slots<24>>);
 

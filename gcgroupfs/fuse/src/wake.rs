@@ -125,7 +125,7 @@ impl Listener for Waker {
                 // The thread ends with the daemon.
                 let _ = self.0.send(Some(id.0));
             }
-            Notice::GroupEvents(id) | Notice::Removed { id, .. } => {
+            Notice::GroupEvents(id) | Notice::Removed(id) => {
                 let _ = self.0.send(Some(id.0));
             }
             Notice::RootEvents => {
@@ -135,7 +135,6 @@ impl Listener for Waker {
                 let _ = self.0.send(None);
             }
             Notice::Joined { .. }
-            | Notice::Made { .. }
             | Notice::GroupChanged(_)
             | Notice::SettingsChanged(_)
             | Notice::RootChanged

@@ -135,7 +135,7 @@ impl Error {
             Self::NotFound => errno::ENOENT,
             // As files of a removed cgroup.
             Self::Gone => errno::ENODEV,
-            // The kernel then resolves the path again without its cache (path_lookup, fs/namei.c).
+            // The kernel then resolves the path again (path_lookup, fs/namei.c).
             Self::Stale => errno::ESTALE,
             Self::NoProcess => errno::ESRCH,
             Self::Exists => errno::EEXIST,

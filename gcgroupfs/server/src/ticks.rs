@@ -152,8 +152,7 @@ impl Listener for Bell {
             | Notice::RootEvents
             | Notice::Departed { .. }
             | Notice::JobEnded { .. }
-            | Notice::Made { .. }
-            | Notice::Removed { .. }
+            | Notice::Removed(_)
             | Notice::AuditAsked
             | Notice::DevicesAsked
             | Notice::ContextMade

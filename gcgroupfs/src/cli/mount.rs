@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -213,25 +212,18 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let place = if arguments.no_fuse {
         String::new()
     } else if let Some(inherited) = inherited {
-        let spot = fuse::Spot {
-            point: std::path::absolute(&point)?,
-            device: inherited.number,
-        };
         server.report_to(inherited.line.try_clone()?)?;
-        let ended = ended(stop.clone(), spot.clone());
-        let options = fuse::Options {
-            tree,
-            link: fuse::Link::Inherited(inherited),
-            spot,
-            launcher,
-        };
-        fuse::serve(options, ended)?;
+        let ended = ended(stop.clone(), std::path::absolute(&point)?, inherited.number);
+        fuse::serve(tree, fuse::Link::Inherited(inherited), ended)?;
         format!("{}, ", point.display())
     } else {
         let cannot = || format!("cannot mount at {}", point.display());
-        let mount = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
-        let mounted = show(mount, tree, launcher, stop.clone()).with_context(cannot)?;
-        format!("{}, ", shown.insert(mounted).mount.point().display())
+        let (mount, device) = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
+        let watch = Watch::new(mount.point(), mount.device()).with_context(cannot)?;
+        let ended = ended(stop.clone(), mount.point().to_owned(), mount.device());
+        fuse::serve(tree, fuse::Link::Fresh(device), ended).with_context(cannot)?;
+        let (mount, _) = shown.insert((mount, watch));
+        format!("{}, ", mount.point().display())
     };
     service::ready();
     let ready = format!("gcgroupfs: ready: {place}socket {}\n", socket.display());
@@ -240,8 +232,8 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server.run(|| {
         watchdog.reset();
         reload.if_asked();
-        if let Some(shown) = &mut shown {
-            shown.watch.look(Instant::now());
+        if let Some((_, watch)) = &mut shown {
+            watch.look(Instant::now());
         }
         !stop.is_asked()
     })?;
@@ -254,45 +246,8 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shows the tree at a mount, with its open /dev/fuse.
-fn show(
-    (mount, device): (Mount, OwnedFd),
-    tree: Arc<Tree>,
-    launcher: Arc<Launcher>,
-    stop: Stop,
-) -> anyhow::Result<Shown> {
-    let spot = fuse::Spot {
-        point: mount.point().to_owned(),
-        device: mount.device(),
-    };
-    let watch = Watch::new(mount.point(), mount.device())?;
-    let ended = ended(stop, spot.clone());
-    let options = fuse::Options {
-        tree,
-        link: fuse::Link::Fresh(device),
-        spot,
-        launcher,
-    };
-    let writer = fuse::serve(options, ended)?;
-    Ok(Shown { writer, mount, watch })
-}
-
-/// A mount for which this daemon answers.
-struct Shown {
-    writer: fuse::InvalidationWriter,
-    mount: Mount,
-    watch: Watch,
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        // Then the mount is.
-        self.writer.stop();
-    }
-}
-
 /// Stops the daemon when the mount has ended: without an error if it was unmounted.
-fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + 'static {
+fn ended(stop: Stop, point: PathBuf, device: u64) -> impl FnOnce(io::Result<()>) + Send + 'static {
     move |result| {
         match result {
             Err(error) => {
@@ -300,7 +255,7 @@ fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + '
                 stop.fail();
             }
             // Aborted by the kernel's list of connections, or by `umount -f` of a mount in use.
-            Ok(()) if mount::is_listed(&spot.point, spot.device) => {
+            Ok(()) if mount::is_listed(&point, device) => {
                 error!("the connection of the mount was aborted");
                 stop.fail();
             }

@@ -80,9 +80,8 @@ const TRIAL: Duration = Duration::from_secs(60);
 pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // Done first, so that a second daemon changes nothing.
     let listener = Listener::bind(socket)?;
-    let (ours, theirs) = sys::packet_pair()?;
     let (mount, mut state) = if let Some(Kept { mount, files }) = stored::take(point, socket) {
-        let state = SupervisorState::again(files, mount.device(), listener.share()?, theirs);
+        let state = SupervisorState::again(files, mount.device(), listener.share()?);
         (mount, state)
     } else {
         let cannot = || format!("cannot mount at {}", point.display());
@@ -94,25 +93,17 @@ pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Res
             }
             init => init.with_context(cannot)?,
         };
-        let state = SupervisorState::new((device, mount.device()), listener.share()?, &init, theirs)?;
+        let state = SupervisorState::new((device, mount.device()), listener.share()?, &init)?;
         (mount, state)
     };
     let number = mount.device();
     stored::put(&state, number);
-    let spot = fuse::Spot {
-        point: mount.point().to_owned(),
-        device: number,
-    };
-    let helper = fuse::Attended::start(ours, state.device.try_clone()?, spot)
-        .context("cannot start the invalidation helper")?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     service::ready();
     let result = follow(&mut state, &mut ends, socket, &mut signals);
     service::stopping();
     stored::remove(number);
-    // It finds waiting requests through the mount.
-    helper.stop(|| drop(state));
     if let Err(error) = ends.mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }

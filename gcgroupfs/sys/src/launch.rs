@@ -9,12 +9,12 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 use nix::errno::Errno;
@@ -25,8 +25,6 @@ use nix::sys::time::TimeVal;
 use nix::unistd::Pid;
 use parking_lot::Mutex;
 
-use crate::process;
-
 /// Longest time that the launcher may take to start a process.
 const PATIENCE: TimeVal = TimeVal::new(5, 0);
 
@@ -36,8 +34,6 @@ const SHORT_PATIENCE: Duration = Duration::from_millis(20);
 /// Longest request, bytes.
 const MAX_REQUEST: usize = 8192;
 
-/// First byte of a request: start a helper and answer with its pid.
-const START: u8 = b's';
 /// First byte of a request: start a helper without an answer.
 const START_UNWATCHED: u8 = b'u';
 /// First byte of a request: start a helper that needs the driver, and answer with its pid.
@@ -62,7 +58,6 @@ struct Running {
 pub struct Helper {
     launcher: Arc<Launcher>,
     pid: Pid,
-    pidfd: OwnedFd,
 }
 
 impl Launcher {
@@ -77,60 +72,26 @@ impl Launcher {
         })
     }
 
-    /// Runs `gcgroupfs ARGUMENTS` with this standard input and output, and no environment.
-    ///
-    /// # Errors
-    /// The launcher does not answer in time, or cannot start it.
-    pub fn launch(
-        self: &Arc<Self>,
-        arguments: &[&OsStr],
-        input: &impl AsFd,
-        output: Option<&OwnedFd>,
-    ) -> io::Result<Helper> {
-        self.start_helper(START, arguments, input, output)
-    }
-
     /// Runs `gcgroupfs ARGUMENTS` with this standard input and the daemon's environment, which says where the
     /// driver is. The process is not governed, and has the daemon's standard error.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch).
+    /// The launcher does not answer in time, or cannot start it.
     pub fn launch_with_driver(
         self: &Arc<Self>,
         arguments: &[&OsStr],
         input: &impl AsFd,
     ) -> io::Result<Helper> {
-        let errors = io::stderr().as_fd().try_clone_to_owned()?;
-        self.start_helper(START_WITH_DRIVER, arguments, input, Some(&errors))
-    }
-
-    fn start_helper(
-        self: &Arc<Self>,
-        kind: u8,
-        arguments: &[&OsStr],
-        input: &impl AsFd,
-        output: Option<&OwnedFd>,
-    ) -> io::Result<Helper> {
+        let errors = io::stderr();
         let mut running = self.running.lock();
         let answer = with(&mut running, |running| {
-            running.ask(kind, arguments, input, output)?;
+            running.ask(START_WITH_DRIVER, arguments, &[input.as_fd(), errors.as_fd()])?;
             running.answer()
         })?;
-        drop(running);
-        let pid = Pid::from_raw(answer);
-        // It is not reaped before it is released, so the pid is still its own.
-        match crate::pidfd_open(answer) {
-            Ok(pidfd) => Ok(Helper {
-                launcher: self.clone(),
-                pid,
-                pidfd,
-            }),
-            Err(error) => {
-                let _ = kill(pid, Signal::SIGKILL);
-                self.release(pid);
-                Err(error)
-            }
-        }
+        Ok(Helper {
+            launcher: self.clone(),
+            pid: Pid::from_raw(answer),
+        })
     }
 
     /// Runs `gcgroupfs ARGUMENTS` without waiting for its start or its end.
@@ -141,7 +102,7 @@ impl Launcher {
         let running = self.running.try_lock_for(SHORT_PATIENCE);
         let mut running = running.ok_or(io::ErrorKind::WouldBlock)?;
         with(&mut running, |running| {
-            running.ask(START_UNWATCHED, arguments, input, None)
+            running.ask(START_UNWATCHED, arguments, &[input.as_fd()])
         })
     }
 
@@ -190,20 +151,10 @@ impl Running {
         Ok(Self { child, socket: ours })
     }
 
-    fn ask(
-        &self,
-        kind: u8,
-        arguments: &[&OsStr],
-        input: &impl AsFd,
-        output: Option<&OwnedFd>,
-    ) -> io::Result<()> {
+    fn ask(&self, kind: u8, arguments: &[&OsStr], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let words = arguments.iter().map(|word| word.as_bytes()).collect::<Vec<_>>();
         let request = [&[kind][..], &words.join(&0)].concat();
-        let raw: Vec<_> = [Some(input.as_fd()), output.map(AsFd::as_fd)]
-            .iter()
-            .flatten()
-            .map(AsRawFd::as_raw_fd)
-            .collect();
+        let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let parts = [IoSlice::new(&request)];
         let flags = match kind {
@@ -237,28 +188,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         // Its socket is closed after this, so it ends by itself; one that has ended already is reaped here.
         let _ = self.child.try_wait();
-    }
-}
-
-impl Helper {
-    pub fn pid(&self) -> u32 {
-        self.pid.as_raw().unsigned_abs()
-    }
-
-    /// Waits until it has ended, `patience` at most. Returns whether it has ended.
-    pub fn wait(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-            match poll(
-                &mut watched,
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
-            ) {
-                Err(Errno::EINTR) => {}
-                _ => return process::is_dead(&self.pidfd),
-            }
-        }
     }
 }
 
@@ -324,9 +253,8 @@ pub fn run() -> anyhow::Result<()> {
                 let pid = pid.try_into().map(u32::from_le_bytes).unwrap_or(0);
                 released.extend(watched.remove(&pid).and_then(with_pidfd));
             }
-            Some((kind @ (&START | &START_WITH_DRIVER), words)) => {
-                let needs_driver = *kind == START_WITH_DRIVER;
-                let answer = match spawn(words, needs_driver, received.descriptors) {
+            Some((&START_WITH_DRIVER, words)) => {
+                let answer = match spawn(words, true, received.descriptors) {
                     Ok(child) => {
                         let pid = child.id();
                         watched.insert(pid, child);
@@ -359,19 +287,15 @@ fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Res
         .collect();
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut descriptors = descriptors.into_iter().map(Stdio::from);
-    let [input, output] = [(); 2].map(|()| descriptors.next().unwrap_or_else(Stdio::null));
+    let [input, errors] = [(); 2].map(|()| descriptors.next().unwrap_or_else(Stdio::null));
     let mut command = match needs_driver {
         false => command(&words),
         true => command_with_environment(&words),
     };
-    command.stdin(input);
-    match needs_driver {
-        false => command.stdout(output),
+    command.stdin(input).stdout(Stdio::null());
+    if needs_driver {
         // Where every program is governed, a library in it finds no daemon.
-        true => command
-            .env(GCGROUP_SOCKET.name, "/dev/null")
-            .stdout(Stdio::null())
-            .stderr(output),
-    };
+        command.env(GCGROUP_SOCKET.name, "/dev/null").stderr(errors);
+    }
     command.spawn()
 }

@@ -15,39 +15,26 @@ use super::mountinfo::mounts;
 /// Directory of the kernel's FUSE connections, named by the minor device numbers.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Aborts the connection of the mount with this device number at `point`: waiting requests fail, and blocked
-/// writes to the device return. `kernel` is the connection's other end: once that is broken, number and path
-/// may belong to another mount, which is left alone.
-pub fn abort(point: &Path, device: u64, kernel: &impl AsFd) {
-    abort_if(point, device, || is_connected(kernel));
-}
-
-/// Aborts the connection of a daemon that has ended. No other process may mount at `point` meanwhile.
+/// Aborts the connection of the mount with this device number at `point`, whose daemon has ended but cannot
+/// exit: waiting requests fail. No other process may mount at `point` meanwhile.
 pub(super) fn abort_dead(point: &Path, device: u64) {
-    abort_if(point, device, || true);
-}
-
-/// Aborts the connection if `is_right` says so. It is called last, after the file through which the
-/// connection is aborted has been opened.
-fn abort_if(point: &Path, device: u64, is_right: impl Fn() -> bool) {
-    let by_number = by_number(device, &is_right);
-    if let Err(error) = by_number.or_else(|_| by_place(point, device, &is_right)) {
+    if let Err(error) = by_number(device).or_else(|_| by_place(point, device)) {
         tracing::debug!(point = %point.display(), %error, "the connection cannot be broken");
     }
 }
 
 /// Aborts by the kernel's list of connections. The file belongs to the mounting user.
-fn by_number(device: u64, is_right: impl Fn() -> bool) -> io::Result<()> {
+fn by_number(device: u64) -> io::Result<()> {
     // Opened for writing without O_CREAT, so that no file is created.
     let mut file = OpenOptions::new()
         .write(true)
         .open(format!("{CONNECTIONS}/{}/abort", minor(device)))?;
-    if is_right() { file.write_all(b"1") } else { Ok(()) }
+    file.write_all(b"1")
 }
 
 /// Aborts as `umount -f` does, for root: the connection is aborted but the mount stays, because it is open
 /// here.
-fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Result<()> {
+fn by_place(point: &Path, device: u64) -> io::Result<()> {
     // The kernel sends no request for that.
     let root = OpenOptions::new()
         .read(true)
@@ -57,8 +44,7 @@ fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Resul
     let opened = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
     let id = opened.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     let id = id.and_then(|id| id.trim().parse::<u64>().ok());
-    let is_there = (mounts(point)?.iter()).any(|mount| Some(mount.id) == id && mount.device == device);
-    if is_there && is_right() {
+    if (mounts(point)?.iter()).any(|mount| Some(mount.id) == id && mount.device == device) {
         // It fails with EBUSY after aborting the connection.
         let _ = umount2(format!("/proc/self/fd/{number}").as_str(), MntFlags::MNT_FORCE);
     }
@@ -79,27 +65,16 @@ mod tests {
 
     /// Needs root and /dev/fuse, as mounting does.
     #[test]
-    fn abort_breaks_a_connection_but_not_its_successor() {
+    fn abort_breaks_only_the_connection_with_that_number() {
         let directory = tempfile::tempdir().unwrap();
         let point = directory.path().canonicalize().unwrap();
-        let device = || mounts(&point).unwrap().last().unwrap().device;
-        let first = mount_as_root(&point, Path::new("first"), false).unwrap();
-        let number = device();
-        abort(&point, number + 1, &first);
-        assert!(is_connected(&first));
-        abort(&point, number, &first);
-        assert!(!is_connected(&first));
+        let kernel = mount_as_root(&point, Path::new("source"), false).unwrap();
+        let number = mounts(&point).unwrap().last().unwrap().device;
+        abort_dead(&point, number + 1);
+        assert!(is_connected(&kernel));
+        abort_dead(&point, number);
+        assert!(!is_connected(&kernel));
         assert_eq!(mounts(&point).unwrap().len(), 1);
-        detach(&point).unwrap();
-        drop(first);
-
-        let old = mount_as_root(&point, Path::new("old"), false).unwrap();
-        detach(&point).unwrap();
-        let new = mount_as_root(&point, Path::new("new"), false).unwrap();
-        abort(&point, device(), &old);
-        assert!(is_connected(&new));
-        abort_dead(&point, device());
-        assert!(!is_connected(&new));
         detach(&point).unwrap();
     }
 }

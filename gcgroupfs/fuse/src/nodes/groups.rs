@@ -1,7 +1,6 @@
 //! Creates and removes directories of groups, and changes their owner and mode.
 
 use std::ffi::OsStr;
-use std::time::Duration;
 
 use fuser::{FileAttr, INodeNo};
 
@@ -19,7 +18,7 @@ impl Nodes {
         (parent, name): (INodeNo, &OsStr),
         mode: u32,
         is_again: bool,
-    ) -> Result<(Duration, FileAttr)> {
+    ) -> Result<FileAttr> {
         let Node::Dir(parent) = self.node(parent)? else {
             return Err(Error::NotDirectory);
         };
@@ -34,7 +33,7 @@ impl Nodes {
         };
         let made = match file::make_group(&self.tree, &new) {
             Ok((made, change)) => {
-                self.tree.finish(change.through_mount());
+                self.tree.finish(change);
                 made
             }
             // Created by an earlier daemon that could not answer.
@@ -63,7 +62,7 @@ impl Nodes {
             removed = file::remove_group(&self.tree, caller, parent, name);
         }
         match removed {
-            Ok(change) => self.tree.finish(change.through_mount()),
+            Ok(change) => self.tree.finish(change),
             Err(Error::NotFound) if is_again => {}
             Err(error) => return Err(error),
         }
@@ -77,7 +76,7 @@ impl Nodes {
         ino: INodeNo,
         owner: (Option<u32>, Option<u32>),
         mode: Option<u32>,
-    ) -> Result<(Duration, FileAttr)> {
+    ) -> Result<FileAttr> {
         let Node::Dir(directory) = self.node(ino)? else {
             return Err(Error::FixedShape);
         };

@@ -22,8 +22,13 @@ pub struct Attributes {
     /// Permission bits.
     pub mode: u16,
     pub size: u64,
-    /// Whether the attributes stay the same for as long as the node exists.
-    pub constant: bool,
+}
+
+impl Node {
+    /// Returns whether the node is a list, whose size depends on its contents.
+    pub fn is_list(self) -> bool {
+        matches!(self, Self::File(_, file) if file.contents.are_list())
+    }
 }
 
 /// Makes a group. The adapter has checked the caller's right to change the parent.
@@ -198,26 +203,19 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
     match node {
         Node::Dir(directory) => {
             let Access { owner, mode } = tree.access(directory)?;
-            Ok(Attributes {
-                owner,
-                mode,
-                size: 0,
-                constant: true,
-            })
+            Ok(Attributes { owner, mode, size: 0 })
         }
         Node::File(directory, file) => {
-            let constant = !file.contents.are_list();
-            let length = if constant {
-                PAGE
-            } else {
+            let length = if node.is_list() {
                 file.show(tree, directory)?.len()
+            } else {
+                PAGE
             };
             let size = length.max(1).next_multiple_of(PAGE) as u64;
             Ok(Attributes {
                 owner: tree.owner(directory)?,
                 mode: file.mode(),
                 size,
-                constant,
             })
         }
     }

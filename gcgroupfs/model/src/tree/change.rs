@@ -11,7 +11,7 @@ use super::{Notice, State, Tree, UserChange};
 #[must_use = "the change is neither announced nor durable"]
 #[derive(Debug)]
 pub struct Change {
-    /// For listeners that never wait: processes are rung, pollers woken, caches invalidated, watchers told.
+    /// For listeners that never wait: processes are rung, pollers woken.
     immediate: Vec<Notice>,
     /// Records that must be in the journal before the request is answered.
     durable: Vec<Notice>,
@@ -43,19 +43,6 @@ impl Change {
     /// Returns whether [`Tree::store`] must be called before the request is answered.
     pub fn must_be_stored(&self) -> bool {
         !self.durable.is_empty()
-    }
-
-    /// Marks the directory that was made or removed as requested through the mount: the kernel itself reports
-    /// it to watchers. Other directories that went with it are reported by the daemon.
-    pub fn through_mount(mut self) -> Self {
-        let directory = self.immediate.iter_mut().find_map(|notice| match notice {
-            Notice::Made { is_reported, .. } | Notice::Removed { is_reported, .. } => Some(is_reported),
-            _ => None,
-        });
-        if let Some(is_reported) = directory {
-            *is_reported = true;
-        }
-        self
     }
 }
 
@@ -117,8 +104,8 @@ mod tests {
 
     use super::*;
     use crate::file::{Node, resolve};
-    use crate::tree::fixture::{ROOT, World, new_group};
-    use crate::tree::{Directory, Listener, Origins, Settings, Transient};
+    use crate::tree::Listener;
+    use crate::tree::fixture::{ROOT, World};
 
     struct Slow(Mutex<Vec<Notice>>);
 
@@ -165,40 +152,5 @@ mod tests {
         assert!(!change.must_be_stored(), "nothing has changed");
         world.tree.finish(change);
         assert_eq!(told(), (vec![], vec![]));
-    }
-
-    #[test]
-    fn only_the_requested_directory_is_reported_by_the_kernel() {
-        let world = World::new(1);
-        let reported = || {
-            let notices = world.take_notices().into_iter();
-            let reported = notices.filter_map(|notice| match notice {
-                Notice::Made {
-                    name, is_reported, ..
-                }
-                | Notice::Removed {
-                    name, is_reported, ..
-                } => Some((name, is_reported)),
-                _ => None,
-            });
-            reported.collect::<Vec<_>>()
-        };
-        let transient = Transient {
-            job: None,
-            owner: crate::tree::Owner { uid: 0, gid: 0 },
-            settings: Settings::default(),
-            origins: Origins::default(),
-        };
-        let job = world
-            .tree
-            .make_transient_group(&new_group(Directory::ROOT, "job"), transient);
-        let job = Directory::group(job.unwrap());
-        assert_eq!(reported(), [("job".to_owned(), false)]);
-        let (_, made) = world.tree.make_group(&new_group(job, "step")).unwrap();
-        world.tree.finish(made.through_mount());
-        assert_eq!(reported(), [("step".to_owned(), true)]);
-        let removed = world.tree.remove_group(job, "step").unwrap();
-        world.tree.finish(removed.through_mount());
-        assert_eq!(reported(), [("step".to_owned(), true), ("job".to_owned(), false)]);
     }
 }

@@ -213,12 +213,6 @@ impl State {
             self.count_holds(id, |nr_holds| nr_holds + 1, notices);
         }
         notices.push(Notice::GroupChanged(id));
-        notices.push(Notice::Made {
-            id,
-            parent,
-            name: made.name,
-            is_reported: false,
-        });
         Ok(id)
     }
 
@@ -272,12 +266,7 @@ impl State {
         // The root's record comes first: it has the next group number, which must outlive the last group.
         notices.push(Notice::RootChanged);
         notices.push(Notice::GroupChanged(id));
-        notices.push(Notice::Removed {
-            id,
-            parent: Directory::of(group.parent),
-            name: group.name.clone(),
-            is_reported: false,
-        });
+        notices.push(Notice::Removed(id));
         Ok(group)
     }
 

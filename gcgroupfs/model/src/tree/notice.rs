@@ -26,22 +26,8 @@ pub enum Notice {
         start_time: u64,
         saved: Box<Saved>,
     },
-    /// A group's directory has appeared.
-    Made {
-        id: GroupId,
-        parent: Directory,
-        name: String,
-        /// The kernel itself reports it to watchers (inotify): it was requested through the mount.
-        is_reported: bool,
-    },
     /// A group's directory has gone.
-    Removed {
-        id: GroupId,
-        parent: Directory,
-        name: String,
-        /// As in [`Notice::Made`].
-        is_reported: bool,
-    },
+    Removed(GroupId),
     /// The group of a job is removed, since its last process has left.
     JobEnded {
         path: String,
