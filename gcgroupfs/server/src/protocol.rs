@@ -6,6 +6,7 @@
 //! ```text
 //! request:  operation u32, offset u32, length of name u32, name, value
 //! answer:   status u32 (an errno, or 0), total length of the text u32, the text from `offset` on
+//!           (of a list that goes on: one more than the length so far)
 //! ```
 //!
 //! | operation | name | value | answer |
@@ -43,7 +44,8 @@
 //! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
-//! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
+//! open file keeps it; the next request names the offset at which the last part ended. A list is rendered part
+//! by part, each within a millisecond, so that other clients are served between them. Refusals carry the
 //! errno of the mount, and as text a sentence that explains it.
 
 use gcgroup_abi::message::{self, Malformed, Tag};
@@ -56,6 +58,9 @@ pub const MAX_REQUEST: usize = 16 << 10;
 
 /// Longest packet of an answer, bytes; the socket's send buffer has room for several.
 pub const MAX_ANSWER: usize = 32 << 10;
+
+/// Longest part of a text in an answer, bytes.
+pub const MAX_PART: usize = MAX_ANSWER - HEADER - 8;
 
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +146,7 @@ impl<'a> Answer<'a> {
             .ok()
             .and_then(|offset| text.get(offset..))
             .unwrap_or_default();
-        let part = rest.get(..MAX_ANSWER - HEADER - 8).unwrap_or(rest);
+        let part = rest.get(..MAX_PART).unwrap_or(rest);
         Self {
             status: 0,
             total: length(text),

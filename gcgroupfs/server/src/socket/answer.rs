@@ -1,10 +1,9 @@
 //! Answers requests of the command line from the table of control files, with the permissions that hold on
 //! the mount.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod reading;
 
 use gcgroup_abi::message::Malformed;
-use serde::Serialize;
 
 use super::initial_group::may_begin;
 use crate::protocol::{Answer, Operation, Request};
@@ -12,71 +11,42 @@ use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
 
+pub use self::reading::Reading;
 pub use super::initial_group::Credentials;
 
-/// Maximum number of files that a list request may name per directory.
-const MAX_FILES: usize = 64;
-
-/// One line of the answer to a request for processes.
-#[derive(Debug, Serialize)]
-struct Line<'a> {
-    pid: &'a str,
-    /// `None` for the process's own directory.
-    device: Option<&'a str>,
-    uid: u32,
-    comm: &'a str,
-    /// Path of its group; empty for the root. Absent if the client could not find it out on the mount.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    group: Option<&'a str>,
-    files: Files,
-}
-
-/// One line of the answer to a request for groups.
-#[derive(Debug, Serialize)]
-struct GroupLine<'a> {
-    /// Path of the group.
-    group: &'a str,
-    /// `None` for the group's own directory.
-    device: Option<&'a str>,
-    /// Owner of the group's files.
-    uid: u32,
-    files: Files,
-}
-
-/// Contents of each requested file, by name, without files that do not exist.
-type Files = serde_json::Map<String, serde_json::Value>;
-
-/// Answers one packet. `text` is what the connection has been reading; the second value returned is what it
+/// Answers one packet. `reading` is what the connection has been reading; the second value returned is what it
 /// reads from then on. Returns `None` if the packet is not a request.
-pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+pub fn answer(
+    tree: &Tree,
+    asker: &Credentials,
+    reading: Reading,
+    packet: &[u8],
+) -> Option<(Vec<u8>, Reading)> {
     let request = match Request::from_bytes(packet) {
         Ok(request) => request,
         Err(Malformed::Tag | Malformed::Length | Malformed::Protocol) => return None,
     };
-    let text = match (request.operation, request.offset) {
-        (Operation::Get, 0) => get(tree, asker, request.name),
-        (Operation::List, 0) => list(tree, asker, request.name),
-        (Operation::Explain, 0) => explain(tree, asker, request.name),
-        (Operation::ListGroups, 0) => list_groups(tree, asker, request.name),
-        (Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain, _) => Ok(text),
-        (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
-        (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
-        (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
+    let none = |()| Reading::default();
+    let read = match (request.operation, request.offset) {
+        (Operation::Get, 0) => get(tree, asker, request.name).map(Reading::of_text),
+        (Operation::Explain, 0) => explain(tree, asker, request.name).map(Reading::of_text),
+        (Operation::List, 0) => Reading::of_processes(tree, asker, request.name),
+        (Operation::ListGroups, 0) => Reading::of_groups(tree, asker, request.name),
+        (Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain, _) => Ok(reading),
+        (Operation::Set, _) => set(tree, asker, &request).map(none),
+        (Operation::Make, _) => make(tree, asker, request.name).map(none),
+        (Operation::Remove, _) => remove(tree, asker, request.name).map(none),
         // The server handles it.
         (Operation::Begin | Operation::Hold | Operation::Devices, _) => {
             Err(Error::NotSupported("jobs, holds and devices"))
         }
-        (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
+        (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(none),
     };
-    Some(match text {
-        Ok(text) => {
-            let part = Answer::part(&text, request.offset);
-            let is_last = request.offset as usize + part.part.len() >= text.len();
-            (part.to_bytes(), if is_last { Vec::new() } else { text })
-        }
+    Some(match read {
+        Ok(reading) => reading.part(tree, asker, request.offset),
         Err(error) => (
             Answer::refusal(error.errno(), &error.to_string()).to_bytes(),
-            Vec::new(),
+            Reading::default(),
         ),
     })
 }
@@ -161,74 +131,6 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
     }
 }
 
-/// Lists the named files of all processes. Processes and files that disappear meanwhile are left out.
-fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
-    if !asker.may_search(tree, Directory::ROOT)? {
-        return Err(Error::Closed);
-    }
-    let mut groups = BTreeMap::new();
-    let names = Names::of(names);
-    let mut out = Vec::new();
-    for (id, identity) in tree.processes() {
-        let (pid, whole) = (identity.pid.to_string(), Directory::process(id));
-        let group = tree.group_of(id).flatten();
-        let group = groups
-            .entry(group)
-            .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
-            .as_deref();
-        let mut push = |directory, device: Option<&str>| {
-            let line = Line {
-                pid: &pid,
-                device,
-                uid: identity.uid,
-                comm: &identity.comm,
-                group,
-                files: names.show(tree, directory),
-            };
-            push_line(&mut out, &line);
-        };
-        push(whole, None);
-        for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
-            push(directory, Some(&device));
-        }
-    }
-    Ok(out)
-}
-
-/// Lists the named files of the groups that the client could find on the mount, each after the one above it.
-fn list_groups(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
-    if !asker.may_search(tree, Directory::ROOT)? {
-        return Err(Error::Closed);
-    }
-    let names = Names::of(names);
-    let mut out = Vec::new();
-    let groups = tree.groups();
-    let mut groups: Vec<(String, GroupId)> = groups.into_iter().map(|id| (tree.path(Some(id)), id)).collect();
-    groups.sort_unstable();
-    for (path, id) in groups {
-        let whole = Directory::group(id);
-        let Ok(owner) = tree.owner(whole) else { continue };
-        if !is_open(tree, asker, Some(id)) {
-            continue;
-        }
-        let mut push = |directory, device: Option<&str>| {
-            let line = GroupLine {
-                group: &path,
-                device,
-                uid: owner.uid,
-                files: names.show(tree, directory),
-            };
-            push_line(&mut out, &line);
-        };
-        push(whole, None);
-        let below = tree.subdirectories(whole).unwrap_or_default();
-        for (device, directory) in below.iter().filter(|(_, below)| below.device.is_some()) {
-            push(*directory, Some(device));
-        }
-    }
-    Ok(out)
-}
-
 /// Returns whether the client could find the group on the mount and see its members.
 fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
     let mut directory = Directory::of(group);
@@ -238,33 +140,6 @@ fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
         open = asker.may_find(tree, directory).unwrap_or(false);
     }
     open
-}
-
-/// Names of files that a list request asks for.
-struct Names<'a>(BTreeSet<&'a str>);
-
-impl<'a> Names<'a> {
-    fn of(names: &'a str) -> Self {
-        Self(names.lines().take(MAX_FILES).collect())
-    }
-
-    /// Returns the contents of those files that the directory has.
-    fn show(&self, tree: &Tree, directory: Directory) -> Files {
-        let shown = |name: &&str| match file::lookup(tree, directory, name) {
-            Ok(Node::File(directory, file)) => {
-                Some(((*name).to_owned(), file.show(tree, directory).ok()?.into()))
-            }
-            _ => None,
-        };
-        self.0.iter().filter_map(shown).collect()
-    }
-}
-
-fn push_line(out: &mut Vec<u8>, line: &impl Serialize) {
-    if let Ok(line) = serde_json::to_vec(line) {
-        out.extend(line);
-        out.push(b'\n');
-    }
 }
 
 #[cfg(test)]
@@ -283,7 +158,7 @@ mod tests {
             name,
             value,
         };
-        let (answer, _) = answer(&world.tree, asker, Vec::new(), &request.to_bytes()).unwrap();
+        let (answer, _) = answer(&world.tree, asker, Reading::default(), &request.to_bytes()).unwrap();
         Answer::from_bytes(&answer).unwrap().status.cast_signed()
     }
 
@@ -357,7 +232,7 @@ mod tests {
                 name: "memory.limit",
                 value: b"",
             };
-            let (answer, _) = answer(&world.tree, asker, Vec::new(), &request.to_bytes()).unwrap();
+            let (answer, _) = answer(&world.tree, asker, Reading::default(), &request.to_bytes()).unwrap();
             let text = Answer::from_bytes(&answer).unwrap().part.to_vec();
             String::from_utf8(text).unwrap()
         };
@@ -381,7 +256,7 @@ mod tests {
             value: b"junk",
         };
         let root = Credentials::default();
-        let (answer, _) = answer(&world.tree, &root, Vec::new(), &request.to_bytes()).unwrap();
+        let (answer, _) = answer(&world.tree, &root, Reading::default(), &request.to_bytes()).unwrap();
         let refusal = Answer::from_bytes(&answer).unwrap();
         assert_eq!(refusal.status.cast_signed(), libc::EINVAL);
         assert!(refusal.part.starts_with(b"expected bytes"), "{refusal:?}");

@@ -17,6 +17,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::unistd::geteuid;
 use tracing::warn;
 
+use super::answer::Reading;
 use super::token::Token;
 use super::{ROUND, Server, TEND, TICK};
 use crate::protocol::MAX_REQUEST;
@@ -64,8 +65,8 @@ pub(super) enum Kind {
     Beginner,
     /// A command with a group of its own, and its descendants.
     Job,
-    /// The command line, with the text that it is reading.
-    Client(Vec<u8>),
+    /// The command line, with what it is reading.
+    Client(Reading),
     /// A registered process.
     Hook {
         process: u64,
@@ -141,10 +142,10 @@ impl Connection {
         self.expires() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
-    /// Returns the size of the text that the client is reading, in bytes.
+    /// Returns the size of what the client is reading, in bytes.
     pub(super) fn held(&self) -> usize {
         match &self.kind {
-            Kind::Client(text) => text.len(),
+            Kind::Client(reading) => reading.size(),
             _ => 0,
         }
     }

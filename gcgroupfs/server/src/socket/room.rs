@@ -12,8 +12,11 @@ const FEWEST: u64 = 1024;
 /// Processes that a user may register while less than a quarter of the room is left.
 const FEW: usize = 8;
 
-/// Maximum number of registered processes of one user.
-const MAX_PER_UID: usize = 4096;
+/// Maximum number of registered processes of root, in containers too.
+const MAX_OF_ROOT: usize = 4096;
+
+/// Maximum number of registered processes of another user: everybody's lists show them.
+const MAX_PER_UID: usize = 1024;
 
 /// Returns how many descriptors may be open (`RLIMIT_NOFILE`).
 fn nr_descriptors() -> usize {
@@ -56,7 +59,8 @@ impl Processes {
         } else {
             self.most - self.most / 4
         };
-        own < MAX_PER_UID && self.counts.total() < most
+        let own_most = if uid == 0 { MAX_OF_ROOT } else { MAX_PER_UID };
+        own < own_most && self.counts.total() < most
     }
 
     /// Counts one more process of the user.

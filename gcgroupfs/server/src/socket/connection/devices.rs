@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use super::{Kind, governs_user};
 use crate::protocol::{Answer, Request};
 use crate::socket::Server;
+use crate::socket::answer::Reading;
 use crate::socket::initial_group::Prospect;
 use crate::socket::rule_queries::DevicesRequest;
 use gcgroupfs_model::rules::Verdict;
@@ -32,7 +33,7 @@ impl Server {
         };
         let group = GroupName::new(request.name).ok_or(Errno::EINVAL)?;
         let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
-        connection.kind = Kind::Client(Vec::new());
+        connection.kind = Kind::Client(Reading::default());
         let socket = Arc::clone(&connection.socket);
         // Without lists neither a full queue nor a lack of descriptors hides a device, and no group is made.
         if !self.rule_queries.may_limit_devices() && !self.tree.has_device_lists() {
@@ -91,7 +92,7 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&number) {
             let now = Instant::now();
             connection.last = now;
-            connection.kind = Kind::Client(Vec::new());
+            connection.kind = Kind::Client(Reading::default());
             let user = connection.user();
             self.shares.take(user, now.duration_since(begun_at), now);
         }

@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 use super::Kind;
 use crate::protocol::{Answer, Request};
 use crate::socket::Server;
-use crate::socket::answer::{Credentials, resolve};
+use crate::socket::answer::{Credentials, Reading, resolve};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{NewHold, SETTINGS, Setting, Tree};
@@ -32,7 +32,7 @@ impl Server {
         };
         let now = Instant::now();
         connection.last = now;
-        connection.kind = Kind::Client(Vec::new());
+        connection.kind = Kind::Client(Reading::default());
         let user = connection.user();
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let sent = send(connection.socket.as_raw_fd(), &answer, flags);

@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 use super::Kind;
 use crate::protocol::{Answer, Request};
 use crate::socket::Server;
+use crate::socket::answer::Reading;
 use crate::socket::rule_queries::JobRequest;
 use gcgroupfs_model::error::Result;
 use gcgroupfs_model::file::{check_group_name, check_group_path};
@@ -88,7 +89,10 @@ impl Server {
             ),
             Err(errno) => {
                 let answer = Answer::refusal(refusal_errno(errno) as i32, "");
-                (Kind::Client(Vec::new()), self.send_answer(number, &answer))
+                (
+                    Kind::Client(Reading::default()),
+                    self.send_answer(number, &answer),
+                )
             }
         };
         if let Some(connection) = self.connections.get_mut(&number) {

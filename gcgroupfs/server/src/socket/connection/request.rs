@@ -9,7 +9,7 @@ use nix::sys::socket::{MsgFlags, send};
 use super::Kind;
 use crate::protocol::{Answer, Operation, Request};
 use crate::socket::Server;
-use crate::socket::answer::{Credentials, answer};
+use crate::socket::answer::{Credentials, Reading, answer};
 use gcgroupfs_sys as sys;
 
 impl Server {
@@ -19,9 +19,9 @@ impl Server {
             return false;
         };
         let held = connection.held();
-        let text = match &mut connection.kind {
-            Kind::Client(text) => std::mem::take(text),
-            _ => Vec::new(),
+        let reading = match &mut connection.kind {
+            Kind::Client(reading) => std::mem::take(reading),
+            _ => Reading::default(),
         };
         let user = connection.user();
         let asker = Credentials {
@@ -52,26 +52,26 @@ impl Server {
             // A rule may admit a process to a group that its user may not enter: only a registration can
             // tell.
             Ok(request) if request.operation == Operation::MayBegin && self.rule_queries.are_needed() => {
-                Some((Answer::part(&[], 0).to_bytes(), Vec::new()))
+                Some((Answer::part(&[], 0).to_bytes(), Reading::default()))
             }
-            _ => answer(&self.tree, &asker, text, packet),
+            _ => answer(&self.tree, &asker, reading, packet),
         };
-        let Some((mut answered, mut text)) = answered else {
+        let Some((mut answered, mut reading)) = answered else {
             return false;
         };
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);
-        if !self.connections.has_room_for_text(asker.uid, text.len()) {
+        if !self.connections.has_room_for_text(asker.uid, reading.size()) {
             let why = "the texts that your clients are reading are too large together; read one at a time";
             let refusal = Answer::refusal(libc::EMFILE, why);
-            (answered, text) = (refusal.to_bytes(), Vec::new());
+            (answered, reading) = (refusal.to_bytes(), Reading::default());
         }
-        self.connections.note_text(asker.uid, 0, text.len());
+        self.connections.note_text(asker.uid, 0, reading.size());
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
         connection.last = now;
-        connection.kind = Kind::Client(text);
+        connection.kind = Kind::Client(reading);
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         send(connection.socket.as_raw_fd(), &answered, flags).is_ok()
     }

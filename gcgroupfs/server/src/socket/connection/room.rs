@@ -11,6 +11,7 @@ use nix::unistd::geteuid;
 
 use super::Kind;
 use crate::socket::Server;
+use crate::socket::answer::Reading;
 use gcgroupfs_sys::process;
 
 impl Server {
@@ -24,7 +25,7 @@ impl Server {
             return false;
         };
         // Its end is not that of a hook that gave up its registration.
-        connection.kind = Kind::Client(Vec::new());
+        connection.kind = Kind::Client(Reading::default());
         let user = connection.user();
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);

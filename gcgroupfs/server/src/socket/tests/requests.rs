@@ -1,6 +1,7 @@
 //! Requests of the command line.
 
 use super::*;
+use crate::socket::answer::{Credentials, Reading, answer};
 
 #[test]
 fn requests_have_the_permissions_of_the_mount() {
@@ -108,14 +109,52 @@ fn endless_requests_are_throttled_and_texts_released() {
         };
         request.to_bytes()
     };
-    let (who, tree) = (super::super::answer::Credentials::default(), &world.tree);
-    let (_, kept) = super::super::answer::answer(tree, &who, Vec::new(), &packet(0)).unwrap();
-    assert!(kept.is_empty(), "all of it is in one packet");
-    let long = vec![b'x'; MAX_ANSWER + 100];
-    let (_, kept) = super::super::answer::answer(tree, &who, long.clone(), &packet(50)).unwrap();
-    assert_eq!(kept, long, "there is more");
-    let (_, kept) = super::super::answer::answer(tree, &who, long, &packet(1000)).unwrap();
-    assert!(kept.is_empty(), "that was the end");
+    let (who, tree) = (Credentials::default(), &world.tree);
+    let (_, kept) = answer(tree, &who, Reading::default(), &packet(0)).unwrap();
+    assert_eq!(kept.size(), 0, "all of it is in one packet");
+    let long = || Reading::of_text(vec![b'x'; MAX_ANSWER + 100]);
+    let (_, kept) = answer(tree, &who, long(), &packet(50)).unwrap();
+    assert_eq!(kept.size(), MAX_ANSWER + 100, "there is more");
+    let (_, kept) = answer(tree, &who, long(), &packet(1000)).unwrap();
+    assert_eq!(kept.size(), 0, "that was the end");
+}
+
+#[test]
+fn long_list_is_rendered_part_by_part() {
+    const NR: usize = 300;
+    let world = gcgroupfs_model::tree::fixture::World::new(1);
+    (0..NR).for_each(|number| _ = world.group(&format!("group-{number:03}")));
+    let names = "memory.stat\nmemory.current\ncompute.stat\ncompute.priority\nmemory.limit";
+    let (who, mut reading, mut text, mut nr_parts) =
+        (Credentials::default(), Reading::default(), Vec::new(), 0);
+    loop {
+        let request = Request {
+            operation: Operation::ListGroups,
+            offset: u32::try_from(text.len()).unwrap(),
+            name: names,
+            value: b"",
+        };
+        let (packet, rest) = answer(&world.tree, &who, reading, &request.to_bytes()).unwrap();
+        let answer = Answer::from_bytes(&packet).unwrap();
+        text.extend(answer.part);
+        (reading, nr_parts) = (rest, nr_parts + 1);
+        assert!(answer.total as usize >= text.len() && reading.size() < MAX_ANSWER * 3);
+        if answer.total as usize == text.len() {
+            break;
+        }
+        world.group("zz-made-meanwhile");
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(nr_parts > 4, "{nr_parts}");
+    assert_eq!(
+        text.lines().count(),
+        2 * NR,
+        "one line each, and one for the device"
+    );
+    assert!(
+        text.lines()
+            .is_sorted_by_key(|line| line.get(..24).map(str::to_owned))
+    );
 }
 
 /// Starts a job of this process in a group, and returns the connection that holds it and the answer.

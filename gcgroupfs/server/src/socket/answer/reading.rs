@@ -1,0 +1,257 @@
+//! What a client reads in parts: a text, or a list of processes or groups, which is rendered part by part, so
+//! that a long list lets other clients in between.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::super::initial_group::Credentials;
+use super::is_open;
+use crate::protocol::{Answer, MAX_PART};
+use gcgroupfs_model::error::{Error, Result};
+use gcgroupfs_model::file::{self, Node};
+use gcgroupfs_model::tree::{Directory, GroupId, ProcessId, Tree};
+
+/// Time after which a part of a list ends, although there is room for more.
+const PART_TIME: Duration = Duration::from_millis(1);
+
+/// Maximum number of files that a list request may name per directory.
+const MAX_FILES: usize = 64;
+
+/// One line of the answer to a request for processes.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    pid: &'a str,
+    /// `None` for the process's own directory.
+    device: Option<&'a str>,
+    uid: u32,
+    comm: &'a str,
+    /// Path of its group; empty for the root. Absent if the client could not find it out on the mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
+    files: Files,
+}
+
+/// One line of the answer to a request for groups.
+#[derive(Debug, Serialize)]
+struct GroupLine<'a> {
+    /// Path of the group.
+    group: &'a str,
+    /// `None` for the group's own directory.
+    device: Option<&'a str>,
+    /// Owner of the group's files.
+    uid: u32,
+    files: Files,
+}
+
+/// Contents of each requested file, by name, without files that do not exist.
+type Files = serde_json::Map<String, serde_json::Value>;
+
+/// What a client is reading.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// Rendered text.
+    text: Vec<u8>,
+    /// Where the text begins in the whole, in bytes.
+    begin: usize,
+    /// What is still to be listed.
+    rest: Rest,
+    /// Names of the files that a list shows, one per line.
+    names: String,
+}
+
+#[derive(Debug, Default)]
+enum Rest {
+    #[default]
+    Nothing,
+    Processes(VecDeque<ProcessId>),
+    /// With their paths.
+    Groups(VecDeque<(String, GroupId)>),
+}
+
+impl Rest {
+    fn len(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Processes(ids) => ids.len(),
+            Self::Groups(groups) => groups.len(),
+        }
+    }
+}
+
+impl Reading {
+    pub fn of_text(text: Vec<u8>) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+
+    /// Begins a list of the named files of all processes. Processes and files that disappear meanwhile are
+    /// left out.
+    pub(super) fn of_processes(tree: &Tree, asker: &Credentials, names: &str) -> Result<Self> {
+        let ids = tree.processes().into_iter().map(|(id, _)| id);
+        Self::of_list(tree, asker, names, Rest::Processes(ids.collect()))
+    }
+
+    /// Begins a list of the named files of the groups that the client could find on the mount, each after the
+    /// one above it.
+    pub(super) fn of_groups(tree: &Tree, asker: &Credentials, names: &str) -> Result<Self> {
+        let groups = tree.groups().into_iter().map(|id| (tree.path(Some(id)), id));
+        let mut groups: Vec<_> = groups.collect();
+        groups.sort_unstable();
+        Self::of_list(tree, asker, names, Rest::Groups(groups.into()))
+    }
+
+    fn of_list(tree: &Tree, asker: &Credentials, names: &str, rest: Rest) -> Result<Self> {
+        if !asker.may_search(tree, Directory::ROOT)? {
+            return Err(Error::Closed);
+        }
+        Ok(Self {
+            rest,
+            names: names.to_owned(),
+            ..Self::default()
+        })
+    }
+
+    /// Returns the bytes of memory that it takes, about.
+    pub fn size(&self) -> usize {
+        self.text.len() + self.names.len() + self.rest.len() * size_of::<(String, GroupId)>()
+    }
+
+    /// Returns the answer with the part from `offset` on, where the last part ended, and what is read from
+    /// then on.
+    pub(super) fn part(mut self, tree: &Tree, asker: &Credentials, offset: u32) -> (Vec<u8>, Self) {
+        let at = (offset as usize).checked_sub(self.begin);
+        let Some(mut at) = at.filter(|at| *at <= self.text.len()) else {
+            return (Answer::part(&[], 0).to_bytes(), Self::default());
+        };
+        if self.rest.len() != 0 {
+            self.text.drain(..at);
+            (self.begin, at) = (self.begin + at, 0);
+            self.render(tree, asker);
+        }
+        let unread = self.text.get(at..).unwrap_or_default();
+        let part = unread.get(..MAX_PART).unwrap_or(unread);
+        let is_last = part.len() == unread.len() && self.rest.len() == 0;
+        // The length of a list is not known before its end.
+        let more = usize::from(self.rest.len() != 0);
+        let total = self.begin + self.text.len() + more;
+        let answer = Answer {
+            status: 0,
+            total: u32::try_from(total).unwrap_or(u32::MAX),
+            part,
+        };
+        (answer.to_bytes(), if is_last { Self::default() } else { self })
+    }
+
+    /// Renders the next part of a list: at least one line, if there is one.
+    fn render(&mut self, tree: &Tree, asker: &Credentials) {
+        let begun = Instant::now();
+        let names = Names::of(&self.names);
+        let mut paths = BTreeMap::new();
+        while self.text.len() < MAX_PART && (self.text.is_empty() || begun.elapsed() < PART_TIME) {
+            match &mut self.rest {
+                Rest::Processes(ids) => match ids.pop_front() {
+                    Some(id) => list_process(&mut self.text, tree, (asker, &mut paths), &names, id),
+                    None => return,
+                },
+                Rest::Groups(groups) => match groups.pop_front() {
+                    Some((path, id)) => list_group(&mut self.text, (tree, asker), &names, &path, id),
+                    None => return,
+                },
+                Rest::Nothing => return,
+            }
+        }
+    }
+}
+
+/// Paths of groups that a client may see; `None` for others.
+type Paths = BTreeMap<Option<GroupId>, Option<String>>;
+
+fn list_process(
+    out: &mut Vec<u8>,
+    tree: &Tree,
+    (asker, paths): (&Credentials, &mut Paths),
+    names: &Names<'_>,
+    id: ProcessId,
+) {
+    let Some(identity) = tree.identity(id) else { return };
+    let (pid, whole) = (identity.pid.to_string(), Directory::process(id));
+    let group = tree.group_of(id).flatten();
+    let group = paths
+        .entry(group)
+        .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
+        .as_deref();
+    let mut push = |directory, device: Option<&str>| {
+        let line = Line {
+            pid: &pid,
+            device,
+            uid: identity.uid,
+            comm: &identity.comm,
+            group,
+            files: names.show(tree, directory),
+        };
+        push_line(out, &line);
+    };
+    push(whole, None);
+    for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
+        push(directory, Some(&device));
+    }
+}
+
+fn list_group(
+    out: &mut Vec<u8>,
+    (tree, asker): (&Tree, &Credentials),
+    names: &Names<'_>,
+    path: &str,
+    id: GroupId,
+) {
+    let whole = Directory::group(id);
+    let Ok(owner) = tree.owner(whole) else { return };
+    if !is_open(tree, asker, Some(id)) {
+        return;
+    }
+    let mut push = |directory, device: Option<&str>| {
+        let line = GroupLine {
+            group: path,
+            device,
+            uid: owner.uid,
+            files: names.show(tree, directory),
+        };
+        push_line(out, &line);
+    };
+    push(whole, None);
+    let below = tree.subdirectories(whole).unwrap_or_default();
+    for (device, directory) in below.iter().filter(|(_, below)| below.device.is_some()) {
+        push(*directory, Some(device));
+    }
+}
+
+/// Names of files that a list request asks for.
+struct Names<'a>(BTreeSet<&'a str>);
+
+impl<'a> Names<'a> {
+    fn of(names: &'a str) -> Self {
+        Self(names.lines().take(MAX_FILES).collect())
+    }
+
+    /// Returns the contents of those files that the directory has.
+    fn show(&self, tree: &Tree, directory: Directory) -> Files {
+        let shown = |name: &&str| match file::lookup(tree, directory, name) {
+            Ok(Node::File(directory, file)) => {
+                Some(((*name).to_owned(), file.show(tree, directory).ok()?.into()))
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(shown).collect()
+    }
+}
+
+fn push_line(out: &mut Vec<u8>, line: &impl Serialize) {
+    if let Ok(line) = serde_json::to_vec(line) {
+        out.extend(line);
+        out.push(b'\n');
+    }
+}
