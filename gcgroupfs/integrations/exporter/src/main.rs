@@ -2,6 +2,7 @@
 //! no privileges.
 
 mod changes;
+mod clients;
 mod files;
 mod metrics;
 mod owner;

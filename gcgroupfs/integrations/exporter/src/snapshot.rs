@@ -133,7 +133,8 @@ impl Snapshot {
         let text = text.map_err(|refusal| anyhow!("cannot list processes: {refusal}"))?;
         let mut processes = processes(&text, users)?;
         let (nr_processes, paths) = (processes.len(), group_paths(&processes));
-        cap(&mut processes, caps.processes);
+        let found = read(&mut client, "unmanaged")?;
+        cap(&mut processes, caps.processes, &refuted(&found));
         for process in &mut processes {
             process.owner = Owner::of(&process.pid);
         }
@@ -149,7 +150,7 @@ impl Snapshot {
         }
         let mut root = read_files(&mut client, "", &ROOT_FILES)?;
         let (devices, stats) = (read(&mut client, "devices")?, read(&mut client, DEVICE_STAT)?);
-        root.insert(UNMANAGED, unmanaged(&read(&mut client, "unmanaged")?));
+        root.insert(UNMANAGED, unmanaged(&found));
         Ok(Self {
             time: now(),
             took: begun.elapsed(),
@@ -223,11 +224,24 @@ fn processes(text: &str, users: &mut Users) -> anyhow::Result<Vec<Process>> {
     Ok(processes.into_values().collect())
 }
 
-/// Removes those that hold least memory if there are more than `most`, and sorts the rest by pid.
-fn cap(processes: &mut Vec<Process>, most: usize) {
+/// Returns the pids of processes that claim to hold or use more than NVML shows, from the text of `unmanaged`.
+fn refuted(text: &str) -> BTreeSet<&str> {
+    let claims = |line: &&str| line.contains(" reason=claims_");
+    text.lines()
+        .filter(claims)
+        .filter_map(|line| line.split(' ').next())
+        .collect()
+}
+
+/// Removes processes if there are more than `most`: first those whose claims NVML refutes, then those that hold
+/// least memory. Sorts the rest by pid.
+fn cap(processes: &mut Vec<Process>, most: usize, refuted: &BTreeSet<&str>) {
     let pid = |process: &Process| process.pid.parse().unwrap_or(u64::MAX);
     let memory = |process: &Process| process.files.number("memory.current").unwrap_or(0);
-    processes.sort_by_key(|process| (std::cmp::Reverse(memory(process)), pid(process)));
+    processes.sort_by_key(|process| {
+        let is_refuted = refuted.contains(process.pid.as_str());
+        (is_refuted, std::cmp::Reverse(memory(process)), pid(process))
+    });
     processes.truncate(most);
     processes.sort_by_key(pid);
 }
@@ -314,9 +328,12 @@ mod tests {
     #[test]
     fn processes_beyond_the_cap_hold_least() {
         let mut kept = processes(&list(&[5, 1, 9, 5]), &mut Users::default()).unwrap();
-        cap(&mut kept, 2);
+        let found = "1 gpu=0 uid=7 comm=a bytes=1 since=1 reason=no_hook\n3 gpu=0 uid=7 comm=a bytes=9 since=1 \
+                     reason=claims_more\n";
+        cap(&mut kept, 3, &refuted(found));
+        cap(&mut kept, 2, &BTreeSet::new());
         let pids: Vec<&str> = kept.iter().map(|process| process.pid.as_str()).collect();
-        assert_eq!(pids, ["1", "3"]);
+        assert_eq!(pids, ["1", "4"], "the claims of 3 are refuted");
     }
 
     #[test]

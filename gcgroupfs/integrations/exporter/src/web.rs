@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
+use crate::clients::{Client, Clients};
 use crate::metrics::open_metrics;
 use crate::page;
 use crate::sampler::Sampler;
@@ -27,11 +28,11 @@ use crate::sampler::Sampler;
 /// Maximum number of connections; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Longest wait for a request's header.
-const HEADER_PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for a request's header, also between two requests.
+const HEADER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest life of a connection.
-const LIFE: Duration = Duration::from_secs(300);
+const LIFE: Duration = Duration::from_secs(60);
 
 /// Longest body of a request, bytes.
 const MAX_BODY: usize = 4096;
@@ -122,6 +123,7 @@ fn is_abandoned(path: &Path) -> bool {
 /// Serves forever.
 pub(crate) async fn serve(listener: Listener, site: Arc<Site>) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let clients = Clients::default();
     loop {
         // Never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -129,17 +131,23 @@ pub(crate) async fn serve(listener: Listener, site: Arc<Site>) {
         };
         let site = Arc::clone(&site);
         let accepted = match &listener {
-            Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move {
-                    connection(stream, site).await;
-                    drop(place);
-                });
+            Listener::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
+                let client = Client::of_tcp(peer, stream.local_addr().ok());
+                if let Some(counted) = clients.count(client) {
+                    tokio::spawn(async move {
+                        connection(stream, site).await;
+                        drop((place, counted));
+                    });
+                }
             }),
             Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move {
-                    connection(stream, site).await;
-                    drop(place);
-                });
+                let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                if let Some(counted) = clients.count(Client::User(uid)) {
+                    tokio::spawn(async move {
+                        connection(stream, site).await;
+                        drop((place, counted));
+                    });
+                }
             }),
         };
         if accepted.is_err() {
