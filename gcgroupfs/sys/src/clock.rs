@@ -24,7 +24,9 @@ pub fn local_time(seconds: u64, with_date: bool) -> String {
 /// The text says what is expected.
 pub fn parse_local_time(text: &str, now: u64) -> Result<u64, String> {
     let expected = || "HH:MM[:SS], YYYY-MM-DD HH:MM[:SS] or seconds since 1970 are expected".to_owned();
-    if let Ok(seconds) = text.parse() {
+    if text.bytes().all(|byte| byte.is_ascii_digit())
+        && let Ok(seconds) = text.parse()
+    {
         return Ok(seconds);
     }
     let (date, time) = match text.split_once([' ', 'T']) {

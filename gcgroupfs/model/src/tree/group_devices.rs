@@ -93,8 +93,8 @@ fn existing(text: &str, devices: &[Device]) -> (DeviceSet, Vec<String>) {
             list.extend(found);
             continue;
         }
-        let first = entry.split_once('-').and_then(|(first, _)| first.parse().ok());
-        let rest = first.and_then(|first: usize| devices.get(first..));
+        let first = entry.split_once('-').and_then(|(first, _)| index(first));
+        let rest = first.and_then(|first| devices.get(first..));
         match rest.zip(entry.split_once('-')) {
             // A range that ends behind the last device.
             Some((rest @ [_, ..], (_, last))) if is_beyond(last, devices.len()) => {
@@ -109,7 +109,7 @@ fn existing(text: &str, devices: &[Device]) -> (DeviceSet, Vec<String>) {
 
 /// Returns whether a text is a number, not smaller than `bound`.
 fn is_beyond(text: &str, bound: usize) -> bool {
-    is_number(text) && text.parse::<usize>().is_ok_and(|number| number >= bound)
+    index(text).is_some_and(|number| number >= bound)
 }
 
 /// Checks the format of a list of devices, whether or not they exist.
@@ -184,8 +184,8 @@ fn parse(text: &str, devices: &[Device]) -> Result<DeviceSet> {
             Some((first, last)) if is_number(first) => (first, last),
             _ => (entry, entry),
         };
-        let found: Vec<&Device> = match (first.parse::<usize>(), last.parse::<usize>()) {
-            (Ok(first), Ok(last)) if last < devices.len() => {
+        let found: Vec<&Device> = match (index(first), index(last)) {
+            (Some(first), Some(last)) if last < devices.len() => {
                 devices.get(first..=last).unwrap_or(&[]).iter().collect()
             }
             _ => devices
@@ -207,6 +207,12 @@ fn parse(text: &str, devices: &[Device]) -> Result<DeviceSet> {
 fn entries(text: &str) -> impl Iterator<Item = &str> {
     let entries = text.split(|sign: char| sign == ',' || sign.is_ascii_whitespace());
     entries.filter(|entry| !entry.is_empty())
+}
+
+/// Returns the number if `text` is its canonical spelling: `1,000` names no devices 1 and 0.
+fn index(text: &str) -> Option<usize> {
+    let number: usize = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
 }
 
 fn is_number(text: &str) -> bool {

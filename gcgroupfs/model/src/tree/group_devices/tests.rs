@@ -27,7 +27,8 @@ fn list_is_shown_as_indices_and_bad_entries_change_nothing() {
         assert_eq!(world.show("a/gcgroup.devices.effective"), shown, "{text:?}");
     }
     for bad in [
-        "4", "0,4", "3-1", "0-4", "GPU-9", "GPU-", "all,0", "none,1", "-1", "0-", "x", "", ",",
+        "4", "0,4", "3-1", "0-4", "GPU-9", "GPU-", "all,0", "none,1", "-1", "0-", "x", "", ",", "+1",
+        "1,000", "00", "0-03",
     ] {
         let error = world.store("a/gcgroup.devices", ROOT, bad).unwrap_err();
         assert_eq!(error.errno(), 22, "{bad}");
