@@ -1,20 +1,22 @@
 //! The socket's file: taken over from a dead daemon, never from a living one, and created again when it has
 //! been removed.
 
-use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
     AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
     shutdown, socket, sockopt,
 };
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use tracing::warn;
 
@@ -22,7 +24,7 @@ use gcgroupfs_sys::process;
 
 mod restore;
 
-use restore::{Restored, restore};
+use restore::restore;
 
 /// Length of the accept queue. Clients beyond it wait in connect(2), where the kernel lets them in one by
 /// one: a client with many connections delays others by no more than this many.
@@ -49,8 +51,6 @@ pub struct Listener {
     file: Option<(PathBuf, FileId)>,
     /// Last logged reason why the file cannot be created again.
     complaint: String,
-    /// Whether another process held the directory's lock at the last check.
-    has_waited: bool,
 }
 
 impl Listener {
@@ -60,16 +60,14 @@ impl Listener {
     /// Another daemon listens there, the file there is not a socket, or the path cannot be written.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        let directory = make_directory(path)?;
-        // Checking and taking over are several steps; two daemons must not take them at once.
-        let _turn = turn(directory)?;
+        make_directory(path)?;
+        // Of two daemons that start at once, one finds its file replaced by the other's later.
         clear(path, &address)?;
         let (socket, file) = make(path, &address)?;
         Ok(Self {
             socket,
             file: Some((path.to_owned(), file)),
             complaint: String::new(),
-            has_waited: false,
         })
     }
 
@@ -79,7 +77,6 @@ impl Listener {
             socket,
             file: None,
             complaint: String::new(),
-            has_waited: false,
         }
     }
 
@@ -94,11 +91,9 @@ impl Listener {
     /// `NAME.displaced`.
     pub fn look(&mut self) -> Option<OwnedFd> {
         let (path, ours) = self.file.as_mut()?;
-        let needs_lock = !std::mem::take(&mut self.has_waited);
-        match restore(path, ours, needs_lock) {
-            Ok(Restored::IsThere) => self.complaint.clear(),
-            Ok(Restored::Waits) => self.has_waited = true,
-            Ok(Restored::Made(socket)) => {
+        match restore(path, ours) {
+            Ok(None) => self.complaint.clear(),
+            Ok(Some(socket)) => {
                 let path = path.display();
                 warn!("{path} was removed or replaced; another socket is there now");
                 self.complaint.clear();
@@ -153,8 +148,8 @@ impl Drop for Listener {
     }
 }
 
-/// Creates the directory of a socket if missing, and returns its path.
-fn make_directory(path: &Path) -> anyhow::Result<&Path> {
+/// Creates the directory of a socket if missing.
+fn make_directory(path: &Path) -> anyhow::Result<()> {
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
@@ -163,20 +158,36 @@ fn make_directory(path: &Path) -> anyhow::Result<&Path> {
         .recursive(true)
         .mode(0o755)
         .create(directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
-    Ok(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))
 }
 
 /// Listens at a path where no file exists.
 fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
     let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
-    bind(socket.as_raw_fd(), address).with_context(|| format!("cannot make {}", path.display()))?;
-    // A user's daemon serves only that user's processes.
-    let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
-    fs::set_permissions(path, Permissions::from_mode(mode))?;
+    bind_with_mode(&socket, address).with_context(|| format!("cannot make {}", path.display()))?;
+    if fs::symlink_metadata(path)?.mode() & 0o777 != mode() {
+        fs::set_permissions(path, Permissions::from_mode(mode()))?;
+    }
     let file = fs::symlink_metadata(path)?;
     listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok((socket, id(&file)))
+}
+
+/// Returns the mode of the socket's file: a user's daemon serves only that user's processes.
+fn mode() -> u32 {
+    if geteuid().is_root() { 0o666 } else { 0o600 }
+}
+
+/// Binds a socket whose file has its [`mode`] from the beginning: on a thread with a umask of its own, where
+/// the system allows that.
+fn bind_with_mode(socket: &OwnedFd, address: &UnixAddr) -> nix::Result<()> {
+    let bound = || {
+        if unshare(CloneFlags::CLONE_FS).is_ok() {
+            umask(Mode::from_bits_truncate(!mode() & 0o777));
+        }
+        bind(socket.as_raw_fd(), address)
+    };
+    thread::scope(|scope| scope.spawn(bound).join()).unwrap_or(Err(Errno::EAGAIN))
 }
 
 pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
@@ -186,21 +197,6 @@ pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
         flags | SockFlag::SOCK_CLOEXEC,
         None,
     )
-}
-
-/// Waits for the directory's lock, at most [`TAKEOVER_PATIENCE`]: any process that can open the directory can
-/// hold it.
-fn turn(directory: &Path) -> anyhow::Result<Option<Flock<File>>> {
-    let mut file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
-    let deadline = Instant::now() + TAKEOVER_PATIENCE;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(turn) => return Ok(Some(turn)),
-            Err(_) if Instant::now() > deadline => return Ok(None),
-            Err((back, _)) => file = back,
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Removes a socket on which no process listens.
@@ -248,8 +244,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/s.sock");
         let listener = Listener::bind(&path).unwrap();
-        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode());
         drop(listener);
         assert!(!path.exists());
     }
@@ -293,15 +288,35 @@ mod tests {
     }
 
     #[test]
-    fn foreign_lock_delays_a_new_socket_by_one_look() {
+    fn lock_on_the_directory_delays_no_socket() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
+        let held = fs::File::open(directory.path()).unwrap();
+        held.lock().unwrap();
+        let begun = Instant::now();
         let mut listener = Listener::bind(&path).unwrap();
-        let held = File::open(directory.path()).unwrap();
-        let _held = Flock::lock(held, FlockArg::LockExclusiveNonblock).unwrap();
+        assert!(begun.elapsed() < TAKEOVER_PATIENCE);
         fs::remove_file(&path).unwrap();
-        assert!(listener.look().is_none() && !path.exists());
         assert!(listener.look().is_some() && path.exists());
+    }
+
+    #[test]
+    fn socket_never_has_another_mode_than_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let own = mode();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    if let Ok(file) = fs::metadata(&path) {
+                        assert_eq!(file.mode() & 0o777, own);
+                    }
+                }
+            });
+            (0..200).for_each(|_| drop(Listener::bind(&path).unwrap()));
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Creates the socket again where its file was removed or replaced, without waiting.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -8,41 +8,26 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{SockFlag, UnixAddr, connect};
 
 use super::{FileId, id, make, make_directory, new_socket};
 use gcgroupfs_sys::process;
 
-/// State of the socket's file after a check.
-pub(super) enum Restored {
-    IsThere,
-    /// The file is missing, and another process, perhaps a starting daemon, holds the directory's lock.
-    Waits,
-    /// The file was missing; this is the new socket.
-    Made(OwnedFd),
-}
-
-/// Creates a socket at `path` unless the file identified by `ours` is there, and stores the new file's
-/// identity in `ours`. Ignores a directory lock held by another process if `needs_lock` is false.
+/// Creates a socket at `path` unless the file identified by `ours` is there, returns it, and stores the new
+/// file's identity in `ours`.
 ///
 /// # Errors
 /// Another daemon listens there, or the path cannot be written.
-pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyhow::Result<Restored> {
+pub(super) fn restore(path: &Path, ours: &mut FileId) -> anyhow::Result<Option<OwnedFd>> {
     if is_there(path, ours)? {
-        return Ok(Restored::IsThere);
+        return Ok(None);
     }
     let address = UnixAddr::new(path)?;
-    let directory = make_directory(path)?;
-    let file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
-    let turn = Flock::lock(file, FlockArg::LockExclusiveNonblock);
-    if turn.is_err() && needs_lock {
-        return Ok(Restored::Waits);
-    }
+    make_directory(path)?;
     clear_away(path, &address)?;
     let (socket, file) = make(path, &address)?;
     *ours = file;
-    Ok(Restored::Made(socket))
+    Ok(Some(socket))
 }
 
 /// Returns whether the file at `path` is our socket's. Its inode number may have been reused; if the ctime
