@@ -1,6 +1,7 @@
 //! Room for a process's memory: on the devices, as NVML reports it, and on the host.
 
 use nvml_wrapper::Nvml;
+use parking_lot::Mutex;
 use tracing::debug;
 
 use gcgroupfs_model::tree::Tree;
@@ -29,9 +30,50 @@ impl Room {
     }
 }
 
-/// Returns why the host has no room for so many bytes; `None` if it has.
-pub(super) fn missing_on_host(bytes: u64) -> Option<String> {
-    let available = host::available_memory()?;
-    let spare = available - available / MARGIN;
-    (bytes > spare).then(|| format!("the host has {spare} bytes to spare, and {bytes} are to be moved"))
+/// Bytes that running suspensions move to the host.
+static MOVING: Mutex<u64> = Mutex::new(0);
+
+/// Room on the host that is reserved for a suspension until dropped.
+#[derive(Debug)]
+pub(super) struct HostRoom(u64);
+
+impl HostRoom {
+    /// Reserves room for so many bytes, beside that of the suspensions that are running.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn reserve(bytes: u64) -> Result<Self, String> {
+        let mut moving = MOVING.lock();
+        if let Some(available) = host::available_memory() {
+            let spare = (available - available / MARGIN).saturating_sub(*moving);
+            if bytes > spare {
+                return Err(format!(
+                    "the host has {spare} bytes to spare, and {bytes} are to be moved"
+                ));
+            }
+        }
+        *moving = moving.saturating_add(bytes);
+        Ok(Self(bytes))
+    }
+}
+
+impl Drop for HostRoom {
+    fn drop(&mut self) {
+        let mut moving = MOVING.lock();
+        *moving = moving.saturating_sub(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_on_the_host_is_reserved_once() {
+        let half = host::available_memory().unwrap() / 8 * 5;
+        let first = HostRoom::reserve(half).unwrap();
+        assert!(HostRoom::reserve(half).unwrap_err().contains("to spare"));
+        drop(first);
+        assert!(HostRoom::reserve(half).is_ok());
+    }
 }

@@ -12,7 +12,7 @@ use gcgroupfs_sys::checkpoint::{CudaError, Operation, ProcessState};
 use gcgroupfs_sys::launch::Launcher;
 
 use super::helper::{Failure, Helper};
-use super::room::missing_on_host;
+use super::room::HostRoom;
 
 /// Longest time of an operation, besides that for the bytes that move.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -106,7 +106,7 @@ impl Task {
     fn check(&self, helper: &mut Helper) {
         let (tree, id) = (&self.tree, self.process.id);
         let reason = match helper.perform(Operation::GetState, PATIENCE) {
-            Ok(ProcessState::Running) => self.refusal(),
+            Ok(ProcessState::Running) => self.admit().err(),
             Ok(_) => Some("another program has locked it in the driver".to_owned()),
             // It has not initialized the driver yet, or is ending.
             Err(Failure::Driver(CudaError::INVALID_VALUE)) => return,
@@ -118,23 +118,31 @@ impl Task {
         }
     }
 
-    /// Returns why the process cannot be suspended, as far as the daemon knows.
-    fn refusal(&self) -> Option<String> {
-        let refusal = self.tree.suspend_refusal(self.process.id);
-        refusal.or_else(|| missing_on_host(self.process.bytes))
+    /// Reserves room on the host for the process's memory, or returns why the process cannot be suspended, as
+    /// far as the daemon knows.
+    fn admit(&self) -> Result<HostRoom, String> {
+        match self.tree.suspend_refusal(self.process.id) {
+            Some(refusal) => Err(refusal),
+            None => HostRoom::reserve(self.process.bytes),
+        }
     }
 
     fn suspend(&self, helper: &mut Helper) {
         let (tree, process) = (&self.tree, &self.process);
+        let mut room = None;
         if !process.is_locked {
-            if let Some(reason) = self.refusal() {
-                tree.hold_helper(process.id, false);
-                return fail(tree, process, Step::Check, reason);
+            match self.admit() {
+                Ok(reserved) => room = Some(reserved),
+                Err(reason) => {
+                    tree.hold_helper(process.id, false);
+                    return fail(tree, process, Step::Check, reason);
+                }
             }
             // On disk before it is locked: the next daemon must know.
             tree.set_suspend_locked(process.id, true);
         }
         self.settle(helper, Goal::Suspended);
+        drop(room);
     }
 
     /// Drives the process to the goal, or back, and stores what has become of it.
