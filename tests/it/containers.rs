@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::driver::DriverShell;
 use support::{Governed, Mount, artifacts, wait_until};
 
 /// A CDI specification with a unique name in the directory where tools look for it. Dropping it removes the
@@ -68,6 +69,37 @@ fn governed(mount: &Mount) -> String {
         mount.read("", "gcgroup.procs").lines().count() == 1
     });
     mount.read("", "gcgroup.procs").trim().to_owned()
+}
+
+#[test]
+fn root_in_another_pid_namespace_changes_nothing_by_socket_or_mount() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let pid = shell.pid();
+    let gcgroupfs = artifacts().gcgroupfs();
+    let (at, socket) = (mount.path(), mount.socket());
+    let (at, socket) = (at.display(), socket.display());
+    for (command, is_done) in [
+        (format!("cat {at}/{pid}/compute.freeze"), true),
+        (format!("echo 1 > {at}/{pid}/compute.freeze"), false),
+        (format!("mkdir {at}/team"), false),
+        (format!("chmod 700 {at}"), false),
+        (
+            format!(
+                "{} set --socket {socket} {pid}/compute.freeze 1",
+                gcgroupfs.display()
+            ),
+            false,
+        ),
+    ] {
+        let inside = ["--pid", "--fork", "sh", "-c", &command];
+        let output = Command::new("unshare").args(inside).output();
+        let output = output.expect("unshare starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.success(), is_done, "{command}: {said}");
+    }
+    assert_eq!(mount.read(pid, "compute.freeze"), "0");
+    mount.write(pid, "compute.priority", "9");
 }
 
 #[test]

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
-    Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
 use super::ask::{Asks, Read};
@@ -23,6 +23,7 @@ use super::outcome::{errno, guarded};
 use super::queue::Queue;
 use gcgroupfs_model::error::Error;
 use gcgroupfs_model::tree::Caller;
+use gcgroupfs_sys::process;
 
 /// Longest write(2) that arrives in one piece, in bytes. Must exceed the longest command: otherwise the
 /// kernel would split one that is too long into several that are not.
@@ -42,6 +43,18 @@ pub(super) struct Adapter {
     pub(super) stores: Queue,
     pub(super) deferred: Arc<Deferred>,
     pub(super) asks: Asks,
+}
+
+/// Returns the caller of a request that changes something. A process in a container may change nothing, as on
+/// the socket: root in there is not the machine's root.
+///
+/// # Errors
+/// `EACCES`.
+fn changer(request: &Request) -> Result<Caller, Errno> {
+    match process::is_in_container(request.pid()) {
+        true => Err(errno(&Error::Contained)),
+        false => Ok(caller(request)),
+    }
 }
 
 fn caller(request: &Request) -> Caller {
@@ -123,7 +136,10 @@ impl Filesystem for Adapter {
         if mode.is_none() && uid.is_none() && gid.is_none() {
             return self.getattr(request, ino, None, reply);
         }
-        let caller = caller(request);
+        let caller = match changer(request) {
+            Ok(caller) => caller,
+            Err(errno) => return reply.error(errno),
+        };
         self.stores.push(caller.uid, move |nodes| {
             match guarded(|| nodes.set_access(caller, ino, (uid, gid), mode)) {
                 Ok(attr) => reply.attr(&ATTRIBUTES, &attr),
@@ -133,7 +149,11 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match guarded(|| self.nodes.open(caller(request), ino, flags)) {
+        let caller = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => Ok(caller(request)),
+            OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => changer(request),
+        };
+        match caller.and_then(|caller| guarded(|| self.nodes.open(caller, ino, flags))) {
             // Contents change at any time, so no page is cached; close(2) never commits anything.
             Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
             Err(errno) => reply.error(errno),
@@ -313,7 +333,11 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
+        let caller = match changer(request) {
+            Ok(caller) => caller,
+            Err(errno) => return reply.error(errno),
+        };
+        let (name, again) = (name.to_owned(), is_again(request));
         self.stores.push(caller.uid, move |nodes| {
             match guarded(|| nodes.make_group(caller, (parent, &name), mode, again)) {
                 Ok(attr) => reply.entry_with_ttls(&ATTRIBUTES, &NAME, &attr, Generation(0)),
@@ -327,7 +351,21 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+<<<<<<< HEAD
         let (name, again, caller) = (name.to_owned(), is_again(request), caller(request));
+=======
+        match self.replayer.disguise(request, parent, name) {
+            // If a new directory has the name, the kernel would take this for its removal.
+            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
+            Some(_) => return reply.error(errno(&Error::FixedShape)),
+            None => {}
+        }
+        let caller = match changer(request) {
+            Ok(caller) => caller,
+            Err(errno) => return reply.error(errno),
+        };
+        let (name, again) = (name.to_owned(), is_again(request));
+>>>>>>> 8f28e65c (Refuse changes through the mount from another pid namespace)
         self.stores.push(request.uid(), move |nodes| {
             match guarded(|| nodes.remove_group(caller, (parent, &name), again)) {
                 Ok(()) => reply.ok(),

@@ -92,6 +92,11 @@ pub fn is_contained(socket: &impl AsFd) -> bool {
     other_end(socket).map_or(true, |(_, pid, pidfd)| !shares_our_pids(pid) || is_dead(&pidfd))
 }
 
+/// As [`is_contained`] of a process by its pid in our pid namespace. Does not wait for it.
+pub fn is_in_container(pid: u32) -> bool {
+    !shares_our_pids(pid)
+}
+
 /// Returns the credentials, pid and pidfd of the process that connected.
 fn other_end(socket: &impl AsFd) -> nix::Result<(UnixCredentials, u32, OwnedFd)> {
     let credentials = getsockopt(socket, sockopt::PeerCredentials)?;
