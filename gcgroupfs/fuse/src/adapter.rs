@@ -351,21 +351,11 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-<<<<<<< HEAD
-        let (name, again, caller) = (name.to_owned(), is_again(request), caller(request));
-=======
-        match self.replayer.disguise(request, parent, name) {
-            // If a new directory has the name, the kernel would take this for its removal.
-            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
-            Some(_) => return reply.error(errno(&Error::FixedShape)),
-            None => {}
-        }
         let caller = match changer(request) {
             Ok(caller) => caller,
             Err(errno) => return reply.error(errno),
         };
         let (name, again) = (name.to_owned(), is_again(request));
->>>>>>> 8f28e65c (Refuse changes through the mount from another pid namespace)
         self.stores.push(request.uid(), move |nodes| {
             match guarded(|| nodes.remove_group(caller, (parent, &name), again)) {
                 Ok(()) => reply.ok(),

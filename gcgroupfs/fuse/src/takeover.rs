@@ -26,6 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// are its length, the notification's code, and two zeros.
 const RESEND: [u32; 4] = [16, 7, 0, 0];
 
+/// Time without a registration after which those that are missing are not awaited any more: all readers wait for
+/// them. A hook that has lost its daemon notices at once, and looks for another at least every 500 ms.
+const STILL: Duration = Duration::from_millis(1500);
+
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -169,12 +173,15 @@ impl Listener for Roster {
     }
 }
 
-/// Waits for the processes that the predecessor governed. Returns those that do not register again.
+/// Waits for the processes that the predecessor governed, while any of them registers within [`STILL`]. Returns
+/// those that do not register again.
 fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing = before.to_vec();
     let mut gone = Vec::new();
-    while !missing.is_empty() && Instant::now() < deadline {
+    let (mut still, mut looked) = (Duration::ZERO, Instant::now());
+    while !missing.is_empty() && Instant::now() < deadline && still < STILL {
+        let nr_missing = missing.len();
         missing.retain(|entry| {
             let (pid, entity, start_time) = *entry;
             // One lookup: a process that registers between two would seem to be another.
@@ -192,6 +199,14 @@ fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
         if !missing.is_empty() {
             thread::sleep(PAUSE);
         }
+        // A daemon that is held up itself has not let them register.
+        let passed = looked.elapsed().min(PAUSE * 4);
+        still = if missing.len() == nr_missing {
+            still + passed
+        } else {
+            Duration::ZERO
+        };
+        looked = Instant::now();
     }
     gone.extend(missing);
     gone
@@ -226,6 +241,16 @@ mod tests {
             join();
             assert_eq!(wait_for(&world.tree, &before), before, "runs another program");
         }
+    }
+
+    #[test]
+    fn process_that_does_not_return_is_given_up_before_the_longest_wait() {
+        let world = World::new(1);
+        let me = std::process::id();
+        let before = [(me, 7, process::stat(me).unwrap().start_time)];
+        let begun = Instant::now();
+        assert_eq!(wait_for(&world.tree, &before), before);
+        assert!(begun.elapsed() >= STILL);
     }
 
     #[test]
