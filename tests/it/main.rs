@@ -115,6 +115,8 @@ mod jobs;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod kill_sums;
+#[cfg(test)]
 mod leases;
 #[cfg(test)]
 mod liars;
