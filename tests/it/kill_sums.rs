@@ -1,5 +1,5 @@
-//! Tests at random that after kills of processes and daemons, in any order, the totals of groups and of the root
-//! are the sums of the living.
+//! Tests at random that after kills of processes and daemons, in any order, the totals of groups and of the
+//! root are the sums of the living.
 
 use std::fs;
 

@@ -26,8 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// are its length, the notification's code, and two zeros.
 const RESEND: [u32; 4] = [16, 7, 0, 0];
 
-/// Time without a registration after which those that are missing are not awaited any more: all readers wait for
-/// them. A hook that has lost its daemon notices at once, and looks for another at least every 500 ms.
+/// Time without a registration after which those that are missing are not awaited any more: all readers wait
+/// for them. A hook that has lost its daemon notices at once, and looks for another at least every 500 ms.
 const STILL: Duration = Duration::from_millis(1500);
 
 /// Pause between two checks.
@@ -173,8 +173,8 @@ impl Listener for Roster {
     }
 }
 
-/// Waits for the processes that the predecessor governed, while any of them registers within [`STILL`]. Returns
-/// those that do not register again.
+/// Waits for the processes that the predecessor governed, while any of them registers within [`STILL`].
+/// Returns those that do not register again.
 fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing = before.to_vec();

@@ -44,8 +44,8 @@
 //! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
 //!
 //! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
-//! open file keeps it; the next request names the offset at which the last part ended. A list is rendered part
-//! by part, each within a millisecond, so that other clients are served between them. Refusals carry the
+//! open file keeps it; the next request names the offset at which the last part ended. A list is rendered
+//! part by part, each within a millisecond, so that other clients are served between them. Refusals carry the
 //! errno of the mount, and as text a sentence that explains it.
 
 use gcgroup_abi::message::{self, Malformed, Tag};

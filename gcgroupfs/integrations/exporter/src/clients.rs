@@ -1,5 +1,5 @@
-//! Clients of the HTTP server, and the number of each one's connections: a client at its bound leaves the others
-//! theirs.
+//! Clients of the HTTP server, and the number of each one's connections: a client at its bound leaves the
+//! others theirs.
 
 use std::collections::HashMap;
 use std::fs;

@@ -224,7 +224,8 @@ fn processes(text: &str, users: &mut Users) -> anyhow::Result<Vec<Process>> {
     Ok(processes.into_values().collect())
 }
 
-/// Returns the pids of processes that claim to hold or use more than NVML shows, from the text of `unmanaged`.
+/// Returns the pids of processes that claim to hold or use more than NVML shows, from the text of
+/// `unmanaged`.
 fn refuted(text: &str) -> BTreeSet<&str> {
     let claims = |line: &&str| line.contains(" reason=claims_");
     text.lines()
@@ -233,8 +234,8 @@ fn refuted(text: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Removes processes if there are more than `most`: first those whose claims NVML refutes, then those that hold
-/// least memory. Sorts the rest by pid.
+/// Removes processes if there are more than `most`: first those whose claims NVML refutes, then those that
+/// hold least memory. Sorts the rest by pid.
 fn cap(processes: &mut Vec<Process>, most: usize, refuted: &BTreeSet<&str>) {
     let pid = |process: &Process| process.pid.parse().unwrap_or(u64::MAX);
     let memory = |process: &Process| process.files.number("memory.current").unwrap_or(0);

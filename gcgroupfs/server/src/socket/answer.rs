@@ -14,8 +14,8 @@ use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
 pub use self::reading::Reading;
 pub use super::initial_group::Credentials;
 
-/// Answers one packet. `reading` is what the connection has been reading; the second value returned is what it
-/// reads from then on. Returns `None` if the packet is not a request.
+/// Answers one packet. `reading` is what the connection has been reading; the second value returned is what
+/// it reads from then on. Returns `None` if the packet is not a request.
 pub fn answer(
     tree: &Tree,
     asker: &Credentials,

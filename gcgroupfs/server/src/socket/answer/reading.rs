@@ -1,5 +1,5 @@
-//! What a client reads in parts: a text, or a list of processes or groups, which is rendered part by part, so
-//! that a long list lets other clients in between.
+//! Texts and lists of processes or groups that a client reads in parts. Lists are rendered part by part, so
+//! that a long one lets other clients in between.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -48,14 +48,14 @@ struct GroupLine<'a> {
 /// Contents of each requested file, by name, without files that do not exist.
 type Files = serde_json::Map<String, serde_json::Value>;
 
-/// What a client is reading.
+/// Text or list that a client is reading.
 #[derive(Debug, Default)]
 pub struct Reading {
     /// Rendered text.
     text: Vec<u8>,
     /// Where the text begins in the whole, in bytes.
     begin: usize,
-    /// What is still to be listed.
+    /// Processes or groups still to be listed.
     rest: Rest,
     /// Names of the files that a list shows, one per line.
     names: String,
