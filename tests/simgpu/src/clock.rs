@@ -19,6 +19,15 @@ pub fn now_ns() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
+/// Lets other threads go on for about a microsecond.
+pub(crate) fn pause() {
+    let until = now_ns() + 1000;
+    std::thread::yield_now();
+    while now_ns() < until {
+        std::hint::spin_loop();
+    }
+}
+
 /// Returns the time of the realtime clock in microseconds since 1970.
 pub(crate) fn since_1970_usec() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -25,6 +25,8 @@
 //!   allocation is refused because of it.
 //! - `SIMGPU_CONTEXT_SIZES`, `SIMGPU_GREEN_SIZE`, `SIMGPU_CODE_SIZE`: device memory that contexts and modules
 //!   take (`cost.rs` of the driver).
+//! - `SIMGPU_CONCURRENT_KERNELS`: how many kernels of the process run at once, if they are on different
+//!   streams and so do not fill the device: 1 (the default) to 128.
 //! - `SIMGPU_PRICES`: time and memory that calls take on real drivers (`price.rs` of the driver).
 //! - `SIMGPU_QUIRKS`: behaviour of other drivers and machines (`quirks`).
 //! - `SIMGPU_HOST_LOCATIONS`: what becomes of `cuMemCreate` at host locations: a list of `LOCATION=OUTCOME`.

@@ -4,7 +4,8 @@
 //! Time is simulated: a kernel starts when its stream, its device and its turn allow, and ends its cost
 //! later. The thread sleeps meanwhile; if it wakes late, the next kernel starts at the time at which it could
 //! have started. So short kernels take their exact time on average although sleeps are inexact. Kernels of
-//! one process run one after another, and so do its copies on each route; kernels and the routes overlap.
+//! one process run one after another, or several at once without slowing each other down (they do not fill
+//! the device); its copies on each route run one after another; kernels and the routes overlap.
 
 mod copies;
 mod runner;
@@ -65,6 +66,8 @@ pub(crate) struct Queues {
 pub struct Engine {
     pub(crate) member: &'static Member,
     pub(crate) device: usize,
+    /// Number of kernels that run at once at most.
+    pub(crate) concurrent: usize,
     queues: Mutex<Queues>,
     progress: Bell,
     host: OnceLock<mpsc::Sender<(StreamId, HostWork)>>,
@@ -75,9 +78,15 @@ type HostWork = Box<dyn FnOnce() + Send>;
 impl Engine {
     /// Creates an engine without streams. Its thread starts with the first submission.
     pub fn new(member: &'static Member, device: usize) -> &'static Engine {
+        Self::with(member, device, concurrent())
+    }
+
+    /// Creates an engine that runs so many kernels at once.
+    fn with(member: &'static Member, device: usize, concurrent: usize) -> &'static Engine {
         Box::leak(Box::new(Engine {
             member,
             device,
+            concurrent,
             queues: Mutex::default(),
             progress: Bell::default(),
             host: OnceLock::new(),
@@ -125,6 +134,8 @@ impl Engine {
     /// Appends operations to a stream, without operations of other threads between them.
     pub fn submit(&'static self, id: StreamId, work: impl IntoIterator<Item = Work>) {
         let mut queues = self.queues.lock();
+        // Before the time is taken: a driver's call ends soon after the device has its work.
+        self.wake(&mut queues);
         let submitted = now_ns();
         for work in work {
             queues.next_seq += 1;
@@ -138,7 +149,6 @@ impl Engine {
                 work: Some(work),
             });
         }
-        self.wake(&mut queues);
     }
 
     /// Returns whether all work of a stream, and all work it is ordered behind, is done.
@@ -367,4 +377,14 @@ impl Queues {
         }
         best.map(|(_, _, id)| id)
     }
+}
+
+/// Returns how many kernels of the process run at once, if they are on different streams
+/// (`SIMGPU_CONCURRENT_KERNELS`).
+fn concurrent() -> usize {
+    let number = std::env::var("SIMGPU_CONCURRENT_KERNELS").ok();
+    number
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1)
+        .clamp(1, 128)
 }

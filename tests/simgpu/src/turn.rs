@@ -1,8 +1,8 @@
 //! Turns on a device: round robin among the processes with work, one slice each.
 //!
-//! The turn is one word: the owner's slot and the end of its slice. The owner need not release it:
-//! [`GRACE_NS`] after the end of the slice another process takes it, so that a killed or stopped owner delays
-//! others by little more than a slice.
+//! The turn is one word: the owner's slot and the end of its slice, or no owner and since when. The owner
+//! need not release it: [`GRACE_NS`] after the end of the slice another process takes it, so that a killed or
+//! stopped owner delays others by little more than a slice.
 //!
 //! A turn is handed on as of the time of the device's last use, however late the owner's thread notices, and
 //! the next owner has it from then on, however late its thread wakes: slow host threads cause no idle time of
@@ -49,8 +49,9 @@ impl Turn {
         }
     }
 
-    /// Requests the turn, and queues for it if another process has it.
-    pub(crate) fn ask(&self, now: u64) -> Grant {
+    /// Requests the turn for work that could have started at `ready`, and queues for it if another process
+    /// has it.
+    pub(crate) fn ask(&self, now: u64, ready: u64) -> Grant {
         let me = self.member.slot();
         let word = &self.member.shared(self.device).turn;
         loop {
@@ -71,15 +72,19 @@ impl Turn {
                         return Grant::Wait(Duration::from_nanos(until + GRACE_NS - now));
                     }
                 }
-                // Free, or expired.
+                // Expired, or free since `until`.
                 _ => {
-                    let until = self.end_of_slice(now);
+                    let since = match owner {
+                        Some(_) => now,
+                        None => ready.max(until).min(now),
+                    };
+                    let until = self.end_of_slice(since);
                     if word
                         .compare_exchange(seen, pack(me, until), SeqCst, SeqCst)
                         .is_ok()
                     {
                         self.set_wanted(me, false);
-                        return Grant::Mine { since: now, until };
+                        return Grant::Mine { since, until };
                     }
                 }
             }
@@ -117,7 +122,8 @@ impl Turn {
         match self.next() {
             Some(next) => self.give(seen, next, at),
             None => {
-                let _ = word.compare_exchange(seen, 0, SeqCst, SeqCst);
+                let free = at.next_multiple_of(1 << UNIT_BITS) >> UNIT_BITS << OWNER_BITS;
+                let _ = word.compare_exchange(seen, free, SeqCst, SeqCst);
                 // A process may have queued while the turn was still ours.
                 if let Some(next) = self.next() {
                     clock::ring(self.member.bell_of(next, self.device));
@@ -201,41 +207,57 @@ mod tests {
     #[test]
     fn idle_device_goes_to_any_process() {
         let (a, b) = two();
-        assert!(matches!(a.ask(NOW), Grant::Mine { since: NOW, .. }));
-        assert!(matches!(b.ask(NOW), Grant::Wait(_)));
+        assert!(matches!(a.ask(NOW, NOW), Grant::Mine { since: NOW, .. }));
+        assert!(matches!(b.ask(NOW, NOW), Grant::Wait(_)));
         a.release(NOW);
-        assert!(matches!(b.ask(NOW), Grant::Mine { .. }));
+        assert!(matches!(b.ask(NOW, NOW), Grant::Mine { .. }));
+    }
+
+    #[test]
+    fn idle_device_runs_work_from_the_time_at_which_it_was_submitted() {
+        let (a, b) = two();
+        a.ask(NOW, NOW);
+        a.release(NOW + 5 * 1024);
+        let Grant::Mine { since, until } = b.ask(NOW + SLICE / 2, NOW + 100_000) else {
+            panic!("b did not get the free turn")
+        };
+        assert_eq!(since, NOW + 100_000);
+        b.release(until);
+        let Grant::Mine { since, .. } = a.ask(until + SLICE, NOW) else {
+            panic!("a did not get the free turn")
+        };
+        assert_eq!(since, until, "not while another process had it");
     }
 
     #[test]
     fn turns_alternate_while_both_processes_wait() {
         let (a, b) = two();
-        a.ask(NOW);
-        b.ask(NOW);
+        a.ask(NOW, NOW);
+        b.ask(NOW, NOW);
         for round in 0..4 {
             let (owner, other) = if round % 2 == 0 { (&a, &b) } else { (&b, &a) };
             let now = NOW + (round + 1) * SLICE;
             assert_eq!(owner.renew(now), None, "round {round}");
-            assert!(matches!(other.ask(now), Grant::Mine { .. }), "round {round}");
-            assert!(matches!(owner.ask(now), Grant::Wait(_)), "round {round}");
+            assert!(matches!(other.ask(now, now), Grant::Mine { .. }), "round {round}");
+            assert!(matches!(owner.ask(now, now), Grant::Wait(_)), "round {round}");
         }
     }
 
     #[test]
     fn lone_owner_keeps_the_turn() {
         let (a, _) = two();
-        a.ask(NOW);
+        a.ask(NOW, NOW);
         assert!(a.renew(NOW + SLICE).is_some_and(|until| until > NOW + SLICE));
     }
 
     #[test]
     fn late_waker_has_its_slice_from_end_of_the_last_one() {
         let (a, b) = two();
-        a.ask(NOW);
-        b.ask(NOW);
+        a.ask(NOW, NOW);
+        b.ask(NOW, NOW);
         let ended = NOW + SLICE + 333;
         a.renew(ended);
-        let Grant::Mine { since, until } = b.ask(ended + SLICE + GRACE_NS / 2) else {
+        let Grant::Mine { since, until } = b.ask(ended + SLICE + GRACE_NS / 2, NOW) else {
             panic!("b did not get the turn")
         };
         assert!((ended..ended + 1024).contains(&since), "{since} after {ended}");
@@ -243,20 +265,23 @@ mod tests {
         // Unless another process has taken it since.
         b.renew(until);
         assert!(matches!(
-            b.ask(until + SLICE + GRACE_NS + 1024),
+            b.ask(until + SLICE + GRACE_NS + 1024, NOW),
             Grant::Mine { .. }
         ));
-        assert!(matches!(a.ask(until + SLICE + GRACE_NS + 1024), Grant::Wait(_)));
+        assert!(matches!(
+            a.ask(until + SLICE + GRACE_NS + 1024, NOW),
+            Grant::Wait(_)
+        ));
     }
 
     #[test]
     fn expired_turn_is_taken() {
         let (a, b) = two();
-        let Grant::Mine { until, .. } = a.ask(NOW) else {
+        let Grant::Mine { until, .. } = a.ask(NOW, NOW) else {
             panic!("a did not get the free turn")
         };
-        assert!(matches!(b.ask(until), Grant::Wait(_)));
-        assert!(matches!(b.ask(until + GRACE_NS), Grant::Mine { .. }));
+        assert!(matches!(b.ask(until, NOW), Grant::Wait(_)));
+        assert!(matches!(b.ask(until + GRACE_NS, NOW), Grant::Mine { .. }));
         assert_eq!(a.renew(until), None);
     }
 }

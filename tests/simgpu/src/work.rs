@@ -50,6 +50,8 @@ pub enum Work {
     /// Marks something as done, given the time, while the engine is locked: no thread sees it done and the
     /// operation still in its queue. The second closure wakes the threads that wait for it.
     Mark(Box<dyn FnOnce(u64) + Send>, Box<dyn FnOnce() + Send>),
+    /// As `Mark`, but the device must have been given to the process, whose channels it executes only then.
+    Timed(Box<dyn FnOnce(u64) + Send>, Box<dyn FnOnce() + Send>),
     /// A closure of the program's, run on a separate thread because it may block.
     Host(Box<dyn FnOnce() + Send>),
     /// Operations that are executed before the stream continues. The closure is called again when they are
@@ -76,6 +78,7 @@ impl fmt::Debug for Work {
             Work::Copy(..) => "Copy",
             Work::Do(_) => "Do",
             Work::Mark(..) => "Mark",
+            Work::Timed(..) => "Timed",
             Work::Host(_) => "Host",
             Work::Expand(_) => "Expand",
             Work::Wait(..) => "Wait",

@@ -147,10 +147,15 @@ impl Event {
         }
     }
 
+    /// Returns whether the event keeps the time at which it is reached.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.flags & DISABLE_TIMING == 0
+    }
+
     /// Returns when the event was reached; an error if it keeps no time or was never recorded.
     fn time(&self) -> Result<u64, CUerror> {
         let state = self.state.lock();
-        if self.flags & DISABLE_TIMING != 0 || state.begun == 0 {
+        if !self.is_timed() || state.begun == 0 {
             return Err(INVALID_HANDLE);
         }
         if state.is_complete(state.begun) {

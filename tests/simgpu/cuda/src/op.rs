@@ -121,10 +121,13 @@ impl Op {
             Op::Record(event) => {
                 let turn = event.begin(context);
                 let told = Arc::clone(&event);
-                Work::Mark(
-                    Box::new(move |at| event.complete(turn, at)),
-                    Box::new(move || told.tell(process)),
-                )
+                let is_timed = event.is_timed();
+                let reach = Box::new(move |at| event.complete(turn, at));
+                let tell = Box::new(move || told.tell(process));
+                match is_timed {
+                    true => Work::Timed(reach, tell),
+                    false => Work::Mark(reach, tell),
+                }
             }
             Op::Wait(event) => {
                 let (turn, watch) = (event.last(), event.watch());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use super::{Engine, Queues, StreamId};
-use crate::clock::{SPIN_NS, now_ns};
+use crate::clock::{self, SPIN_NS, now_ns};
 use crate::work::{Route, Work};
 
 /// A copy that has started.
@@ -99,7 +99,7 @@ impl Copies {
         };
         let left = end.saturating_sub(now_ns());
         if left < SPIN_NS {
-            MutexGuard::unlocked(queues, std::thread::yield_now);
+            MutexGuard::unlocked(queues, clock::pause);
             return None;
         }
         let left = Duration::from_nanos(left);

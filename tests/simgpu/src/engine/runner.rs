@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 
 use super::copies::Copies;
 use super::{Engine, Queues, StreamId};
-use crate::clock::{SPIN_NS, now_ns};
+use crate::clock::{self, SPIN_NS, now_ns};
 use crate::turn::{Grant, Turn};
 use crate::work::{Cost, Watch, Work};
 
@@ -29,9 +29,26 @@ struct Running {
     had: u64,
 }
 
+impl Running {
+    /// Returns from when on it runs in a hold of the device that is accounted for up to `from`.
+    fn from(&self, from: u64) -> u64 {
+        from.max(self.began.unwrap_or(self.ready))
+    }
+
+    /// Returns when it ends if the hold lasts.
+    fn end(&self, from: u64) -> u64 {
+        let from = self.from(from);
+        match self.cost {
+            Cost::Device(ns) => from.saturating_add(ns.saturating_sub(self.had)),
+            Cost::Elapsed(ns) => self.began.unwrap_or(from).saturating_add(ns).max(from),
+        }
+    }
+}
+
 /// The interval in which this process has the device.
 #[derive(Clone, Copy)]
 struct Hold {
+    since: u64,
     /// Work is accounted for up to this time.
     from: u64,
     until: u64,
@@ -40,7 +57,7 @@ struct Hold {
 struct Runner {
     engine: &'static Engine,
     turn: Turn,
-    running: Option<Running>,
+    running: Vec<Running>,
     hold: Option<Hold>,
     /// End time of the last kernel.
     clock: u64,
@@ -62,7 +79,7 @@ impl Runner {
         Self {
             engine,
             turn: Turn::new(engine.member, engine.device),
-            running: None,
+            running: Vec::new(),
             hold: None,
             clock: 0,
             copies: Copies::new(engine),
@@ -83,9 +100,7 @@ impl Runner {
                 break waits;
             }
         };
-        if self.running.is_none() {
-            self.begin(&mut queues);
-        }
+        while self.running.len() < self.engine.concurrent && self.begin(&mut queues) {}
         let Some(limit) = self.advance(&mut queues, now_ns()) else {
             return;
         };
@@ -104,7 +119,7 @@ impl Runner {
 
     /// Goes once over all streams and executes everything but kernels and copies. Returns whether anything
     /// was done, and whether a stream has a wait that must be polled.
-    fn pass(&self, queues: &mut MutexGuard<'_, Queues>) -> (bool, bool) {
+    fn pass(&mut self, queues: &mut MutexGuard<'_, Queues>) -> (bool, bool) {
         let (mut moved, mut waits) = (false, false);
         let ids: Vec<StreamId> = queues
             .streams
@@ -142,6 +157,18 @@ impl Runner {
                     MutexGuard::unlocked(queues, wake);
                     moved = true;
                 }
+                Some(Work::Timed(mark, wake)) => match self.reach(at) {
+                    Some(at) => {
+                        mark(at);
+                        self.engine.finish(queues, id, at);
+                        MutexGuard::unlocked(queues, wake);
+                        moved = true;
+                    }
+                    None => {
+                        op.work = Some(Work::Timed(mark, wake));
+                        waits = true;
+                    }
+                },
                 Some(Work::Expand(mut next)) => {
                     let more = MutexGuard::unlocked(queues, &mut next);
                     if more.is_empty() {
@@ -172,88 +199,131 @@ impl Runner {
         (moved, waits)
     }
 
-    /// Starts the next kernel.
-    fn begin(&mut self, queues: &mut Queues) {
+    /// Returns when the device executes what could be executed at `at`; `None` while another process has it.
+    fn reach(&mut self, at: u64) -> Option<u64> {
+        if self.hold.is_none() {
+            let Grant::Mine { since, until } = self.turn.ask(now_ns(), at) else {
+                return None;
+            };
+            self.hold = Some(Hold {
+                since,
+                from: since,
+                until,
+            });
+        }
+        self.hold.map(|hold| at.max(hold.since))
+    }
+
+    /// Starts the next kernel; returns whether there is one.
+    fn begin(&mut self, queues: &mut Queues) -> bool {
         let Some(id) = queues.next(|work| matches!(work, Work::Kernel(..))) else {
-            return;
+            return false;
         };
         let Some(stream) = queues.streams.get_mut(&id) else {
-            return;
+            return false;
         };
         let clock = stream.clock;
         let Some(op) = stream.queue.front_mut() else {
-            return;
+            return false;
         };
-        if let Some(Work::Kernel(cost, effect)) = op.work.take() {
-            let ready = clock.max(op.submitted);
-            self.running = Some(Running {
-                stream: id,
-                effect,
-                cost,
-                began: None,
-                ready,
-                had: 0,
-            });
-        }
+        let Some(Work::Kernel(cost, effect)) = op.work.take() else {
+            return false;
+        };
+        // The last of those that run at once has waited for another one's end.
+        let waited = if self.running.len() + 1 == self.engine.concurrent {
+            self.clock
+        } else {
+            0
+        };
+        self.running.push(Running {
+            stream: id,
+            effect,
+            cost,
+            began: None,
+            ready: clock.max(op.submitted).max(waited),
+            had: 0,
+        });
+        true
     }
 
-    /// Advances the running kernel. `None`: there was progress, the caller checks again; otherwise how long
+    /// Advances the running kernels. `None`: there was progress, the caller checks again; otherwise how long
     /// to sleep.
     fn advance(&mut self, queues: &mut MutexGuard<'_, Queues>, now: u64) -> Option<Option<Duration>> {
-        let Some(running) = &mut self.running else {
+        let Some(ready) = self.running.iter().map(|running| running.ready).min() else {
             if let Some(hold) = self.hold.take() {
                 self.turn.release(hold.from);
             }
             return Some(None);
         };
-        let Some(hold) = &mut self.hold else {
-            return match self.turn.ask(now) {
+        let Some(hold) = self.hold else {
+            return match self.turn.ask(now, ready) {
                 Grant::Wait(limit) => Some(Some(limit)),
                 Grant::Mine { since, until } => {
                     self.hold = Some(Hold {
-                        from: since.max(self.clock),
+                        since,
+                        from: since,
                         until,
                     });
                     None
                 }
             };
         };
-        if running.began.is_none() {
-            hold.from = hold.from.max(running.ready).max(self.clock);
-            running.began = Some(hold.from);
-            self.engine.member.count_launch(self.engine.device);
-        }
-        let began = running.began.unwrap_or(hold.from);
-        let end = match running.cost {
-            Cost::Device(ns) => hold.from.saturating_add(ns.saturating_sub(running.had)),
-            Cost::Elapsed(ns) => began.saturating_add(ns).max(hold.from),
-        };
+        self.start(hold.from, now);
+        let ends = self.running.iter().enumerate();
+        let (end, first) = ends
+            .map(|(index, running)| (running.end(hold.from), index))
+            .min()?;
         let reached = now.min(hold.until);
         if end <= reached || now >= hold.until {
             let upto = end.min(reached).max(hold.from);
-            let worked = upto - hold.from;
-            self.engine.count_busy(worked);
-            running.had += worked;
-            hold.from = upto;
+            self.work(hold.from, upto);
             if end <= reached {
-                self.end(queues, end);
+                self.hold = Some(Hold { from: upto, ..hold });
+                let ended = self.running.swap_remove(first);
+                self.end(queues, ended, end);
             } else {
-                self.hold = self.turn.renew(upto).map(|until| Hold { from: upto, until });
+                self.hold = self.turn.renew(upto).map(|until| Hold {
+                    since: upto,
+                    from: upto,
+                    until,
+                });
             }
             return None;
         }
         let left = end.min(hold.until) - now;
         if left < SPIN_NS {
-            MutexGuard::unlocked(queues, std::thread::yield_now);
+            MutexGuard::unlocked(queues, clock::pause);
             return None;
         }
         Some(Some(Duration::from_nanos(left)))
     }
 
-    fn end(&mut self, queues: &mut MutexGuard<'_, Queues>, at: u64) {
-        let Some(running) = self.running.take() else {
-            return;
-        };
+    /// Starts the kernels that can run by `now` in a hold of the device that is accounted for up to `from`.
+    fn start(&mut self, from: u64, now: u64) {
+        for running in self.running.iter_mut().filter(|running| running.began.is_none()) {
+            let start = running.from(from);
+            if start <= now {
+                running.began = Some(start);
+                self.engine.member.count_launch(self.engine.device);
+            }
+        }
+    }
+
+    /// Runs the kernels that have started for the time between these two.
+    fn work(&mut self, from: u64, upto: u64) {
+        let mut busy_from = upto;
+        for running in &mut self.running {
+            let start = running.from(from);
+            if start > upto {
+                continue;
+            }
+            running.had += upto - start;
+            busy_from = busy_from.min(start);
+        }
+        self.engine.count_busy(upto - busy_from);
+    }
+
+    fn end(&mut self, queues: &mut MutexGuard<'_, Queues>, running: Running, at: u64) {
         self.clock = at;
         MutexGuard::unlocked(queues, running.effect);
         self.engine.finish(queues, running.stream, at);

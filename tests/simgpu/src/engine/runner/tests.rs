@@ -160,14 +160,14 @@ fn late_release_hands_device_on_from_its_last_use() {
     // The turn's unit is 1024 ns; times are rounded up.
     const ROUNDING: u64 = 2 * 1024;
     let running = |ms: u64, ready| {
-        Some(Running {
+        vec![Running {
             stream: 0,
             effect: Box::new(|| ()),
             cost: Cost::Device(ms * MS),
             began: None,
             ready,
             had: 0,
-        })
+        }]
     };
     // Durations of the two kernels, ready time of the second, and its expected start.
     for (first, second, ready, want) in [
@@ -190,7 +190,7 @@ fn late_release_hands_device_on_from_its_last_use() {
         }
         b.advance(&mut of_b, noticed + LATE);
         b.advance(&mut of_b, noticed + LATE);
-        let began = b.running.as_ref().and_then(|running| running.began).unwrap();
+        let began = b.running[0].began.unwrap();
         assert!((want..want + ROUNDING).contains(&began), "{began} for {want}");
     }
 }
@@ -283,4 +283,31 @@ fn domain_dropped_while_a_wait_is_checked_has_no_work_left() {
     answer.send(()).unwrap();
     engine.wait_domain(1);
     assert!(noted.try_recv().is_err());
+}
+
+#[test]
+fn kernels_of_several_streams_overlap_and_count_once() {
+    let member = Member::two()[0];
+    let engine = Engine::with(member, 0, 2);
+    let streams = [0; 3].map(|_| engine.open(1, StreamKind::NonBlocking, 0));
+    let (to, noted) = mpsc::channel();
+    for (number, stream) in streams.into_iter().enumerate() {
+        engine.submit(
+            stream,
+            [kernel(2), note(&to, number), kernel(1), note(&to, number)],
+        );
+    }
+    engine.wait_domain(1);
+    let noted: Vec<(usize, u64)> = noted.try_iter().collect();
+    let ends = |number| -> Vec<u64> {
+        let of = noted.iter().filter(|(stream, _)| *stream == number);
+        of.map(|(_, at)| *at).collect()
+    };
+    let [first, second, third] = [0, 1, 2].map(ends);
+    assert!(second[0] - first[0] < MS, "at once: {noted:?}");
+    assert_eq!(first[1] - first[0], MS);
+    assert!(third[0] >= first[0] + 2 * MS, "two at most: {noted:?}");
+    let last = noted.iter().map(|(_, at)| *at).max().unwrap();
+    let busy = member.here(0).busy_ns.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(busy <= last + 2 * MS - first[0], "{busy}");
 }
