@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use simgpu::Machine;
 use tempfile::TempDir;
 
 use crate::job::{Job, pass};
@@ -151,7 +152,9 @@ impl<'p> Daemon<'p> {
         if self.environment.is_simulated {
             command
                 .env("LD_LIBRARY_PATH", self.environment.dist.join("simgpu"))
-                .env("SIMGPU_DIR", self.root.path().join("sim"));
+                .env("SIMGPU_DIR", self.root.path().join("sim"))
+                // The jobs' kernels have one thread each.
+                .env("SIMGPU_CONCURRENT_KERNELS", "32");
         }
         command
     }
@@ -188,6 +191,19 @@ impl<'p> Daemon<'p> {
             .env("PATH", format!("{programs}:{path}"))
             .args(arguments);
         Job::spawn(command)
+    }
+
+    /// Returns the microseconds for which the simulated GPU has run a process's kernels; `None` with a real
+    /// one, which does not tell.
+    pub(crate) fn worked(&self, pid: u32) -> Result<Option<f64>> {
+        if !self.environment.is_simulated {
+            return Ok(None);
+        }
+        let machine = Machine::observe(&self.root.path().join("sim"))?;
+        let accounts = machine.accounts();
+        let account = accounts.iter().find(|account| account.pid == pid);
+        let device = account.and_then(|account| account.devices.first());
+        Ok(device.map(|device| device.busy_ns as f64 / 1e3))
     }
 
     /// Returns the text of a control file.

@@ -14,6 +14,7 @@ mod debts;
 mod freeze;
 mod job;
 mod latency;
+mod paced;
 mod quota;
 mod report;
 mod shares;
@@ -72,12 +73,13 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 11] = [
+const ARMS: [Arm; 12] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
     ("shares", shares::run),
     ("unread", unread::run),
+    ("paced", paced::run),
     ("cost", cost::run),
     ("idle", cost::idle),
     ("freeze", freeze::run),

@@ -52,7 +52,7 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 /// Returns the microseconds that were charged to a process that has ended.
-fn charged(daemon: &Daemon<'_>, pid: u32) -> Result<f64> {
+pub(crate) fn charged(daemon: &Daemon<'_>, pid: u32) -> Result<f64> {
     let prefix = format!("{pid} ");
     for _ in 0..100 {
         let exited = daemon.read(".", "exited")?;

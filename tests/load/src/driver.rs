@@ -28,6 +28,7 @@ pub(crate) type CUmemGenericAllocationHandle = u64;
 /// Result of a call that the opened driver does not have.
 const CUDA_ERROR_NOT_FOUND: CUresult = 500;
 const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
+const CUDA_ERROR_NOT_READY: CUresult = 600;
 
 /// `CUmemLocation`.
 #[repr(C)]
@@ -125,6 +126,11 @@ impl CudaError {
         self.code == CUDA_ERROR_OUT_OF_MEMORY
     }
 
+    /// Returns whether work has not ended yet.
+    pub(crate) fn is_not_ready(&self) -> bool {
+        self.code == CUDA_ERROR_NOT_READY
+    }
+
     /// Returns the driver's name for the error.
     pub(crate) fn name(&self) -> &str {
         &self.name
@@ -198,9 +204,11 @@ driver! {
     fn cuEventCreate(event: &mut CUevent, flags: c_uint);
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventSynchronize(event: CUevent);
+    fn cuEventQuery(event: CUevent);
     fn cuEventElapsedTime(milliseconds: &mut f32, start: CUevent, end: CUevent);
     fn cuEventDestroy_v2(event: CUevent);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    fn cuLaunchHostFunc(stream: CUstream, function: extern "C" fn(*mut c_void), data: *mut c_void);
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: &mut CUgraph);
     fn cuGraphInstantiateWithFlags(executable: &mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);

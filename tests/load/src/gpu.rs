@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::driver::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, Driver, Result,
@@ -178,6 +179,13 @@ impl Gpu {
         unsafe { self.driver.cuCtxSynchronize() }
     }
 
+    /// Allocates memory on this device until the program ends.
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let mut address = 0;
+        // SAFETY: the out-pointer outlives the call.
+        unsafe { self.driver.cuMemAlloc_v2(&mut address, bytes) }.map(|()| address)
+    }
+
     /// Returns (free, total) bytes as the driver reports them to this process.
     pub(crate) fn memory_info(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
@@ -237,6 +245,7 @@ impl Drop for Gpu {
 pub(crate) struct Stream<'g> {
     gpu: &'g Gpu,
     pub raw: CUstream,
+    is_own: bool,
 }
 
 impl<'g> Stream<'g> {
@@ -255,7 +264,21 @@ impl<'g> Stream<'g> {
         let mut raw = 0;
         // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuStreamCreate(&mut raw, flags) }?;
-        Ok(Self { gpu, raw })
+        Ok(Self {
+            gpu,
+            raw,
+            is_own: true,
+        })
+    }
+
+    /// Returns the calling thread's default stream.
+    pub(crate) fn per_thread(gpu: &'g Gpu) -> Self {
+        const CU_STREAM_PER_THREAD: CUstream = 2;
+        Self {
+            gpu,
+            raw: CU_STREAM_PER_THREAD,
+            is_own: false,
+        }
     }
 
     /// Waits for all work submitted to the stream.
@@ -270,6 +293,32 @@ impl<'g> Stream<'g> {
         unsafe { self.gpu.driver.cuStreamWaitEvent(self.raw, event.raw, 0) }
     }
 
+    /// Copies from the caller's memory on this device behind the submitted work, and waits.
+    pub(crate) fn read(&self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<()> {
+        let to = bytes.as_mut_ptr().cast();
+        // SAFETY: the slice is valid until the copy has ended; the driver checks the device address.
+        unsafe {
+            self.gpu
+                .driver
+                .cuMemcpyDtoHAsync_v2(to, from, bytes.len(), self.raw)
+        }?;
+        self.synchronize()
+    }
+
+    /// Has the driver set the flag behind the submitted work.
+    ///
+    /// # Safety
+    /// The flag lives until it is set.
+    pub(crate) unsafe fn set(&self, flag: &AtomicBool) -> Result<()> {
+        extern "C" fn set(flag: *mut c_void) {
+            // SAFETY: the flag, as the caller of the outer function guarantees.
+            unsafe { &*flag.cast::<AtomicBool>() }.store(true, Ordering::Release);
+        }
+        let flag = std::ptr::from_ref(flag).cast_mut().cast();
+        // SAFETY: the function may be called with the flag in any thread.
+        unsafe { self.gpu.driver.cuLaunchHostFunc(self.raw, set, flag) }
+    }
+
     /// Submits a copy within the caller's memory on this device.
     pub(crate) fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
         // SAFETY: the driver checks the addresses.
@@ -279,6 +328,9 @@ impl<'g> Stream<'g> {
 
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
+        if !self.is_own {
+            return;
+        }
         // SAFETY: created in `with`; the driver completes queued work first.
         let _ = unsafe { self.gpu.driver.cuStreamDestroy_v2(self.raw) };
     }
@@ -325,6 +377,15 @@ impl<'g> Event<'g> {
     pub(crate) fn record(&self, stream: &Stream<'_>) -> Result<()> {
         // SAFETY: the event and the stream outlive the call.
         unsafe { self.gpu.driver.cuEventRecord(self.raw, stream.raw) }
+    }
+
+    /// Returns whether the work before the last record has ended.
+    pub(crate) fn has_passed(&self) -> Result<bool> {
+        // SAFETY: the event exists until drop.
+        match unsafe { self.gpu.driver.cuEventQuery(self.raw) } {
+            Err(error) if error.is_not_ready() => Ok(false),
+            passed => passed.map(|()| true),
+        }
     }
 
     /// Waits until the work before the last record has ended; returns at once if never recorded.

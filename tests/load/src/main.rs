@@ -19,6 +19,7 @@ mod memory;
 mod obey;
 mod order;
 mod overhead;
+mod paced;
 mod physical;
 mod range;
 mod roam;
@@ -57,6 +58,8 @@ enum Command {
     Latency(latency::Latency),
     /// Submits kernels back to back and measures the rate
     Throughput(throughput::Throughput),
+    /// Launches kernels, waits for them and pauses, again and again
+    Paced(paced::Paced),
     /// Allocates up to a size or until refused, writes and verifies the memory, and holds it
     Memory(memory::Memory),
     /// Measures nanoseconds of a launch, of an allocation and its free, of a memory query
@@ -104,6 +107,7 @@ fn run(arguments: Arguments) -> Result<()> {
     match &arguments.command {
         Command::Latency(args) => latency::run(args, &gpu),
         Command::Throughput(args) => throughput::run(args, &gpu),
+        Command::Paced(args) => paced::run(args, &gpu),
         Command::Memory(args) => memory::run(args, &gpu),
         Command::Overhead(args) => overhead::run(args, &gpu),
         Command::Order(args) => order::run(args, &gpu),
