@@ -23,8 +23,36 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
-/// Passes a submission on. A signal handler of the program may submit too: after a signal an exclusive store
-/// fails, and the increment is repeated. x16 and x17 may be changed by any call (AAPCS64, "IP0" and "IP1").
+/// Calls the driver with every argument; leaves the return address and the address of the thread's exit
+/// counters on the stack.
+macro_rules! call_text {
+    () => {
+        concat!(
+            "ldr x17, [x16, {thread}]\n",
+            "stp x30, x17, [sp, -16]!\n",
+            ".cfi_def_cfa_offset 16\n",
+            ".cfi_offset x30, -16\n",
+            // The words on the stack are copied in pairs, since the stack pointer must be a multiple of 16.
+            // The second word of the last pair may belong to the caller's frame.
+            ".rept ({words} + 1) / 2\n",
+            "ldp x16, x17, [sp, 16 * (({words} + 1) / 2)]\n",
+            "stp x16, x17, [sp, -16]!\n",
+            ".cfi_adjust_cfa_offset 16\n",
+            ".endr\n",
+            "adrp x16, {real}\n",
+            "ldr x16, [x16, :lo12:{real}]\n",
+            "blr x16\n",
+            ".if {words}\n",
+            "add sp, sp, 16 * (({words} + 1) / 2)\n",
+            ".cfi_def_cfa_offset 16\n",
+            ".endif",
+        )
+    };
+}
+
+/// Passes a submission on, and calls `finish(result)` if the gate was not open. A signal handler of the
+/// program may submit too: after a signal an exclusive store fails, and the increment is repeated. x16 and
+/// x17 may be changed by any call (AAPCS64, "IP0" and "IP1").
 ///
 /// The store that counts the exit is a release, so that a reader of the count sees what the driver has
 /// stored. Entry and gate are ordered by the thread that drains (`gcgroup_abi::Entrance`).
@@ -46,25 +74,8 @@ macro_rules! submission_text {
             "ldr x17, [x16]",
             "ldr w17, [x17]",
             "cbnz w17, 3f",
+            $crate::arch::call_text!(),
             "2:",
-            "ldr x17, [x16, {thread}]",
-            "stp x30, x17, [sp, -16]!",
-            ".cfi_def_cfa_offset 16",
-            ".cfi_offset x30, -16",
-            // The words on the stack are copied in pairs, since the stack pointer must be a multiple of 16.
-            // The second word of the last pair may belong to the caller's frame.
-            ".rept ({words} + 1) / 2",
-            "ldp x16, x17, [sp, 16 * (({words} + 1) / 2)]",
-            "stp x16, x17, [sp, -16]!",
-            ".cfi_adjust_cfa_offset 16",
-            ".endr",
-            "adrp x16, {real}",
-            "ldr x16, [x16, :lo12:{real}]",
-            "blr x16",
-            ".if {words}",
-            "add sp, sp, 16 * (({words} + 1) / 2)",
-            ".cfi_def_cfa_offset 16",
-            ".endif",
             "ldp x30, x17, [sp], 16",
             ".cfi_restore x30",
             ".cfi_def_cfa_offset 0",
@@ -85,6 +96,12 @@ macro_rules! submission_text {
             "ldr x30, [sp], 16",
             ".cfi_restore x30",
             ".cfi_def_cfa_offset 0",
+            $crate::arch::call_text!(),
+            "str x0, [sp, -16]!",
+            ".cfi_adjust_cfa_offset 16",
+            "bl {finish}",
+            "ldr x0, [sp], 16",
+            ".cfi_adjust_cfa_offset -16",
             "b 2b",
             ".cfi_endproc",
             $($operands)*
@@ -253,5 +270,5 @@ macro_rules! jump_text {
     };
 }
 
-pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {admit_text, call_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
 pub(crate) use {go_text, import_text, jump_text};

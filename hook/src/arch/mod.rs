@@ -6,6 +6,6 @@
 mod processor;
 
 pub(crate) use processor::{
-    REGISTERS, STUB_BYTES, admit_text, go_text, import_text, jump_text, landed_text, pushed, stop_text,
-    stubs_text, submission_text, thread_pointer, traced_text,
+    REGISTERS, STUB_BYTES, admit_text, call_text, go_text, import_text, jump_text, landed_text, pushed,
+    stop_text, stubs_text, submission_text, thread_pointer, traced_text,
 };

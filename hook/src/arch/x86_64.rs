@@ -24,9 +24,33 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
-/// Passes a submission on. Eleven instructions with all arguments in registers; one more for each word on the
-/// stack, and one to drop them. A signal handler of the program may submit too: each increment is a single
-/// instruction, which no signal interrupts.
+/// Calls the driver with every argument; leaves the address of the thread's exit counters on the stack.
+macro_rules! call_text {
+    () => {
+        concat!(
+            "push qword ptr [rax + {thread}]\n",
+            ".cfi_adjust_cfa_offset 8\n",
+            // The stack pointer must be a multiple of 16 at a call.
+            ".if {words} & 1\n",
+            "push rax\n",
+            ".cfi_adjust_cfa_offset 8\n",
+            ".endif\n",
+            ".rept {words}\n",
+            "push qword ptr [rsp + 8 * ({words} + ({words} & 1) + 1)]\n",
+            ".cfi_adjust_cfa_offset 8\n",
+            ".endr\n",
+            "call qword ptr [rip + {real}]\n",
+            ".if {words}\n",
+            "add rsp, 8 * ({words} + ({words} & 1))\n",
+            ".cfi_adjust_cfa_offset -8 * ({words} + ({words} & 1))\n",
+            ".endif",
+        )
+    };
+}
+
+/// Passes a submission on, and calls `finish(result)` if the gate was not open. Eleven instructions
+/// with all arguments in registers; one more for each word on the stack, and one to drop them. A signal
+/// handler of the program may submit too: each increment is a single instruction, which no signal interrupts.
 ///
 /// Stores are not reordered with each other, so the exit is counted after what the driver has stored.
 macro_rules! submission_text {
@@ -39,23 +63,7 @@ macro_rules! submission_text {
             "mov r11, qword ptr [rax]",
             "cmp dword ptr [r11], 0",
             "jne 3f",
-            "2:",
-            "push qword ptr [rax + {thread}]",
-            ".cfi_adjust_cfa_offset 8",
-            // The stack pointer must be a multiple of 16 at a call.
-            ".if {words} & 1",
-            "push rax",
-            ".cfi_adjust_cfa_offset 8",
-            ".endif",
-            ".rept {words}",
-            "push qword ptr [rsp + 8 * ({words} + ({words} & 1) + 1)]",
-            ".cfi_adjust_cfa_offset 8",
-            ".endr",
-            "call qword ptr [rip + {real}]",
-            ".if {words}",
-            "add rsp, 8 * ({words} + ({words} & 1))",
-            ".cfi_adjust_cfa_offset -8 * ({words} + ({words} & 1))",
-            ".endif",
+            $crate::arch::call_text!(),
             "pop rcx",
             ".cfi_adjust_cfa_offset -8",
             "inc qword ptr [rcx + {exited}]",
@@ -63,7 +71,22 @@ macro_rules! submission_text {
             "3:",
             "mov eax, {call}",
             "call {closed}",
-            "jmp 2b",
+            $crate::arch::call_text!(),
+            // Twice, because the stack pointer must be a multiple of 16 at a call.
+            "push rax",
+            ".cfi_adjust_cfa_offset 8",
+            "push rax",
+            ".cfi_adjust_cfa_offset 8",
+            "mov edi, eax",
+            "call {finish}",
+            "pop rax",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rax",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rcx",
+            ".cfi_adjust_cfa_offset -8",
+            "inc qword ptr [rcx + {exited}]",
+            "ret",
             ".cfi_endproc",
             $($operands)*
         )
@@ -207,5 +230,5 @@ macro_rules! jump_text {
     };
 }
 
-pub(crate) use {admit_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
+pub(crate) use {admit_text, call_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
 pub(crate) use {go_text, import_text, jump_text};

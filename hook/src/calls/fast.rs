@@ -75,6 +75,7 @@ macro_rules! submission {
                 words = const WORDS,
                 real = sym $real,
                 closed = sym $crate::calls::fast::closed,
+                finish = sym $crate::calls::submit::finish,
             )
         }
     };
@@ -139,6 +140,10 @@ mod tests {
                         assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), call);
                         assert_eq!(exits(&slot), call);
                     }
+                    // Where nothing governs the process, the exit is counted elsewhere.
+                    gate.store(1, Relaxed);
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { ours($($arg),*) }, Err(CUerror::NOT_READY));
                     thread::set_slot(null_mut());
                 }
 

@@ -25,6 +25,15 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entran
     admitted.flatten().unwrap_or_else(unaccounted)
 }
 
+/// Ends a submission that [`admit`] has let pass: the driver has returned `result`.
+pub(crate) extern "C" fn finish(result: u32) {
+    interpose::guarded(|| {
+        if let Some(hook) = hook::get() {
+            gate::finish(hook.compute, result != 0);
+        }
+    });
+}
+
 /// Handles a submission that is not passed on by the fast path: waits at the gate and calls `body` with the
 /// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the
 /// stream's.

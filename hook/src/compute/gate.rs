@@ -25,7 +25,7 @@ use super::wait::{Waiting, doze, is_frozen, nap, wait_frozen};
 use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::exit;
 use crate::driver::interpose::Next;
-use crate::driver::streams::{is_capturing, stream};
+use crate::driver::streams::{default_stream, is_capturing, stream};
 use crate::program::slot::Bound;
 use crate::program::window::Shape;
 use crate::shared::RECHECK;
@@ -70,7 +70,18 @@ pub(crate) fn admit(
         waited: 0,
     };
     passing.enter(call);
+    passing.sample(call.stream());
     Some(bound.entrance)
+}
+
+/// Ends a submission that [`admit`] has let pass, after the driver call and before its exit is counted.
+pub(crate) fn finish(compute: &Compute, is_refused: bool) {
+    let Some(bound) = compute.program.current() else {
+        return;
+    };
+    if let Some(sampler) = compute.samplers.get(bound.index()) {
+        sampler.end(bound, is_refused);
+    }
 }
 
 /// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls
@@ -110,10 +121,14 @@ pub(crate) fn submit(
     compute.graph_devices.launch(devices, || {
         compute.program.contexts.device_of(stream).or(bound.local())
     });
+    passing.sample(default_stream(stream.0.addr(), false));
     let result = match blocks(compute, bound) {
         Some((_, usage)) => body(usage),
         None => next(),
     };
+    if let Some(sampler) = compute.samplers.get(bound.index()) {
+        sampler.end(bound, result.is_err());
+    }
     bound.exit(shape.what);
     bound.fold(compute.usage());
     result
@@ -214,6 +229,27 @@ impl Passing<'_> {
         // A submission inside another may be one of a signal handler that has interrupted the note of that.
         if !self.is_nested && self.compute.program.slots.is_armed(self.bound.index()) {
             self.note(stream);
+        }
+    }
+
+    /// Begins a sample of the submission, if all submissions to the device are known now.
+    fn sample(&self, stream: usize) {
+        let index = self.bound.index();
+        let Some((control, _)) = blocks(self.compute, self.bound) else {
+            return;
+        };
+        let is_open = Gate::from_word(control.gate.load(Relaxed)) == Gate::Run;
+        if self.shape.what == Submission::Copy || is_open && !self.compute.program.slots.is_armed(index) {
+            return;
+        }
+        let Some(sampler) = self.compute.samplers.get(index) else {
+            return;
+        };
+        let is_known = !self.is_nested && !self.shape.overlaps() && self.compute.program.current().is_some();
+        if is_known && !self.compute.program.contexts.captures.is_any() {
+            sampler.begin(self.compute.program, self.bound, self.shape, stream);
+        } else {
+            sampler.skip();
         }
     }
 

@@ -1,11 +1,12 @@
 //! Measures in the helper thread for how long a device has work while its gate is open, without a look at
 //! each submission.
 //!
-//! While the device is idle, its slots are armed: the next submission takes the slow path, begins the busy
-//! period (`meter`) and wakes the helper, which opens the slots again. From then on it marks all contexts,
-//! less often the longer the period lasts. If a marker has passed and nothing was submitted since it was set,
-//! the work has ended between the last two looks; the slots are armed, and the period ends unless a
-//! submission came in between. Time between two submissions that no look falls into counts as work.
+//! While the device is idle, its slots are armed: the next submission takes the slow path and begins the busy
+//! period (`meter`). The helper looks for that itself for a second after the last period, and is woken later
+//! on. It opens the slots again unless submissions can be sampled (`sample`). From then on it marks all
+//! contexts, less often the longer the period lasts. If a marker has passed and nothing was submitted since
+//! it was set, the work has ended between the last two looks; the slots are armed, and the period ends unless
+//! a submission came in between. Time between two submissions that no look falls into counts as work.
 //!
 //! Only markers of whole contexts (`cuCtxRecordEvent`, CUDA 12.5) are used: a marker on the legacy stream
 //! would make streams wait for each other. With older drivers the time is measured by `watch`, while the
@@ -18,6 +19,7 @@ use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
 
 use super::Compute;
 use super::meter::{Meter, ring_if_wanted};
+use super::sample::Progress;
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
 use crate::program::context::{Passed, PendingMarker, ask_all};
@@ -30,6 +32,10 @@ const LATER: u64 = 2_000_000;
 const SELDOM: u64 = 8_000_000;
 const PART: u64 = 4;
 const STEADY: u64 = 256;
+/// Longest interval between looks for work that begins, and how long the device has been idle when they end,
+/// nanoseconds: until then, the first submission after a pause does not pay for waking the helper.
+const REST: u64 = 64_000_000;
+const RESTS: u64 = 1_000_000_000;
 /// Time that a look uses up, and how far looks may be ahead of that rate, nanoseconds: a program that submits
 /// little and waits for it again and again does not keep the helper busy.
 const COST: u64 = 1_000_000;
@@ -55,6 +61,8 @@ struct Looks {
     next: u64,
     /// When there was last seen to be work.
     last_busy: u64,
+    /// Time of the last look.
+    last: u64,
     round: Option<Round>,
 }
 
@@ -62,8 +70,8 @@ struct Looks {
 enum Phase {
     /// Nothing is measured.
     Off,
-    /// Idle.
-    Armed,
+    /// Idle. Since when the helper looks by itself for work that begins, nanoseconds; `None`: it is woken.
+    Armed(Option<u64>),
     Busy(Looks),
 }
 
@@ -130,10 +138,13 @@ impl Measure {
                 true => self.advance(compute, index, (meter, usage), phase),
                 false => stop(compute, index, meter, is_open, phase),
             };
-            if let Phase::Busy(looks) = &next {
-                let pause = Duration::from_nanos(looks.next.saturating_sub(sys::now()));
-                wake = Some(wake.map_or(pause, |wake: Duration| wake.min(pause)));
-            }
+            let now = sys::now();
+            let pause = match &next {
+                Phase::Busy(looks) => Some(looks.next.saturating_sub(now)),
+                Phase::Armed(since) => since.map(|since| (now - since).clamp(LATER, REST)),
+                Phase::Off => None,
+            };
+            wake = wake.into_iter().chain(pause.map(Duration::from_nanos)).min();
             if let Some(phase) = self.phases.get_mut(index) {
                 *phase = next;
             }
@@ -151,15 +162,25 @@ impl Measure {
         let slots = &compute.program.slots;
         let now = sys::now();
         let mut looks = match phase {
-            Phase::Armed if usage.busy_since.load(Relaxed) == 0 => return Phase::Armed,
-            Phase::Armed => {
-                slots.arm(compute.session, index, false);
+            Phase::Armed(Some(since)) if usage.busy_since.load(Relaxed) == 0 && now < since + RESTS => {
+                return Phase::Armed(Some(since));
+            }
+            Phase::Armed(is_polled) => {
+                meter.poll(false);
+                if usage.busy_since.load(Relaxed) == 0 {
+                    return Phase::Armed(None);
+                }
+                if is_polled.is_some() {
+                    ring_if_wanted(compute.session, index);
+                }
+                arm_for_samples(compute, index, now);
                 return Phase::Busy(Looks::begin(usage.busy_since.load(Relaxed), now));
             }
             Phase::Off => {
+                compute.account(index, Progress::Elsewhere, 0);
                 arm(compute, index);
                 if slots.nr_entered(compute.session, index) == 0 {
-                    return Phase::Armed;
+                    return Phase::Armed(None);
                 }
                 // Earlier work may be in flight.
                 if meter.begin(compute.usage(), index, now) {
@@ -171,9 +192,11 @@ impl Measure {
             Phase::Busy(looks) => looks,
         };
         let round = looks.round.take().or_else(|| self.begin(compute, index, meter));
+        let passed = now.saturating_sub(std::mem::replace(&mut looks.last, now));
         let Some(mut round) = round else {
             looks.last_busy = now;
-            slots.arm(compute.session, index, false);
+            compute.account(index, Progress::Some, passed);
+            arm_for_samples(compute, index, now);
             looks.schedule(now, &mut self.pace);
             return Phase::Busy(looks);
         };
@@ -182,21 +205,26 @@ impl Measure {
             None => return Phase::Off,
             Some(Passed::NotYet) => {
                 looks.last_busy = now;
+                let since = now.saturating_sub(round.since).min(passed);
+                compute.account(index, Progress::None, since);
                 looks.round = Some(round);
             }
             Some(Passed::Lost) => round.markers.into_iter().for_each(PendingMarker::abandon),
             Some(Passed::Yes) if slots.nr_entered(compute.session, index) == round.entered => {
+                compute.account(index, Progress::Idle, passed);
                 let end = now - now.saturating_sub(looks.last_busy) / 2;
                 arm(compute, index);
                 let is_over = slots.nr_entered(compute.session, index) == round.entered
                     && !slots.is_any_inside(compute.session, |device| device == index)
                     && meter.end(compute.usage(), index, end);
                 if is_over {
-                    return Phase::Armed;
+                    meter.poll(true);
+                    return Phase::Armed(Some(now));
                 }
             }
             Some(Passed::Yes) => {
                 // Something was submitted after the markers.
+                compute.account(index, Progress::Some, passed);
                 looks.last_busy = looks.last_busy.max(round.since);
                 looks.round = self.begin(compute, index, meter);
                 if let Some(round) = &mut looks.round
@@ -206,7 +234,7 @@ impl Measure {
                 }
             }
         }
-        slots.arm(compute.session, index, false);
+        arm_for_samples(compute, index, now);
         looks.schedule(now, &mut self.pace);
         Phase::Busy(looks)
     }
@@ -270,6 +298,7 @@ impl Looks {
             began,
             next: now,
             last_busy: now,
+            last: now,
             round: None,
         }
     }
@@ -294,21 +323,47 @@ impl Looks {
 /// Sends the next submission to a device through the slow path. Every thread has seen that afterwards, or is
 /// counted.
 fn arm(compute: &Compute, index: usize) {
-    compute.program.slots.arm(compute.session, index, true);
+    send(compute, index, true);
     sys::barrier();
+}
+
+/// Sends submissions to a device through the slow path while they can be sampled.
+fn arm_for_samples(compute: &Compute, index: usize, now: u64) {
+    let may = compute
+        .samplers
+        .get(index)
+        .is_some_and(|sampler| sampler.may(now));
+    send(compute, index, may);
+}
+
+fn send(compute: &Compute, index: usize, is_slow: bool) {
+    let slots = &compute.program.slots;
+    if slots.is_armed(index) == is_slow {
+        return;
+    }
+    slots.arm(compute.session, index, is_slow);
+    if let Some(sampler) = compute.samplers.get(index) {
+        sampler.skip();
+    }
 }
 
 /// Ends measuring. If the gate is no longer open, `watch` goes on with the busy period.
 fn stop(compute: &Compute, index: usize, meter: &Meter, is_open: bool, phase: Phase) -> Phase {
     match phase {
         Phase::Off => return Phase::Off,
-        Phase::Armed => {}
+        Phase::Armed(_) => {
+            meter.poll(false);
+            let usage = compute.usage().devices.get(index);
+            if usage.is_some_and(|usage| usage.busy_since.load(Relaxed) != 0) {
+                ring_if_wanted(compute.session, index);
+            }
+        }
         Phase::Busy(looks) => {
             let round = looks.round.into_iter().flat_map(|round| round.markers);
             round.for_each(PendingMarker::abandon);
         }
     }
-    compute.program.slots.arm(compute.session, index, false);
+    send(compute, index, false);
     // A submission may have begun a period since the last look.
     if is_open {
         meter.stop(compute.usage(), index, sys::now());

@@ -5,7 +5,7 @@
 //! marks these, detects the end and closes the period. Time in which only other processes' work ran counts
 //! too: the daemon, which sees all processes, divides it.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use gcgroup_abi::{ControlDevice, Usage};
 use parking_lot::Mutex;
@@ -23,6 +23,8 @@ pub(crate) struct Meter {
     /// Increments when markers are about to be set: they may cover earlier uses of a stream, but no later
     /// ones.
     round: AtomicU32,
+    /// Whether the helper looks by itself for work that begins, and rings the daemon.
+    is_polled: AtomicBool,
     used: Mutex<Vec<Used>>,
 }
 
@@ -30,6 +32,7 @@ impl Meter {
     pub(crate) const fn new() -> Self {
         Self {
             round: AtomicU32::new(1),
+            is_polled: AtomicBool::new(false),
             used: Mutex::new(Vec::new()),
         }
     }
@@ -53,11 +56,19 @@ impl Meter {
             (round, session.usage().begin_busy(bound.index(), sys::now()))
         };
         last_stream.set(device, round, context, stream);
-        if has_begun {
+        fence(SeqCst);
+        if has_begun && !self.is_polled.load(Relaxed) {
             // Rung first: another process may have to make room.
             ring_if_wanted(session, bound.index());
             session.line.wake();
         }
+    }
+
+    /// Sets whether the helper looks by itself for work that begins; otherwise submitting threads wake it. A
+    /// reader of `busy_since` after this sees each period whose thread has not woken it.
+    pub(super) fn poll(&self, is_polled: bool) {
+        self.is_polled.store(is_polled, Relaxed);
+        fence(SeqCst);
     }
 
     /// Begins a round and returns the streams used until now; later submissions record their streams again.
@@ -118,7 +129,6 @@ mod tests {
     use crate::shared::stall::Stalled;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Pressure, StallClock};
     use std::sync::Barrier;
-    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn meter_end_only_if_nothing_submitted_since() {

@@ -2,8 +2,9 @@
 //!
 //! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
 //! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
-//! which devices that is. `meter` measures for how long there was work, `graphs` knows what a graph has in it
-//! and `graph_devices` where; `drain`, `progress`, `watch` and `measure` wait for work in the helper thread.
+//! which devices that is. `meter` measures for how long there was work, `sample` what it cost, `graphs` knows
+//! what a graph has in it and `graph_devices` where; `drain`, `progress`, `watch` and `measure` wait for work
+//! in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 
@@ -20,11 +21,15 @@ pub mod meter;
 pub mod named;
 pub mod progress;
 pub mod quiet;
+pub(crate) mod sample;
 pub mod wait;
 pub mod watch;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use gcgroup_abi::{Control, MAX_DEVICES, Usage};
 
+use crate::driver::exit::in_driver;
 use crate::program::Program;
 use crate::shared::session::Session;
 use crate::sys;
@@ -32,6 +37,7 @@ use graph_devices::GraphDevices;
 use graph_exec::ExecGraphs;
 use hold::{Holds, Scope};
 use meter::Meter;
+use sample::{Progress, Sampler, Seen};
 
 /// The process's submissions and what they depend on.
 #[derive(Debug)]
@@ -43,6 +49,7 @@ pub(crate) struct Compute {
     pub(crate) holds: Holds,
     /// Indexed by device.
     meters: [Meter; MAX_DEVICES],
+    samplers: [Sampler; MAX_DEVICES],
 }
 
 impl Compute {
@@ -54,6 +61,7 @@ impl Compute {
             graph_devices: GraphDevices::default(),
             holds: Holds::new(),
             meters: [const { Meter::new() }; MAX_DEVICES],
+            samplers: std::array::from_fn(|_| Sampler::new()),
         }
     }
 
@@ -65,6 +73,27 @@ impl Compute {
     #[inline]
     pub(crate) fn control(&self) -> &Control {
         self.session.control()
+    }
+
+    /// Evaluates samples of the device with that index, and publishes the GPU time of its submissions.
+    /// `passed`: nanoseconds since the last look. Called in the helper.
+    fn account(&self, index: usize, progress: Progress, passed: u64) {
+        let (Some(sampler), Some(usage), Some(control)) = (
+            self.samplers.get(index),
+            self.usage().devices.get(index),
+            self.control().devices.get(index),
+        ) else {
+            return;
+        };
+        let is_shared = control.is_shared.load(Relaxed) != 0;
+        in_driver(|| sampler.settle(is_shared));
+        let more = sampler.advance(&Seen {
+            entered: self.program.slots.entered(self.session, index),
+            passed,
+            progress,
+            is_shared,
+        });
+        usage.submitted_nsec.fetch_add(more, Relaxed);
     }
 
     /// Blocks new submissions to the devices. The caller must wait for threads already inside a submission.

@@ -11,6 +11,7 @@ use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Usage, UsageDevice};
 
 use super::Compute;
 use super::meter::{Meter, Used, ring_if_wanted};
+use super::sample::Progress;
 use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
@@ -34,6 +35,8 @@ struct Round {
 #[derive(Debug, Default)]
 struct Device {
     is_tracked: bool,
+    /// Whether the GPU time of submissions is counted here, and not by the submitting threads.
+    counts: bool,
     round: Option<Round>,
 }
 
@@ -60,7 +63,8 @@ impl Watch {
             .zip(&compute.meters)
             .zip(self.devices.iter_mut().enumerate())
         {
-            let is_tracked = Gate::from_word(control.gate.load(Acquire)) != Gate::Run;
+            let gate = Gate::from_word(control.gate.load(Acquire));
+            let is_tracked = gate != Gate::Run;
             if !is_tracked && !device.is_tracked {
                 continue;
             }
@@ -69,6 +73,7 @@ impl Watch {
                 continue;
             }
             let was_busy = usage.busy_since.load(Relaxed) != 0;
+            device.counts = gate == Gate::Track;
             is_busy |= device.advance(compute, index, meter, usage);
             if was_busy && usage.busy_since.load(Relaxed) == 0 {
                 has_ended = true;
@@ -99,6 +104,15 @@ impl Device {
         }
         meter.stop(usage, index, sys::now());
         self.is_tracked = false;
+    }
+
+    fn account(&self, compute: &Compute, index: usize, progress: Progress, passed: u64) {
+        let progress = if self.counts {
+            progress
+        } else {
+            Progress::Elsewhere
+        };
+        compute.account(index, progress, passed);
     }
 
     /// Advances one device; returns whether it has work, and so must be polled again.
@@ -132,7 +146,8 @@ impl Device {
             None => return false,
             Some(Passed::Yes) => {}
             Some(Passed::NotYet) => {
-                round.last_look = now;
+                let since = std::mem::replace(&mut round.last_look, now);
+                self.account(compute, index, Progress::None, now.saturating_sub(since));
                 return true;
             }
             Some(Passed::Lost) => {
@@ -144,7 +159,9 @@ impl Device {
             }
         }
         let (end, again) = (round.end(now), std::mem::take(&mut round.again));
+        let passed = now.saturating_sub(round.last_look);
         self.round = None;
+        self.account(compute, index, Progress::Some, passed);
         if !again.is_empty() {
             meter.put_back(&again);
             return true;

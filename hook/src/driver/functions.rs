@@ -67,6 +67,7 @@ calls! {
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventQuery(event: CUevent);
     fn cuEventDestroy_v2(event: CUevent);
+    fn cuEventElapsedTime(milliseconds: &mut f32, start: CUevent, end: CUevent);
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamIsCapturing(stream: CUstream, status: &mut c_uint);
     fn cuStreamGetCtx(stream: CUstream, context: &mut CUcontext);

@@ -12,6 +12,7 @@
 //! at a time (`cuGreenCtxCreate`), the program's, so markers are set with the primary context current: on a
 //! single stream, or on the whole green context with `cuGreenCtxRecordEvent`.
 
+mod moment;
 mod pending;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::driver::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed, stream};
 use crate::shared::device::LocalDevice;
 
+pub(crate) use self::moment::Moment;
 pub(crate) use self::pending::{Passed, PendingMarker, ask_all, ask_each};
 
 #[derive(Debug, Default)]
@@ -49,6 +51,7 @@ pub(crate) struct Context {
     /// contexts.
     base: Option<(Arc<Context>, usize)>,
     markers: Arc<Markers>,
+    moments: moment::Spares,
     inner: Mutex<Inner>,
 }
 
@@ -60,6 +63,7 @@ impl Context {
             local,
             base: None,
             markers: Arc::default(),
+            moments: moment::Spares::default(),
             inner: Mutex::default(),
         }
     }
@@ -102,6 +106,19 @@ impl Context {
     /// succeeded since.
     pub(crate) fn fault(&self) -> Option<CUerror> {
         self.markers.fault()
+    }
+
+    /// Sets a moment behind all that was submitted so far to a stream of this context, which the calling
+    /// thread has current and uses now; `None` if that cannot be done now. Not to be called while any stream
+    /// of the process is being captured.
+    pub(crate) fn moment(self: &Arc<Self>, number: usize) -> Option<Moment> {
+        // As in `mark_own`.
+        let inner = self.inner.try_lock()?;
+        if inner.is_gone || inner.leaving != 0 {
+            return None;
+        }
+        let event = moment::record(&self.base().moments, stream(number))?;
+        Some(Moment::new(self, event))
     }
 
     /// Returns the `CUcontext` handle as a number.

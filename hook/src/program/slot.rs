@@ -11,8 +11,9 @@ use gcgroup_abi::{Control, Entrance, Gate, Submission, Thread, Usage, UsageDevic
 
 use parking_lot::Mutex;
 
+use super::context::Moment;
 use super::last_stream::LastStream;
-use super::window::Window;
+use super::window::{Shape, Window};
 use crate::shared::counters::add;
 use crate::shared::device::LocalDevice;
 use crate::shared::target::Target;
@@ -35,6 +36,8 @@ pub(crate) struct Side {
     /// Used by the slot's thread only; locked just while it is taken out or put back.
     pub(crate) window: Mutex<Option<Box<Window>>>,
     pub(crate) last_stream: LastStream,
+    /// The sample of the submission that the thread is making. Used by the slot's thread only.
+    pub(crate) sample: Mutex<Option<Sample>>,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
 }
@@ -51,9 +54,21 @@ impl Side {
             credit: AtomicU32::new(0),
             window: Mutex::new(None),
             last_stream: LastStream::new(),
+            sample: Mutex::new(None),
             captured: [const { AtomicU64::new(0) }; Submission::COUNT],
         }
     }
+}
+
+/// A submission in progress whose GPU time is being sampled.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub(crate) start: Moment,
+    pub(crate) shape: Shape,
+    pub(crate) stream: usize,
+    /// When the start moment had been submitted, and what that took, nanoseconds.
+    pub(crate) submitted: u64,
+    pub(crate) cost: u64,
 }
 
 /// A slot on the heap, for threads that have none in the usage block.
@@ -129,10 +144,9 @@ impl Bound<'_> {
         self.tell_entry(what, 1);
     }
 
-    /// Returns how many submissions have begun; wraps.
-    pub(super) fn nr_entered(&self) -> u64 {
-        let entered = self.entrance.entered.iter().map(|count| count.load(Acquire));
-        entered.fold(0, u64::wrapping_add)
+    /// Returns how many submissions of each kind have begun; wraps.
+    pub(super) fn entered(&self) -> [u64; Submission::COUNT] {
+        self.entrance.entered.each_ref().map(|count| count.load(Acquire))
     }
 
     /// Withdraws an [`Self::enter`].

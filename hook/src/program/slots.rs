@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
-use gcgroup_abi::{Entrance, MAX_THREADS, Thread, Usage};
+use gcgroup_abi::{Entrance, MAX_THREADS, Submission, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::entry_snapshot::EntrySnapshot;
@@ -123,18 +123,25 @@ impl Slots {
 
     /// Returns how many submissions to the device with that index have begun; wraps.
     pub(crate) fn nr_entered(&self, session: &Session, index: usize) -> u64 {
+        self.entered(session, index)
+            .into_iter()
+            .fold(0, u64::wrapping_add)
+    }
+
+    /// Returns how many submissions of each kind to the device with that index have begun; wraps.
+    pub(crate) fn entered(&self, session: &Session, index: usize) -> [u64; Submission::COUNT] {
         let extras = self.extras.lock();
         let bound = self
             .in_block(session)
             .chain(extras.iter().map(|extra| extra.bound()));
         let entered = bound
             .filter(|bound| bound.index() == index)
-            .map(|bound| bound.nr_entered());
-        let before = session.usage().devices.get(index).map_or(0, |device| {
-            let each = device.shared_exited.iter().map(|count| count.load(Relaxed));
-            each.fold(0, u64::wrapping_add)
-        });
-        entered.fold(before, u64::wrapping_add)
+            .map(|bound| bound.entered());
+        let device = session.usage().devices.get(index);
+        let before = device.map(|device| device.shared_exited.each_ref().map(|count| count.load(Relaxed)));
+        entered.chain(before).fold([0; _], |sums: [u64; _], counts| {
+            std::array::from_fn(|what| sums[what].wrapping_add(counts[what]))
+        })
     }
 
     /// Returns the threads inside submissions to any device.

@@ -204,6 +204,11 @@ impl Window {
         self.costs.of(shape)
     }
 
+    /// Returns whether the cost of such submissions has been learned.
+    pub(crate) fn knows(&self, shape: Shape) -> bool {
+        self.costs.knows(shape)
+    }
+
     /// Returns how many submissions like this one fill half a window, 1 to 1024.
     pub(crate) fn batch(&self, shape: impl Into<Shape>, window: u64) -> u32 {
         let shape = shape.into();

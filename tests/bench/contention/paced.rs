@@ -32,11 +32,11 @@ const VARIANTS: [(&str, &[&str], Beside); 12] = [
     ("quota of 90 %", &[], Beside::Quota(90)),
 ];
 
-/// What else there is on the GPU.
+/// Neighbour of the job, or its quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nothing,
-    /// The same job.
+    /// A job with equal arguments.
     Equal,
     /// A job with kernels of 1 ms and no pauses.
     Batch,

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Paced, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What a step does.
+/// Kernels or graphs of a step, and its wait.
 struct Step<'a, 'g> {
     args: &'a Paced,
     kernels: &'a Kernels<'g>,

@@ -1,40 +1,55 @@
 //! Division of time in which several processes had work.
 //!
-//! The hardware gives contexts with work equal time slices, so such time is divided equally. A process whose
+//! The hardware gives contexts with work equal time slices, so such time is divided equally, up to what each
+//! has submitted. A process whose
 //! gate is closed is charged at most what it had queued when the gate closed, however long that took beside
 //! other processes' work.
 
-/// Time for which a process had work, in nanoseconds.
+/// GPU time that a process claims, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
-    pub busy: u64,
-    /// Upper bound of the part that can have been its own GPU time; `None` if unknown.
+    /// GPU time of its work by its own account, or the time for which it had work.
+    pub own: u64,
+    /// If its gate is closed: upper bound of the part that can have been its own GPU time.
     pub most: Option<u64>,
 }
 
 /// Returns each claim's share of the `passed` nanoseconds. The sum never exceeds `passed`, and equals it (up
 /// to rounding) if the claims cover all of it.
 pub(super) fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
-    let mut had: Vec<u64> = claims.iter().map(|claim| claim.busy).collect();
+    let mut had: Vec<u64> = claims.iter().map(|claim| claim.own).collect();
     if sum(&had) <= u128::from(passed) {
         return had;
     }
-    let due = |claim: &Claim| claim.most.map_or(0, |most| most.min(claim.busy));
+    let due = |claim: &Claim| claim.most.map_or(0, |most| most.min(claim.own));
     let mut first: Vec<u64> = claims.iter().map(due).collect();
     scale(&mut first, passed);
     let mut left = passed.saturating_sub(total(&first));
-    let rest = |claim: &Claim| if claim.most.is_none() { claim.busy } else { 0 };
+    let rest = |claim: &Claim| if claim.most.is_none() { claim.own } else { 0 };
     let mut others: Vec<u64> = claims.iter().map(rest).collect();
-    scale(&mut others, left);
+    share(&mut others, left);
     left = left.saturating_sub(total(&others));
     // Time left over: bounded claims had more queued than their bound says.
-    let more = |(claim, first): (&Claim, &u64)| claim.most.map_or(0, |_| claim.busy.saturating_sub(*first));
+    let more = |(claim, first): (&Claim, &u64)| claim.most.map_or(0, |_| claim.own.saturating_sub(*first));
     let mut last: Vec<u64> = claims.iter().zip(&first).map(more).collect();
     scale(&mut last, left);
     for (((had, first), other), last) in had.iter_mut().zip(first).zip(others).zip(last) {
         *had = first.saturating_add(other).saturating_add(last);
     }
     had
+}
+
+/// Reduces times to equal shares of `there_is`; what the share of a time exceeds it by goes to the longer
+/// ones.
+fn share(times: &mut [u64], there_is: u64) {
+    let mut by_length: Vec<&mut u64> = times.iter_mut().filter(|time| **time > 0).collect();
+    by_length.sort_unstable();
+    let (mut left, mut number) = (there_is, by_length.len() as u64);
+    for time in by_length {
+        *time = (*time).min(left / number);
+        left -= *time;
+        number -= 1;
+    }
 }
 
 /// Scales times down proportionally so that their sum is at most `there_is`.
@@ -61,7 +76,7 @@ mod tests {
     use super::*;
 
     fn divided(passed: u64, claims: &[(u64, Option<u64>)]) -> Vec<u64> {
-        let claims: Vec<Claim> = claims.iter().map(|&(busy, most)| Claim { busy, most }).collect();
+        let claims: Vec<Claim> = claims.iter().map(|&(own, most)| Claim { own, most }).collect();
         divide(passed, &claims)
     }
 
@@ -76,6 +91,7 @@ mod tests {
     fn divide_unbounded_overlap_is_shared_equally() {
         assert_eq!(divided(100, &[(100, None), (100, None)]), [50, 50]);
         assert_eq!(divided(90, &[(60, None), (60, None), (60, None)]), [30, 30, 30]);
+        assert_eq!(divided(90, &[(60, None), (10, None), (60, None)]), [40, 10, 40]);
     }
 
     #[test]

@@ -158,6 +158,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let measures = settings.measures != 0 && seen.iter().any(|one| one.is_busy && one.is_measuring);
         let ends_soon =
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
+        let nr_busy = seen.iter().filter(|one| one.is_busy).count();
         let mut orders = Vec::with_capacity(seen.len());
         let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
         for ((((_, member), one), quotas), by_policy) in each {
@@ -188,6 +189,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             member.hold(now, one, holds);
             member.take_turn(*by_policy || is_extra || memory.is_parked);
             member.is_tracked = gate != Gate::Run || (settings.measures != 0 && one.is_measuring);
+            member.tell(matches!(gate, Gate::Run | Gate::Track));
             let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
@@ -197,6 +199,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 wants_end: false,
                 memory,
                 measures: settings.measures != 0,
+                is_shared: nr_busy > usize::from(one.is_busy),
             });
         }
         let waits = self.members().any(Member::waits);
@@ -294,7 +297,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Returns when to tick next: when the policy's decision changes, and `wide` before that if turns change
-    /// (windows become narrow). While a process waits: when the linger of idle processes ends, and after
+    /// (windows become narrow). When the linger of idle processes ends. While a process waits: after
     /// [`Settings::tick`], since the end of work may not have been rung. While several measured processes are
     /// busy: after [`DIVISION`] or [`COARSE`]; while one is: after [`SELDOM`]. Every other event is rung.
     fn next(
@@ -314,7 +317,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         };
         let leases = self
             .members()
-            .filter(|member| waits && !member.is_held && !member.is_busy && member.has_demand)
+            .filter(|member| (waits || member.is_tracked) && !member.is_held)
+            .filter(|member| !member.is_busy && member.has_demand)
             .filter_map(|member| member.lease(settings));
         let tick = waits.then_some(now + settings.tick());
         let narrows = decision.next.filter(|_| decision.takes_turns);

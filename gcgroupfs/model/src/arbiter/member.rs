@@ -42,6 +42,12 @@ const CORRECTION: u64 = 10_000_000;
 /// Upper bound of the queued GPU time, nanoseconds.
 const MOST_QUEUED: u64 = 1_000_000_000;
 
+/// Upper bound of the GPU time that is submitted and not charged, nanoseconds.
+const MOST_OWED: u64 = 1_000_000_000_000;
+
+/// Longest time, nanoseconds, after which a hook publishes the GPU time of what it has submitted.
+const LOOK: u64 = 20_000_000;
+
 /// Nanoseconds alone on the GPU after which a process's own estimate of its queue is exact: its markers have
 /// passed since.
 const ALONE: u64 = 4_000_000;
@@ -94,6 +100,14 @@ pub(super) struct Member {
     pub held_since: Option<Time>,
     pub is_busy: bool,
     busy_nsec: u64,
+    /// GPU time that it has submitted by its own account and that is not charged yet, nanoseconds.
+    owed: u64,
+    /// Whether it tells that at its hook's looks, and not with each submission; then the time for which it
+    /// had work that is not charged yet, nanoseconds.
+    is_told_late: bool,
+    worked: u64,
+    /// Whether it may have work that was submitted before it told that with each submission.
+    has_untold: bool,
     last_busy: Option<Time>,
     /// The pause that ended with the last look, and one bit for each earlier one (see [`SHORT`]).
     pause: Option<u64>,
@@ -129,6 +143,10 @@ impl Member {
             held_since: None,
             is_busy: false,
             busy_nsec: seen.busy_nsec,
+            owed: 0,
+            is_told_late: false,
+            worked: 0,
+            has_untold: true,
             last_busy: None,
             pause: None,
             pauses: SHORT,
@@ -174,6 +192,8 @@ impl Member {
             (self.opened, self.is_deaf) = (None, false);
         }
         self.submitted_nsec = seen.submitted_nsec;
+        self.owed = self.owed.saturating_add(more).min(MOST_OWED);
+        self.worked = self.worked.saturating_add(busy);
         self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
         if let Some(tail) = &mut self.tail {
             tail.queued = tail.queued.saturating_add(more).min(MOST_QUEUED);
@@ -190,7 +210,14 @@ impl Member {
             tail.even = tail.even.saturating_add(u64::try_from(even).unwrap_or(busy));
             tail.most(!seen.is_busy)
         });
-        Claim { busy, most }
+        // Time for which it had work includes pauses shorter than the looks of its hook.
+        let own = match seen.submitted_nsec {
+            0 => busy,
+            _ if self.is_told_late => self.worked.min(self.owed).min(passed),
+            _ if self.has_untold => busy,
+            _ => busy.min(self.owed),
+        };
+        Claim { own, most }
     }
 
     /// Charges `nsec` of GPU time since the last look; others had work for `beside` nanoseconds at the same
@@ -212,6 +239,20 @@ impl Member {
                 .clamp(least, least.saturating_add(self.beside)),
             false => 0,
         };
+        self.owed = self.owed.saturating_sub(nsec);
+        self.worked = match self.is_told_late {
+            true => self
+                .worked
+                .saturating_sub(nsec)
+                .min(self.owed.saturating_add(LOOK)),
+            false => 0,
+        };
+        if !seen.is_busy {
+            // All has ended: what is left of either is an error of the other.
+            self.owed = self.owed.min(self.worked);
+            self.worked = self.owed;
+            self.has_untold = false;
+        }
         if let Some(tail) = &mut self.tail {
             tail.had = tail.had.saturating_add(nsec);
             if !seen.is_busy {
@@ -295,6 +336,12 @@ impl Member {
         let quota = over_until.zip(self.over_since);
         let quota = quota.map_or(0, |(until, since)| until.saturating_sub(since) + settings.window);
         quota.max(self.debt.length()).min(LONGEST_DEBT)
+    }
+
+    /// Records whether it is to tell the GPU time of its work at its hook's looks, or with each submission.
+    pub(super) fn tell(&mut self, is_late: bool) {
+        self.has_untold |= self.is_told_late && !is_late;
+        self.is_told_late = is_late;
     }
 
     /// Records the decision.

@@ -23,6 +23,8 @@ pub(super) struct Order {
     pub memory: Share,
     /// Whether the process is to measure its work while its gate is open.
     pub measures: bool,
+    /// Whether other processes have work on the GPU.
+    pub is_shared: bool,
 }
 
 #[cfg(test)]
@@ -40,6 +42,7 @@ impl Order {
             resident_limit: 0,
         },
         measures: false,
+        is_shared: false,
     };
 }
 

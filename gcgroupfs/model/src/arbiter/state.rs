@@ -180,6 +180,7 @@ impl State {
             wants_end: order.wants_end,
             memory: order.memory,
             measures: order.measures,
+            is_shared: order.is_shared,
         }
     }
 

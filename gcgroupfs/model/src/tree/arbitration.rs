@@ -8,6 +8,7 @@ use gcgroup_abi::{ControlDevice, Gate};
 use super::enforce::GateOrder;
 use super::memory_holders::holding;
 use super::process::{Measured, is_closed};
+use super::usage::charged_nsec;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
 use crate::arbiter::{Policy, Seen};
 
@@ -191,19 +192,19 @@ impl Arbitration<'_> {
 const MOST_REST: u64 = 1_000_000_000;
 
 impl State {
-    /// Charges the GPU time since the last tick to a process that leaves. Time in which other processes have
-    /// work too is divided equally, as by the hardware.
+    /// Charges the GPU time since the last tick to a process that leaves, even if its contexts are gone. If
+    /// it does not tell its own part, time in which other processes have work too is divided equally, as by
+    /// the hardware.
     pub(super) fn charge_rest(&mut self, id: ProcessId) {
         let now = self.now();
         for device in 0..self.devices.len() {
             let busy = |process: &Process| {
                 let usage = process.usage().device(device)?;
-                (usage.claims_use() && process.usage().measures_time()).then(|| usage.busy(now))
+                process.usage().measures_time().then(|| usage.busy(now))
             };
-            let Some((process, (busy_nsec, _))) = self
-                .processes
-                .get(&id)
-                .and_then(|process| Some((&**process, busy(process)?)))
+            let leaves = self.processes.get(&id).map(|process| &**process);
+            let Some((process, (busy_nsec, _), usage)) =
+                leaves.and_then(|process| Some((process, busy(process)?, process.usage().device(device)?)))
             else {
                 continue;
             };
@@ -215,10 +216,15 @@ impl State {
             if before.now == 0 || rest == 0 {
                 continue;
             }
-            let others = self.device_users.of(device).filter(|other| *other != id);
-            let others = others.filter_map(|other| busy(self.processes.get(&other)?));
-            let nr_busy = 1 + others.filter(|(_, is_busy)| *is_busy).count() as u64;
-            enforce::charge(process, device, rest / nr_busy);
+            let rest = match usage.submitted_nsec() {
+                0 => {
+                    let others = self.device_users.of(device).filter(|other| *other != id);
+                    let others = others.filter_map(|other| busy(self.processes.get(&other)?));
+                    rest / (1 + others.filter(|(_, is_busy)| *is_busy).count() as u64)
+                }
+                nsec => rest.min(nsec.saturating_sub(charged_nsec(process, device))),
+            };
+            enforce::charge(process, device, rest);
         }
     }
 }

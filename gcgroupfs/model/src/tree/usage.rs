@@ -103,7 +103,7 @@ pub(super) fn overhead(process: &Process, slot: usize, devices: &Devices) -> u64
 }
 
 /// Returns the GPU time that a process was charged on a device, nanoseconds.
-fn charged_nsec(process: &Process, slot: usize) -> u64 {
+pub(super) fn charged_nsec(process: &Process, slot: usize) -> u64 {
     let control = process.control().devices.get(slot);
     control.map_or(0, |control| control.usage_nsec.load(Relaxed))
 }

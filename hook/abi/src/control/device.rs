@@ -239,7 +239,11 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `grant_answer`; a waiting thread that sees a reset late waits longer.
     pub high_wait_usec: AtomicU32,
-    reserved_high: AtomicU32,
+    /// Nonzero: other processes had work on the device at the daemon's last look, so that the time from the
+    /// start of a kernel to its end includes theirs.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub is_shared: AtomicU32,
     reserved_groups: [AtomicU64; 4],
 }
 
@@ -281,4 +285,5 @@ const _: () = {
     assert!(offset_of!(ControlDevice, context_answer) == 208);
     assert!(offset_of!(ControlDevice, high) == 212);
     assert!(offset_of!(ControlDevice, high_wait_usec) == 216);
+    assert!(offset_of!(ControlDevice, is_shared) == 220);
 };

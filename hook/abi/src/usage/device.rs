@@ -235,8 +235,10 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `context_request`.
     pub context_kind: AtomicU32,
-    /// Estimated GPU time of all submissions, nanoseconds, by the measured cost of similar ones; counted
-    /// while the gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate).
+    /// Estimated GPU time of all submissions, nanoseconds, by the measured cost of similar ones; 0: a hook
+    /// that does not measure it. Added while the gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate) or
+    /// [`Gate::Throttled`](crate::Gate::Throttled) before the submission, otherwise within 20 ms and before
+    /// the busy period ends.
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub submitted_nsec: AtomicU64,

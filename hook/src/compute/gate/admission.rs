@@ -14,6 +14,9 @@ use crate::sys;
 
 /// Lower limit of a window, nanoseconds.
 const LEAST_WINDOW: u64 = 50_000;
+/// Published GPU time of a submission of which nothing is known, nanoseconds: the daemon then charges the
+/// time for which there is work.
+const UNKNOWN: u64 = 1_000_000_000;
 
 impl Passing<'_> {
     pub(super) fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
@@ -55,7 +58,11 @@ impl Passing<'_> {
             match admission {
                 Admission::Later(nanoseconds) => Some(nanoseconds),
                 Admission::Room => {
-                    let cost = queue.submit(self.shape, stream, now);
+                    let is_known = queue.knows(self.shape);
+                    let known = queue.submit(self.shape, stream, now);
+                    let sampler = self.compute.samplers.get(self.bound.index());
+                    let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
+                    let cost = sampled.unwrap_or(if is_known { known } else { UNKNOWN });
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);

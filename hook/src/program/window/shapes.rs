@@ -36,6 +36,16 @@ impl Shape {
         }
     }
 
+    /// Returns the number that tells it from other submissions of its kind; 0: only the kind is known.
+    pub(crate) fn key(self) -> u64 {
+        self.key
+    }
+
+    /// Returns whether it may start before the submission in front of it has ended.
+    pub(crate) fn overlaps(self) -> bool {
+        self.overlaps
+    }
+
     /// Returns the shape of a submission that may start before the one in front of it has ended, if it does.
     pub(crate) fn overlapping(self, overlaps: bool) -> Self {
         Self { overlaps, ..self }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use gcgroup_abi::Gate;
 
-use super::played::{MSEC, USEC};
+use super::played::{MSEC, SEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::plan::{Order, Quotas};
@@ -64,6 +64,8 @@ pub(super) struct Player {
     resumes: u64,
     queue: VecDeque<Kernel>,
     costs: BTreeMap<u64, Cost>,
+    /// By length, the least time of a submission.
+    sampled: BTreeMap<u64, u64>,
     /// The gate at which a thread waits, and since when.
     waiting: Option<(Gate, u64)>,
     submitted: u64,
@@ -100,6 +102,7 @@ impl Player {
             resumes: 0,
             queue: VecDeque::new(),
             costs: BTreeMap::new(),
+            sampled: BTreeMap::new(),
             waiting: None,
             submitted: 0,
             queued_until: 0,
@@ -306,7 +309,8 @@ impl Player {
             Some(left) => now + left + cost,
             None => now + cost,
         };
-        self.submitted += cost;
+        let known = if self.cost(length).is_known { cost } else { SEC };
+        self.submitted += self.sampled.get(&length).copied().unwrap_or(known);
         self.queue.push_back(Kernel {
             length,
             left: length,
@@ -347,6 +351,8 @@ impl Player {
 
     fn learn(&mut self, kernel: &Kernel, now: u64) {
         let took = now - kernel.since;
+        let sampled = self.sampled.entry(kernel.length).or_insert(took);
+        *sampled = took.min(*sampled);
         let settles = kernel.charged.filter(|_| kernel.is_shared && took >= CHARGED);
         self.unsettled = settles.map(|before| (kernel.length, took, before));
         let cost = self.costs.entry(kernel.length).or_insert(UNKNOWN);

@@ -18,6 +18,8 @@ pub struct GateOrder {
     pub memory: Share,
     /// Whether the process is to measure its work while the gate is open.
     pub measures: bool,
+    /// Whether other processes have work on the device.
+    pub is_shared: bool,
 }
 
 impl GateOrder {
@@ -33,6 +35,7 @@ impl GateOrder {
             resident_limit: 0,
         },
         measures: false,
+        is_shared: false,
     };
 }
 
@@ -74,6 +77,7 @@ pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &G
     if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
         moved.is_news = true;
     }
+    control.is_shared.store(order.is_shared.into(), Relaxed);
     control.set_wants_bell(order.wants_bell, order.wants_end);
     if control.resident_limit.load(Relaxed) != order.memory.resident_limit {
         control.resident_limit.store(order.memory.resident_limit, Relaxed);

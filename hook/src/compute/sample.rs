@@ -1,0 +1,202 @@
+//! Samples of GPU time: a kernel or graph launch is enclosed by two moments, the times of which the GPU
+//! tells.
+//!
+//! Only submissions on the slow path are sampled, and no more than [`PART`] of a thread's time is spent on
+//! that. `estimate` makes from the samples what all submissions cost.
+
+mod costs;
+mod estimate;
+mod timeline;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::Submission;
+use parking_lot::Mutex;
+
+use crate::program::Program;
+use crate::program::context::{Context, Moment};
+use crate::program::slot::{Bound, Sample};
+use crate::program::window::Shape;
+use crate::sys;
+use costs::Costs;
+use estimate::Estimate;
+pub(super) use estimate::{Progress, Seen};
+use timeline::{Host, Timelines};
+
+/// One part of this many of the time may be spent on samples, and how much of it in advance, nanoseconds of
+/// that time: a program that launches now and then has each launch sampled.
+const PART: u64 = 100;
+const AHEAD: u64 = 200_000_000;
+/// Longest time that a moment is taken to cost, nanoseconds: more is time that the thread did not run.
+const LONGEST: u64 = 20_000;
+/// Most samples that wait for the GPU.
+const MOST: usize = 1024;
+
+/// A sampled submission.
+#[derive(Debug)]
+struct Record {
+    start: Moment,
+    end: Moment,
+    what: Submission,
+    key: u64,
+    host: Host,
+    /// Whether the end moment was submitted late: the work may have ended long before.
+    is_late: bool,
+}
+
+/// The samples of one device.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    /// When the samples so far are paid for, at one [`PART`] of the time (generic cell rate algorithm, ITU-T
+    /// I.371), nanoseconds.
+    due: AtomicU64,
+    epoch: AtomicU32,
+    pending: Mutex<VecDeque<Record>>,
+    /// Used by the helper alone, which calls the driver meanwhile.
+    timelines: Mutex<Timelines>,
+    results: Mutex<Results>,
+}
+
+/// Costs learned from the samples, and the GPU time estimated with them.
+#[derive(Debug, Default)]
+struct Results {
+    costs: Costs,
+    estimate: Estimate,
+}
+
+impl Sampler {
+    pub(crate) fn new() -> Self {
+        Self {
+            due: AtomicU64::new(0),
+            epoch: AtomicU32::new(0),
+            pending: Mutex::default(),
+            timelines: Mutex::default(),
+            results: Mutex::default(),
+        }
+    }
+
+    /// Returns whether there is time for samples.
+    pub(super) fn may(&self, now: u64) -> bool {
+        self.due.load(Relaxed) < now + AHEAD
+    }
+
+    /// Records that submissions pass, or have passed, without being sampled.
+    pub(super) fn skip(&self) {
+        self.epoch.fetch_add(1, Relaxed);
+    }
+
+    /// Begins a sample of the submission that the calling thread is about to make. Not to be called while any
+    /// stream of the process is being captured.
+    pub(super) fn begin(&self, program: &Program, bound: Bound<'_>, shape: Shape, stream: usize) {
+        let now = sys::now();
+        let has_room = self.pending.lock().len() < MOST;
+        let start = (has_room && self.may(now))
+            .then(|| program.contexts.numbered(bound.context())?.moment(stream))
+            .flatten();
+        let Some(start) = start else {
+            return self.skip();
+        };
+        let submitted = sys::now();
+        *bound.side.sample.lock() = Some(Sample {
+            start,
+            shape,
+            stream,
+            submitted,
+            cost: submitted - now,
+        });
+    }
+
+    /// Ends the thread's sample when the driver has returned.
+    pub(super) fn end(&self, bound: Bound<'_>, is_refused: bool) {
+        let Some(sample) = bound.side.sample.lock().take() else {
+            return;
+        };
+        let now = sys::now();
+        let end = match is_refused {
+            true => None,
+            false => sample.start.context().moment(sample.stream),
+        };
+        let late = sys::now() - now;
+        let cost = sample.cost + late;
+        let paid = self.due.load(Relaxed).max(now) + cost.min(LONGEST) * PART;
+        self.due.store(paid, Relaxed);
+        let Some(end) = end else {
+            return self.skip();
+        };
+        self.pending.lock().push_back(Record {
+            start: sample.start,
+            end,
+            what: sample.shape.what,
+            key: sample.shape.key(),
+            host: Host {
+                stream: sample.stream,
+                gap: now - sample.submitted,
+                before: sample.cost.min(LONGEST),
+                after: late.min(LONGEST),
+                epoch: self.epoch.load(Relaxed),
+            },
+            is_late: late > LONGEST,
+        });
+    }
+
+    /// Evaluates the samples that have ended, up to the first that has not. `is_shared`: other processes had
+    /// the device meanwhile. Called in the helper, which may call the driver.
+    pub(super) fn settle(&self, is_shared: bool) {
+        loop {
+            let Some(context) = self
+                .pending
+                .lock()
+                .front()
+                .map(|first| Arc::clone(first.start.context()))
+            else {
+                return;
+            };
+            let ended = context.with_current(|| self.take_ended(&context));
+            let Some(ended) = ended else {
+                // Its events are gone with it.
+                let mut pending = self.pending.lock();
+                pending.retain(|record| record.start.context().id() != context.id());
+                continue;
+            };
+            if ended.is_empty() {
+                return;
+            }
+            let runs = context.with_current(|| self.timelines.lock().runs(context.id(), ended));
+            let costs = &mut self.results.lock().costs;
+            runs.iter().flatten().for_each(|run| costs.learn(run, is_shared));
+        }
+    }
+
+    /// Removes and returns the first records, all of this context, that have ended.
+    fn take_ended(&self, context: &Context) -> Vec<Record> {
+        let mut ended = Vec::new();
+        loop {
+            let is_next = |record: &mut Record| record.start.context().id() == context.id();
+            let next = self.pending.lock().pop_front_if(is_next);
+            match next {
+                Some(record) if record.end.has_passed() => ended.push(record),
+                Some(record) => {
+                    self.pending.lock().push_front(record);
+                    return ended;
+                }
+                None => return ended,
+            }
+        }
+    }
+
+    /// Returns the GPU time of a submission, nanoseconds, if samples have shown it.
+    pub(super) fn cost(&self, shape: Shape) -> Option<u64> {
+        match shape.what {
+            Submission::Copy => Some(0),
+            what => self.results.lock().costs.of(what, shape.key()),
+        }
+    }
+
+    /// Returns the nanoseconds by which the GPU time of all submissions has grown since the last call.
+    pub(super) fn advance(&self, seen: &Seen) -> u64 {
+        let results = &mut *self.results.lock();
+        results.estimate.advance(seen, &results.costs)
+    }
+}

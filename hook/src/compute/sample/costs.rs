@@ -1,0 +1,167 @@
+//! Costs of submissions, learned from samples.
+
+use gcgroup_abi::Submission;
+use hashbrown::HashMap;
+
+use super::timeline::Run;
+
+/// Number of samples of a kind after which older ones count half as much.
+const RECENT: f64 = 512.0;
+/// Weight of a shape's next sample.
+const NEXT: f64 = 1.0 / 8.0;
+/// Steps towards the next sample that is shorter or longer than the low times of a shape: so they are those
+/// which a ninth of the samples do not reach.
+const DOWN: f64 = 1.0 / 2.0;
+const UP: f64 = 1.0 / 16.0;
+/// Most shapes that are remembered.
+const MOST: usize = 4096;
+
+/// Samples of one kind of submission, the older ones with less weight.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kind {
+    count: f64,
+    nsec: f64,
+}
+
+/// Costs of one shape of submission, nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Mean while no other process used the device.
+    mean: Option<f64>,
+    /// Low times among the others: these may include the time of other processes' work.
+    least: f64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Costs {
+    kinds: [Kind; Submission::COUNT],
+    shapes: HashMap<u64, Known>,
+    /// Time of samples, and the part of it in which at least one of them ran.
+    took: f64,
+    alone: f64,
+    /// Number of samples by kind, and the GPU time of all of them, nanoseconds.
+    pub(super) counted: [u64; Submission::COUNT],
+    pub(super) nsec: f64,
+}
+
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
+fn float(nsec: u64) -> f64 {
+    nsec as f64
+}
+
+impl Costs {
+    /// Learns from a sample. `is_shared`: other processes had the device meanwhile.
+    pub(super) fn learn(&mut self, run: &Run, is_shared: bool) {
+        let took = float(run.took);
+        if self.shapes.len() >= MOST && !self.shapes.contains_key(&run.key) {
+            self.shapes.clear();
+        }
+        let known = self.shapes.entry(run.key).or_insert(Known {
+            mean: None,
+            least: took,
+        });
+        let cost = if is_shared {
+            let step = if took < known.least { DOWN } else { UP };
+            known.least += (took.min(2.0 * known.least) - known.least) * step;
+            // The mean may be that of times with other processes' work, of which was not known yet.
+            let is_less = |mean: &&mut f64| took < **mean;
+            if let Some(mean) = known.mean.as_mut().filter(is_less) {
+                *mean += (took - *mean) * NEXT;
+            }
+            known.mean.unwrap_or(known.least).min(took)
+        } else {
+            let mean = known.mean.get_or_insert(took);
+            *mean += (took - *mean) * NEXT;
+            took
+        };
+        let index = run.what as usize;
+        self.counted[index] = self.counted[index].wrapping_add(1);
+        if !is_shared {
+            (self.took, self.alone) = (self.took + took, self.alone + float(run.alone));
+        }
+        self.nsec += if is_shared {
+            cost * self.part()
+        } else {
+            float(run.alone)
+        };
+        let kind = &mut self.kinds[index];
+        (kind.count, kind.nsec) = (kind.count + 1.0, kind.nsec + cost);
+        if kind.count > RECENT {
+            self.kinds.iter_mut().for_each(|kind| {
+                (kind.count, kind.nsec) = (kind.count / 2.0, kind.nsec / 2.0);
+            });
+            (self.took, self.alone) = (self.took / 2.0, self.alone / 2.0);
+        }
+    }
+
+    /// Returns the part of the time of submissions that remains if simultaneous ones are counted once.
+    fn part(&self) -> f64 {
+        if self.took > 0.0 {
+            self.alone / self.took
+        } else {
+            1.0
+        }
+    }
+
+    /// Returns the mean cost of a kind of submission, nanoseconds.
+    pub(super) fn mean(&self, what: usize) -> Option<f64> {
+        let kind = self.kinds.get(what).filter(|kind| kind.count > 0.0)?;
+        Some(kind.nsec / kind.count * self.part())
+    }
+
+    /// Returns the cost of a submission, nanoseconds: that of its shape, or else of its kind.
+    pub(super) fn of(&self, what: Submission, key: u64) -> Option<u64> {
+        let shape = self.shapes.get(&key).filter(|_| key != 0);
+        let cost = shape.map(|known| known.mean.unwrap_or(known.least) * self.part());
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it saturates"
+        )]
+        cost.or_else(|| self.mean(what as usize)).map(|nsec| nsec as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(took: u64, alone: u64) -> Run {
+        Run {
+            what: Submission::Kernel,
+            key: 3,
+            took,
+            alone,
+        }
+    }
+
+    #[test]
+    fn simultaneous_submissions_cost_less_than_their_sum() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.of(Submission::Kernel, 3), None);
+        for _ in 0..1000 {
+            costs.learn(&run(1000, 1000), false);
+            costs.learn(&run(1000, 0), false);
+        }
+        for key in [3, 4] {
+            let cost = costs.of(Submission::Kernel, key).unwrap();
+            assert!((490..=510).contains(&cost), "{key}: {cost}");
+        }
+        assert_eq!(costs.of(Submission::Graph, 4), None);
+        assert_eq!((costs.counted, costs.nsec), ([2000, 0, 0], 1e6));
+    }
+
+    #[test]
+    fn time_of_other_processes_does_not_raise_costs() {
+        let mut costs = Costs::default();
+        for _ in 0..100 {
+            costs.learn(&run(9000, 9000), true);
+            costs.learn(&run(1000, 1000), true);
+        }
+        let cost = costs.of(Submission::Kernel, 3).unwrap();
+        assert!((1000..1300).contains(&cost), "{cost}");
+        costs.learn(&run(1500, 1500), false);
+        costs.learn(&run(9000, 9000), true);
+        assert_eq!(costs.of(Submission::Kernel, 3), Some(1500));
+    }
+}

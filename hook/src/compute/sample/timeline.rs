@@ -1,0 +1,226 @@
+//! The times of samples on the GPU's clock: for how long the GPU ran at least one of them.
+
+use std::collections::HashMap;
+
+use gcgroup_abi::Submission;
+
+use super::Record;
+use crate::program::context::Moment;
+
+/// Nanoseconds by which a stream's next moment must be later than its last work for the stream to have been
+/// idle.
+const IDLE: i64 = 1_000;
+/// Age of the base of times at which it is replaced, nanoseconds: the driver tells times as `float`.
+const OLD: i64 = 1_000_000_000;
+/// Samples after submissions without samples of which the first may be left out, to find a time at which the
+/// GPU was idle.
+const SEARCHED: u32 = 8;
+
+/// A sampled submission that has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub what: Submission,
+    pub key: u64,
+    /// Nanoseconds for which it ran.
+    pub took: u64,
+    /// The part of it in which no earlier sample ran.
+    pub alone: u64,
+}
+
+/// Times of samples, nanoseconds since a base.
+#[derive(Debug, Default)]
+struct Line {
+    /// The last end of any sample.
+    covered: i64,
+    covered_epoch: u32,
+    /// Samples that may still be left out: they overlap with work that was not sampled.
+    searched: u32,
+    /// End and delay of the last sample of each stream, if all of its work since was sampled.
+    streams: HashMap<usize, [i64; 2]>,
+    /// The last end of any sample, and by how much sampling has delayed submissions since the GPU was idle.
+    last: i64,
+    delay: i64,
+    epoch: u32,
+}
+
+/// Times of a sample on the host's clock, nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Host {
+    pub stream: usize,
+    /// From the start moment's submission to that of the work.
+    pub gap: u64,
+    /// Time of the thread that the sample took before and after the driver call.
+    pub before: u64,
+    pub after: u64,
+    /// Changes when a submission in between was not sampled.
+    pub epoch: u32,
+}
+
+/// Samples of one context.
+#[derive(Debug)]
+struct Timeline {
+    base: Moment,
+    line: Line,
+}
+
+/// Timelines by the number of their context.
+#[derive(Debug, Default)]
+pub(super) struct Timelines(HashMap<u32, Timeline>);
+
+impl Timelines {
+    /// Returns when the GPU ran these submissions of a context, which have ended, without those that overlap
+    /// with work that was not sampled. Call with the context kept from being destroyed.
+    pub(super) fn runs(&mut self, context: u32, records: Vec<Record>) -> Vec<Run> {
+        let mut known = self.0.remove(&context);
+        let mut timed = Vec::with_capacity(records.len());
+        for record in records {
+            let Record { start, end, .. } = &record;
+            let times = match &known {
+                Some(Timeline { base, .. }) => start.since(base).zip(end.since(base)),
+                None => end.since(start).map(|took| (-took, 0)),
+            };
+            let Some((start, end)) = times else {
+                // The driver does not tell: the base may be gone.
+                known = None;
+                continue;
+            };
+            let Timeline { line, .. } = known.get_or_insert_with(|| Timeline {
+                base: record.end,
+                line: Line::default(),
+            });
+            let times = line.place([start, end], record.host);
+            timed.push((times, record.host.epoch, record.what, record.key, record.is_late));
+        }
+        let Some(mut known) = known else {
+            return Vec::new();
+        };
+        timed.sort_by_key(|(times, ..)| times[0]);
+        let runs = timed
+            .into_iter()
+            .filter_map(|(times, epoch, what, key, is_late)| {
+                let [took, alone] = known.line.cover(times, epoch)?;
+                let run = Run {
+                    what,
+                    key,
+                    took,
+                    alone,
+                };
+                (!is_late).then_some(run)
+            });
+        let runs = runs.collect();
+        if known.line.covered < OLD {
+            self.0.insert(context, known);
+        }
+        runs
+    }
+}
+
+impl Line {
+    /// Returns when a submission ran that lies between these two moments of its stream, as if nothing had
+    /// been sampled. If the stream was idle, the GPU has waited for the work's submission. Records are given
+    /// in the order of their submission.
+    fn place(&mut self, [start, end]: [i64; 2], host: Host) -> [i64; 2] {
+        if self.epoch != host.epoch {
+            self.streams.clear();
+            self.epoch = host.epoch;
+        }
+        self.delay = match start > self.last.saturating_add(IDLE) {
+            true => 0,
+            false => self.delay.saturating_add_unsigned(host.before),
+        };
+        self.last = self.last.max(end);
+        let (began, delay) = match self.streams.get(&host.stream) {
+            Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay),
+            Some(_) => (start.saturating_add_unsigned(host.gap), self.delay),
+            None => (start, self.delay),
+        };
+        self.streams.insert(host.stream, [end, delay]);
+        self.delay = self.delay.saturating_add_unsigned(host.after);
+        [began.min(end), end].map(|time| time - delay)
+    }
+
+    /// Returns for how long a submission ran, and for how long of that no earlier one did; `None` if it may
+    /// have overlapped with work that was not sampled. Submissions are given in the order of their starts.
+    fn cover(&mut self, [start, end]: [i64; 2], epoch: u32) -> Option<[u64; 2]> {
+        if self.covered_epoch != epoch {
+            (self.covered_epoch, self.searched, self.covered) = (epoch, SEARCHED, i64::MAX);
+        }
+        let is_after_gap = start > self.covered.saturating_add(IDLE);
+        let counts = is_after_gap || self.searched == 0;
+        let alone = end - start.max(self.covered.min(end));
+        self.covered = match self.covered {
+            i64::MAX => end,
+            covered => covered.max(end),
+        };
+        if !counts {
+            self.searched -= 1;
+            return None;
+        }
+        self.searched = 0;
+        Some([end - start, alone].map(|nsec| u64::try_from(nsec).unwrap_or(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSEC: i64 = 1_000_000;
+
+    fn host(stream: usize, epoch: u32) -> Host {
+        Host {
+            stream,
+            gap: 4_000,
+            before: 1_000,
+            after: 2_000,
+            epoch,
+        }
+    }
+
+    #[test]
+    fn idle_stream_does_not_run_while_the_host_submits() {
+        let mut line = Line::default();
+        let mut place = |start, end, epoch| line.place([start, end], host(7, epoch));
+        assert_eq!(
+            place(5_000, 10_000, 1),
+            [5_000, 10_000],
+            "nothing is known before"
+        );
+        assert_eq!(place(10_000, 20_000, 1), [10_000, 20_000]);
+        assert_eq!(place(50_000, 64_000, 1), [54_000, 64_000]);
+        assert_eq!(place(90_000, 92_000, 1), [92_000, 92_000]);
+        assert_eq!(place(200_000, 210_000, 2), [200_000, 210_000]);
+    }
+
+    #[test]
+    fn streams_run_as_if_nothing_delayed_their_submissions() {
+        let mut line = Line::default();
+        let mut place = |start, end, stream| line.place([start, end], host(stream, 0));
+        place(5_000, 6_000, 1);
+        place(5_500, 7_000, 2);
+        assert_eq!(place(50_000, 100_000, 1), [54_000, 100_000]);
+        assert_eq!(place(57_000, 107_000, 2), [58_000, 104_000]);
+        assert_eq!(
+            place(107_000, 120_000, 2),
+            [104_000, 117_000],
+            "behind the one before"
+        );
+    }
+
+    #[test]
+    fn overlapping_runs_are_counted_once_from_an_idle_time_on() {
+        let mut line = Line::default();
+        let mut cover = |start, end, epoch| line.cover([start * MSEC, end * MSEC], epoch);
+        let msec = |took: u64, alone: u64| Some([took * 1_000_000, alone * 1_000_000]);
+        assert_eq!(cover(0, 5, 1), None, "something else may have run");
+        assert_eq!(cover(4, 6, 1), None);
+        assert_eq!(cover(8, 10, 1), msec(2, 2));
+        assert_eq!(cover(9, 12, 1), msec(3, 2));
+        assert_eq!(cover(9, 11, 1), msec(2, 0));
+        assert_eq!(cover(20, 21, 2), None, "not all was sampled");
+        for at in 0..i64::from(SEARCHED) - 1 {
+            assert_eq!(cover(21 + at, 22 + at, 2), None);
+        }
+        assert_eq!(cover(28, 29, 2), msec(1, 1), "never idle");
+    }
+}
