@@ -73,13 +73,14 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 12] = [
+const ARMS: [Arm; 13] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
     ("shares", shares::run),
     ("unread", unread::run),
     ("paced", paced::run),
+    ("brief", paced::brief),
     ("cost", cost::run),
     ("idle", cost::idle),
     ("freeze", freeze::run),

@@ -16,6 +16,18 @@ const PAUSES: [u64; 7] = [0, 20, 100, 300, 1000, 3000, 10_000];
 /// Combinations that are measured for each [`VARIANTS`].
 const CELLS: [(u64, u64); 4] = [(10, 20), (10, 300), (100, 1000), (1000, 1000)];
 
+/// Combinations that [`brief`] measures.
+const BRIEF: [(u64, u64); 8] = [
+    (5, 20),
+    (10, 0),
+    (10, 300),
+    (10, 3000),
+    (50, 100),
+    (100, 1000),
+    (1000, 1000),
+    (20_000, 3000),
+];
+
 /// Other ways to launch, to wait, and to be governed: name, arguments of `gcgroup-load paced`, neighbour.
 const VARIANTS: [(&str, &[&str], Beside); 12] = [
     ("8 streams", &["--streams", "8"], Beside::Nothing),
@@ -57,6 +69,17 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         for cell in CELLS {
             row(setting, report, cell, variant)?;
         }
+    }
+    Ok(())
+}
+
+/// Measures a dozen combinations, for a real GPU: 20 s with one repetition at a quarter of the time.
+pub(crate) fn brief(setting: &Setting, report: &mut Report) -> Result<()> {
+    for cell in BRIEF {
+        row(setting, report, cell, ("", &[], Beside::Nothing))?;
+    }
+    for variant in [0, 1, 3, 5].map(|index| VARIANTS[index]) {
+        row(setting, report, (10, 300), variant)?;
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ PRODUCT = [
     Part("swap", 25, 75),
     Part("suspend", 15, 75),
     Part("contention", 25, 75),
-    Part("contention_figures", 70, 120),
+    Part("contention_figures", 80, 150),
     Part("beside", 60, 150),
     Part("beside_mps", 40, 120),
     Part("beside_peer", 25, 90),
