@@ -254,3 +254,33 @@ fn thaw_waits_for_room_depending_on_start_option() {
         program.finish();
     }
 }
+
+#[test]
+fn bytes_that_move_out_count_once() {
+    const PART: u64 = 32 * MIB;
+    const ALL: u64 = 16 * PART;
+    let config = Config::default().env("SIMGPU_CONTEXT_MEMORY", 0);
+    let mount = Mount::with(config.env("SIMGPU_HOST_BANDWIDTH", 2_u64 << 30));
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..ALL / PART {
+        alloc(&mut program, PART);
+    }
+    let (current, swapped) = (
+        || dir.number("memory.current"),
+        || dir.number("memory.swap.current"),
+    );
+    for _ in 0..2 {
+        dir.write("memory.limit", MIB);
+        // What moves between the two reads is seen in neither place.
+        wait_until("all has moved out", || {
+            let (swapped, current) = (swapped(), current());
+            assert!(current + swapped <= ALL + PART, "{current} + {swapped}");
+            current == 0
+        });
+        assert_eq!(swapped(), ALL);
+        dir.write("memory.limit", "max");
+        wait_until("nothing is on the host", || swapped() == 0);
+    }
+    assert_eq!(program.ask("verify"), "verified 16");
+}

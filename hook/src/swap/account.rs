@@ -1,10 +1,11 @@
 //! Charges of blocks: device memory against `memory.limit`, host memory against `memory.swap.max` of the
-//! process (for groups see `grant`). A block is charged in one place, and in both while it moves and until it
-//! is settled.
+//! process (for groups see `grant`). A block is charged in one place. While it moves out, and until it is
+//! settled, it is charged on the device and reserved on the host, where its memory counts in the swap pool,
+//! so that its bytes count once. While it moves in, it is charged in both.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
+use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, uncharge};
 
 use super::Swap;
 use super::allocation::Allocation;
@@ -28,18 +29,43 @@ impl Swap {
     /// Charges host memory for a block. Returns whether `memory.swap.max` of the device and of the process
     /// allow it.
     pub(super) fn charge_swap(&self, index: usize, size: u64) -> bool {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
-            return false;
-        };
-        let _both = self.both.lock();
-        let of_process = self.control().memory_swap_max.load(Relaxed);
-        let total = swapped(self.usage()).checked_add(size);
-        if total.is_none_or(|total| total > of_process) {
-            return false;
+        let is_reserved = self.reserve_swap(index, size);
+        if is_reserved {
+            self.charge_reserved(index, size);
         }
-        try_charge(&usage.swap_current, size, control.memory_swap_max.load(Relaxed)).is_ok()
+        is_reserved
+    }
+
+    /// Reserves host memory for a block that is about to move out. Returns as
+    /// [`charge_swap`](Self::charge_swap).
+    pub(super) fn reserve_swap(&self, index: usize, size: u64) -> bool {
+        let mut reserved = self.reserved.lock();
+        let is_room = self.swap_left(index, reserved.as_slice()) >= size;
+        if let Some(reserved) = reserved.get_mut(index).filter(|_| is_room) {
+            *reserved += size;
+        }
+        is_room
+    }
+
+    /// Charges host memory that has been reserved.
+    pub(super) fn charge_reserved(&self, index: usize, size: u64) {
+        let mut reserved = self.reserved.lock();
+        if let (Some(reserved), Some(usage)) = (reserved.get_mut(index), self.usage().devices.get(index)) {
+            *reserved = reserved.saturating_sub(size);
+            usage.swap_current.fetch_add(size, Relaxed);
+        }
+    }
+
+    /// Charges reserved host memory that is lost and has been counted in the pool.
+    pub(super) fn charge_lost(&self, index: usize, size: u64) {
+        self.leave_pool(index, size);
+        self.charge_reserved(index, size);
+    }
+
+    pub(super) fn drop_reserved(&self, index: usize, size: u64) {
+        if let Some(reserved) = self.reserved.lock().get_mut(index) {
+            *reserved = reserved.saturating_sub(size);
+        }
     }
 
     pub(super) fn uncharge_swap(&self, index: usize, size: u64) {
@@ -50,17 +76,29 @@ impl Swap {
 
     /// Returns how many more bytes may be swapped out from a device.
     pub(super) fn swap_room(&self, index: usize) -> u64 {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
+        self.swap_left(index, self.reserved.lock().as_slice())
+    }
+
+    fn swap_left(&self, index: usize, reserved: &[u64]) -> u64 {
+        let (Some(usage), Some(control), Some(here)) = (
+            self.usage().devices.get(index),
+            self.control().devices.get(index),
+            reserved.get(index),
+        ) else {
             return 0;
         };
         let left = |limit: &AtomicU64, used: u64| match limit.load(Relaxed) {
             NO_LIMIT => NO_LIMIT,
             limit => limit.saturating_sub(used),
         };
-        let on_device = left(&control.memory_swap_max, usage.swap_current.load(Relaxed));
-        on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
+        let all = reserved
+            .iter()
+            .fold(swapped(self.usage()), |sum, bytes| sum.saturating_add(*bytes));
+        let on_device = left(
+            &control.memory_swap_max,
+            usage.swap_current.load(Relaxed).saturating_add(*here),
+        );
+        on_device.min(left(&self.control().memory_swap_max, all))
     }
 
     /// Returns the bytes of a device that have been swapped out, and those that may still be, by
@@ -119,8 +157,8 @@ impl Swap {
         self.memory.count_out(&entry(allocation, index));
     }
 
-    /// Counts a settled move and drops the charge of the old place. The bytes of a block count as linear
-    /// memory only while they are on the device.
+    /// Counts a settled move, charges host memory that was reserved, and drops the charge of the old place.
+    /// The bytes of a block count as linear memory only while they are on the device.
     pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
         self.count_swap(block.local, Outcome::Moved(to, block.size));
         match to {
@@ -130,6 +168,7 @@ impl Swap {
                 self.add_swappable(block, index);
             }
             Where::Host => {
+                self.charge_reserved(index, block.size);
                 self.uncharge_block(index, block.size);
                 self.take_kind(block.size, index);
                 self.take_swappable(block, index);
@@ -137,8 +176,8 @@ impl Swap {
         }
     }
 
-    /// Moves the charges of a block to slot `to`; the process's sums stay. An unsettled block is charged in
-    /// both places and counts at the old one.
+    /// Moves the charges of a block to slot `to`; the process's sums stay. An unsettled block counts at the
+    /// old place, and its memory there is charged as well.
     pub(super) fn transfer_block(&self, block: &Block, placed: &Placed, to: usize) {
         let (from, size) = (placed.index, block.size);
         let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
@@ -147,7 +186,15 @@ impl Swap {
             page_counter.transfer_bytes(self.usage(), self.control(), from, to, size);
         }
         if is_in_both || is_on_host {
-            self.transfer_host(from, to, size, false);
+            self.transfer_host(from, to, size, placed.is_reserved());
+        }
+        if placed.is_reserved() {
+            let mut reserved = self.reserved.lock();
+            for (index, change) in [(from, size.wrapping_neg()), (to, size)] {
+                if let Some(reserved) = reserved.get_mut(index) {
+                    *reserved = reserved.wrapping_add(change);
+                }
+            }
         }
         self.add_movable(block, to);
         self.take_movable(block, from);
@@ -166,7 +213,7 @@ impl Swap {
         let devices = &self.usage().devices;
         if let (Some(from), Some(to)) = (devices.get(from), devices.get(to)) {
             // A thread that sums up swapped bytes under this lock sees these bytes once.
-            let _both = self.both.lock();
+            let _reserved = self.reserved.lock();
             let counted = match is_pool {
                 true => (&from.swap_pool, &to.swap_pool),
                 false => (&from.swap_current, &to.swap_current),

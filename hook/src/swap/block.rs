@@ -102,6 +102,11 @@ impl Placed {
     pub(super) fn is_unsettled(&self) -> bool {
         self.left.is_some()
     }
+
+    /// Returns whether the block has moved out and its host memory is reserved and counts in the swap pool.
+    pub(super) fn is_reserved(&self) -> bool {
+        self.is_unsettled() && self.place == Where::Host
+    }
 }
 
 /// How a block is moved to its destination.

@@ -86,8 +86,9 @@ pub(crate) struct Swap {
     allocations: RwLock<BTreeMap<u64, Arc<Allocation>>>,
     /// Number of the next block.
     next: AtomicU64,
-    /// Held while charging against the two `memory.swap.max` limits, of the device and of the process.
-    both: Mutex<()>,
+    /// Bytes reserved on the host for moves under way, by slot. Locked while host memory is charged against
+    /// the two `memory.swap.max` limits, of the device and of the process.
+    reserved: Mutex<[u64; MAX_DEVICES]>,
     host: Host,
     locations: Locations,
     peers: Peers,
@@ -123,7 +124,7 @@ impl Swap {
             is_on: AtomicBool::new(is_on),
             allocations: RwLock::default(),
             next: AtomicU64::new(1),
-            both: Mutex::new(()),
+            reserved: Mutex::new([0; MAX_DEVICES]),
             host: Host::new(),
             locations: Locations::new(),
             peers: Peers::new(),

@@ -21,7 +21,7 @@ pub(super) fn relocate(swap: &Swap, block: &Arc<Block>, index: usize, to: Goal) 
     };
     // Charged at the destination first; the source is uncharged afterwards.
     let is_charged = match to.place() {
-        Where::Host => matches!(claim, Some(Ok(_))) && swap.charge_swap(index, block.size),
+        Where::Host => matches!(claim, Some(Ok(_))) && swap.reserve_swap(index, block.size),
         Where::Device if block.is_pinned() || block.is_absent() => {
             let page_counter = &swap.memory.page_counter;
             page_counter.charge(swap.usage(), swap.control(), index, block.size);
@@ -39,7 +39,7 @@ pub(super) fn relocate(swap: &Swap, block: &Arc<Block>, index: usize, to: Goal) 
     if !matches!(moved, Ok(true) | Err(Failed::Stuck)) {
         // Memory that cannot be released stays charged and belongs to no block.
         match to.place() {
-            Where::Host => swap.uncharge_swap(index, block.size),
+            Where::Host => swap.drop_reserved(index, block.size),
             Where::Device => swap.uncharge_block(index, block.size),
         }
     } else if moved == Ok(true) && to.place() == Where::Device {

@@ -95,7 +95,12 @@ pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran 
             }
             State::Ready(piece) => piece.cancel(swap, index, to),
             State::Charged(piece) => cancel_charged(swap, index, piece, to),
-            State::Lost => Err(Failed::Stuck),
+            State::Lost => {
+                if to.place() == Where::Host {
+                    swap.charge_lost(index, block.size);
+                }
+                Err(Failed::Stuck)
+            }
         };
         if let Err(failed) = ended {
             ran.failed = Some(failed);
@@ -108,18 +113,13 @@ pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran 
 /// charged.
 fn cancel_charged(swap: &Swap, index: usize, piece: Piece, to: Goal) -> Result<(), Failed> {
     let size = piece.memory.size();
-    if to.place() == Where::Device {
-        return piece.cancel(swap, index, to);
+    let ended = piece.cancel(swap, index, to);
+    match (to.place(), &ended) {
+        (Where::Device, _) => {}
+        (Where::Host, Ok(())) => swap.drop_reserved(index, size),
+        (Where::Host, Err(_)) => swap.charge_lost(index, size),
     }
-    swap.return_to_pool(index, size);
-    match piece.cancel(swap, index, to) {
-        Ok(()) => swap.uncharge_swap(index, size),
-        Err(failed) => {
-            swap.leave_pool(index, size);
-            return Err(failed);
-        }
-    }
-    Ok(())
+    ended
 }
 
 impl Going<'_> {
@@ -133,10 +133,7 @@ impl Going<'_> {
             return true;
         };
         let size = self.block.size;
-        let is_charged = to.place() == Where::Device || swap.charge_swap(index, size);
-        if is_charged && to.place() == Where::Host {
-            swap.leave_pool(index, size);
-        }
+        let is_charged = to.place() == Where::Device || swap.reserve_swap(index, size);
         self.state = match is_charged {
             true => State::Charged(piece),
             false => State::Ready(piece),

@@ -69,7 +69,10 @@ impl Block {
             placed.stray = Some(aside);
         }
         match placed.place {
-            Where::Host => drop(memory),
+            Where::Host => {
+                drop(memory);
+                swap.leave_pool(placed.index, self.size);
+            }
             Where::Device => swap.enter_pool(self.local, placed.index, memory),
         }
         swap.moved_block(self, placed.index, placed.place);
