@@ -125,6 +125,8 @@ if [ "$is_whole" = yes ]; then
     place "$built/gcgroup-kubelet-plugin" "$dist/bin/gcgroup-kubelet-plugin"
     place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
     place "$built/libgcgroup_slurm.so" "$dist/lib/libgcgroup_slurm.so"
+    # Scripts that no longer exist.
+    rm -f "$dist"/bin/gc-*
     for script in scripts/gc-*; do
         place "$script" "$dist/bin/${script#scripts/}"
     done

@@ -75,11 +75,7 @@ bin/gcgroup-exporter bin/gcgroup-exporter 755
 bin/gcgroup-kubelet-plugin bin/gcgroup-kubelet-plugin 755
 bin/gcgroup-load bin/gcgroup-load 755
 bin/gc-autopreempt bin/gc-autopreempt 755
-bin/gc-freeze bin/gc-freeze 755
-bin/gc-limit bin/gc-limit 755
 bin/gc-preempt bin/gc-preempt 755
-bin/gc-priority bin/gc-priority 755
-bin/gc-thaw bin/gc-thaw 755
 share/gcgroupfs/ld.so.preload share/gcgroupfs/ld.so.preload 644
 share/slurm/common.sh share/gcgroupfs/slurm/common.sh 644
 share/slurm/prolog share/gcgroupfs/slurm/prolog 755

@@ -1,31 +1,11 @@
 //! Tests commands, scripts and the daemon with missing files and wrong arguments.
 
 use std::fs;
-use std::process::Command;
 
-use support::{Config, Mount, artifacts, repository, wait_until};
+use support::{Config, Mount, artifacts, wait_until};
 
 use crate::driver::DriverShell;
 use crate::rules::ALICE;
-
-#[test]
-fn gc_freeze_says_which_processes_it_froze() {
-    let mount = Mount::new();
-    let processes = [mount.obedient(), mount.obedient()];
-    let [one, other] = processes.each_ref().map(|process| process.pid().to_string());
-    let mut command = Command::new(repository().join("scripts/gc-freeze"));
-    command
-        .env("GCGROUP", mount.path())
-        .args([&one, "no such", &other]);
-    let output = command.output().expect("the script starts");
-    assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let wanted = format!("gc-freeze: frozen: {one} {other}; not frozen: no such\n");
-    assert!(said.ends_with(&wanted), "{said}");
-    for pid in [one, other] {
-        assert_eq!(mount.read(pid, "compute.freeze"), "1");
-    }
-}
 
 #[test]
 fn check_config_without_arguments_needs_no_file() {

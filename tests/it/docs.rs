@@ -113,35 +113,6 @@ fn kmod_notes_mention_every_file() {
 }
 
 #[test]
-fn manual_scripts_use_only_mounted_files() {
-    // The same in all of them: it asks gcgroupfs for the reason of a refusal.
-    let put = document("scripts/gc-thaw");
-    let begin = put.find("# put FILE VALUE").expect("the function");
-    let put = &put[begin..];
-    let end = "\n}\n\n";
-    let put = &put[..put.find(end).expect("its end") + end.len()];
-    for name in ["gc-freeze", "gc-limit", "gc-priority", "gc-thaw"] {
-        let text = document(&format!("scripts/{name}"));
-        assert!(
-            text.starts_with("#!/bin/sh\n"),
-            "{name} is not a POSIX shell script"
-        );
-        assert!(text.contains(put), "{name}");
-        let rest = text
-            .replace(put, "")
-            .replace("gcgroupfs wait ", "")
-            .replace("needs gcgroupfs in the path", "");
-        assert!(
-            !rest.contains("gcgroupfs"),
-            "{name} uses gcgroupfs, not only the files"
-        );
-        assert!(rest.lines().count() <= 120, "{name} has more than 120 lines");
-    }
-    let lines = document("scripts/gc-preempt").lines().count();
-    assert!(lines <= 120, "gc-preempt has more than 120 lines");
-}
-
-#[test]
 fn stale_names_and_wrapped_tables_in_a_note_are_found() {
     let directory = TempDir::new().unwrap();
     let write = |name: &str, text: &str| {

@@ -143,70 +143,35 @@ fn refusal_names_the_bound_of_root_and_the_owner() {
     );
 }
 
-/// Returns a script's command. Neither the socket nor `gcgroupfs` is given but for `path`, which is searched
-/// first.
-fn script(mount: &Mount, name: &str, path: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(repository().join("scripts").join(name));
-    command
-        .env("GCGROUP", mount.path())
-        .env("PATH", format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"))
-        .env_remove("GCGROUP_SOCKET")
-        .args(arguments);
-    command
-}
-
 #[test]
-fn scripts_print_the_reason_of_the_daemon_on_that_mount() {
+fn gc_preempt_prints_the_reason_of_the_daemon_on_that_mount() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let pid = shell.pid().to_string();
     let program = artifacts().gcgroupfs();
-    let path = program.parent().expect("a directory").to_str().expect("text");
-    for (name, arguments, why) in [
-        ("gc-limit", &[&pid, "much"][..], "1.5GiB"),
-        ("gc-limit", &["999999999", "1G"], "gcgroupfs ls"),
-        ("gc-priority", &[&pid, "16"], "a number from 0 to 15"),
-        ("gc-freeze", &["999999999"], "gcgroupfs ls"),
-        ("gc-thaw", &["999999999"], "gcgroupfs ls"),
-    ] {
-        let text = refused(script(&mount, name, path, arguments));
-        assert!(
-            text.starts_with("gcgroupfs: ") && text.contains(why),
-            "{name}: {text}"
-        );
-    }
-    let preempt = script(&mount, "gc-preempt", path, &["-p", "16", &pid, "--", "true"]);
-    let (status, text) = run(preempt);
+    let path = program.parent().expect("a directory").display();
+    // The script is given neither the socket nor another `gcgroupfs`.
+    let preempt = |arguments: &[&str]| {
+        let mut command = Command::new(repository().join("scripts/gc-preempt"));
+        command
+            .env("GCGROUP", mount.path())
+            .env("PATH", format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"))
+            .env_remove("GCGROUP_SOCKET")
+            .args(arguments);
+        run(command)
+    };
+    let (status, text) = preempt(&["-p", "16", &pid, "--", "true"]);
     assert_eq!(status, 125, "{text}");
     assert!(
         text.starts_with("gcgroupfs: ") && text.contains("a number from 0 to 15"),
         "{text}"
     );
-    // Without the program, or without the socket, the files do.
-    let other = tempfile::tempdir().expect("a directory");
-    for (path, has_socket) in [(other.path().to_str().expect("text"), true), (path, false)] {
-        if !has_socket {
-            fs::remove_file(mount.socket()).expect("the socket is there");
-        }
-        let text = refused(script(&mount, "gc-priority", path, &[&pid, "16"]));
-        assert!(!text.contains("gcgroupfs:") && !text.is_empty(), "{text}");
-        let (status, text) = run(script(&mount, "gc-priority", path, &[&pid, "3"]));
-        assert_eq!((status, text.as_str()), (0, ""));
-    }
     let prefixed = mount.path().join(&pid);
     let prefixed = prefixed.to_str().expect("text");
-    let all = "/usr/bin";
-    assert_eq!(run(script(&mount, "gc-limit", all, &[prefixed, "1.5G"])).0, 0);
-    assert_eq!(run(script(&mount, "gc-priority", all, &[prefixed])).1, "3\n");
-    assert_eq!(run(script(&mount, "gc-freeze", all, &[prefixed])).0, 0);
-    assert_eq!(mount.read(&pid, "compute.freeze"), "1");
-    assert_eq!(run(script(&mount, "gc-thaw", all, &[prefixed])).0, 0);
-    let held = script(&mount, "gc-preempt", path, &[prefixed, "--", "true"]);
-    assert_eq!(run(held), (0, String::new()));
+    assert_eq!(preempt(&[prefixed, "--", "true"]), (0, String::new()));
     wait_until("the process is thawed", || {
         mount.read(&pid, "compute.freeze") == "0"
     });
-    assert_eq!(mount.read(&pid, "memory.limit"), (3 * GIB / 2).to_string());
 }
 
 #[test]

@@ -29,45 +29,9 @@ fn ok(mount: &Mount, script: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn gc_freeze_waits_for_drain_and_gc_thaw_resumes() {
-    let mount = Mount::new();
-    let mut process = mount.obedient();
-    let pid = process.pid().to_string();
-    process.ask("launch 1");
-    ok(&mount, "gc-freeze", &["-w", &pid]);
-    assert_eq!(mount.number(&pid, "gcgroup.events", "frozen"), 1);
-    ok(&mount, "gc-thaw", &[&pid]);
-    assert_eq!(mount.read(&pid, "compute.freeze"), "0");
-    assert_eq!(process.ask("launch 2"), "launched 2");
-}
-
-#[test]
-fn gc_limit_and_gc_priority_set_and_show() {
-    let mount = Mount::new();
-    let process = mount.obedient();
-    let pid = process.pid().to_string();
-    ok(&mount, "gc-limit", &[&pid, "3G"]);
-    assert_eq!(mount.read(&pid, "memory.limit"), (3_u64 << 30).to_string());
-    let current = mount.read(&pid, "memory.current");
-    assert_eq!(
-        ok(&mount, "gc-limit", &[&pid]),
-        format!("current {current} limit {}\n", 3_u64 << 30)
-    );
-    ok(&mount, "gc-priority", &[&pid, "2"]);
-    assert_eq!(ok(&mount, "gc-priority", &[&pid]), "2\n");
-}
-
-#[test]
 fn scripts_print_their_usage() {
     let mount = Mount::new();
-    for script in [
-        "gc-freeze",
-        "gc-thaw",
-        "gc-limit",
-        "gc-priority",
-        "gc-preempt",
-        "gc-autopreempt",
-    ] {
+    for script in ["gc-preempt", "gc-autopreempt"] {
         let usage = format!("usage: {script} ");
         for asked in ["-h", "--help"] {
             assert!(ok(&mount, script, &[asked]).starts_with(&usage), "{script}");
@@ -86,17 +50,10 @@ fn scripts_report_refusals_of_the_daemon() {
     let mount = Mount::new();
     let process = mount.obedient();
     let pid = process.pid().to_string();
-    for (script, arguments) in [
-        ("gc-limit", ["x", "3G"]),
-        ("gc-limit", [&pid, "much"]),
-        ("gc-priority", [&pid, "16"]),
-        ("gc-freeze", ["x", &pid]),
-        ("gc-autopreempt", ["x", &pid]),
-        ("gc-autopreempt", [&pid, "x"]),
-    ] {
-        let output = run(&mount, script, &arguments);
-        assert!(!output.status.success(), "{script} {arguments:?}");
-        assert!(!output.stderr.is_empty(), "{script} {arguments:?}");
+    for arguments in [["x", &pid], [&pid, "x"]] {
+        let output = run(&mount, "gc-autopreempt", &arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
     }
 }
 
