@@ -37,6 +37,8 @@ impl Machine {
         command
             .env("LD_LIBRARY_PATH", artifacts().simgpu())
             .env("SIMGPU_DIR", self.directory())
+            // A page is a byte, so that the device loses what is asked for.
+            .env("SIMGPU_PAGE", "1")
             .env_remove("LD_PRELOAD")
             .envs(self.environment.iter().cloned());
         Governed::spawn(command)
