@@ -421,3 +421,16 @@ fn every_way_to_exit_works_while_threads_submit() {
 fn rest(odd: &mut Odd) -> Vec<String> {
     std::iter::from_fn(|| odd.program.line()).collect()
 }
+
+#[test]
+fn asynchronously_cancelled_thread_ends_in_the_start_of_the_driver() {
+    let mount = Mount::new();
+    let simgpu = format!("-L{}", artifacts().simgpu().display());
+    let program = c_program("cancelled.c", &[&simgpu, "-lcuda", "-lpthread"]);
+    for step in 0..30_u32 {
+        let mut command = mount.command(&program);
+        let out = command.arg((step * step * 20).to_string()).output();
+        let out = out.expect("the program runs");
+        assert!(out.status.success(), "{step}: {out:?}");
+    }
+}

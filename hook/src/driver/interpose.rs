@@ -166,8 +166,29 @@ impl<'a> Handler<'a> {
 }
 
 /// Not generic: what differs between functions is passed as arguments, so that the wrappers stay small.
+///
+/// A thread that may be cancelled at any instruction is so only in the driver's function: the unwinding could
+/// not pass the frames from here to there. This frame has nothing to drop, and may be passed.
 #[inline(never)]
 fn around_any(real: Call<'_>, body: Handler<'_>) -> CUresult {
+    if !thread::defer_cancellation() {
+        return around_deferred(real, body);
+    }
+    let answer = around_deferred(
+        Call::of(&|| {
+            thread::cancel_at_any_time();
+            let answer = real.run();
+            thread::defer_cancellation();
+            answer
+        }),
+        body,
+    );
+    thread::cancel_at_any_time();
+    answer
+}
+
+#[inline(never)]
+fn around_deferred(real: Call<'_>, body: Handler<'_>) -> CUresult {
     let Some(inside) = Inside::enter() else {
         return real.run();
     };

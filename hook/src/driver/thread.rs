@@ -140,6 +140,30 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
+unsafe extern "C-unwind" {
+    /// Ends the thread if it is cancelled and the type becomes asynchronous.
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DEFERRED: c_int = 0;
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+
+/// Makes pthread_cancel(3) of the calling thread deferred; returns whether it was asynchronous, that is,
+/// could unwind the stack from any instruction.
+#[inline]
+pub(crate) fn defer_cancellation() -> bool {
+    let mut before = PTHREAD_CANCEL_DEFERRED;
+    // SAFETY: a valid type, and room for the previous one.
+    unsafe { pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &raw mut before) };
+    before == PTHREAD_CANCEL_ASYNCHRONOUS
+}
+
+/// Makes pthread_cancel(3) of the calling thread asynchronous. The thread may end here.
+pub(crate) fn cancel_at_any_time() {
+    // SAFETY: a valid type; the previous one is not asked for.
+    unsafe { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, null_mut()) };
+}
+
 const PTHREAD_CANCEL_ENABLE: c_int = 0;
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
