@@ -103,6 +103,8 @@ mod hostile_descriptors;
 #[cfg(test)]
 mod hostile_memory;
 #[cfg(test)]
+mod imported;
+#[cfg(test)]
 mod imports;
 #[cfg(test)]
 mod install;

@@ -3,7 +3,7 @@
 //! `UPDATE=1 cargo test -p gcgroup-tests --test it refused_calls`.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::process::{Command, Stdio};
 
 use nix::libc as sys;
@@ -108,7 +108,7 @@ impl Call {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     Governed,
     /// Limits hold; the report.
     Partly(String),
@@ -116,6 +116,17 @@ enum Outcome {
     Reported(String),
     /// The driver does not work without the call.
     NoDriver,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Governed => write!(to, "governed by a fallback"),
+            Self::Partly(report) => write!(to, "governed in part, reported: `{report}`"),
+            Self::Reported(report) => write!(to, "reported: `{report}`"),
+            Self::NoDriver => write!(to, "the simulated driver does not work without it"),
+        }
+    }
 }
 
 /// A program that was started with a refused call.
@@ -156,11 +167,11 @@ impl Shell {
     }
 }
 
-fn outcome(mount: &Mount, call: &Call) -> Outcome {
-    let name = call.name;
-    let bare = Shell::start(call.refuse_in(mount.bare_command(driver_shell())));
+/// Returns what becomes of a governed program where a call fails, as `failing` makes it in a command.
+pub(crate) fn outcome(mount: &Mount, name: &str, failing: impl Fn(Command) -> Command) -> Outcome {
+    let bare = Shell::start(failing(mount.bare_command(driver_shell())));
     let works_bare = bare.is_some_and(|mut shell| shell.allocates());
-    let shell = Shell::start(call.refuse_in(mount.command(driver_shell())));
+    let shell = Shell::start(failing(mount.command(driver_shell())));
     if !works_bare {
         return Outcome::NoDriver;
     }
@@ -177,7 +188,7 @@ fn outcome(mount: &Mount, call: &Call) -> Outcome {
         assert!(shell.allocates(), "{name}: the hook breaks the driver");
         return Outcome::Reported(shell.report().unwrap_or_default());
     }
-    if name.starts_with("clone") {
+    if name.starts_with("clone") || name == "pthread_create" {
         // Standard error is read by another thread.
         wait_until("the hook reports what is missing", || shell.report().is_some());
     }
@@ -258,12 +269,9 @@ fn table() -> String {
             let _ = writeln!(text, "| {} | not tried | {} |", call.name, call.instead);
             continue;
         }
-        let outcome = match outcome(&mount, call) {
+        let outcome = match outcome(&mount, call.name, |command| call.refuse_in(command)) {
             Outcome::Governed if call.instead.starts_with("not needed") => "governed".to_owned(),
-            Outcome::Governed => "governed by a fallback".to_owned(),
-            Outcome::Partly(report) => format!("governed in part, reported: `{report}`"),
-            Outcome::Reported(report) => format!("reported: `{report}`"),
-            Outcome::NoDriver => "the simulated driver does not work without it".to_owned(),
+            outcome => outcome.to_string(),
         };
         let _ = writeln!(text, "| {} | {outcome} | {} |", call.name, call.instead);
     }

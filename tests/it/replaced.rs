@@ -4,10 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Governed, Mount, artifacts, c_program};
+use support::{Governed, Mount, artifacts, c_program, wait_until};
 
-use crate::driver::{Dir, governed_pids};
+use crate::driver::{Dir, driver_shell, governed_pids};
 use crate::interception::{LAUNCHES, is_counted, unlinked};
+use crate::required::Stopped;
 
 /// Sanitizers of gcc, as options.
 const SANITIZERS: [&str; 4] = ["address", "leak", "thread", "undefined"];
@@ -87,6 +88,21 @@ fn replaced_functions_of_the_loader_are_not_called() {
     for order in [[&*ours, &*other], [&*other, &*ours]] {
         is_counted(&mount, way(&mount, &joined(&order), "dlsym"));
     }
+}
+
+#[test]
+fn clock_that_stands_still_does_not_delay_a_program_for_ever() {
+    let mount = Mount::new();
+    let preload = joined(&[&artifacts().preload(), &replacer("-DCLOCK")]);
+    let mut command = mount.command(driver_shell());
+    command.env("LD_PRELOAD", preload);
+    let stopped = Stopped::new(&mount);
+    let mut shell = Governed::spawn(command);
+    let banner = shell.expect("ready");
+    assert!(banner.ends_with(" 0"), "{banner}");
+    drop(stopped);
+    wait_until("the process is registered", || mount.governs(shell.pid()));
+    assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
 }
 
 #[test]

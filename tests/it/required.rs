@@ -21,10 +21,10 @@ const REFUSED: &str = " 802";
 const UNINITIALIZED: &str = "error 3";
 
 /// Keeps a daemon stopped until dropped.
-struct Stopped(Pid);
+pub(crate) struct Stopped(Pid);
 
 impl Stopped {
-    fn new(mount: &Mount) -> Self {
+    pub(crate) fn new(mount: &Mount) -> Self {
         let pid = mount.daemon().expect("the daemon runs");
         stop(pid);
         Self(pid)

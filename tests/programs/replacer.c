@@ -5,6 +5,7 @@
  *                                 objects, by dlvsym(RTLD_NEXT, ...), or by dlsym's version in an opened libc
  *   -DLOADER                      defines functions about the loader that call dlsym or must not be called
  *   -DCLOCK                       defines clock_gettime, which always tells the same time
+ *   -DFAILS=NAME -DRESULT=N       defines NAME, which returns N to libgcgroup_hook.so and else calls the next
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -85,5 +86,22 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     time->tv_sec = 1000;
     time->tv_nsec = 0;
     return 0;
+}
+#endif
+
+#ifdef FAILS
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+long replaced(long, long, long, long, long, long) __asm__(TEXT(FAILS));
+long replaced(long a, long b, long c, long d, long e, long f) {
+    static long (*next)(long, long, long, long, long, long);
+    static int (*locate)(const void *, Dl_info *);
+    Dl_info caller;
+    if (!next) {
+        next = (long (*)(long, long, long, long, long, long))dlsym(RTLD_NEXT, TEXT(FAILS));
+        locate = (int (*)(const void *, Dl_info *))dlsym(RTLD_NEXT, "dladdr");
+    }
+    int is_hook = locate(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgcgroup_hook.so");
+    return is_hook ? RESULT : next(a, b, c, d, e, f);
 }
 #endif

@@ -248,6 +248,35 @@ macro_rules! import_text {
     };
 }
 
+/// A function that makes the system call whose number is the only operand.
+macro_rules! system_call_text {
+    () => {
+        "mov x8, {}\nb gcgroup_system_call"
+    };
+}
+
+/// `syscall` of the C library, and the end of all system calls.
+macro_rules! syscall_text {
+    () => {
+        "mov x8, x0
+         mov x0, x1
+         mov x1, x2
+         mov x2, x3
+         mov x3, x4
+         mov x4, x5
+         mov x5, x6
+         .hidden gcgroup_system_call
+         .globl gcgroup_system_call
+         gcgroup_system_call:
+         svc 0
+         cmn x0, 4095
+         b.hs 2f
+         ret
+         2:
+         b {fail}"
+    };
+}
+
 /// A jump to the function that the only operand names.
 macro_rules! go_text {
     () => {
@@ -271,4 +300,4 @@ macro_rules! jump_text {
 }
 
 pub(crate) use {admit_text, call_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
-pub(crate) use {go_text, import_text, jump_text};
+pub(crate) use {go_text, import_text, jump_text, syscall_text, system_call_text};

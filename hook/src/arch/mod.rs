@@ -7,5 +7,5 @@ mod processor;
 
 pub(crate) use processor::{
     REGISTERS, STUB_BYTES, admit_text, call_text, go_text, import_text, jump_text, landed_text, pushed,
-    stop_text, stubs_text, submission_text, thread_pointer, traced_text,
+    stop_text, stubs_text, submission_text, syscall_text, system_call_text, thread_pointer, traced_text,
 };

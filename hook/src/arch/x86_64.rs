@@ -216,6 +216,36 @@ macro_rules! import_text {
     };
 }
 
+/// A function that makes the system call whose number is the only operand.
+macro_rules! system_call_text {
+    () => {
+        "mov eax, {}\nmov r10, rcx\njmp gcgroup_system_call"
+    };
+}
+
+/// `syscall` of the C library, and the end of all system calls.
+macro_rules! syscall_text {
+    () => {
+        "mov rax, rdi
+         mov rdi, rsi
+         mov rsi, rdx
+         mov rdx, rcx
+         mov r10, r8
+         mov r8, r9
+         mov r9, qword ptr [rsp + 8]
+         .hidden gcgroup_system_call
+         .globl gcgroup_system_call
+         gcgroup_system_call:
+         syscall
+         cmp rax, -4095
+         jae 2f
+         ret
+         2:
+         mov rdi, rax
+         jmp {fail}"
+    };
+}
+
 /// A jump to the function that the only operand names.
 macro_rules! go_text {
     () => {
@@ -231,4 +261,4 @@ macro_rules! jump_text {
 }
 
 pub(crate) use {admit_text, call_text, landed_text, stop_text, stubs_text, submission_text, traced_text};
-pub(crate) use {go_text, import_text, jump_text};
+pub(crate) use {go_text, import_text, jump_text, syscall_text, system_call_text};

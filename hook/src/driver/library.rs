@@ -12,6 +12,7 @@ use std::sync::atomic::{
 use gcgroup_abi::{Bridge, Usage};
 
 use super::thread;
+use crate::sys::imports;
 
 static BRIDGE: AtomicPtr<Bridge> = AtomicPtr::new(null_mut());
 
@@ -19,6 +20,9 @@ static BRIDGE: AtomicPtr<Bridge> = AtomicPtr::new(null_mut());
 pub(crate) fn set_bridge(bridge: &'static Bridge) {
     thread::set_locals(bridge.thread_offset, bridge.unbound);
     BRIDGE.store(std::ptr::from_ref(bridge).cast_mut(), Release);
+    if let Some(clock) = functions(c"libc.so.6", &[c"clock_gettime"]) {
+        clock.into_iter().for_each(imports::set_clock);
+    }
 }
 
 fn bridge() -> Option<&'static Bridge> {
