@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
-use support::{Config, Mount, wait_until};
+use support::{Config, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
 use crate::nvml::{self, Nvml, SUCCESS};
@@ -81,9 +81,9 @@ fn driver_shows_only_devices_of_nested_groups() {
     assert_eq!(mount.read("a/b", "gcgroup.devices.effective"), "2,3");
     for (visible, want) in [
         (None, &[2, 3][..]),
-        (Some("3,1,2"), &[3, 2]),
-        (Some("2"), &[2]),
-        (Some("3,9,2"), &[3]),
+        (Some("1,0"), &[3, 2]),
+        (Some("0"), &[2]),
+        (Some("1,9,0"), &[3]),
     ] {
         let mut devices = cuda(&mount, "a/b", visible);
         devices.ok("init");
@@ -109,13 +109,52 @@ fn process_in_group_without_devices_has_no_device() {
     for (path, visible) in [
         ("none", None),
         ("none", Some("0")),
-        ("one", Some("0")),
+        ("one", Some("1")),
         ("one", Some("")),
     ] {
         let mut devices = cuda(&mount, path, visible);
         assert_eq!(devices.ask("init"), [NO_DEVICE], "{path} {visible:?}");
         assert!(!mount.governs(devices.0.pid()));
     }
+}
+
+#[test]
+fn numbers_of_driver_and_nvml_are_the_same() {
+    let mount = mount();
+    group(&mount, "a", "2,3");
+    let command = in_group(mount.command(nvml::program()), "a", Some("1"));
+    let shown = listed(&mount, &mut Nvml::spawn(command));
+    let mut devices = cuda(&mount, "a", Some("1"));
+    devices.ok("init");
+    assert_eq!(seen(&mount, &mut devices), [shown[1]]);
+}
+
+#[test]
+fn run_translates_the_numbers_of_its_own_view() {
+    let mount = mount();
+    group(&mount, "a", "1-3");
+    group(&mount, "a/b", "2,3");
+    let shown = |groups: &[&str], visible: &str| {
+        let mut command = mount.gcgroupfs(&[]);
+        for (place, group) in groups.iter().enumerate() {
+            if place > 0 {
+                command.arg(artifacts().gcgroupfs());
+            }
+            command.args(["run", "--group", group, "--"]);
+        }
+        let out = command
+            .args(["printenv", "CUDA_VISIBLE_DEVICES"])
+            .env("CUDA_VISIBLE_DEVICES", visible)
+            .output()
+            .expect("the command runs");
+        String::from_utf8_lossy(&out.stdout).trim_end().to_owned()
+    };
+    assert_eq!(shown(&["a/b"], "2,3"), "0,1");
+    assert_eq!(shown(&["a/b"], "0,3"), "1");
+    assert_eq!(shown(&["a"], "0"), "");
+    assert_eq!(shown(&["a", "a/b"], "3,2"), "1,0", "nested");
+    let uuid = &uuids(&mount)[2];
+    assert_eq!(shown(&["a/b"], uuid), *uuid);
 }
 
 #[test]

@@ -123,6 +123,16 @@ impl Client {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
 
+    /// Returns the UUIDs of the devices that a process of ours in `group` may use; an empty name: where it
+    /// would begin. `None`: all, or the daemon does not tell.
+    pub(super) fn devices(&mut self, group: &str) -> Option<Vec<String>> {
+        let answer = self.read(Operation::Devices, group).ok()?.ok()?;
+        let text = String::from_utf8(answer).ok()?;
+        let (uuids, _) = text.split_once('\n')?;
+        let uuids = uuids.split(',').filter(|uuid| !uuid.is_empty());
+        Some(uuids.map(str::to_owned).collect())
+    }
+
     /// Explains a process or a group. `None`: there is none of that name.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 mod job;
 mod lease;
 mod program;
+mod visible;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -46,6 +47,9 @@ const LINK_ORDER: &str = "verify_asan_link_order";
 
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest wait for a daemon without which the program starts too; its first CUDA call waits again.
+const BEST_EFFORT: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts to reach the daemon.
 const RETRY: Duration = Duration::from_millis(50);
@@ -129,6 +133,12 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     }
     match prepare(socket, arguments).and_then(|command| Ok((command, place(socket, arguments)?))) {
         Ok((mut command, job)) => {
+            let group = job.as_ref().map(|job| job.path.as_str());
+            let group = group.or(arguments.group.as_deref());
+            let own_group = env::var(GCGROUP_GROUP.name).ok();
+            let visible =
+                group.and_then(|group| visible::translated(socket, group, own_group.as_deref(), BEST_EFFORT));
+            command.envs(visible.map(|value| (visible::VISIBLE_DEVICES, value)));
             if let Some(job) = job {
                 if GroupName::new(&job.path).is_some() {
                     command.env(GCGROUP_GROUP.name, &job.path);
@@ -197,14 +207,20 @@ fn place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Option<Job>> {
     })
 }
 
-/// Asks the daemon for the group, for [`PATIENCE`] if it is required, since the daemon may be restarting.
+/// Asks the daemon for the group, for [`PATIENCE`] if it is required, since the daemon may be restarting,
+/// else for [`BEST_EFFORT`].
 /// Whether the program then does begin there is checked by its hook.
 ///
 /// # Errors
 /// The daemon does not answer.
 fn find_place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Result<Option<Job>, String>> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut left = PATIENCE;
+    let patience = if arguments.is_required() {
+        PATIENCE
+    } else {
+        BEST_EFFORT
+    };
+    let deadline = Instant::now() + patience;
+    let mut left = patience;
     loop {
         match ask(socket, arguments, left) {
             Ok(answer) => return Ok(answer),

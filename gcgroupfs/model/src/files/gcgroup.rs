@@ -130,8 +130,8 @@ pub(super) const FILES: &[ControlFile] = &[
               file devices, as 0,2-3. EINVAL if one of them does not exist. Holds for processes that start later: they \
               see only the GPUs of gcgroup.devices.effective, in the driver and in NVML, and number them from 0; a \
               process in a group without GPUs gets CUDA_ERROR_NO_DEVICE. The program's own CUDA_VISIBLE_DEVICES chooses \
-              among them; its numbers are those of all GPUs in the order of their PCI addresses, whatever \
-              CUDA_DEVICE_ORDER says. A process that is moved keeps what it sees. A GPU that appears later is not in a \
+              among them; its numbers are these, as in a container, in the order of PCI addresses, whatever \
+              CUDA_DEVICE_ORDER says. gcgroupfs run translates the variable, whose numbers are its own. A process that is moved keeps what it sees. A GPU that appears later is not in a \
               list, only in all. After root's list other users can only remove GPUs.",
     },
     ControlFile {

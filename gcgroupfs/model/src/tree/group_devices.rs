@@ -240,13 +240,13 @@ fn joined(names: Vec<String>) -> String {
 
 /// Returns the devices of a program's `CUDA_VISIBLE_DEVICES` that are in `list`, in the program's order. As
 /// for the driver, the first entry that names no device ends the list, and a device that is named twice hides
-/// all: so no more entries are examined than there are devices, and one. Numbers count the GPUs in the order
-/// of their PCI addresses, since the driver's other order is known only to the driver.
+/// all: so no more entries are examined than there are devices, and one. Numbers count the GPUs that the
+/// program sees, as NVML counts them for it and as in a container, in the order of their PCI addresses.
 fn intersect(wanted: &str, list: &DeviceSet, devices: &[Device]) -> Vec<String> {
-    let gpus = gpus(devices);
+    let gpus = gpus(devices.iter().filter(|device| list.contains(&device.uuid_text)));
     let mut seen: Vec<&str> = Vec::new();
     for entry in wanted.split(',').map(str::trim) {
-        let Some(device) = named(entry, list, devices, &gpus) else {
+        let Some(device) = named(entry, devices, &gpus) else {
             break;
         };
         if seen.contains(&device.uuid_text.as_str()) {
@@ -258,17 +258,10 @@ fn intersect(wanted: &str, list: &DeviceSet, devices: &[Device]) -> Vec<String> 
     visible.map(str::to_owned).collect()
 }
 
-/// Finds the device that an entry names. Of a GPU in MIG mode it is the first instance that is in `list`.
-fn named<'a>(
-    entry: &str,
-    list: &DeviceSet,
-    devices: &'a [Device],
-    gpus: &[Vec<&'a Device>],
-) -> Option<&'a Device> {
+/// Finds the device that an entry names: by a number, the first instance of a GPU in MIG mode.
+fn named<'a>(entry: &str, devices: &'a [Device], gpus: &[Vec<&'a Device>]) -> Option<&'a Device> {
     if is_number(entry) {
-        let parts = gpus.get(entry.parse::<usize>().ok()?)?;
-        let allowed = parts.iter().find(|part| list.contains(&part.uuid_text));
-        return allowed.or(parts.first()).copied();
+        return gpus.get(entry.parse::<usize>().ok()?)?.first().copied();
     }
     if entry.len() < MIN_PREFIX {
         return None;
@@ -283,8 +276,8 @@ fn named<'a>(
 }
 
 /// Returns the GPUs in the order of their PCI addresses, each with its instances or itself.
-fn gpus(devices: &[Device]) -> Vec<Vec<&Device>> {
-    let mut gpus: Vec<Vec<&Device>> = Vec::new();
+fn gpus<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<Vec<&'a Device>> {
+    let mut gpus: Vec<Vec<&'a Device>> = Vec::new();
     for device in devices {
         let same = gpus.iter_mut().find(|parts| {
             parts
