@@ -27,7 +27,7 @@ use crate::memory::Memory;
 use crate::memory::freeing::Settling;
 use crate::program::Program;
 use crate::shared::allowed;
-use crate::shared::client::Refusal;
+use crate::shared::client::{self, RETRY, Refusal, Wait};
 use crate::shared::environment::Options;
 use crate::shared::session::Session;
 use crate::swap::Swap;
@@ -57,20 +57,12 @@ const BUSY: u32 = 1;
 /// The longest time between two checks of [`STARTING`].
 const START_RECHECK: Duration = Duration::from_millis(100);
 /// The longest time for which a thread waits for the helper thread to make the hook.
-const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
+const START_LIMIT: Duration = Duration::from_secs(2 * client::PATIENCE.as_secs());
 /// Bytes of stack with which a thread makes the hook itself: several times the size of a [`Hook`].
 const ENOUGH_STACK: usize = 1 << 20;
 
 /// Whether [`exit::at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
-
-/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or answers
-/// `EAGAIN`; for a process that must be governed, also while there is no daemon. On an overloaded machine a
-/// daemon may be delayed by 3 s. The daemon delays a registration that comes too soon by less.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The pause between two attempts.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Returns the hook of this process, if it uses CUDA.
 pub(crate) fn get() -> Option<&'static Hook> {
@@ -93,6 +85,10 @@ pub(crate) fn get() -> Option<&'static Hook> {
 /// A rule that demands the same of the process is known only from the daemon's answer. The driver is
 /// initialised by then; this call fails, and the process gets no context (`memory::context`).
 pub(crate) fn init(next: Next<'_>) -> CUresult {
+    // The driver starts threads, and with threads this waits for all processors: 10 to 30 ms.
+    if get().is_none() && sys::is_single_threaded() {
+        sys::register_barrier();
+    }
     if is_required() {
         // A panic in the hook must not lead to the driver's own answer here. If another thread is starting
         // the hook, `start` waits for it.
@@ -188,6 +184,8 @@ fn live() {
 
 /// Runs the helper, in the helper thread, once the hook is made.
 fn help() {
+    // The program goes on meanwhile. A barrier that is needed before takes the same time.
+    sys::register_barrier();
     while STARTING.load(Acquire) == BUSY {
         sys::futex_wait(&STARTING, BUSY, START_RECHECK);
     }
@@ -213,7 +211,9 @@ fn make_or_complain(no_helper: Option<io::Error>) {
 
 #[inline(never)]
 fn make(has_helper: bool) -> io::Result<()> {
-    sys::register_barrier();
+    if !has_helper {
+        sys::register_barrier();
+    }
     let own = Own::new()?;
     let mut options = Options::from_environment();
     options.hello.lacks_helper = (!has_helper).into();
@@ -231,6 +231,7 @@ unsafe extern "C" fn in_child() {
         hook.session.close_in_child();
     }
     exit::reset_in_child();
+    Wait::reset_in_child();
     STARTING.store(IDLE, Relaxed);
     reset();
 }
@@ -256,22 +257,25 @@ impl Hook {
         })
     }
 
-    /// Registers for the first time. Retries for [`PATIENCE`] while a daemon listens that may admit the
-    /// process later. If the process must be governed, retries also while there is no daemon, and reports on
-    /// standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
+    /// Registers for the first time. Retries for [`client::PATIENCE`] while a daemon listens that may admit
+    /// the process later. If the process must be governed, retries also while there is no daemon, and reports
+    /// on standard error why CUDA is refused. Otherwise calls pass ungoverned until the helper has registered
     /// the process.
     fn enter(&'static self) -> Option<Descriptor> {
-        let mut left = PATIENCE;
-        let deadline = Instant::now() + left;
+        let wait = Wait::begin();
         loop {
-            let refusal = match self.register(left) {
-                Ok(connection) => return Some(connection),
+            let refusal = match self.register(wait.left().max(RETRY)) {
+                Ok(connection) => {
+                    wait.end(true);
+                    return Some(connection);
+                }
                 Err(refusal) => refusal,
             };
             let is_required = self.session.is_required() || self.session.is_barred();
-            left = deadline.saturating_duration_since(Instant::now());
+            let left = wait.left();
             let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
             if left.is_zero() || !is_worth_it {
+                wait.end(false);
                 if is_required {
                     self.session.complain_of_refusal(&refusal);
                 }

@@ -10,19 +10,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::client::{self, Refusal};
+use super::client::{self, PATIENCE, RETRY, Refusal, Wait};
 use super::environment::Options;
 use crate::driver::cuda::CUresult;
 use crate::driver::thread;
 use crate::sys;
-
-/// How long the daemon is asked.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The pause between two attempts.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Operation `devices` of the daemon's requests (`gcgroupfs/server/src/protocol.rs`).
 const DEVICES: u32 = 11;
@@ -135,20 +129,22 @@ fn request() -> Option<Lists> {
         body.push(b'=');
         body.extend(sendable(&own).bytes());
     }
-    let deadline = Instant::now() + PATIENCE;
-    let mut left = PATIENCE;
+    let wait = Wait::begin();
     loop {
-        let refusal = match client::request(&options.socket, &body, left) {
-            Ok(text) => return parse(&text),
+        let refusal = match client::request(&options.socket, &body, wait.left().max(RETRY)) {
+            Ok(text) => {
+                wait.end(true);
+                return parse(&text);
+            }
             Err(refusal) => refusal,
         };
-        left = deadline.saturating_duration_since(Instant::now());
+        let left = wait.left();
         if left.is_zero() || !refusal.may_pass() && !matches!(refusal, Refusal::NoDescriptor) {
+            wait.end(!matches!(refusal, Refusal::Unanswered));
             // Other failures end in the driver's own answer.
             return matches!(refusal, Refusal::Refused { .. }).then(Lists::default);
         }
         sys::poll([], Some(RETRY.min(left)));
-        left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
@@ -71,6 +72,53 @@ impl From<io::Error> for Refusal {
             _ if sys::is_refusal(&error) => Self::Forbidden(error),
             _ => Self::Unanswered,
         }
+    }
+}
+
+/// How long the program waits for a daemon that listens and does not answer, or answers `EAGAIN`: in all its
+/// calls together, until one answers. On an overloaded machine a daemon may be delayed by 3 s.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pause between two attempts.
+pub(crate) const RETRY: Duration = Duration::from_millis(50);
+
+/// Time that the program has waited since a daemon last answered, milliseconds.
+static WAITED: AtomicU64 = AtomicU64::new(0);
+
+/// A wait of the program for the daemon.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    began: Instant,
+    most: Duration,
+}
+
+impl Wait {
+    pub(crate) fn begin() -> Self {
+        let waited = Duration::from_millis(WAITED.load(Relaxed));
+        Self {
+            began: Instant::now(),
+            most: PATIENCE.saturating_sub(waited).max(RETRY),
+        }
+    }
+
+    /// Returns how long the wait may last yet.
+    pub(crate) fn left(&self) -> Duration {
+        self.most.saturating_sub(self.began.elapsed())
+    }
+
+    /// Ends the wait, with an answer of the daemon or without.
+    pub(crate) fn end(self, is_answered: bool) {
+        if is_answered {
+            WAITED.store(0, Relaxed);
+        } else {
+            let waited = u64::try_from(self.began.elapsed().as_millis());
+            WAITED.fetch_add(waited.unwrap_or(0), Relaxed);
+        }
+    }
+
+    /// Lets a forked child wait anew.
+    pub(crate) fn reset_in_child() {
+        WAITED.store(0, Relaxed);
     }
 }
 

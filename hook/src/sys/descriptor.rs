@@ -133,6 +133,30 @@ const SMALL: u64 = 128;
 /// Amount by which the soft limit is raised while the hook opens descriptors.
 const EXTRA: u64 = 16;
 
+/// Returns the least number for which the process's table of descriptors need not grow; all ones if it may.
+/// While a process has several threads, the kernel waits for a grace period of RCU, 10 to 30 ms, before it
+/// changes to a larger table.
+fn last_cheap() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let known = LAST.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let last = match super::is_single_threaded() {
+        true => u64::MAX,
+        false => table_size().map_or(u64::MAX, |size| size.saturating_sub(EXTRA).max(1)),
+    };
+    LAST.store(last, Relaxed);
+    last
+}
+
+/// Returns the size of the process's table of descriptors; see proc_pid_status(5).
+fn table_size() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"))?;
+    size.trim().parse().ok()
+}
+
 /// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2); where
 /// the program may use few numbers, to one beyond them.
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
@@ -141,7 +165,7 @@ fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     let least = if is_small {
         limit.rlim_cur
     } else {
-        limit.rlim_cur.min(1024) - 64
+        (limit.rlim_cur.min(1024) - 64).min(last_cheap())
     };
     let least = c_int::try_from(least).ok()?;
     // SAFETY: duplicates a descriptor of ours.

@@ -236,8 +236,9 @@ pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Opt
         events: libc::POLLIN,
         revents: 0,
     });
-    let timeout = longest.map(timespec);
-    let timeout = timeout.as_ref().map_or(null(), std::ptr::from_ref);
+    // The kernel writes there how much is left.
+    let mut timeout = longest.map(timespec);
+    let timeout = timeout.as_mut().map_or(null_mut(), std::ptr::from_mut);
     // SAFETY: N entries, and a timeout or none, that outlive the call.
     let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, timeout, null()) };
     if ready < 0 && is_refusal(&io::Error::last_os_error()) {
@@ -260,7 +261,15 @@ fn membarrier(command: c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Makes [`barrier`] fast for this process; exec undoes it, fork keeps it.
+/// Returns whether the calling thread is the only one of the process, as far as can be told.
+pub(crate) fn is_single_threaded() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    // The directory's own two links, and one of each thread.
+    std::fs::metadata("/proc/self/task").is_ok_and(|tasks| tasks.nlink() == 3)
+}
+
+/// Makes [`barrier`] fast for this process; exec undoes it, fork keeps it. Fast in a process with one thread;
+/// otherwise the kernel waits for a grace period of RCU.
 pub(crate) fn register_barrier() {
     membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
 }
@@ -290,9 +299,13 @@ pub(crate) fn complain(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
-/// Returns how many bytes of the calling thread's stack are left; `None` if the C library cannot tell, or if
-/// the caller runs on another stack.
+/// Returns how many bytes of the calling thread's stack are left; `None` if that cannot be told, or if the
+/// caller runs on another stack.
 pub(crate) fn stack_left() -> Option<usize> {
+    // SAFETY: takes nothing, cannot fail.
+    if gettid() == unsafe { libc::getpid() }.cast_unsigned() {
+        return first_stack_left();
+    }
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut size) = (null_mut::<c_void>(), 0);
     // SAFETY: the first call initialises the structure if it succeeds; it is destroyed once, and not used
@@ -308,6 +321,32 @@ pub(crate) fn stack_left() -> Option<usize> {
     let left = std::ptr::from_ref(&size).addr().checked_sub(lowest.addr());
     left.filter(|left| is_known && *left < size)
 }
+
+/// Returns [`stack_left`] in the process's first thread, for which the C library reads all of
+/// `/proc/self/maps`.
+fn first_stack_left() -> Option<usize> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: room for what it writes, and a number.
+    let (is_known, top) = unsafe {
+        (
+            libc::prlimit(0, libc::RLIMIT_STACK, std::ptr::null(), &raw mut limit) == 0,
+            libc::getauxval(libc::AT_RANDOM),
+        )
+    };
+    let top = usize::try_from(top).ok()?;
+    // The kernel places nothing else within 128 MiB of the stack's top, where these bytes are.
+    let size = usize::try_from(limit.rlim_cur)
+        .unwrap_or(usize::MAX)
+        .min(FIRST_STACK);
+    let used = top.checked_sub(std::ptr::from_ref(&limit).addr())?;
+    size.checked_sub(used).filter(|_| is_known)
+}
+
+/// Largest part of the first thread's stack that is relied on, bytes.
+const FIRST_STACK: usize = 8 << 20;
 
 /// Starts a detached thread with every signal blocked, since signals are for the program's own threads.
 pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
