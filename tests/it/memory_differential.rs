@@ -6,6 +6,7 @@ use support::{Config, Mount, Truth};
 
 use crate::calls::{Answer, Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
+use crate::memory_model::Random;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: u64 = 256 * MIB;
@@ -39,18 +40,6 @@ impl Side {
     /// Returns whether less than a growth step would be left with `bytes` more.
     fn is_nearly_full(&self, bytes: u64) -> bool {
         self.used() + bytes + STEP > LIMIT
-    }
-}
-
-/// A reproducible generator of random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
     }
 }
 

@@ -17,10 +17,10 @@ const SLOTS: usize = 24;
 const STEPS: usize = 150;
 
 /// A reproducible generator of random numbers, sufficient for mixing calls.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
