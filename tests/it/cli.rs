@@ -1,5 +1,8 @@
 //! Tests the command line: `run`, `get`, `set`, `ls` and related commands.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output};
 
 use support::{Governed, Mount, wait_until};
@@ -185,6 +188,54 @@ fn required_daemon_missing_makes_cuda_fail() {
     command.env("GCGROUP_REQUIRED", "1");
     let banner = Governed::spawn(command).expect("ready");
     assert!(!banner.ends_with(" 0"), "cuInit succeeded: {banner}");
+}
+
+#[test]
+fn required_switch_has_the_usual_spellings() {
+    let mut mount = Mount::new();
+    mount.stop();
+    for (value, answer) in [
+        ("true", 802),
+        ("YES", 802),
+        ("on", 802),
+        ("ja", 802),
+        ("off", 0),
+        ("", 0),
+    ] {
+        let mut command = mount.command(driver_shell());
+        command.env("GCGROUP_REQUIRED", value);
+        let banner = Governed::spawn(command).expect("ready");
+        assert!(banner.ends_with(&format!(" {answer}")), "{value:?}: {banner}");
+    }
+}
+
+#[test]
+fn value_that_is_not_understood_is_named_and_refuses_required_cuda() {
+    let mount = Mount::new();
+    let long = "x".repeat(140);
+    fs::create_dir(mount.path().join(&long)).expect("root may create a group");
+    let values: [(&str, &[u8]); 8] = [
+        ("GCGROUP_GROUP", long.as_bytes()),
+        ("GCGROUP_GROUP", b"te\xffm"),
+        ("GCGROUP_MEMORY_LIMIT", b"8 G"),
+        ("GCGROUP_SWAP", b"much"),
+        ("GCGROUP_PRIORITY", b"16"),
+        ("GCGROUP_FREEZE", b"2"),
+        ("GCGROUP_RECLAIM", b"youngest"),
+        ("GCGROUP_SWAP_AHEAD", b"1e9"),
+    ];
+    for (name, value) in values {
+        for (required, answer) in [("1", " 802"), ("0", " 0")] {
+            let mut command = mount.command(driver_shell());
+            command
+                .env(name, OsStr::from_bytes(value))
+                .env("GCGROUP_REQUIRED", required);
+            let mut program = Governed::spawn(command);
+            let banner = program.expect("ready");
+            assert!(banner.ends_with(answer), "{name} {required}: {banner}");
+            wait_until("the variable is named", || program.stderr().contains(name));
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-use gcgroup_abi::environment::GCGROUP_REQUIRED;
+use gcgroup_abi::environment::{self, GCGROUP_REQUIRED};
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
 use crate::{arch, complaint, descriptors, elf, objects};
@@ -63,7 +63,13 @@ pub(crate) fn is_required() -> bool {
     // SAFETY: a C string. The result is read at once; a program that changes its environment in another
     // thread at this moment races with every other reader of the environment as well.
     let value = unsafe { getenv(GCGROUP_REQUIRED.c_name.as_ptr()) };
-    !value.is_null() && elf::bytes(value).eq([b'1'])
+    if value.is_null() {
+        return false;
+    }
+    // SAFETY: the bytes of a C string of the environment, as above.
+    let value = unsafe { core::slice::from_raw_parts(value.cast(), elf::bytes(value).count()) };
+    // As in the hook: a value that is not understood is not off.
+    !value.is_empty() && environment::switch(value) != Some(false)
 }
 
 /// Replaces any CUDA function where the hook cannot be loaded and the program must be governed. The calling

@@ -34,7 +34,7 @@ static BOUND: [AtomicPtr<Bound>; STUBS] = [const { AtomicPtr::new(null_mut()) };
 
 /// Starts the trace, if the environment asks for one.
 pub(crate) fn start() {
-    if let Some(path) = sys::variable(GCGROUP_TRACE.name).filter(|path| !path.is_empty()) {
+    if let Some(path) = sys::path(&GCGROUP_TRACE) {
         TRACE.start(&path);
         TRACE.write(concat!("hook ", env!("CARGO_PKG_VERSION")));
     }

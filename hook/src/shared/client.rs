@@ -22,6 +22,8 @@ pub(crate) enum Refusal {
     Absent,
     /// A daemon listens but has closed the connection or not answered in time.
     Unanswered,
+    /// The daemon was not asked: this variable's value is not understood, and the program must be governed.
+    Misunderstood(&'static str),
     /// The program has no free descriptor.
     NoDescriptor,
     /// The system refuses a call that governing needs.
@@ -36,7 +38,10 @@ pub(crate) enum Refusal {
 impl Refusal {
     /// Returns whether a retry would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Version(_) | Self::Forbidden(_)) || self.is_for_permission()
+        matches!(
+            self,
+            Self::Version(_) | Self::Forbidden(_) | Self::Misunderstood(_)
+        ) || self.is_for_permission()
     }
 
     /// Returns a number that tells reasons apart, above 1.
@@ -47,7 +52,8 @@ impl Refusal {
             Self::NoDescriptor => 4,
             Self::Version(_) => 5,
             Self::Forbidden(_) => 6,
-            Self::Refused { errno, .. } => errno.saturating_add(7),
+            Self::Misunderstood(_) => 7,
+            Self::Refused { errno, .. } => errno.saturating_add(8),
         }
     }
 

@@ -51,7 +51,7 @@ impl Session {
         if let Some(path) = &options.log {
             log::LOG.start(path);
         }
-        if let Some(variable) = options.ignored {
+        if let Some(variable) = options.misunderstood.filter(|_| !options.required) {
             sys::complain(&format!("{variable} is ignored: its value is not understood"));
         }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
@@ -109,6 +109,9 @@ impl Session {
 
     /// Registers with the daemon and takes its control block. The daemon may take `patience` to answer.
     pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+        if let Some(variable) = self.options.misunderstood.filter(|_| self.is_required()) {
+            return Err(Refusal::Misunderstood(variable));
+        }
         self.keep_usage();
         // Once the process has started in its group, it may have been moved to another one.
         let hello = Hello {
@@ -218,6 +221,7 @@ impl Session {
         let socket = self.options.socket.to_string_lossy();
         let reason = match (refusal, self.options.hello.group.as_str()) {
             (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
+            (Refusal::Misunderstood(variable), _) => format!("the value of {variable} is not understood"),
             (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
             (Refusal::Forbidden(error), _) => error.to_string(),
             (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
@@ -285,7 +289,7 @@ impl Session {
             refuses_swap: false,
             required: false,
             log: None,
-            ignored: None,
+            misunderstood: None,
         };
         Box::leak(Box::new(Self::new(options).unwrap()))
     }

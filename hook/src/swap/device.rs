@@ -255,7 +255,7 @@ impl Device {
             index,
             asked: self.asked,
             is_frozen: self.was_frozen,
-            order: settings.order.as_deref(),
+            order: settings.order,
             not_granted: self.not_granted,
         };
         let again = match look.task() {

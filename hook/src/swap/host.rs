@@ -47,7 +47,7 @@ enum Claimed {
 
 impl Host {
     pub(super) fn new() -> Self {
-        let named = sys::variable(GCGROUP_MEMINFO.name).filter(|name| !name.is_empty());
+        let named = sys::path(&GCGROUP_MEMINFO);
         Self {
             meminfo: named.map_or_else(|| "/proc/meminfo".into(), PathBuf::from),
             claimed: Mutex::default(),

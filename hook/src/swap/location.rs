@@ -66,7 +66,7 @@ struct OfDevice {
 
 impl Locations {
     pub(super) fn new() -> Self {
-        let named = sys::variable(GCGROUP_NODES.name).filter(|name| !name.is_empty());
+        let named = sys::path(&GCGROUP_NODES);
         Self {
             nodes: named.map_or_else(|| "/sys/devices/system/node".into(), PathBuf::from),
             devices: [const { OfDevice::new() }; MAX_DEVICES],

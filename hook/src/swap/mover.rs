@@ -18,7 +18,6 @@ use super::turn;
 use crate::compute::hold::Scope;
 use crate::driver::exit::in_driver;
 use crate::helper::{Order, Step};
-use crate::shared::environment;
 use crate::sys;
 
 #[derive(Debug)]
@@ -44,12 +43,10 @@ impl Mover {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
             slots: swap.session.devices.all(),
             settings: SwapSettings {
-                order: sys::variable(GCGROUP_RECLAIM.name).and_then(|order| order.into_string().ok()),
-                waits: sys::variable(GCGROUP_THAW.name).is_some_and(|how| how == "wait"),
+                order: sys::word(&GCGROUP_RECLAIM),
+                waits: sys::word(&GCGROUP_THAW).is_some(),
             },
-            prefill: Prefill::new(
-                sys::variable(GCGROUP_SWAP_AHEAD.name).map_or(0, |size| environment::size(&size)),
-            ),
+            prefill: Prefill::new(sys::number(&GCGROUP_SWAP_AHEAD).unwrap_or(0)),
             is_all_kept,
             recalls: recalls(swap),
         }
@@ -145,7 +142,7 @@ impl Mover {
         }
         self.recalls = recalls;
         let ahead = match self.devices.iter().all(Device::is_at_rest) {
-            true => self.prefill.step(swap, self.settings.order.as_deref()),
+            true => self.prefill.step(swap, self.settings.order),
             false => None,
         };
         if pool.next().is_some_and(|next| next.is_zero()) {

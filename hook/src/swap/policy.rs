@@ -71,6 +71,13 @@ mod tests {
     }
 
     #[test]
+    fn policies_are_the_words_of_their_variable() {
+        let names: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
+        let syntax = gcgroup_abi::environment::GCGROUP_RECLAIM.syntax;
+        assert!(matches!(syntax, gcgroup_abi::environment::Syntax::Word(words) if words == names));
+    }
+
+    #[test]
     fn choose_returns_as_many_as_needed() {
         let sizes = [4, 2, 8, 6];
         for (name, wanted, allowed, want) in [

@@ -4,10 +4,13 @@
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fmt, io};
+
+use gcgroup_abi::environment::{Syntax, Value, Variable};
 
 pub(crate) mod descriptor;
 pub(crate) mod imports;
@@ -58,6 +61,27 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
     // SAFETY: takes a number, cannot fail.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     if is_secure { None } else { std::env::var_os(name) }
+}
+
+/// Returns the path that a variable of ours is set to; `None` if it is empty or too long.
+pub(crate) fn path(variable: &Variable) -> Option<OsString> {
+    self::variable(variable.name).filter(|path| variable.parse(path.as_bytes()) == Ok(Some(Value::Text)))
+}
+
+/// Returns the number that a variable of ours is set to; `None` if it is not set or not understood.
+pub(crate) fn number(variable: &Variable) -> Option<u64> {
+    match variable.parse(self::variable(variable.name)?.as_bytes()) {
+        Ok(Some(Value::Number(number))) => Some(number),
+        _ => None,
+    }
+}
+
+/// Returns the word that a variable of ours is set to; `None` if it is not set or not understood.
+pub(crate) fn word(variable: &Variable) -> Option<&'static str> {
+    let Syntax::Word(words) = variable.syntax else {
+        return None;
+    };
+    words.get(usize::try_from(number(variable)?).ok()?).copied()
 }
 
 unsafe extern "C" {
