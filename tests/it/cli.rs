@@ -1,11 +1,13 @@
 //! Tests the command line: `run`, `get`, `set`, `ls` and related commands.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{Governed, Mount, wait_until};
+use support::{Governed, Mount, c_program_by, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
@@ -234,6 +236,32 @@ fn value_that_is_not_understood_is_named_and_refuses_required_cuda() {
             let banner = program.expect("ready");
             assert!(banner.ends_with(answer), "{name} {required}: {banner}");
             wait_until("the variable is named", || program.stderr().contains(name));
+        }
+    }
+}
+
+#[test]
+fn program_that_cannot_load_the_library_is_not_started_with_a_setting() {
+    let mount = Mount::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = c_program_by("musl-gcc", "inert.c", &["-static"]);
+    let script = directory.path().join("script");
+    fs::write(&script, format!("#!/usr/bin/env {}\n", program.display())).expect("the file is writable");
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("the owner may change the mode");
+    for words in [
+        vec![program.as_path()],
+        vec![&script],
+        vec![Path::new("nice"), &program],
+    ] {
+        for (options, wanted) in [
+            (&["--memory-limit", "1M"][..], true),
+            (&["--memory-limit", "1M", "--best-effort"], false),
+        ] {
+            let mut command = mount.gcgroupfs(&["run"]);
+            command.args(options).arg("--").args(&words);
+            let (status, _, stderr) = output(command);
+            assert_eq!(status == 125, wanted, "{words:?}: {stderr}");
+            assert!(stderr.contains("statically linked"), "{stderr}");
         }
     }
 }

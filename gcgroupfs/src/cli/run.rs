@@ -45,6 +45,8 @@ const NCCL_GRAPH_REGISTER: &str = "NCCL_GRAPH_REGISTER";
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 const LINK_ORDER: &str = "verify_asan_link_order";
 
+const NOT_STARTED: &str = "the program is not started (use --best-effort to start it anyway)";
+
 /// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -64,7 +66,8 @@ do, keep it: they inherit a descriptor with a number of 300 or more. --memory-li
 --swap sets NCCL_GRAPH_REGISTER=0 unless it is set.
 
 If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \
-5 seconds, or the group is refused, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
+5 seconds, the group is refused, or the program (or its interpreter, or what env, nice or timeout start) cannot load the \
+library, as set-user-ID and static programs, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
 with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
 
 Exit status: the program's; 127 if it is not found, 126 if it cannot be run, 125 if a library, the daemon or the group is \
@@ -120,16 +123,20 @@ fn job_name(text: &str) -> Result<String, String> {
 /// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
 /// 126 if it cannot be run (as in env(1)), 125 if the failure is ours, 2 for an unknown option.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
-    if let Some(name) = arguments.command.first() {
-        if is_option(name, arguments.command.len()) {
-            let name = name.display();
-            eprintln!("gcgroupfs: unknown option {name}; before a program of that name, --");
-            return ExitCode::from(2);
+    if let Some(name) = arguments.command.first()
+        && is_option(name, arguments.command.len())
+    {
+        let name = name.display();
+        eprintln!("gcgroupfs: unknown option {name}; before a program of that name, --");
+        return ExitCode::from(2);
+    }
+    match program::obstacle(&arguments.command) {
+        Some(why) if arguments.is_required() => {
+            eprintln!("gcgroupfs: {why}: {NOT_STARTED}");
+            return ExitCode::from(125);
         }
-        let program = program::find(name);
-        if let Some(why) = program::obstacle(&program) {
-            eprintln!("gcgroupfs: warning: {} is not governed: {why}", program.display());
-        }
+        Some(why) => eprintln!("gcgroupfs: warning: {why}: not governed"),
+        None => {}
     }
     match prepare(socket, arguments).and_then(|command| Ok((command, place(socket, arguments)?))) {
         Ok((mut command, job)) => {
@@ -184,7 +191,7 @@ fn place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Option<Job>> {
     if arguments.is_required() {
         return placed
             .and_then(|placed| placed.map_err(|refusal| anyhow!(refusal)))
-            .context("the program is not started (use --best-effort to start it anyway)");
+            .context(NOT_STARTED);
     }
     Ok(match placed {
         Ok(Ok(job)) => job,

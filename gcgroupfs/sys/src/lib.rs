@@ -13,8 +13,11 @@ mod packet;
 pub mod process;
 pub mod procfs;
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 
 use nix::errno::Errno;
@@ -172,6 +175,16 @@ pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
             _ => return Err(error),
         }
     }
+}
+
+/// Returns whether a file has an extended attribute of this name: getxattr(2).
+#[must_use]
+pub fn has_attribute(file: &Path, name: &CStr) -> bool {
+    let Ok(file) = CString::new(file.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: two C strings, and no room for the value.
+    unsafe { libc::getxattr(file.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) >= 0 }
 }
 
 /// Accepts one connection, non-blocking and closed on exec.
