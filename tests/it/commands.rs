@@ -1,6 +1,7 @@
 //! Tests commands, scripts and the daemon with missing files and wrong arguments.
 
 use std::fs;
+use std::path::Path;
 
 use support::{Config, Mount, artifacts, wait_until};
 
@@ -51,12 +52,39 @@ fn cdi_makes_its_directory_and_names_the_socket() {
         edits["env"],
         serde_json::json!(["GCGROUP_SOCKET=/run/gcgroupfs/own.sock"])
     );
-    let last = edits["mounts"]
-        .as_array()
-        .and_then(|mounts| mounts.last())
-        .cloned();
-    assert_eq!(last.expect("a mount")["hostPath"], "/somewhere");
+    let last = |edits: &serde_json::Value| {
+        let last = edits["mounts"]
+            .as_array()
+            .and_then(|mounts| mounts.last())
+            .cloned();
+        let last = last.expect("a mount");
+        ["hostPath", "containerPath"].map(|key| last[key].as_str().expect("text").to_owned())
+    };
+    assert_eq!(last(&edits), ["/somewhere", "/run/gcgroupfs"]);
     assert_eq!(write("/somewhere/gcgroup.sock")["env"], serde_json::Value::Null);
+    let socket = mount.socket().display().to_string();
+    let own = mount
+        .socket()
+        .parent()
+        .expect("a directory")
+        .display()
+        .to_string();
+    assert_eq!(last(&write(&socket)), [own.as_str(), "/run/gcgroupfs"]);
+    let shared = directory.path().join("gcgroup.sock").display().to_string();
+    for socket in [
+        "/x.sock",
+        "/run/gcgroup.sock",
+        "/tmp/x.sock",
+        "/tmp/../run/x.sock",
+        &shared,
+    ] {
+        let name = Path::new(socket)
+            .file_name()
+            .expect("a name")
+            .to_str()
+            .expect("text");
+        assert_eq!(last(&write(socket)), [socket, &format!("/run/gcgroupfs/{name}")]);
+    }
 }
 
 #[test]

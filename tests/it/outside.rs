@@ -97,7 +97,7 @@ fn file_in_place_of_the_socket_is_kept_beside_it() {
         fs::remove_file(mount.socket()).expect("the socket exists");
         fs::write(mount.socket(), "precious").expect("the path is free");
         wait_until("the daemon listens on a new socket", || answers(&mount.socket()));
-        let aside = mount.root().join("gcgroup.sock.displaced");
+        let aside = mount.socket().with_file_name("gcgroup.sock.displaced");
         assert_eq!(
             fs::read_to_string(aside).expect("the file was moved aside"),
             "precious"

@@ -142,7 +142,7 @@ impl Mount {
 
     /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
-        self.root.path().join("gcgroup.sock")
+        self.root.path().join("socket/gcgroup.sock")
     }
 
     /// Returns the daemon's state directory.
@@ -414,7 +414,7 @@ impl Mount {
             ended.is_some()
                 || (nr_ready() > nr_ready_before
                     && (!is_fuse || is_mounted(&root.join("mnt")))
-                    && is_listening(&root.join("gcgroup.sock")))
+                    && is_listening(&root.join("socket/gcgroup.sock")))
         });
         if let Some(status) = ended {
             self.daemon = None;

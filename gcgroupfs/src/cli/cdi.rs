@@ -5,10 +5,13 @@
 //! started in a running container.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 use serde_json::{Value, json};
@@ -69,18 +72,25 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
         mounts.push(mount(&file, Path::new(there))?);
     }
     let socket = std::path::absolute(socket)?;
+    let (Some(here), Some(name)) = (socket.parent(), socket.file_name()) else {
+        bail!("{}: not the path of a socket", socket.display());
+    };
     let default = Path::new(gcgroup_abi::DEFAULT_SOCKET);
-    // The directory, since a restarted daemon makes a new socket.
-    if let (Some(here), Some(there)) = (socket.parent(), default.parent()) {
-        mounts.push(mount(here, there)?);
+    let there = default.with_file_name(name);
+    if is_own(here, name) {
+        // The directory, since a restarted daemon makes a new socket.
+        mounts.push(mount(here, default.parent().unwrap_or(default))?);
+    } else {
+        eprintln!(
+            "gcgroupfs: warning: {} has other files too, so only the socket is mounted, and containers lose it when it \
+             is made again: give the daemon a directory of its own",
+            here.display()
+        );
+        mounts.push(mount(&socket, &there)?);
     }
     let mut edits = json!({ "mounts": mounts });
-    if let Some(name) = socket
-        .file_name()
-        .filter(|name| Some(*name) != default.file_name())
-    {
-        let path = default.with_file_name(name);
-        let path = path
+    if there != default {
+        let path = there
             .to_str()
             .with_context(|| format!("{}: not text", socket.display()))?;
         edits["env"] = json!([format!("{}={path}", GCGROUP_SOCKET.name)]);
@@ -91,6 +101,25 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
         "devices": [{ "name": "all", "containerEdits": edits }],
     });
     Ok(format!("{specification:#}\n"))
+}
+
+/// Returns whether a directory has only files of the daemon, and only its owner can make others. The daemon
+/// makes a missing one.
+fn is_own(directory: &Path, socket: &OsStr) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return !directory.exists();
+    };
+    let is_ours = |name: &OsStr| {
+        let ours = ["gcgroup", "settings", "required"]
+            .iter()
+            .map(OsStr::new)
+            .chain([socket]);
+        ours.into_iter()
+            .any(|ours| name.as_bytes().starts_with(ours.as_bytes()))
+    };
+    let mut names = entries.map_while(Result::ok).map(|entry| entry.file_name());
+    let is_closed = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o022 == 0);
+    is_closed && names.all(|name| is_ours(&name))
 }
 
 fn mount(here: &Path, there: &Path) -> anyhow::Result<Value> {
