@@ -151,22 +151,22 @@ impl Client {
         self.read(LIST_GROUPS, &names.join("\n"))
     }
 
-    /// Makes a transient group for this process and its descendants, which is held while this process lives
-    /// or the connection is open. Returns its path and the connection, which takes no further requests.
-    /// `name` is the group's in `group`; `program` is the path of the job's program, for the rules.
+    /// Makes a transient group for this process and its descendants, which is held while this process
+    /// lives. Returns its path. `name` is the group's in `group`; `program` is the path of the job's program,
+    /// for the rules.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
     pub fn begin(
-        mut self,
+        &mut self,
         group: &str,
         name: &str,
         program: &str,
-    ) -> anyhow::Result<Result<(String, OwnedFd), Refusal>> {
+    ) -> anyhow::Result<Result<String, Refusal>> {
         let packet = request(BEGIN, 0, group, &format!("{name}\0{program}"))?;
         let mut path = Vec::new();
         let begun = self.ask(&packet, &mut path)?;
-        Ok(begun.map(|_| (String::from_utf8_lossy(&path).into_owned(), self.socket)))
+        Ok(begun.map(|_| String::from_utf8_lossy(&path).into_owned()))
     }
 
     fn change(&mut self, operation: u32, path: &str, value: &str) -> anyhow::Result<Result<(), Refusal>> {

@@ -56,6 +56,7 @@ mod records;
 mod refusals;
 mod refused;
 mod requests;
+mod retained;
 mod saved;
 mod scan;
 mod settings;
@@ -172,6 +173,7 @@ pub struct State {
     /// Claims of host memory that processes are about to take.
     host_claims: host_claims::HostClaims,
     holders: holders::Holders,
+    retained: retained::RetainedGroups,
     /// The leases that have not expired: the end in milliseconds since boot, and the group.
     leases: BTreeSet<(u64, GroupId)>,
     contexts: context_sizes::Contexts,
@@ -228,6 +230,7 @@ impl Tree {
             ungoverned: BTreeMap::new(),
             host_claims: host_claims::HostClaims::default(),
             holders: holders::Holders::default(),
+            retained: retained::RetainedGroups::default(),
             leases: BTreeSet::new(),
             contexts: context_sizes::Contexts::default(),
             device_samples: Vec::new(),

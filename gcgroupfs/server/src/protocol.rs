@@ -34,8 +34,8 @@
 //! answer is that for the group in which the process is, or would begin.
 //!
 //! `begin` makes a transient group for the command that the client is about to execute, and for its
-//! descendants. The group is held until the client's process has ended and its connection is closed, which
-//! the command inherits; the connection takes no further requests. A job without a name is named `job-PID`.
+//! descendants. The group is held until the client's process has ended. A job without a name is named
+//! `job-PID`.
 //!
 //! `hold` holds settings for the process that connected, all or none of them, until that process has ended;
 //! what it executes and what becomes of the connection does not matter (`model/src/tree/groups.md`).

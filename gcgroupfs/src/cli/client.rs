@@ -172,17 +172,16 @@ impl Client {
     }
 
     /// Makes a transient group for the program that this process is about to execute, and for its
-    /// descendants. Returns its path and the connection, which holds the group while any process has it open;
-    /// or the refusal. Without a name the group is named `job-PID`.
+    /// descendants. Returns its path, or the refusal. Without a name the group is named `job-PID`.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
     pub(super) fn begin(
-        mut self,
+        &mut self,
         group: Option<&str>,
         name: Option<&str>,
         program: &Path,
-    ) -> anyhow::Result<Result<(String, OwnedFd), Refusal>> {
+    ) -> anyhow::Result<Result<String, Refusal>> {
         let mut value = name.unwrap_or_default().as_bytes().to_vec();
         value.push(0);
         value.extend(program.as_os_str().as_bytes());
@@ -197,8 +196,7 @@ impl Client {
         if let Some(refusal) = Refusal::of(&answer) {
             return Ok(Err(refusal));
         }
-        let path = String::from_utf8(answer.part.to_vec())?;
-        Ok(Ok((path, self.socket)))
+        Ok(Ok(String::from_utf8(answer.part.to_vec())?))
     }
 
     /// Returns a JSON line for each process and device, with the contents of these files.

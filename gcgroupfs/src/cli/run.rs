@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use gcgroup_abi::environment::{
-    GCGROUP_GROUP, GCGROUP_JOB_LIMITS, GCGROUP_MEMORY_LIMIT, GCGROUP_REQUIRED, GCGROUP_SOCKET, GCGROUP_SWAP,
+    GCGROUP_GROUP, GCGROUP_JOB, GCGROUP_JOB_LIMITS, GCGROUP_MEMORY_LIMIT, GCGROUP_REQUIRED, GCGROUP_SOCKET,
+    GCGROUP_SWAP,
 };
 use gcgroup_abi::message::GroupName;
 use gcgroup_abi::preload_order;
@@ -60,8 +61,9 @@ const RETRY: Duration = Duration::from_millis(50);
 #[command(after_help = "\
 The program and its children are a job, with a group of their own: job-PID, or --name. Root's is made at the top, that of \
 other users in users/NAME; in the group of the process that runs this command, if that is governed; or in the group that a \
-rule names. It is removed when the program has ended and the last process has left. Children that stay behind, as daemons \
-do, keep it: they inherit a descriptor with a number of 300 or more. --memory-limit, --swap and \
+rule names. It is removed when the program has ended and the last process that uses CUDA has left. Children that stay \
+behind, as daemons do, find it by GCGROUP_GROUP in their environment: within a day of the removal it is made again with its \
+settings. --memory-limit, --swap and \
 --compute-max bound all processes of the job together. GCGROUP_GROUP in the program's environment is the group's path. \
 --swap sets NCCL_GRAPH_REGISTER=0 unless it is set.
 
@@ -147,11 +149,9 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
                 group.and_then(|group| visible::translated(socket, group, own_group.as_deref(), BEST_EFFORT));
             command.envs(visible.map(|value| (visible::VISIBLE_DEVICES, value)));
             if let Some(job) = job {
-                if GroupName::new(&job.path).is_some() {
-                    command.env(GCGROUP_GROUP.name, &job.path);
-                    command.envs(arguments.jobs_limits());
-                }
-                job.hand_down();
+                command.env(GCGROUP_GROUP.name, &job.path);
+                command.env(GCGROUP_JOB.name, &job.path);
+                command.envs(arguments.jobs_limits());
             }
             execute(command)
         }

@@ -172,6 +172,9 @@ variables! {
     /// Group in which the process asks to begin, as run --group: below the group that a rule of the daemon
     /// gives. run sets it to the path of the job's group.
     GCGROUP_GROUP = "NAME", Syntax::Group, "hook, gcgroupfs";
+    /// Path of the job's group; run sets it. While GCGROUP_GROUP is equal to it, the group is not made for
+    /// the process if the daemon does not know the job.
+    GCGROUP_JOB = "NAME", Syntax::Group, "hook, gcgroupfs";
     /// As run --required. With 1 (true, yes, on), cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY unless a
     /// daemon governs the process in its group, and if the value of any variable here is not understood. If
     /// the hook cannot be loaded, every CUDA function does.

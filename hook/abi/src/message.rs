@@ -153,6 +153,7 @@ mod tests {
             insists: 1,
             lacks_helper: 1,
             has_jobs_limits: 1,
+            names_job: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         for bars_cuda in [false, true] {

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use gcgroup_abi::environment::{
-    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_JOB_LIMITS, GCGROUP_LOG, GCGROUP_MEMORY_LIMIT, GCGROUP_PRIORITY,
-    GCGROUP_REQUIRED, GCGROUP_SOCKET, GCGROUP_SWAP, VARIABLES, Value, Variable,
+    GCGROUP_FREEZE, GCGROUP_GROUP, GCGROUP_JOB, GCGROUP_JOB_LIMITS, GCGROUP_LOG, GCGROUP_MEMORY_LIMIT,
+    GCGROUP_PRIORITY, GCGROUP_REQUIRED, GCGROUP_SOCKET, GCGROUP_SWAP, VARIABLES, Value, Variable,
 };
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
@@ -44,13 +44,16 @@ impl Options {
         let is_on = |variable| number(variable) == Some(1);
         // `1` means without a limit.
         let swap = number(&GCGROUP_SWAP).map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
-        let group = match parsed(&GCGROUP_GROUP) {
+        let group = |variable| match parsed(variable) {
             Ok(Some(Value::Group(group))) => group,
             _ => GroupName::NONE,
         };
+        let (group, job) = (group(&GCGROUP_GROUP), group(&GCGROUP_JOB));
         // A value that was set since is the process's own.
         let text = |variable: &Variable| get(variable.name).unwrap_or_default();
-        let of_job = [&GCGROUP_MEMORY_LIMIT, &GCGROUP_SWAP].map(text).join("/".as_ref());
+        let mut of_job = text(&GCGROUP_MEMORY_LIMIT);
+        of_job.push("/");
+        of_job.push(text(&GCGROUP_SWAP));
         let has_jobs_limits = text(&GCGROUP_JOB_LIMITS) == of_job;
         let priority = number(&GCGROUP_PRIORITY).and_then(|priority| priority.try_into().ok());
         Self {
@@ -63,6 +66,7 @@ impl Options {
                 memory_swap_max: swap.unwrap_or(0),
                 group,
                 has_jobs_limits: has_jobs_limits.into(),
+                names_job: (job != GroupName::NONE && job == group).into(),
                 ..Hello::PLAIN
             },
             refuses_swap: swap == Some(0),

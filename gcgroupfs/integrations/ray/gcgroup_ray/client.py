@@ -93,8 +93,7 @@ class Connection:
     def begin(self, group: str, name: str, program: str) -> str:
         """Make a transient group for this process and its descendants, and return its path.
 
-        The group is held while this process lives or the connection is open. The connection takes no further
-        requests.
+        The group is held while this process lives.
         """
         value = name.encode() + b"\0" + os.fsencode(program)
         return self._ask(Operation.BEGIN, group, value)[0].decode()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gcgroup_ray.client import Connection, DaemonError, RefusalError, connected, patiently, socket_path
+from gcgroup_ray.client import RefusalError, connected, patiently, socket_path
 from gcgroup_ray.settings import NO_LIMIT, Settings
 from gcgroup_ray.shares import NOTHING, Device, Share, parse_devices
 
@@ -43,7 +43,7 @@ class Member:
         """Describe a process that has not joined."""
         #: Path of the group, once joined.
         self.path: str | None = None
-        self._held: Connection | None = None
+        self._has_begun = False
         self._devices: list[Device] = []
         #: What each control file has.
         self._written: dict[str, str] = {}
@@ -57,11 +57,12 @@ class Member:
         """
         if self.path is not None:
             return
-        if self._held is not None:
+        if self._has_begun:
             raise JoinError("an earlier attempt to make the group of this process failed")
         if not _has_library():
             raise JoinError(f"{_LIBRARY} is not preloaded: LD_PRELOAD was changed in this environment")
-        self._held, group = patiently(_begin)
+        group = patiently(_begin)
+        self._has_begun = True
         with connected(socket_path()) as connection:
             devices = parse_devices(connection.get("devices"))
             files = {f"{device.index}/memory.limit": NOTHING.memory for device in devices}
@@ -77,7 +78,7 @@ class Member:
         # The hook reads these when the process first uses CUDA, and so do the programs that it executes.
         os.environ.pop("GCGROUP_MEMORY_LIMIT", None)
         os.environ["GCGROUP_REQUIRED"] = "1"
-        os.environ["GCGROUP_GROUP"] = group
+        os.environ["GCGROUP_GROUP"] = os.environ["GCGROUP_JOB"] = group
         if settings.swap is not None:
             os.environ["GCGROUP_SWAP"] = files["memory.swap.max"]
         self.path = group
@@ -119,15 +120,14 @@ class Member:
                 self._written[file] = value
 
 
-def _begin() -> tuple[Connection, str]:
-    """Return the path of a new group, and the connection that holds it."""
+def _begin() -> str:
+    """Make a new group, and return its path."""
     inside = os.environ.get(GROUP_VARIABLE, "")
-    connection = Connection(socket_path())
     try:
-        return connection, connection.begin(inside, f"ray-{os.getpid()}", sys.executable)
-    except DaemonError as error:
-        connection.close()
-        if isinstance(error, RefusalError) and error.errno in _REASONS:
+        with connected(socket_path()) as connection:
+            return connection.begin(inside, f"ray-{os.getpid()}", sys.executable)
+    except RefusalError as error:
+        if error.errno in _REASONS:
             raise RefusalError("the group of this worker", error.errno, _REASONS[error.errno]) from error
         raise
 

@@ -1,6 +1,5 @@
 //! Requests to the daemon, which may be restarting meanwhile.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,15 +66,14 @@ impl Client {
 }
 
 /// Makes the group of a step for this process, for [`PATIENCE`]: the daemon may be restarting, and the group
-/// of an earlier run of the step exists until the daemon has noticed its end. Returns the group's path, and
-/// the connection that holds it.
+/// of an earlier run of the step exists until the daemon has noticed its end. Returns the group's path.
 ///
 /// # Errors
 /// The daemon refuses, or does not answer.
-pub(crate) fn begin_patiently(socket: &Path, group: &str, name: &str) -> anyhow::Result<(String, OwnedFd)> {
+pub(crate) fn begin_patiently(socket: &Path, group: &str, name: &str) -> anyhow::Result<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let Client(client) = Client::connect_patiently(socket)?;
+        let Client(mut client) = Client::connect_patiently(socket)?;
         match client.begin(group, name, PROGRAM)? {
             Ok(begun) => return Ok(begun),
             Err(Refusal {

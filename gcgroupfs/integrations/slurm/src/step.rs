@@ -4,11 +4,10 @@ mod writes;
 
 use std::env;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_REQUIRED, GCGROUP_SOCKET};
+use gcgroup_abi::environment::{GCGROUP_GROUP, GCGROUP_JOB, GCGROUP_REQUIRED, GCGROUP_SOCKET};
 use gcgroup_abi::preload_order;
 use nix::sys::prctl;
 
@@ -48,8 +47,6 @@ pub(crate) struct Step {
     pub(crate) group: String,
     /// Whether its processes may use a GPU only in the group.
     is_required: bool,
-    /// Holds the group, beside this process.
-    _connection: OwnedFd,
 }
 
 impl Step {
@@ -115,13 +112,12 @@ impl Step {
         let is_required = given.needs_group() && !arguments.best_effort;
         let name = step_name(step);
         match Self::make(arguments, &given, job, &name) {
-            Ok((group, connection)) => Ok(Some(Self {
+            Ok(group) => Ok(Some(Self {
                 job,
                 name,
                 node,
                 group,
                 is_required,
-                _connection: connection,
             })),
             Err(error) if !given.needs_group() => {
                 spank::log_verbose(&format!("the step, without a GPU, has no group: {error:#}"));
@@ -131,19 +127,14 @@ impl Step {
         }
     }
 
-    fn make(
-        arguments: &Arguments,
-        given: &Given<'_>,
-        job: u32,
-        name: &str,
-    ) -> anyhow::Result<(String, OwnedFd)> {
+    fn make(arguments: &Arguments, given: &Given<'_>, job: u32, name: &str) -> anyhow::Result<String> {
         let of_job = format!("{}/job_{job}", arguments.group);
         // Without this, a process whose parents have ended would have no ancestor in the step.
         prctl::set_child_subreaper(true).map_err(|errno| anyhow!("PR_SET_CHILD_SUBREAPER: {errno}"))?;
         let begun = daemon::begin_patiently(&arguments.socket, &of_job, &format!("step_{name}"))?;
         let mut client = Client::connect_patiently(&arguments.socket)?;
         let devices = parse_devices(&client.get("devices")?);
-        for write in given.writes(&of_job, &begun.0, &devices)? {
+        for write in given.writes(&of_job, &begun, &devices)? {
             // What an administrator has changed since the job's first step stays.
             if !write.is_default || client.get(&write.file)?.starts_with("max") {
                 client.set(&write.file, &write.value)?;
@@ -170,6 +161,7 @@ impl Step {
             return Err(anyhow!("no preload library at {}", library.display()));
         }
         spank.set_variable(GCGROUP_GROUP.name, &self.group)?;
+        spank.set_variable(GCGROUP_JOB.name, &self.group)?;
         spank.set_variable(GCGROUP_SOCKET.name, &arguments.socket.to_string_lossy())?;
         let word = if self.is_required { "1" } else { "0" };
         spank.set_variable(GCGROUP_REQUIRED.name, word)

@@ -77,6 +77,8 @@ pub struct Group {
     pub(super) refusals: Refusals,
     /// Whether the group was made for a job, also after the job's command has ended.
     pub(super) is_job: bool,
+    /// Whether a process or a job asked for the group.
+    pub(super) is_requested: bool,
     /// `memory.current` of processes that have left over time, bytes times seconds.
     pub(super) byte_seconds: u128,
 }
@@ -129,6 +131,7 @@ impl Group {
             job: made.job.clone(),
             // Records of earlier versions have the command only.
             is_job: made.is_job || made.job.is_some(),
+            is_requested: made.is_requested,
             byte_seconds: made.byte_seconds,
             access,
             settings: Settings::default(),
@@ -151,6 +154,11 @@ impl Group {
             origins: Origins::default(),
             refusals: Refusals::default(),
         }
+    }
+
+    /// Returns whether the group is held for a command that has not ended.
+    pub(super) fn is_held_for_job(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| !job.has_ended)
     }
 
     pub(super) fn is_empty(&self) -> bool {

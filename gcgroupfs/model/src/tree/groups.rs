@@ -126,7 +126,10 @@ impl Tree {
         state.root = root.settings;
         state.access = root.access;
         // A group's number is higher than its parent's, so parents come first.
-        for (id, mut saved) in groups {
+        for (id, saved) in groups {
+            let Some(mut saved) = state.retained.restore(id, saved) else {
+                continue;
+            };
             let Some(made) = saved.made.take() else { continue };
             let parent = saved.group;
             let is_free = check_name(&made.name).is_ok()
@@ -140,7 +143,7 @@ impl Tree {
             });
             let mut group = Group::new(id, parent, &made, access);
             saved.restore_group(&mut group, &state.devices);
-            let is_held = group.job.is_some();
+            let is_held = group.is_held_for_job();
             state.add_group(group);
             if is_held {
                 state.count_holds(id, |nr_holds| nr_holds + 1, &mut Vec::new());
@@ -171,21 +174,10 @@ impl State {
         if self.child(above, name)?.is_some() {
             return Err(Error::Exists);
         }
-        let nr_made = self.nr_made.of(caller.uid);
         if self.chain(above).len() >= MAX_DEPTH {
             return Err(Error::TooDeep(MAX_DEPTH));
         }
-        if self.groups.len() >= MAX_GROUPS
-            || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
-            || self.next_group >= GroupId::END
-        {
-            return Err(Error::TooMany {
-                per_user: MAX_PER_UID,
-                all: MAX_GROUPS,
-            });
-        }
-        let id = self.next_group;
-        self.next_group = GroupId(id.0 + 1);
+        let id = self.new_group_id(caller.uid)?;
         let mut access = Access {
             owner: Owner {
                 uid: caller.uid,
@@ -202,13 +194,16 @@ impl State {
             by: caller.uid,
             is_transient: transient.is_some(),
             job: transient.as_ref().and_then(|transient| transient.job.clone()),
+            is_requested: transient.as_ref().is_some_and(|transient| transient.is_requested),
             ..Made::default()
         };
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         group.origins = origins.unwrap_or_default();
-        let is_held = group.job.is_some();
+        let is_held = group.is_held_for_job();
         self.add_group(group);
+        let path = self.path(Some(id));
+        self.retained.drop_path(&path, notices);
         if is_held {
             self.count_holds(id, |nr_holds| nr_holds + 1, notices);
         }
@@ -216,7 +211,28 @@ impl State {
         Ok(id)
     }
 
-    fn add_group(&mut self, mut group: Group) {
+    /// Returns the number of a group to be made by a user.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there are too many groups in all or of the user.
+    pub(super) fn new_group_id(&mut self, uid: u32) -> Result<GroupId> {
+        let (nr_made, nr_all) = (self.nr_made.of(uid), self.groups.len());
+        let is_root = uid == 0 || uid == self.owner.uid;
+        if nr_all >= MAX_GROUPS
+            || (!is_root && (nr_made >= MAX_PER_UID || nr_all >= MAX_OTHERS))
+            || self.next_group >= GroupId::END
+        {
+            return Err(Error::TooMany {
+                per_user: MAX_PER_UID,
+                all: MAX_GROUPS,
+            });
+        }
+        let id = self.next_group;
+        self.next_group = GroupId(id.0 + 1);
+        Ok(id)
+    }
+
+    pub(super) fn add_group(&mut self, mut group: Group) {
         let (id, name) = (group.id, group.name.clone());
         let above = group.parent.and_then(|parent| self.groups.get(&parent));
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());

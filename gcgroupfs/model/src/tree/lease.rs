@@ -75,7 +75,7 @@ impl Tree {
 
 impl State {
     /// Returns the time since boot in milliseconds.
-    fn since_boot(&self) -> u64 {
+    pub(super) fn since_boot(&self) -> u64 {
         u64::try_from((self.devices.host.uptime)().as_millis()).unwrap_or(u64::MAX)
     }
 

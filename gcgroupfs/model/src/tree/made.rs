@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::retained::Retained;
+
 /// Creation of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -18,6 +20,12 @@ pub struct Made {
     /// True if the group was made for a job whose command may have ended.
     #[serde(skip_serializing_if = "is_default")]
     pub is_job: bool,
+    /// True if a process or a job asked for the group.
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_requested: bool,
+    /// Set if the group has been removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retained: Option<Retained>,
     /// `memory.current` of processes that have left over time, bytes times seconds.
     #[serde(skip_serializing_if = "is_default")]
     pub byte_seconds: u128,
@@ -35,6 +43,9 @@ pub struct Job {
     /// True if the command was started by a governed process, whose group then counts instead of a rule's.
     #[serde(default)]
     pub is_inherited: bool,
+    /// True if the command has ended: the group is not held for it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub has_ended: bool,
 }
 
 /// Returns whether a value need not be stored.

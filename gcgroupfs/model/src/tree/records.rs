@@ -106,8 +106,10 @@ impl State {
 
     /// Returns the persistent state of a group; the default if it is gone.
     fn saved_group(&self, id: GroupId) -> Saved {
-        let group = self.groups.get(&id);
-        group.map_or_else(Saved::default, |group| Saved::of_group(group, &self.devices))
+        match self.groups.get(&id) {
+            Some(group) => Saved::of_group(group, &self.devices),
+            None => self.retained.of_group(id).cloned().unwrap_or_default(),
+        }
     }
 
     /// Returns the persistent state of the root.

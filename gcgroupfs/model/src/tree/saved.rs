@@ -163,6 +163,8 @@ impl Saved {
                 is_transient: group.is_transient,
                 job: group.job.clone(),
                 is_job: group.is_job,
+                is_requested: group.is_requested,
+                retained: None,
                 byte_seconds: group.byte_seconds,
             }),
             access: Some(group.access),

@@ -13,6 +13,7 @@ mod lasting;
 mod leases;
 mod peaks;
 mod requests;
+mod retained;
 mod settings;
 mod suspend;
 mod swap;

@@ -13,6 +13,8 @@ pub struct Transient {
     pub origins: Origins,
     /// The command for which the group is held until [`Tree::end_job`].
     pub job: Option<Job>,
+    /// Whether a process or a job asked for the group.
+    pub is_requested: bool,
 }
 
 impl Tree {
@@ -31,6 +33,7 @@ impl Tree {
         let state = self.state.lock();
         let jobs = state.groups.values();
         let mut jobs: Vec<_> = jobs
+            .filter(|group| group.is_held_for_job())
             .filter_map(|group| Some((group.id, group.job.clone()?)))
             .collect();
         jobs.sort_unstable_by_key(|(id, _)| *id);
@@ -40,8 +43,9 @@ impl Tree {
     /// Releases the group that is held for a job. Does nothing if it is held for none.
     pub fn end_job(&self, id: GroupId) {
         self.update(|state, notices| {
-            let group = state.groups.get_mut(&id);
-            if group.and_then(|group| group.job.take()).is_some() {
+            let group = state.groups.get_mut(&id).filter(|group| group.is_held_for_job());
+            if let Some(job) = group.and_then(|group| group.job.as_mut()) {
+                job.has_ended = true;
                 notices.push(Notice::GroupChanged(id));
                 state.release_group(id, notices);
             }
@@ -90,7 +94,7 @@ impl Tree {
             transient.sort_unstable_by(|one, other| other.cmp(one));
             for id in transient.into_iter().filter(|id| Some(*id) != but) {
                 // Fails for groups that are not empty.
-                let _ = state.remove_group(id, notices);
+                let _ = state.retire_group(id, notices);
             }
         });
     }
@@ -134,7 +138,7 @@ impl State {
         let mut at = from;
         while let Some(group) = at.and_then(|id| self.groups.get(&id)) {
             let (id, parent) = (group.id, group.parent);
-            if !group.is_transient || self.remove_group(id, notices).is_err() {
+            if !group.is_transient || self.retire_group(id, notices).is_err() {
                 break;
             }
             at = parent;

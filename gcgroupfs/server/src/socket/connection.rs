@@ -63,8 +63,6 @@ pub(super) enum Kind {
     Registrant,
     /// A process that begins a job or asks for its devices, while the rules are evaluated for it.
     Beginner,
-    /// A command with a group of its own, and its descendants.
-    Job,
     /// The command line, with what it is reading.
     Client(Reading),
     /// A registered process.
@@ -128,18 +126,14 @@ impl Connection {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
-    fn expires(&self) -> bool {
-        self.is_unregistered() && !matches!(self.kind, Kind::Job)
-    }
-
-    /// Returns when the connection must be examined next; `None` for a hook or job that is not muted.
+    /// Returns when the connection must be examined next; `None` for a hook that is not muted.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.muted_until
-            .or_else(|| self.expires().then(|| self.last + PATIENCE))
+            .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
     }
 
     pub(super) fn is_expired(&self, now: Instant) -> bool {
-        self.expires() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+        self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Returns the size of what the client is reading, in bytes.
@@ -317,7 +311,6 @@ impl Server {
             }
             // This may be a hook that gave up waiting: its packets have not been read.
             Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
-            Some(Connection { kind: Kind::Job, .. }) => self.registry.job_closed(number),
             _ => {}
         }
         self.close(number);

@@ -3,7 +3,7 @@
 //! Nothing here walks over all connections, so the cost of a turn of the loop does not depend on their
 //! number.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use super::connection::Connection;
@@ -33,8 +33,6 @@ pub(super) struct Connections {
     due: BTreeSet<(Instant, u64)>,
     /// Maximum number of connections that do not belong to registered processes.
     most: usize,
-    /// Connections of jobs that do not count for their users, at most half of `most`.
-    jobs: HashSet<u64>,
     /// Other connections that do not belong to registered processes, oldest first for each user, as numbers
     /// are counted up.
     unregistered: BTreeSet<(u32, u64)>,
@@ -68,7 +66,6 @@ impl Connections {
             all: HashMap::new(),
             due: BTreeSet::new(),
             most,
-            jobs: HashSet::new(),
             unregistered: BTreeSet::new(),
             users: HashMap::new(),
             held: 0,
@@ -91,7 +88,7 @@ impl Connections {
         if own >= MAX_UNREGISTERED_PER_UID {
             return Admission::Refused;
         }
-        if self.unregistered.len() + self.jobs.len() < self.most {
+        if self.unregistered.len() < self.most {
             return Admission::Free;
         }
         let oldest = match self.ranking.last() {
@@ -124,7 +121,6 @@ impl Connections {
         if let Some(when) = due {
             self.due.remove(&(when, *number));
         }
-        self.jobs.remove(number);
         self.end_visit(*number, connection.uid(), connection.held());
         Some(connection)
     }
@@ -139,17 +135,6 @@ impl Connections {
     /// Reclassifies a connection as that of a registered process.
     pub(super) fn is_hook_now(&mut self, number: u64) {
         if let Some(uid) = self.get(&number).map(Connection::uid) {
-            self.end_visit(number, uid, 0);
-        }
-    }
-
-    /// Reclassifies a connection as that of a job, which is bounded by its user's groups. Beyond half of the
-    /// room it stays one of the user's connections.
-    pub(super) fn is_job_now(&mut self, number: u64) {
-        if self.jobs.len() < self.most / 2
-            && let Some(uid) = self.get(&number).map(Connection::uid)
-        {
-            self.jobs.insert(number);
             self.end_visit(number, uid, 0);
         }
     }
@@ -292,37 +277,6 @@ mod tests {
         }
         assert!(connections.users.is_empty() && connections.ranking.is_empty());
         assert!(connections.due.is_empty() && connections.unregistered.is_empty());
-    }
-
-    #[test]
-    fn jobs_keep_their_user_from_no_connection() {
-        let (mut connections, mut last) = (Connections::new(3 * MAX_UNREGISTERED_PER_UID), 0);
-        for _ in 0..MAX_UNREGISTERED_PER_UID {
-            assert!(come(&mut connections, &mut last, 1));
-            connections.is_job_now(last);
-        }
-        for _ in 0..MAX_UNREGISTERED_PER_UID {
-            assert!(come(&mut connections, &mut last, 1));
-        }
-        assert!(!come(&mut connections, &mut last, 1));
-        for number in 1..=last {
-            connections.remove(&number).unwrap();
-        }
-        assert!(connections.jobs.is_empty() && connections.users.is_empty());
-    }
-
-    #[test]
-    fn jobs_leave_half_of_the_room_to_others() {
-        let (mut connections, mut last) = (Connections::new(20), 0);
-        for _ in 0..20 {
-            assert!(come(&mut connections, &mut last, 1));
-            connections.is_job_now(last);
-        }
-        assert_eq!((connections.jobs.len(), nr_of(&connections, 1)), (10, 10));
-        for _ in 0..5 {
-            assert!(come(&mut connections, &mut last, 2));
-        }
-        assert_eq!((connections.all.len(), nr_of(&connections, 2)), (20, 5));
     }
 
     #[test]

@@ -112,6 +112,24 @@ pub(super) struct GroupFacts<'a> {
     /// Verdict of the rules.
     pub verdict: &'a Verdict,
     pub wish: Option<&'a str>,
+    /// Whether `wish` is the group of a job, which is never made for a process.
+    pub names_job: bool,
+}
+
+impl<'a> GroupFacts<'a> {
+    /// Makes the group that the process asks for again, if it was removed with its last process.
+    pub(super) fn revive(&self, tree: &Tree) {
+        if let Some(wish) = self.wish.filter(|_| !self.who.is_contained) {
+            tree.revive(wish, self.who.caller());
+        }
+    }
+
+    /// Returns the group that the process asks for, unless a rule gives it one for asking. The group of a job
+    /// was made in the one that a rule gives.
+    fn own_wish(&self, tree: &Tree) -> Option<&'a str> {
+        let is_job = |wish: &str| self.names_job || tree.job_wish(wish).is_some();
+        self.wish.filter(|wish| !self.verdict.heeds_wish || is_job(wish))
+    }
 }
 
 /// Where a process begins.
@@ -130,6 +148,7 @@ pub(super) struct InitialGroup {
 
 /// Finds the group in which a process begins, and creates it if it does not exist.
 pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> InitialGroup {
+    process.revive(tree);
     let (mut troubles, mut warnings) = (Vec::new(), Vec::new());
     let mut is_as_requested = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
@@ -148,13 +167,13 @@ pub(super) fn find_initial_group(tree: &Tree, process: &GroupFacts<'_>) -> Initi
         reached
     });
     let mut group = process.above.or(ruled);
-    if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
+    if let Some(wish) = process.own_wish(tree) {
         // A process that begins there anyway needs no right to enter the group.
         let is_there = group.is_some() && tree.path(group) == wish.trim_matches('/');
         match if is_there {
             Ok(group)
         } else {
-            by_wish(tree, process.who, group, wish).map(Some)
+            by_wish(tree, process.who, group, (wish, process.names_job)).map(Some)
         } {
             Ok(wished) => (group, is_as_requested) = (wished, true),
             Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
@@ -198,6 +217,7 @@ fn by_rule(
         };
         let transient = Transient {
             job: None,
+            is_requested: false,
             owner: Owner {
                 uid: owner.uid,
                 gid: owner.gid,
@@ -236,13 +256,18 @@ fn new_group(parent: Directory, name: &str, caller: Caller) -> NewGroup<'_> {
     }
 }
 
-/// Finds or creates the group that a process asks for.
+/// Finds or creates the group that a process asks for; that of a job is only found.
 ///
 /// # Errors
 /// `EACCES` if its user may not enter or create the group; `EPERM` if the group is outside of the one in
 /// which the process begins and the user may not move it there, or if the process is in a container; errors
 /// of creating a group.
-fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
+fn by_wish(
+    tree: &Tree,
+    who: &Credentials,
+    begins: Option<GroupId>,
+    (path, names_job): (&str, bool),
+) -> Result<GroupId> {
     if who.is_contained {
         return Err(Error::NotYours("it is in a container, and no rule admits it"));
     }
@@ -251,11 +276,17 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     }
     may_begin(tree, who, path)?;
     let (reached, done) = descend(tree, path, |directory, name, _| {
+        if names_job || is_job_name(name) {
+            return Err(Error::NotYours(
+                "its job is not known, or ended more than a day ago",
+            ));
+        }
         if !who.may_change(tree, directory)? {
             return Err(Error::NotWritable);
         }
         let transient = Transient {
             job: None,
+            is_requested: true,
             owner: Owner {
                 uid: who.uid,
                 gid: who.gid,
@@ -271,6 +302,12 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
         return Err(Error::NotAdmitted);
     }
     Ok(id)
+}
+
+/// Returns whether only jobs without a name of their own have groups of this name.
+fn is_job_name(name: &str) -> bool {
+    let number = name.strip_prefix("job-");
+    number.is_some_and(|number| number.bytes().next().is_some_and(|byte| byte.is_ascii_digit()))
 }
 
 /// Returns the existing group at a path, if a process of the client, being in no group, could begin there.

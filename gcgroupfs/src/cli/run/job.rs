@@ -2,20 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 
 use super::program;
 use crate::cli::client::{Client, Refusal};
 use crate::cli::run_options::Write;
-
-/// Lowest number of the descriptor that the command inherits: shells and programs use lower ones.
-const DESCRIPTOR: i32 = 300;
 
 /// A command that is to have a group.
 #[derive(Debug)]
@@ -26,12 +22,11 @@ pub(super) struct Request<'a> {
     pub(super) program: &'a OsStr,
 }
 
-/// A group that is held for this process and all that inherit the connection.
+/// A group that is held for this process.
 #[derive(Debug)]
 pub(super) struct Job {
     /// Path below the mount point.
     pub(super) path: String,
-    connection: OwnedFd,
 }
 
 impl Job {
@@ -44,11 +39,11 @@ impl Job {
         request: &Request<'_>,
         patience: Duration,
     ) -> anyhow::Result<Result<Self, String>> {
-        let client = Client::connect_with(socket, patience)?;
+        let mut client = Client::connect_with(socket, patience)?;
         let program = program::find(request.program);
         let begun = client.begin(request.group, request.name, &program)?;
         Ok(match begun {
-            Ok((path, connection)) => Ok(Self { path, connection }),
+            Ok(path) => Ok(Self { path }),
             // The daemon could not examine an ancestor in time, or has too much to do.
             Err(refusal) if refusal.errno == Errno::EAGAIN => bail!(describe(request, &refusal)),
             Err(refusal) => Err(describe(request, &refusal)),
@@ -80,13 +75,6 @@ impl Job {
         }
         Ok(())
     }
-
-    /// Leaves the connection open in the program that this process executes, and in its descendants. Without
-    /// a free descriptor from [`DESCRIPTOR`] on, the group is held for this process only.
-    pub(super) fn hand_down(self) {
-        // The copy has no FD_CLOEXEC, and is never closed here.
-        let _ = fcntl(&self.connection, FcntlArg::F_DUPFD(DESCRIPTOR));
-    }
 }
 
 fn describe(request: &Request<'_>, refusal: &Refusal) -> String {
@@ -94,6 +82,12 @@ fn describe(request: &Request<'_>, refusal: &Refusal) -> String {
         (Errno::EEXIST, _, Some(name)) => format!("job {name}: a group of this name exists already"),
         (Errno::EBUSY, ..) => "this process is governed already, and stays in its group".to_owned(),
         (Errno::EPERM, None, _) => "a process in a container cannot have a group of its own".to_owned(),
+        (Errno::ENAMETOOLONG, ..) => {
+            format!(
+                "the path of the job's group would be longer than {} bytes",
+                GroupName::LONGEST
+            )
+        }
         (_, Some(group), _) => format!("group {group}: {refusal}"),
         (_, None, Some(name)) => format!("job {name}: {refusal}"),
         (_, None, None) => format!("the daemon makes no group for the job: {refusal}"),

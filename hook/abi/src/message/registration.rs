@@ -29,6 +29,9 @@ pub struct Hello {
     /// 1 if `memory_limit` and `memory_swap_max` are those of the process's job: they apply only where no
     /// group of a job above the process has its own. Bit 3 of that word.
     pub has_jobs_limits: u32,
+    /// 1 if `group` is that of a job, which is not made for the process if it is not known. Bit 4 of that
+    /// word.
+    pub names_job: u32,
 }
 
 impl Hello {
@@ -44,6 +47,7 @@ impl Hello {
         insists: 0,
         lacks_helper: 0,
         has_jobs_limits: 0,
+        names_job: 0,
     };
     pub const LENGTH: usize = 8 + 32 + GroupName::LONGEST;
 
@@ -61,6 +65,7 @@ impl Hello {
             self.insists,
             self.lacks_helper,
             self.has_jobs_limits,
+            self.names_job,
         ];
         at.u32(
             (0..)
@@ -90,6 +95,7 @@ impl Hello {
             insists: (bits >> 1) & 1,
             lacks_helper: (bits >> 2) & 1,
             has_jobs_limits: (bits >> 3) & 1,
+            names_job: (bits >> 4) & 1,
         })
     }
 }

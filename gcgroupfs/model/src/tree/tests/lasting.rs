@@ -99,6 +99,7 @@ fn transient_group_is_removed_with_last_process() {
         .set(COMPUTE_PRIORITY, None, Value::Number(3), true)
         .unwrap();
     let transient = |settings| Transient {
+        is_requested: false,
         job: None,
         owner: Owner { uid: 7, gid: 8 },
         settings,
@@ -143,6 +144,7 @@ fn transient_group_is_removed_with_last_process() {
 fn held_group_stays_until_released() {
     let world = World::new(1);
     let transient = Transient {
+        is_requested: false,
         job: None,
         owner: Owner { uid: 0, gid: 0 },
         settings: Settings::default(),
@@ -196,11 +198,13 @@ fn live_in(world: &World, (pid, group): (u32, GroupId), bytes: u64, (from, secon
 fn job_whose_command_has_ended_is_one_after_a_restart() {
     let world = World::new(1);
     let transient = Transient {
+        is_requested: false,
         job: Some(Job {
             pid: 1,
             start_time: 1,
             wish: None,
             is_inherited: false,
+            has_ended: false,
         }),
         owner: Owner { uid: 7, gid: 8 },
         settings: Settings::default(),

@@ -82,29 +82,16 @@ impl Server {
         let process = self.new_number();
         let begun =
             judged.and_then(|(verdict, users)| (self.registry).begin(request, &verdict, &users, process));
-        let (kind, is_answered) = match begun {
-            Ok(path) => (
-                Kind::Job,
-                self.send_answer(number, &Answer::part(path.as_bytes(), 0)),
-            ),
-            Err(errno) => {
-                let answer = Answer::refusal(refusal_errno(errno) as i32, "");
-                (
-                    Kind::Client(Reading::default()),
-                    self.send_answer(number, &answer),
-                )
-            }
+        let is_answered = match begun {
+            Ok(path) => self.send_answer(number, &Answer::part(path.as_bytes(), 0)),
+            Err(errno) => self.send_answer(number, &Answer::refusal(refusal_errno(errno) as i32, "")),
         };
         if let Some(connection) = self.connections.get_mut(&number) {
             let now = Instant::now();
             connection.last = now;
-            let is_job = matches!(kind, Kind::Job);
-            connection.kind = kind;
+            connection.kind = Kind::Client(Reading::default());
             let user = connection.user();
             self.shares.take(user, now.duration_since(begun_at), now);
-            if is_job {
-                self.connections.is_job_now(number);
-            }
         }
         if !is_answered {
             self.hang_up(number);

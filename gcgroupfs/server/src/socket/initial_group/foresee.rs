@@ -37,9 +37,7 @@ pub(in crate::socket) fn foresee_group(tree: &Tree, process: &GroupFacts<'_>) ->
     }
     // Groups below a group that does not exist yet have no list of their own.
     let is_settled = |wish: &str| prospect.devices.is_some() && is_below(wish.trim_matches('/'), &path);
-    let wish = process
-        .wish
-        .filter(|wish| !process.verdict.heeds_wish && !is_settled(wish));
+    let wish = process.own_wish(tree).filter(|wish| !is_settled(wish));
     if let Some(wish) = wish.filter(|wish| may_begin_by_wish(tree, process, &path, wish).unwrap_or(false)) {
         prospect = Prospect {
             group: find_existing(tree, wish).0,

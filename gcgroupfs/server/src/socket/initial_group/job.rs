@@ -1,6 +1,7 @@
 //! The group of a job.
 
 use super::{Credentials, GroupFacts, by_rule, by_wish, new_group};
+use gcgroup_abi::message::GroupName;
 use tracing::warn;
 
 use gcgroupfs_model::error::{Error, Result};
@@ -28,7 +29,8 @@ pub(in crate::socket) struct NewJob<'a> {
 /// starts it, in that of a rule, in the root for root, and in `users/NAME` for others.
 ///
 /// # Errors
-/// `EEXIST` if the name is taken; `EACCES` if the group belongs to another user; as [`by_wish`], and as
+/// `EEXIST` if the name is taken; `EACCES` if the group belongs to another user; `ENAMETOOLONG` if the path
+/// does not fit in a [`GroupName`], so that the job's processes could not ask for it; as [`by_wish`], and as
 /// making a group.
 pub(in crate::socket) fn make_job_group(
     tree: &Tree,
@@ -68,8 +70,8 @@ fn find_parent(tree: &Tree, facts: &GroupFacts<'_>, users: &Group) -> Result<Opt
         }
         (None, None) => None,
     };
-    if let Some(wish) = facts.wish.filter(|_| !facts.verdict.heeds_wish) {
-        return by_wish(tree, who, begins, wish).map(Some);
+    if let Some(wish) = facts.own_wish(tree) {
+        return by_wish(tree, who, begins, (wish, false)).map(Some);
     }
     if begins.is_some() || who.is_root(tree) {
         return Ok(begins);
@@ -87,7 +89,12 @@ fn complete((reached, done): (Option<GroupId>, Result<()>)) -> Result<Option<Gro
 }
 
 fn make_in(tree: &Tree, who: &Credentials, parent: Option<GroupId>, new: &NewJob<'_>) -> Result<GroupId> {
+    let above = tree.path(parent);
     let make = |name: &str| {
+        let path = format!("{above}/{name}");
+        if GroupName::new(path.trim_matches('/')).is_none() {
+            return Err(Error::LongName(GroupName::LONGEST));
+        }
         let transient = Transient {
             owner: Owner {
                 uid: who.uid,
@@ -96,6 +103,7 @@ fn make_in(tree: &Tree, who: &Credentials, parent: Option<GroupId>, new: &NewJob
             settings: Settings::default(),
             origins: Origins::default(),
             job: Some(new.job.clone()),
+            is_requested: true,
         };
         let group = new_group(Directory::of(parent), name, who.caller());
         file::make_job_group(tree, &group, transient)

@@ -71,6 +71,7 @@ fn with_facts<R>(
     };
     let verdict = &rules.verdict(&facts);
     look(&GroupFacts {
+        names_job: false,
         who,
         above,
         verdict,

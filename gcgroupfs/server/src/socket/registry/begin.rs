@@ -11,7 +11,7 @@ use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::Job;
 
 impl Registry {
-    /// Makes the group of a job and returns its path. `connection` holds it, beside the process.
+    /// Makes the group of a job, which is held for the process, and returns its path.
     ///
     /// # Errors
     /// `EBUSY` if the process is governed already, `EDQUOT` if its user has too many processes, `EAGAIN` if
@@ -24,11 +24,7 @@ impl Registry {
         number: u64,
     ) -> nix::Result<String> {
         let JobRequest {
-            number: connection,
-            peer,
-            group,
-            name,
-            ..
+            peer, group, name, ..
         } = request;
         let key = key(&peer);
         if self.is_known(&peer) {
@@ -44,6 +40,7 @@ impl Registry {
             start_time: peer.stat.start_time,
             wish: group,
             is_inherited: above.is_some() && origin.is_some_and(|origin| origin.is_inherited),
+            has_ended: false,
         };
         let who = Credentials::of(&peer);
         let facts = GroupFacts {
@@ -51,6 +48,7 @@ impl Registry {
             above,
             verdict,
             wish: job.wish.as_deref(),
+            names_job: false,
         };
         let new = NewJob {
             name: name.as_deref(),
@@ -65,7 +63,7 @@ impl Registry {
                 if self.may_log_of(who.uid) {
                     info!("{} of user {} starts job {path:?}", job.pid, who.uid);
                 }
-                self.jobs.add(made, job, connection);
+                self.jobs.add(made, job);
                 Ok(path)
             }
             Err(error) => {
@@ -84,9 +82,6 @@ impl Registry {
     /// for when the job was started.
     pub(in crate::socket) fn original_wish(&self, wish: GroupName) -> Option<String> {
         let wish = wish.as_str()?;
-        match self.jobs.find_path(wish.trim_matches('/')) {
-            Some(job) => job.wish.clone(),
-            None => Some(wish.to_owned()),
-        }
+        self.tree.job_wish(wish).unwrap_or_else(|| Some(wish.to_owned()))
     }
 }

@@ -46,11 +46,6 @@ impl Registry {
         }
     }
 
-    /// Handles the end of a job's connection.
-    pub(in crate::socket) fn job_closed(&mut self, connection: u64) {
-        self.jobs.closed(connection);
-    }
-
     /// Checks the awaited processes and those whose connection is lost. Returns when to check again, if any
     /// are left.
     pub(in crate::socket) fn tend(&mut self, now: Instant) -> Option<Duration> {

@@ -64,6 +64,7 @@ impl Registry {
                 above: self.binding(origin.as_ref(), first.verdict),
                 verdict: first.verdict,
                 wish: hello.group.as_str(),
+                names_job: hello.names_job != 0,
                 who,
             };
             let InitialGroup {
@@ -117,6 +118,7 @@ impl Registry {
             return Ok(above);
         };
         let who = Credentials::of(peer);
+        self.tree.revive(wish, who.caller());
         let is_inside = is_below(wish.trim_matches('/'), &self.tree.path(above));
         Ok(find_requested(&self.tree, &who, wish)
             .filter(|_| above.is_none() || is_inside)
@@ -146,8 +148,10 @@ impl Registry {
             above: self.binding(origin.as_ref(), verdict),
             verdict,
             wish: group.as_str(),
+            names_job: false,
             who: &who,
         };
+        facts.revive(&self.tree);
         Ok(foresee_group(&self.tree, &facts))
     }
 

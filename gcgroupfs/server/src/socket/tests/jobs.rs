@@ -60,6 +60,7 @@ fn unwatched_job_is_checked_until_it_ends() {
     let world = World::new();
     let mut process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let transient = Transient {
+        is_requested: false,
         owner: Owner { uid: 0, gid: 0 },
         settings: Settings::default(),
         origins: Origins::default(),
@@ -68,6 +69,7 @@ fn unwatched_job_is_checked_until_it_ends() {
             start_time: process::stat(process.id()).unwrap().start_time,
             wish: None,
             is_inherited: false,
+            has_ended: false,
         }),
     };
     let group = new_group(Directory::ROOT, "job");

@@ -193,23 +193,6 @@ fn jobs_of_a_process_nest_until_too_deep() {
 }
 
 #[test]
-fn jobs_connection_takes_no_further_requests() {
-    let world = World::new();
-    let (job, status, path) = begin(&world, "", b"mine\0/bin/sh");
-    assert_eq!((status, path.as_str()), (0, "mine"));
-    let request = Request {
-        operation: Operation::Set,
-        offset: 0,
-        name: "mine/memory.limit",
-        value: b"1",
-    };
-    transmit(&job, &request.to_bytes(), &[]).unwrap();
-    let answered = recv(job.as_raw_fd(), &mut [0; 64], MsgFlags::empty());
-    assert!(matches!(answered, Ok(0) | Err(Errno::ECONNRESET)), "{answered:?}");
-    assert_eq!(world.show("mine/memory.limit"), "max\n");
-}
-
-#[test]
 fn invalid_jobs_are_refused_and_leave_no_group() {
     let world = World::new();
     for (group, value, errno) in [
