@@ -73,6 +73,8 @@ until_true() {
     tries=0
     until (cd "$tmp/gcgroup" && eval "$*") > /dev/null 2>&1; do
         tries=$((tries + 1))
+        # A zombie until it is waited for.
+        grep -q '^State:[[:space:]]*[DRSTt]' "/proc/$daemon/status" || { echo "demo.sh: the daemon has ended" >&2; exit 1; }
         [ "$tries" -lt 600 ] || { echo "demo.sh: timed out: $*" >&2; exit 1; }
         sleep 0.1
     done

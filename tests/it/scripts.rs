@@ -210,6 +210,73 @@ fn gc_preempt_swaps_out_before_command_and_in_afterwards() {
     assert_eq!(mount.read(&other, "compute.freeze"), "0");
 }
 
+#[test]
+fn preemption_works_through_the_socket_alone() {
+    let mount = Mount::with(Config::default().arg("--no-fuse"));
+    let (mut watched, batch) = (mount.obedient(), mount.obedient());
+    let file = format!("{}/compute.freeze", batch.pid());
+    let frozen = || {
+        mount
+            .gcgroupfs(&["get", &file])
+            .output()
+            .expect("the command starts")
+            .stdout
+    };
+    let through_socket = |script: &str| {
+        let mut command = command(&mount, script);
+        command
+            .env("GCGROUP", "/nonexistent")
+            .env("GCGROUP_SOCKET", mount.socket());
+        command
+    };
+    for option in [None, Some("--reclaim")] {
+        let mut preempt = through_socket("gc-preempt");
+        preempt.args(option).arg(batch.pid().to_string());
+        let output = preempt
+            .args(["--", "gcgroupfs", "get", &file])
+            .output()
+            .expect("the script starts");
+        assert_eq!(output.stdout, b"1\n", "{output:?}");
+        wait_until("the batch process is thawed", || frozen() == b"0\n");
+    }
+    let mut script = through_socket("gc-autopreempt");
+    script
+        .arg("-v")
+        .args([&watched, &batch].map(|process| process.pid().to_string()));
+    let mut script = Governed::spawn(script);
+    watched.say("launch 1 100000000");
+    script.expect("busy: ");
+    wait_until("the batch process is frozen", || frozen() == b"1\n");
+    script.signal(Signal::SIGTERM);
+    script.wait();
+    wait_until("the batch process is thawed", || frozen() == b"0\n");
+}
+
+#[test]
+fn missing_fuse_is_reported_at_once() {
+    let hide = "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$@\"";
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut mount = Command::new(artifacts().gcgroupfs());
+    mount
+        .arg("mount")
+        .arg(directory.path())
+        .arg("--socket")
+        .arg(directory.path().join("run/gcgroup.sock"));
+    let demo = Command::new(repository().join("scripts/demo.sh"));
+    for (command, says) in [(mount, "--no-fuse"), (demo, "demo.sh: the daemon has ended")] {
+        let mut hidden = Command::new("unshare");
+        hidden.args(["--mount", "--propagation", "private", "sh", "-c", hide, "sh"]);
+        hidden.arg(command.get_program()).args(command.get_args());
+        hidden.env("GCGROUP_BUILT", artifacts().dist());
+        let output = hidden.output().expect("unshare runs");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        for text in [says, "/dev/fuse cannot be opened"] {
+            assert!(stderr.contains(text), "{stderr}");
+        }
+    }
+}
+
 /// Starts `gc-autopreempt -v` for the first process over the others.
 #[track_caller]
 fn autopreempt(mount: &Mount, watched: &Governed, others: &[&str]) -> Governed {

@@ -32,6 +32,9 @@ use mountinfo::{Entry, TYPE, mounts, ours};
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The kernel's device for filesystems of processes.
+pub const DEVICE: &str = "/dev/fuse";
+
 /// Maximum number of symbolic links followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
@@ -134,7 +137,8 @@ fn mount_as_root(point: &Path, source: &Path, allow_other: bool) -> io::Result<O
     let device: OwnedFd = OpenOptions::new()
         .read(true)
         .write(true)
-        .open("/dev/fuse")?
+        .open(DEVICE)
+        .map_err(|error| io::Error::new(error.kind(), format!("{DEVICE} cannot be opened: {error}")))?
         .into();
     let mut options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions",

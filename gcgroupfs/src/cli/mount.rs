@@ -217,7 +217,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         fuse::serve(tree, fuse::Link::Inherited(inherited), ended)?;
         format!("{}, ", point.display())
     } else {
-        let cannot = || format!("cannot mount at {}", point.display());
+        let cannot = || paths::cannot_mount(&point);
         let (mount, device) = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
         let watch = Watch::new(mount.point(), mount.device()).with_context(cannot)?;
         let ended = ended(stop.clone(), mount.point().to_owned(), mount.device());

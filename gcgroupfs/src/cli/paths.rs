@@ -2,6 +2,7 @@
 //! processes; and paths of control files, which may be given with the mount point or without.
 
 use std::env;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -30,6 +31,17 @@ pub(super) fn socket() -> PathBuf {
     let own = (!geteuid().is_root()).then(own_socket).flatten();
     own.filter(|socket| Client::connect(socket).is_ok())
         .unwrap_or_else(|| gcgroup_abi::DEFAULT_SOCKET.into())
+}
+
+/// Returns what has failed, and what can be done where there is no FUSE.
+pub(super) fn cannot_mount(point: &Path) -> String {
+    let advice = match File::open(mount::DEVICE) {
+        Ok(_) => "",
+        Err(_) => {
+            " (load the kernel's module fuse, or give the container /dev/fuse; --no-fuse serves only the socket)"
+        }
+    };
+    format!("cannot mount at {}{advice}", point.display())
 }
 
 /// A control file, a process or a group, as the user named it.

@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use tracing::{info, warn};
 
 use self::restarts::{Life, Restarts};
-use super::service;
+use super::{paths, service};
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::Mount;
 use gcgroupfs_fuse::supervisor_state::SupervisorState;
@@ -84,7 +84,7 @@ pub(super) fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Res
         let state = SupervisorState::again(files, mount.device(), listener.share()?);
         (mount, state)
     } else {
-        let cannot = || format!("cannot mount at {}", point.display());
+        let cannot = || paths::cannot_mount(point);
         let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
         let init = match fuse::first_message(&device) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
