@@ -11,6 +11,7 @@ mod hold;
 mod ls;
 mod mount;
 mod paths;
+mod promise;
 mod record;
 mod reload;
 mod run;

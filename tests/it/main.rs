@@ -181,6 +181,8 @@ mod privileged;
 #[cfg(test)]
 mod prometheus;
 #[cfg(test)]
+mod promised;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod protection;

@@ -37,6 +37,7 @@ mod holds;
 mod host_claims;
 mod inherited;
 mod job_limits;
+mod joined_above;
 mod joining;
 mod kill;
 mod lease;

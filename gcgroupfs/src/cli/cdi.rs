@@ -23,14 +23,16 @@ const VERSION: &str = "0.3.0";
 const KIND: &str = "gcgroupfs/hook";
 
 /// Paths relative to the directory of this program, and in the container. The list makes the loader load the
-/// library.
-const MOUNTS: [(&str, &str); 3] = [
+/// library. Its copy beside the library is there for its name: programs of a container start only under a
+/// daemon.
+const MOUNTS: [(&str, &str); 4] = [
     ("../lib/libgcgroup.so", "/usr/lib/gcgroupfs/libgcgroup.so"),
     (
         "../lib/libgcgroup_hook.so",
         "/usr/lib/gcgroupfs/libgcgroup_hook.so",
     ),
     ("../share/gcgroupfs/ld.so.preload", "/etc/ld.so.preload"),
+    ("../share/gcgroupfs/ld.so.preload", "/usr/lib/gcgroupfs/required"),
 ];
 
 #[derive(Debug, Args)]

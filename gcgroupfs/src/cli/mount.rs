@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 
 use super::reload::{Parts, Reload};
 use super::service::Watchdog;
-use super::{paths, service, supervise};
+use super::{paths, promise, service, supervise};
 use crate::config;
 use crate::log::{self, Log};
 use gcgroupfs_fuse as fuse;
@@ -197,6 +197,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tree.set_driver(devices::driver_major());
     suspend::start(tree.clone(), launcher.clone()).context("cannot suspend processes")?;
     let stop = Stop::on_signals(server.waker()?)?;
+    promise::keep(&socket, &config.rules);
     server.rules().set(config.rules);
     let parts = Parts {
         source,
@@ -205,6 +206,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         tree: tree.clone(),
         arbiter: arbiter.bell(),
         rules: server.rules(),
+        socket: socket.clone(),
     };
     let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
     // Dropping it unmounts.

@@ -1,5 +1,6 @@
 //! Reading the configuration again at SIGHUP.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -7,7 +8,7 @@ use std::thread;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-use super::service;
+use super::{promise, service};
 use crate::config::{Config, Source};
 use gcgroupfs_fuse::supervisor_state::Note;
 use gcgroupfs_model::arbiter::{Policy, Settings};
@@ -26,6 +27,7 @@ pub(super) struct Parts {
     pub(super) tree: Arc<Tree>,
     pub(super) arbiter: Arc<ticks::Bell>,
     pub(super) rules: CurrentRules,
+    pub(super) socket: PathBuf,
 }
 
 #[derive(Debug)]
@@ -40,6 +42,7 @@ impl Parts {
             .set_default_policy(self.policy.unwrap_or(config.compute.policy));
         self.arbiter.set(Settings::new(&config.compute));
         self.tree.set_on_unmanaged(config.on_unmanaged);
+        promise::keep(&self.socket, &config.rules);
         self.rules.set(config.rules);
     }
 

@@ -79,3 +79,6 @@ pub const DEFAULT_PRIORITY: u32 = 8;
 
 /// Default path of the daemon's socket (`--socket`, `GCGROUP_SOCKET`).
 pub const DEFAULT_SOCKET: &str = "/run/gcgroupfs/gcgroup.sock";
+
+/// File beside the socket that says that CUDA is refused to new processes while no daemon answers.
+pub const REQUIRED_FILE: &str = "required";

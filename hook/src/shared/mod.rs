@@ -9,6 +9,7 @@ pub(crate) mod device;
 pub(crate) mod environment;
 pub(crate) mod line;
 mod packet_socket;
+mod promise;
 pub(crate) mod session;
 pub(crate) mod stall;
 pub(crate) mod target;

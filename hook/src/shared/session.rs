@@ -14,6 +14,7 @@ use super::client::{self, Refusal};
 use super::device::Devices;
 use super::environment::Options;
 use super::line::Line;
+use super::promise;
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
 use crate::sys::log;
@@ -32,7 +33,8 @@ pub(crate) struct Session {
     root: Option<descriptor::Identity>,
     /// Whether a daemon ever accepted this process.
     is_governed: AtomicBool,
-    /// Whether the last answer of a daemon forbids CUDA to the process, by a rule, while it is not governed.
+    /// Whether CUDA is forbidden to the process while it is not governed: by a rule, as the last answer of a
+    /// daemon says, or because no daemon answers and the administrator promises limits ([`promise`]).
     is_barred: AtomicBool,
     has_complained: AtomicBool,
     /// Whether the last attempt to register failed for want of a descriptor.
@@ -129,10 +131,12 @@ impl Session {
         answer
     }
 
-    /// Keeps whether the daemon's answer forbids CUDA to the process.
+    /// Keeps whether the daemon's answer, or the lack of one, forbids CUDA to the process.
     fn note_bar(&self, refusal: Option<&Refusal>) {
         let is_barred = match refusal {
             None => false,
+            // A process that was governed keeps its last limits.
+            Some(_) if !self.is_governed() && promise::is_made(&self.options.socket) => true,
             Some(Refusal::Refused { bars_cuda, .. }) => *bars_cuda,
             // Not an answer of a daemon.
             Some(_) => return,
@@ -233,10 +237,10 @@ impl Session {
                 format!("the daemon refuses this process: {error}")
             }
         };
-        let by = if self.is_required() {
-            "GCGROUP_REQUIRED"
-        } else {
-            "by a rule"
+        let by = match refusal {
+            _ if self.is_required() => "GCGROUP_REQUIRED",
+            Refusal::Refused { bars_cuda: true, .. } => "by a rule",
+            _ => "by the administrator",
         };
         sys::complain(&format!(
             "CUDA is refused, since this process must be governed ({by}): {reason}"

@@ -1,12 +1,16 @@
 //! Requests to the daemon, which may be restarting meanwhile.
 
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use gcgroup_abi::REQUIRED_FILE;
 use gcgroup_client::Refusal;
 use nix::errno::Errno;
+
+use crate::spank;
 
 /// Longest wait for a daemon that is being restarted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,6 +66,17 @@ impl Client {
     pub(crate) fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
         let set = self.0.set(path, value)?;
         set.map_err(|refusal| anyhow!("{path} = {value}: {refusal}"))
+    }
+}
+
+/// Makes the file beside the socket that refuses CUDA to new processes while no daemon answers, also where
+/// their environment was cleared.
+pub(crate) fn promise(socket: &Path) {
+    let text =
+        "gcgroup_slurm: steps have shares, so while no daemon answers, CUDA is refused to new programs.\n";
+    let file = socket.with_file_name(REQUIRED_FILE);
+    if let Err(error) = fs::write(&file, text) {
+        spank::log_verbose(&format!("{}: {error}", file.display()));
     }
 }
 

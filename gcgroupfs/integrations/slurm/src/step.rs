@@ -112,13 +112,18 @@ impl Step {
         let is_required = given.needs_group() && !arguments.best_effort;
         let name = step_name(step);
         match Self::make(arguments, &given, job, &name) {
-            Ok(group) => Ok(Some(Self {
-                job,
-                name,
-                node,
-                group,
-                is_required,
-            })),
+            Ok(group) => {
+                if is_required {
+                    daemon::promise(&arguments.socket);
+                }
+                Ok(Some(Self {
+                    job,
+                    name,
+                    node,
+                    group,
+                    is_required,
+                }))
+            }
             Err(error) if !given.needs_group() => {
                 spank::log_verbose(&format!("the step, without a GPU, has no group: {error:#}"));
                 Ok(None)

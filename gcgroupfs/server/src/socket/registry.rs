@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use tracing::info;
+use tracing::{info, warn};
 
 use self::first::FirstRegistration;
 use self::killed::Killed;
@@ -244,6 +244,12 @@ impl Registry {
         let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
         self.awaited.registered(key);
+        if is_new
+            && let Some(text) = self.tree.count_joined_above(id)
+            && self.may_log_of(uid)
+        {
+            warn!(PID = pid, UID = uid, "{pid} of user {uid} {text}");
+        }
         let registration = Registration {
             id,
             connection: Some(number),
