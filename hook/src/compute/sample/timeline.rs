@@ -1,8 +1,7 @@
 //! The times of samples on the GPU's clock: for how long the GPU ran at least one of them.
 
-use std::collections::HashMap;
-
 use gcgroup_abi::Submission;
+use hashbrown::HashMap;
 
 use super::Record;
 use crate::program::context::Moment;
