@@ -219,7 +219,11 @@ impl Server {
                 return;
             }
             let now = Instant::now();
-            if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
+            let is_awaited = self.turns.has_others(connection.uid);
+            if is_awaited
+                && self.shares.concern(connection.uid)
+                && !self.shares.allows(connection.user(), now)
+            {
                 connection.last = now;
                 return self.mute(number, now + TICK);
             }

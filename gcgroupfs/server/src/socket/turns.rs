@@ -16,6 +16,11 @@ impl Turns {
         self.users.is_empty()
     }
 
+    /// Returns whether another user waits.
+    pub(super) fn has_others(&self, uid: u32) -> bool {
+        self.users.iter().any(|other| *other != uid)
+    }
+
     /// Adds a connection of the user at the end of the user's queue.
     pub(super) fn push(&mut self, uid: u32, number: u64) {
         let queue = self.queues.entry(uid).or_default();
@@ -49,10 +54,13 @@ mod tests {
         (0..1000).for_each(|number| turns.push(1, number));
         (1000..2000).for_each(|number| turns.push(2, number));
         assert_eq!(turns.pop(), Some(0));
+        assert!(turns.has_others(1) && turns.has_others(3));
         turns.push(3, 7000);
         let next: Vec<u64> = std::iter::from_fn(|| turns.pop()).take(4).collect();
         assert_eq!(next, [1000, 1, 7000, 1001]);
         while turns.pop().is_some() {}
         assert!(turns.is_empty() && turns.queues.is_empty());
+        turns.push(1, 1);
+        assert!(!turns.has_others(1));
     }
 }
