@@ -53,7 +53,7 @@ pub use control::{
 };
 pub use preload_order::preload_order;
 pub use stall::{Pressure, Stall, StallClock};
-pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
+pub use usage::{Allocations, Kind, Submission, Thread, UNKNOWN_COST, Usage, UsageDevice};
 
 /// First word of a published block. Stored last: a reader that sees it sees the rest.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");

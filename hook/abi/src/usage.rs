@@ -12,7 +12,7 @@ use core::mem::{offset_of, size_of};
 
 use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, Pressure, Stall, VERSION};
 
-pub use device::UsageDevice;
+pub use device::{UNKNOWN_COST, UsageDevice};
 pub use thread::{Submission, Thread};
 
 /// Kind of charged memory, as listed in `memory.stat`. The value is the index into [`UsageDevice::kinds`].

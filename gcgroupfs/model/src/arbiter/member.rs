@@ -1,6 +1,8 @@
 //! One process on one GPU, as the arbiter remembers it from tick to tick: its GPU time, and whether it wants
 //! more.
 
+use gcgroup_abi::UNKNOWN_COST;
+
 use super::Settings;
 use super::debt::Debt;
 use super::division::Claim;
@@ -167,6 +169,8 @@ impl Member {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
             false => 0,
         };
+        // If it was idle, all that it had submitted before has ended.
+        self.has_untold &= !self.is_tracked || busy == passed;
         // The hook sets the end of work slightly before the moment in which it was seen, so the counter can
         // step back. What was counted stays counted.
         if seen.busy_nsec >= self.busy_nsec
@@ -194,9 +198,10 @@ impl Member {
         self.submitted_nsec = seen.submitted_nsec;
         self.owed = self.owed.saturating_add(more).min(MOST_OWED);
         self.worked = self.worked.saturating_add(busy);
-        self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
+        let guess = more % UNKNOWN_COST;
+        self.queued = self.queued.saturating_add(guess).min(MOST_QUEUED);
         if let Some(tail) = &mut self.tail {
-            tail.queued = tail.queued.saturating_add(more).min(MOST_QUEUED);
+            tail.queued = tail.queued.saturating_add(guess).min(MOST_QUEUED);
         }
         busy
     }
@@ -251,7 +256,6 @@ impl Member {
             // All has ended: what is left of either is an error of the other.
             self.owed = self.owed.min(self.worked);
             self.worked = self.owed;
-            self.has_untold = false;
         }
         if let Some(tail) = &mut self.tail {
             tail.had = tail.had.saturating_add(nsec);

@@ -6,6 +6,11 @@ use core::mem::{offset_of, size_of};
 
 use super::Submission;
 
+/// Addition to [`UsageDevice::submitted_nsec`] for a submission whose cost is not known, nanoseconds: the
+/// daemon then charges the time for which there is work. The guess from which the process estimates its queue
+/// is added too.
+pub const UNKNOWN_COST: u64 = 1_000_000_000;
+
 /// Usage of one process on one device.
 #[repr(C, align(128))]
 #[derive(Debug)]

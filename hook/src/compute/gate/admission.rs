@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Gate, Pressure, UsageDevice};
+use gcgroup_abi::{ControlDevice, Gate, Pressure, UNKNOWN_COST, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
@@ -14,9 +14,6 @@ use crate::sys;
 
 /// Lower limit of a window, nanoseconds.
 const LEAST_WINDOW: u64 = 50_000;
-/// Published GPU time of a submission of which nothing is known, nanoseconds: the daemon then charges the
-/// time for which there is work.
-const UNKNOWN: u64 = 1_000_000_000;
 
 impl Passing<'_> {
     pub(super) fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
@@ -62,7 +59,7 @@ impl Passing<'_> {
                     let known = queue.submit(self.shape, stream, now);
                     let sampler = self.compute.samplers.get(self.bound.index());
                     let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
-                    let cost = sampled.unwrap_or(if is_known { known } else { UNKNOWN });
+                    let cost = sampled.unwrap_or(if is_known { known } else { UNKNOWN_COST + known });
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use gcgroup_abi::Gate;
+use gcgroup_abi::{Gate, UNKNOWN_COST};
 
-use super::played::{MSEC, SEC, USEC};
+use super::played::{MSEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::plan::{Order, Quotas};
@@ -309,8 +309,12 @@ impl Player {
             Some(left) => now + left + cost,
             None => now + cost,
         };
-        let known = if self.cost(length).is_known { cost } else { SEC };
-        self.submitted += self.sampled.get(&length).copied().unwrap_or(known);
+        let unknown = if self.cost(length).is_known {
+            0
+        } else {
+            UNKNOWN_COST
+        };
+        self.submitted += self.sampled.get(&length).copied().unwrap_or(unknown + cost);
         self.queue.push_back(Kernel {
             length,
             left: length,
