@@ -172,11 +172,11 @@ fn ls_lists_governed_processes() {
 fn limit_given_to_run_holds_without_a_daemon() {
     let mut mount = Mount::new();
     mount.stop();
-    let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "5M", "--"]);
+    let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "6M", "--"]);
     command.arg(driver_shell());
     let mut shell = DriverShell::spawn(command);
-    assert_eq!(shell.ask(&format!("alloc linear {}", 5 * MIB + 1)), "error 2");
-    assert_eq!(shell.ask(&format!("alloc linear {}", 5 * MIB)), "ok 0");
+    assert_eq!(shell.ask(&format!("alloc linear {}", 6 * MIB + 1)), "error 2");
+    assert_eq!(shell.ask(&format!("alloc linear {}", 6 * MIB)), "ok 0");
     let (status, _, stderr) = output(mount.gcgroupfs(&["ls"]));
     assert_eq!(status, 1);
     assert!(stderr.contains("no daemon"), "{stderr}");

@@ -350,7 +350,8 @@ fn textfile_is_replaced_as_a_whole() {
 fn silent_connections_do_not_hold_up_others() {
     let mount = Mount::new();
     let exporter = Exporter::start(&mount, &[]);
-    let silent: Vec<_> = (0..40)
+    // One fewer than a client may have.
+    let silent: Vec<_> = (0..15)
         .map(|_| std::net::TcpStream::connect(exporter.address()).expect("the exporter accepts"))
         .collect();
     assert_eq!(exporter.metrics().value("gcgroup_up", &[]), Some(1.0));

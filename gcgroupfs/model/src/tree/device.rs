@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gcgroup_abi::OTHER_DEVICE;
 
-use super::Identity;
+use super::identity::Identity;
 
 /// One GPU, or one MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]

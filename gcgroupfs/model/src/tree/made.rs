@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::retained::Retained;
-
 /// Creation of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -29,6 +27,14 @@ pub struct Made {
     /// `memory.current` of processes that have left over time, bytes times seconds.
     #[serde(skip_serializing_if = "is_default")]
     pub byte_seconds: u128,
+}
+
+/// Where a removed group was, as stored in its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retained {
+    pub(super) path: String,
+    /// Milliseconds since boot.
+    pub(super) until: u64,
 }
 
 /// The command that was started with a group of its own.

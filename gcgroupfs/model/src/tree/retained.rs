@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
+use super::made::Retained;
 use super::{Caller, Group, GroupId, Notice, Saved, Settings, State, Tree};
 
 /// Time for which a record is kept, ms.
@@ -17,14 +16,6 @@ const KEPT_MSEC: u64 = 24 * 60 * 60 * 1000;
 /// Maximum number of records of one owner's groups, and of all.
 const MAX_PER_UID: usize = 256;
 const MAX: usize = 4096;
-
-/// Where a removed group was, as stored in its record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Retained {
-    path: String,
-    /// Milliseconds since boot.
-    until: u64,
-}
 
 /// The records by path.
 #[derive(Debug, Default)]

@@ -1,0 +1,34 @@
+//! Identity of a process.
+
+use super::Owner;
+use crate::text::Comm;
+
+/// Identity of a process, as reported by the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub pid: u32,
+    /// Clock ticks since boot (field 22 of /proc/PID/stat); together with the pid unique until reboot.
+    pub start_time: u64,
+    /// The program in memory: addresses of its start and of its stack, if the kernel tells.
+    pub image: Option<(u64, u64)>,
+    /// Time of registration in seconds since 1970, for display.
+    pub started: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub comm: Comm,
+}
+
+impl Identity {
+    /// Returns whether `other` is the same program of the same process, whose counts go on.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.image.is_some()
+            && (self.pid, self.start_time, self.image) == (other.pid, other.start_time, other.image)
+    }
+
+    pub fn owner(&self) -> Owner {
+        Owner {
+            uid: self.uid,
+            gid: self.gid,
+        }
+    }
+}
