@@ -12,8 +12,8 @@ impl Tree {
         self.state.lock().access(directory)
     }
 
-    /// Returns an error unless the caller is root or the directory's owner, who is the owner of a process
-    /// now.
+    /// Returns an error unless the caller is root or owns the directory. A process's directory belongs to the
+    /// user to whom the process belongs now.
     ///
     /// # Errors
     /// [`Error::NotOwner`], [`Error::Gone`].

@@ -73,7 +73,7 @@ impl Registry {
         }
     }
 
-    /// Kills a process for the user with this uid, who may not kill those of other users.
+    /// Kills a process for the user with this uid, but none of another user's.
     fn kill_one(&mut self, number: u64, by: u32) {
         let Some(known) = self.live.get_mut(number) else {
             return;
