@@ -33,7 +33,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EACCES` if the caller owns not all of them; as writing the control files;
-    /// [`Error::TooManyHolds`].
+    /// [`TooManyHolds`](crate::error::Error::TooManyHolds).
     pub fn hold(&self, holder: Holder, caller: Caller, new: &[NewHold<'_>]) -> Result<Change> {
         let mut notices = Vec::new();
         self.state.lock().add_holds(holder, caller, new, &mut notices)?;
