@@ -36,8 +36,31 @@ pub(crate) fn run(report: &mut Report) {
             detail,
         );
     }
+    empty_groups(report);
     let detail = json!({ "usec_few": few.moving });
     report.add("moving a process", many.moving, "usec", 1000.0, detail);
+}
+
+/// Compares reads of the root's sums with and without empty groups.
+fn empty_groups(report: &mut Report) {
+    let mount = Mount::new();
+    let read_all = || {
+        let files = ["memory.current", "memory.stat", "compute.stat"];
+        let read_each = || files.iter().for_each(|file| read(&mount.path().join(file)));
+        quantile(samples(1000, read_each), 0.5)
+    };
+    let without = read_all();
+    for number in 0..MANY {
+        fs::create_dir(mount.path().join(format!("group-{number}"))).expect("a group");
+    }
+    let with = read_all();
+    report.add(
+        &format!("cat of three sums of the root, {MANY} empty groups over none"),
+        with / without,
+        "times",
+        1.5,
+        json!({ "usec_without": without, "usec_with": with }),
+    );
 }
 
 /// Medians, microseconds.

@@ -175,10 +175,16 @@ impl State {
 
     /// Returns the processes in a group and below.
     pub(super) fn within(&self, id: GroupId) -> Vec<&Process> {
-        let groups = self.groups_within(id).into_iter();
-        let members = groups.filter_map(|id| Some(&self.groups.get(&id)?.members));
+        let mut members = Vec::new();
+        let mut left = vec![id];
+        while let Some(group) = left.pop().and_then(|id| self.groups.get(&id)) {
+            if group.nr_members > 0 {
+                members.extend(&group.members);
+                left.extend(group.children.values());
+            }
+        }
         members
-            .flatten()
+            .into_iter()
             .filter_map(|id| self.processes.get(id).map(AsRef::as_ref))
             .collect()
     }

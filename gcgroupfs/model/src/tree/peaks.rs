@@ -6,6 +6,8 @@
 //! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
 //! all of the group is sampled.
 
+use std::collections::BTreeMap;
+
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use super::claims::device_total;
@@ -258,6 +260,7 @@ impl State {
 
     /// Returns what is believed to be held in a group or the root, by place: of what `of` returns for the
     /// processes directly in it, and of what is believed of the groups in it, at most what it can have.
+    /// Groups without processes are not visited.
     fn believed_in(
         &self,
         id: Option<GroupId>,
@@ -265,40 +268,39 @@ impl State {
         cap: &dyn Fn(Option<GroupId>, Option<usize>) -> u64,
         of: &dyn Fn(&Process, Option<usize>) -> u64,
     ) -> Vec<u64> {
-        let mut held = vec![0_u64; places.len()];
-        let mut add = |more: Vec<u64>| {
-            for (sum, bytes) in held.iter_mut().zip(more) {
+        let add = |sums: &mut Vec<u64>, more: Vec<u64>| {
+            sums.resize(more.len(), 0);
+            for (sum, bytes) in sums.iter_mut().zip(more) {
                 *sum = sum.saturating_add(bytes);
             }
         };
-        let mut add_process =
-            |process: &Process| add(places.iter().map(|place| of(process, *place)).collect());
-        let children = match id {
-            None => {
-                let alone = self.processes.values().filter(|process| process.group.is_none());
-                alone.for_each(|process| add_process(process));
-                &self.top
-            }
-            Some(id) => {
-                let Some(group) = self.groups.get(&id) else {
-                    return held;
-                };
-                let members = group.members.iter().filter_map(|id| self.processes.get(id));
-                members.for_each(|process| add_process(process));
-                &group.children
-            }
+        let mut held: BTreeMap<Option<GroupId>, Vec<u64>> = BTreeMap::new();
+        let mut add_process = |process: &Process| {
+            let bytes = places.iter().map(|place| of(process, *place)).collect();
+            add(held.entry(process.group).or_default(), bytes);
         };
-        let children = children.values();
-        children.for_each(|child| add(self.believed_in(Some(*child), places, cap, of)));
-        let caps: Vec<u64> = places.iter().map(|place| cap(id, *place)).collect();
-        match places.first() {
-            Some(None) => believed(&held, &caps),
-            _ => held
-                .iter()
-                .zip(caps)
-                .map(|(held, cap)| (*held).min(cap))
-                .collect(),
+        match id {
+            None => self.processes.values().for_each(|process| add_process(process)),
+            Some(id) => self.within(id).into_iter().for_each(add_process),
         }
+        // A group has a higher number than the one that it is in, and the root is first.
+        while let Some((group, held_here)) = held.pop_last() {
+            let caps: Vec<u64> = places.iter().map(|place| cap(group, *place)).collect();
+            let bytes = match places.first() {
+                Some(None) => believed(&held_here, &caps),
+                _ => held_here
+                    .iter()
+                    .zip(caps)
+                    .map(|(held, cap)| (*held).min(cap))
+                    .collect(),
+            };
+            if group == id {
+                return bytes;
+            }
+            let above = group.and_then(|group| self.groups.get(&group)?.parent);
+            add(held.entry(above).or_default(), bytes);
+        }
+        vec![0; places.len()]
     }
 
     /// Returns a process's `memory.current`, as far as that is believed in its group.
