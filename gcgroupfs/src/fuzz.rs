@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::message::{self, Hello, RegistrationReply};
+use gcgroup_abi::message::{self, Answer, Hello, MAX_ANSWER, RegistrationReply, Request};
 
 use crate::config;
 use gcgroupfs_model::file::{self, ControlFile, Io, Node, PAGE};
@@ -15,7 +15,6 @@ use gcgroupfs_model::rules::Facts;
 use gcgroupfs_model::tree::fixture::{OWNER, ROOT, World, words};
 use gcgroupfs_model::tree::{Caller, Directory, GroupId, ProcessId, Saved, Settings};
 use gcgroupfs_server::journal;
-use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, Request};
 use gcgroupfs_server::socket::answer::{Credentials, Reading, answer};
 
 /// Function under test, which takes any bytes.
@@ -64,7 +63,10 @@ pub fn message(packet: &[u8]) {
     }
     let _ = RegistrationReply::from_bytes(packet);
     if let Ok(request) = Request::from_bytes(packet) {
-        assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
+        assert_eq!(Request::from_bytes(&request.to_bytes::<Vec<u8>>()), Ok(request));
+    }
+    if let Ok(answer) = Answer::from_bytes(packet) {
+        assert_eq!(answer.to_bytes::<Vec<u8>>(), packet);
     }
     with_world(|world, _| {
         let asker = Credentials {

@@ -5,6 +5,7 @@ use std::panic::{catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
+use gcgroup_abi::message::{Operation, Request};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{MsgFlags, send};
 use support::{
@@ -68,10 +69,13 @@ fn packets_in_a_closed_connection_are_not_read() {
     let mount = Mount::new();
     stop(mount.daemon().expect("the daemon runs"));
     let connection = open_connection(&mount.socket()).expect("the queue has room");
-    // Operation 4: make a group.
-    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 4, 0, 5];
-    let words = words.iter().flat_map(|word| word.to_le_bytes());
-    let packet: Vec<u8> = words.chain(*b"ghost").collect();
+    let request = Request {
+        operation: Operation::Make,
+        offset: 0,
+        name: "ghost",
+        value: b"",
+    };
+    let packet: Vec<u8> = request.to_bytes();
     send(connection.as_raw_fd(), &packet, MsgFlags::empty()).expect("the queue has room");
     drop(connection);
     kill(mount.daemon().expect("the daemon runs"), Signal::SIGCONT).expect("the daemon runs");

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::process::Command;
 use std::thread;
 
+use gcgroup_abi::message::{Operation, Request};
 use nix::unistd::{Pid, Uid, setfsuid};
 use support::{Config, Mount, artifacts, wait_until};
 
@@ -163,14 +164,13 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
     let address = nix::sys::socket::UnixAddr::new(&mount.socket()).expect("a path");
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     nix::sys::socket::connect(fd, &address).expect("the daemon accepts a connection");
-    // Request for gcgroup.stat: operation 1, offset 0, length of the name, name.
-    let name = b"gcgroup.stat";
-    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 12];
-    let packet: Vec<u8> = words
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .chain(*name)
-        .collect();
+    let request = Request {
+        operation: Operation::Get,
+        offset: 0,
+        name: "gcgroup.stat",
+        value: b"",
+    };
+    let packet: Vec<u8> = request.to_bytes();
     wait_until("the daemon closes the connection", || {
         nix::sys::socket::send(fd, &packet, nix::sys::socket::MsgFlags::MSG_NOSIGNAL).is_err()
     });

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::thread;
 
+use gcgroup_abi::message::{Operation, Request};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 
@@ -56,11 +57,13 @@ pub fn become_user(uid: u32) {
 /// # Errors
 /// If the daemon has closed the connection.
 pub fn ask_for_devices(connection: &OwnedFd) -> nix::Result<()> {
-    // Operation 1, offset 0, the name's length, the name.
-    let name = b"devices";
-    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 7];
-    let words = words.iter().flat_map(|word| word.to_le_bytes());
-    let packet: Vec<u8> = words.chain(*name).collect();
+    let request = Request {
+        operation: Operation::Get,
+        offset: 0,
+        name: "devices",
+        value: b"",
+    };
+    let packet: Vec<u8> = request.to_bytes();
     send(connection.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
     match recv(connection.as_raw_fd(), &mut [0; 4096], MsgFlags::empty())? {
         0 => Err(nix::Error::ECONNRESET),

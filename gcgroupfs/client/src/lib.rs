@@ -1,7 +1,7 @@
 //! Client of the daemon's socket: reads and writes control files, lists processes, makes and removes groups,
 //! and begins jobs.
 //!
-//! The packets are described in `gcgroupfs/server/src/protocol.rs`.
+//! The packets are described in `hook/abi/src/message/request.rs`.
 
 pub mod cgroup;
 

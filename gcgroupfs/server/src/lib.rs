@@ -12,7 +12,6 @@ pub mod host;
 pub mod journal;
 mod log_limit;
 mod overhead;
-pub mod protocol;
 pub mod receive;
 pub mod socket;
 pub mod suspend;

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use gcgroup_abi::message::{Answer, MAX_ANSWER, MAX_REQUEST, Operation, Request};
 use libc::time_t;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, getsockopt, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use gcgroupfs_model::tree::Explanation;
-use gcgroupfs_server::protocol::{Answer, MAX_ANSWER, MAX_REQUEST, Operation, Request};
 use gcgroupfs_server::socket::new_socket;
 
 /// Longest wait for an answer.
@@ -164,7 +164,7 @@ impl Client {
             name: &values.join("\n"),
             value: paths.as_bytes(),
         };
-        if request.to_bytes().len() > MAX_REQUEST {
+        if request.to_bytes::<Vec<u8>>().len() > MAX_REQUEST {
             bail!("too many names: their list is longer than {MAX_REQUEST} bytes");
         }
         let mut buffer = vec![0; MAX_ANSWER];
@@ -248,7 +248,7 @@ impl Client {
     fn ask<'a>(&mut self, request: &Request<'_>, buffer: &'a mut [u8]) -> anyhow::Result<Answer<'a>> {
         send(
             self.socket.as_raw_fd(),
-            &request.to_bytes(),
+            &request.to_bytes::<Vec<u8>>(),
             MsgFlags::MSG_NOSIGNAL,
         )
         .context("cannot send to the daemon")?;

@@ -6,10 +6,12 @@
 
 mod group_name;
 mod registration;
+mod request;
 mod room;
 
 pub use self::group_name::GroupName;
 pub use self::registration::{Hello, RegistrationReply, version};
+pub use self::request::{Answer, MAX_ANSWER, MAX_PART, MAX_REQUEST, Operation, Request};
 pub use self::room::{RoomQuery, RoomReply};
 
 /// First word of every packet: "gcg" and the version of this protocol.
@@ -29,7 +31,7 @@ pub enum Tag {
     RegistrationReply = 2,
     /// Doorbell, no body. Daemon to hook: check the control block. Hook to daemon: check the usage block.
     Doorbell = 3,
-    /// Client to daemon, first packet: a request of the command line, whose body only the daemon defines.
+    /// Client to daemon, first packet: [`Request`]. Daemon to client: [`Answer`].
     Request = 4,
     /// Process that has not registered to daemon, first packet: [`RoomQuery`].
     RoomQuery = 5,

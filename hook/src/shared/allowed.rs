@@ -12,14 +12,13 @@ use std::sync::atomic::{
 };
 use std::time::Instant;
 
+use gcgroup_abi::message::{Operation, Request};
+
 use super::client::{self, PATIENCE, RETRY, Refusal, Wait};
 use super::environment::Options;
 use crate::driver::cuda::CUresult;
 use crate::driver::thread;
 use crate::sys;
-
-/// Operation `devices` of the daemon's requests (`gcgroupfs/server/src/protocol.rs`).
-const DEVICES: u32 = 11;
 
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -120,18 +119,16 @@ fn ask() -> &'static Answer {
 fn request() -> Option<Lists> {
     let options = Options::from_environment();
     let group = options.hello.group.as_str().unwrap_or("");
-    let mut body = Vec::new();
-    for word in [DEVICES, 0, u32::try_from(group.len()).ok()?] {
-        body.extend(word.to_le_bytes());
-    }
-    body.extend(group.as_bytes());
-    if let Some(own) = sys::variable(VISIBLE_DEVICES) {
-        body.push(b'=');
-        body.extend(sendable(&own).bytes());
-    }
+    let own = sys::variable(VISIBLE_DEVICES).map(|own| format!("={}", sendable(&own)));
+    let request = Request {
+        operation: Operation::Devices,
+        offset: 0,
+        name: group,
+        value: own.as_deref().unwrap_or_default().as_bytes(),
+    };
     let wait = Wait::begin();
     loop {
-        let refusal = match client::request(&options.socket, &body, wait.left().max(RETRY)) {
+        let refusal = match client::request(&options.socket, &request, wait.left().max(RETRY)) {
             Ok(text) => {
                 wait.end(true);
                 return parse(&text);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
-use gcgroup_abi::message::{self, Hello, RegistrationReply, RoomQuery, RoomReply, Tag};
+use gcgroup_abi::message::{self, Answer, Hello, RegistrationReply, Request, RoomQuery, RoomReply, Tag};
 
 use super::packet_socket::{Packet, connect, is_family, receive, receive_into, send_with_file};
 use crate::sys;
@@ -203,21 +203,19 @@ pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
 /// Longest text of a [`request`] and of its answer, bytes: a list of 63 devices, twice.
 pub(crate) const MAX_TEXT: usize = 8 << 10;
 
-/// Sends a request of the kind that the command line sends, and returns the text of the answer.
+/// Sends a request, and returns the text of the answer.
 ///
 /// # Errors
 /// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait
 /// for itself; [`Refusal::Refused`] with EMSGSIZE if the answer is longer than [`MAX_TEXT`].
-pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<Vec<u8>, Refusal> {
+pub(crate) fn request(path: &OsStr, request: &Request<'_>, patience: Duration) -> Result<Vec<u8>, Refusal> {
     let deadline = Instant::now() + patience;
     let socket = connect(path, patience).map_err(not_connected)?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     if is_family(fd()?) {
         return Err(Refusal::Absent);
     }
-    let mut packet = message::bare(Tag::Request).to_vec();
-    packet.extend(body);
-    sys::send(fd()?, &packet);
+    sys::send(fd()?, &request.to_bytes::<Vec<u8>>());
     let mut answer = vec![0; MAX_TEXT];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -247,11 +245,9 @@ pub(crate) fn request(path: &OsStr, body: &[u8], patience: Duration) -> Result<V
         }
         break;
     }
-    // The header, an errno and the length of the text.
-    let (head, text) = answer.split_at_checked(16).ok_or(Refusal::Unanswered)?;
-    let status = head.get(8..12).and_then(|word| word.try_into().ok());
-    match status.map_or(0, u32::from_le_bytes) {
-        0 if message::tag(head) == Ok(Tag::Request) => Ok(text.to_vec()),
+    let answer = Answer::from_bytes(&answer).map_err(|_| Refusal::Unanswered)?;
+    match answer.status {
+        0 => Ok(answer.part.to_vec()),
         errno => Err(Refusal::Refused {
             errno,
             bars_cuda: false,

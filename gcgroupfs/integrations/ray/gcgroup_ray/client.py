@@ -1,6 +1,6 @@
 """Client of the daemon's socket: reads and writes control files, and makes the group of a process.
 
-The protocol is described in gcgroupfs/server/src/protocol.rs.
+The protocol is described in hook/abi/src/message/request.rs.
 """
 
 from __future__ import annotations

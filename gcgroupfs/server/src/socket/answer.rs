@@ -3,10 +3,9 @@
 
 mod reading;
 
-use gcgroup_abi::message::Malformed;
+use gcgroup_abi::message::{Answer, Malformed, Operation, Request};
 
 use super::initial_group::may_begin;
-use crate::protocol::{Answer, Operation, Request};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
@@ -158,7 +157,13 @@ mod tests {
             name,
             value,
         };
-        let (answer, _) = answer(&world.tree, asker, Reading::default(), &request.to_bytes()).unwrap();
+        let (answer, _) = answer(
+            &world.tree,
+            asker,
+            Reading::default(),
+            &request.to_bytes::<Vec<u8>>(),
+        )
+        .unwrap();
         Answer::from_bytes(&answer).unwrap().status.cast_signed()
     }
 
@@ -232,7 +237,13 @@ mod tests {
                 name: "memory.limit",
                 value: b"",
             };
-            let (answer, _) = answer(&world.tree, asker, Reading::default(), &request.to_bytes()).unwrap();
+            let (answer, _) = answer(
+                &world.tree,
+                asker,
+                Reading::default(),
+                &request.to_bytes::<Vec<u8>>(),
+            )
+            .unwrap();
             let text = Answer::from_bytes(&answer).unwrap().part.to_vec();
             String::from_utf8(text).unwrap()
         };
@@ -256,7 +267,13 @@ mod tests {
             value: b"junk",
         };
         let root = Credentials::default();
-        let (answer, _) = answer(&world.tree, &root, Reading::default(), &request.to_bytes()).unwrap();
+        let (answer, _) = answer(
+            &world.tree,
+            &root,
+            Reading::default(),
+            &request.to_bytes::<Vec<u8>>(),
+        )
+        .unwrap();
         let refusal = Answer::from_bytes(&answer).unwrap();
         assert_eq!(refusal.status.cast_signed(), libc::EINVAL);
         assert!(refusal.part.starts_with(b"expected bytes"), "{refusal:?}");

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::message::{self, Hello, Tag};
+use gcgroup_abi::message::{self, Hello, MAX_REQUEST, Tag};
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::unistd::geteuid;
@@ -20,7 +20,6 @@ use tracing::warn;
 use super::answer::Reading;
 use super::token::Token;
 use super::{ROUND, Server, TEND, TICK};
-use crate::protocol::MAX_REQUEST;
 use gcgroupfs_model::share::User;
 use gcgroupfs_model::tree::ProcessId;
 use gcgroupfs_sys::process;

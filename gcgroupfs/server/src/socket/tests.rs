@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
-use gcgroup_abi::message::{Hello, RegistrationReply, Tag, bare};
+use gcgroup_abi::message::{Answer, Hello, MAX_ANSWER, Operation, RegistrationReply, Request, Tag, bare};
 use gcgroup_abi::{Gate, NO_LIMIT};
 use nix::sys::socket::{
     ControlMessage, MsgFlags, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt,
@@ -25,7 +25,6 @@ use nix::sys::time::TimeVal;
 
 use super::*;
 use crate::block::theirs::{good_usage_file, usage_file};
-use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use gcgroupfs_model::file::{Node, resolve};
 use gcgroupfs_model::tree::{Caller, Device, Owner};
 use gcgroupfs_sys::process;
@@ -231,7 +230,7 @@ fn ask(socket: &OwnedFd, operation: Operation, name: &str, value: &[u8]) -> (u32
             name,
             value,
         }
-        .to_bytes(),
+        .to_bytes::<Vec<u8>>(),
         &[],
     )
     .unwrap();

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use gcgroup_abi::message::{Answer, MAX_PART};
 use serde::Serialize;
 
 use super::super::initial_group::Credentials;
 use super::is_open;
-use crate::protocol::{Answer, MAX_PART};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{Directory, GroupId, ProcessId, Tree};

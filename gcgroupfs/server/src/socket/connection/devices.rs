@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcgroup_abi::message::GroupName;
+use gcgroup_abi::message::{Answer, GroupName, Request};
 use nix::errno::Errno;
 
 use super::{Kind, governs_user};
-use crate::protocol::{Answer, Request};
 use crate::socket::Server;
 use crate::socket::answer::Reading;
 use crate::socket::initial_group::Prospect;

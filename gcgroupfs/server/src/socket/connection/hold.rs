@@ -3,12 +3,12 @@
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
+use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::geteuid;
 
 use super::Kind;
-use crate::protocol::{Answer, Request};
 use crate::socket::Server;
 use crate::socket::answer::{Credentials, Reading, resolve};
 use gcgroupfs_model::error::{Error, Result};
@@ -23,7 +23,7 @@ impl Server {
     /// Holds settings for the client's process, and answers. Returns whether the connection stays open.
     pub(super) fn take_hold(&mut self, number: u64, request: &Request<'_>, asker: &Credentials) -> bool {
         let begun = Instant::now();
-        let answer = match self.hold(number, request, asker) {
+        let answer: Vec<u8> = match self.hold(number, request, asker) {
             Ok(()) => Answer::part(&[], 0).to_bytes(),
             Err((errno, why)) => Answer::refusal(errno, &why).to_bytes(),
         };

@@ -5,12 +5,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
+use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::geteuid;
 
 use super::Kind;
-use crate::protocol::{Answer, Request};
 use crate::socket::Server;
 use crate::socket::answer::Reading;
 use crate::socket::rule_queries::JobRequest;
@@ -102,8 +102,14 @@ impl Server {
     pub(super) fn send_answer(&self, number: u64, answer: &Answer<'_>) -> bool {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let connection = self.connections.get(&number);
-        connection
-            .is_some_and(|connection| send(connection.socket.as_raw_fd(), &answer.to_bytes(), flags).is_ok())
+        connection.is_some_and(|connection| {
+            send(
+                connection.socket.as_raw_fd(),
+                &answer.to_bytes::<Vec<u8>>(),
+                flags,
+            )
+            .is_ok()
+        })
     }
 }
 

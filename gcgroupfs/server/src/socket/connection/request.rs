@@ -4,10 +4,10 @@
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
+use gcgroup_abi::message::{Answer, Operation, Request};
 use nix::sys::socket::{MsgFlags, send};
 
 use super::Kind;
-use crate::protocol::{Answer, Operation, Request};
 use crate::socket::Server;
 use crate::socket::answer::{Credentials, Reading, answer};
 use gcgroupfs_sys as sys;

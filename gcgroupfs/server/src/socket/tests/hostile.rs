@@ -64,7 +64,7 @@ fn invalid_packet_ends_only_its_connection() {
     many.resize(200, usage.as_raw_fd());
     let doorbell = bare(Tag::Doorbell);
     let cut = &Hello::PLAIN.to_bytes()[..20];
-    let request = Request {
+    let request: Vec<u8> = Request {
         operation: Operation::Get,
         offset: 0,
         name: "devices",
@@ -216,7 +216,7 @@ fn one_user_cannot_take_all_connections() {
             name: "devices",
             value: b"",
         };
-        let sent = transmit(&socket, &request.to_bytes(), &[]);
+        let sent = transmit(&socket, &request.to_bytes::<Vec<u8>>(), &[]);
         sent.is_ok() && recv(socket.as_raw_fd(), &mut [0; MAX_ANSWER], MsgFlags::empty()).unwrap_or(0) > 0
     });
 }

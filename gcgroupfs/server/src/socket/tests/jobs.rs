@@ -46,7 +46,7 @@ fn all_of_many_requests_at_once_are_answered() {
             name: "",
             value: &value("same"),
         };
-        transmit(client, &request.to_bytes(), &[]).unwrap();
+        transmit(client, &request.to_bytes::<Vec<u8>>(), &[]).unwrap();
     }
     for client in &clients {
         // The receive timeout is for failures only.

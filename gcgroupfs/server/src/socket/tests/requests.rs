@@ -107,7 +107,7 @@ fn endless_requests_are_throttled_and_texts_released() {
             name: "devices",
             value: b"",
         };
-        request.to_bytes()
+        request.to_bytes::<Vec<u8>>()
     };
     let (who, tree) = (Credentials::default(), &world.tree);
     let (_, kept) = answer(tree, &who, Reading::default(), &packet(0)).unwrap();
@@ -134,7 +134,7 @@ fn long_list_is_rendered_part_by_part() {
             name: names,
             value: b"",
         };
-        let (packet, rest) = answer(&world.tree, &who, reading, &request.to_bytes()).unwrap();
+        let (packet, rest) = answer(&world.tree, &who, reading, &request.to_bytes::<Vec<u8>>()).unwrap();
         let answer = Answer::from_bytes(&packet).unwrap();
         text.extend(answer.part);
         (reading, nr_parts) = (rest, nr_parts + 1);

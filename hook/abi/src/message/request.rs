@@ -1,4 +1,4 @@
-//! Requests of the command line to the daemon, for use without the mount.
+//! Requests of clients to the daemon, for use without the mount, and their answers.
 //!
 //! Requests are packets with [`Tag::Request`] on the socket that hooks register on; each has one answer.
 //! After the eight bytes of header, little-endian:
@@ -21,7 +21,7 @@
 //! find, and for each of its devices |
 //! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
 //! later |
-//! | explain | a process's or a group's path | | an [`Explanation`](gcgroupfs_model::tree::Explanation) as
+//! | explain | a process's or a group's path | | an `Explanation` (`gcgroupfs/model/src/tree/explain.rs`) as
 //! JSON |
 //! | hold | settings to hold, `FILE VALUE`, one per line | paths of processes and groups, one per line | |
 //! | devices | the path of a group to begin in, or nothing | nothing, or `=` and `CUDA_VISIBLE_DEVICES` |
@@ -38,7 +38,7 @@
 //! `job-PID`.
 //!
 //! `hold` holds settings for the process that connected, all or none of them, until that process has ended;
-//! what it executes and what becomes of the connection does not matter (`model/src/tree/groups.md`).
+//! what it executes and what becomes of the connection does not matter (`gcgroupfs/model/src/tree/groups.md`).
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of
 //! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.
@@ -48,7 +48,7 @@
 //! part by part, each within a millisecond, so that other clients are served between them. Refusals carry the
 //! errno of the mount, and as text a sentence that explains it.
 
-use gcgroup_abi::message::{self, Malformed, Tag};
+use super::{Malformed, Tag, bare, tag};
 
 /// Length of a header, bytes.
 const HEADER: usize = 8;
@@ -97,14 +97,11 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = message::bare(Tag::Request).to_vec();
-        for word in [self.operation as u32, self.offset, length(self.name.as_bytes())] {
-            out.extend(word.to_le_bytes());
-        }
-        out.extend(self.name.as_bytes());
-        out.extend(self.value);
-        out
+    /// Returns the packet; `Bytes` is a `Vec` where there is one.
+    #[must_use]
+    pub fn to_bytes<Bytes: Default + for<'b> Extend<&'b u8>>(&self) -> Bytes {
+        let words = [self.operation as u32, self.offset, length(self.name.as_bytes())];
+        packet(&words, &[self.name.as_bytes(), self.value])
     }
 
     /// Parses a packet.
@@ -129,7 +126,7 @@ impl<'a> Request<'a> {
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;
         let (name, value) = body.split_at_checked(length).ok_or(Malformed::Length)?;
-        let name = str::from_utf8(name).map_err(|_| Malformed::Length)?;
+        let name = core::str::from_utf8(name).map_err(|_| Malformed::Length)?;
         Ok(Self {
             operation,
             offset,
@@ -141,6 +138,7 @@ impl<'a> Request<'a> {
 
 impl<'a> Answer<'a> {
     /// Returns the answer with the part of `text` from `offset` on that fits in a packet.
+    #[must_use]
     pub fn part(text: &'a [u8], offset: u32) -> Self {
         let rest = usize::try_from(offset)
             .ok()
@@ -155,6 +153,7 @@ impl<'a> Answer<'a> {
     }
 
     /// Returns a refusal with its explanation, cut to fit in a packet.
+    #[must_use]
     pub fn refusal(errno: i32, why: &'a str) -> Self {
         Self {
             status: errno.unsigned_abs(),
@@ -162,13 +161,10 @@ impl<'a> Answer<'a> {
         }
     }
 
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = message::bare(Tag::Request).to_vec();
-        for word in [self.status, self.total] {
-            out.extend(word.to_le_bytes());
-        }
-        out.extend(self.part);
-        out
+    /// Returns the packet; `Bytes` is a `Vec` where there is one.
+    #[must_use]
+    pub fn to_bytes<Bytes: Default + for<'b> Extend<&'b u8>>(&self) -> Bytes {
+        packet(&[self.status, self.total], &[self.part])
     }
 
     /// Parses a packet.
@@ -181,9 +177,21 @@ impl<'a> Answer<'a> {
     }
 }
 
+fn packet<Bytes: Default + for<'b> Extend<&'b u8>>(words: &[u32], parts: &[&[u8]]) -> Bytes {
+    let mut out = Bytes::default();
+    out.extend(&bare(Tag::Request));
+    for word in words {
+        out.extend(&word.to_le_bytes());
+    }
+    for part in parts {
+        out.extend(*part);
+    }
+    out
+}
+
 /// Checks the header, and returns the first words of the body and the rest.
 fn words<const N: usize>(packet: &[u8]) -> Result<([u32; N], &[u8]), Malformed> {
-    if message::tag(packet)? != Tag::Request {
+    if tag(packet)? != Tag::Request {
         return Err(Malformed::Tag);
     }
     let mut rest = packet.get(HEADER..).ok_or(Malformed::Length)?;
@@ -202,6 +210,10 @@ fn length(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
     use super::*;
 
     #[test]
@@ -212,13 +224,13 @@ mod tests {
             name: "1/memory.limit",
             value: b"1G\n",
         };
-        assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
+        assert_eq!(Request::from_bytes(&request.to_bytes::<Vec<u8>>()), Ok(request));
         let answer = Answer {
             status: 22,
             total: 0,
             part: b"",
         };
-        assert_eq!(Answer::from_bytes(&answer.to_bytes()), Ok(answer));
+        assert_eq!(Answer::from_bytes(&answer.to_bytes::<Vec<u8>>()), Ok(answer));
     }
 
     #[test]
@@ -229,7 +241,7 @@ mod tests {
             name: "a/b",
             value: b"12",
         };
-        let packet = request.to_bytes();
+        let packet: Vec<u8> = request.to_bytes();
         for end in 0..packet.len() {
             match Request::from_bytes(&packet[..end]) {
                 Ok(cut) => assert!(end >= packet.len() - 2 && cut.name == "a/b", "{end}"),
@@ -240,7 +252,7 @@ mod tests {
 
     #[test]
     fn request_with_hostile_words_is_error() {
-        let good = Request {
+        let good: Vec<u8> = Request {
             operation: Operation::Get,
             offset: 0,
             name: "abcd",
@@ -263,7 +275,7 @@ mod tests {
         let text: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
         let mut got: Vec<u8> = Vec::new();
         while got.len() < text.len() {
-            let packet = Answer::part(&text, u32::try_from(got.len()).unwrap()).to_bytes();
+            let packet: Vec<u8> = Answer::part(&text, u32::try_from(got.len()).unwrap()).to_bytes();
             assert!(packet.len() <= MAX_ANSWER);
             let answer = Answer::from_bytes(&packet).unwrap();
             assert_eq!(answer.total as usize, text.len());
