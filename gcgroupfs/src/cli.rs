@@ -2,10 +2,10 @@
 
 mod cdi;
 mod check_config;
-mod client;
 mod doctor;
 mod explain;
 mod expression;
+mod format;
 mod freeze;
 mod hold;
 mod ls;
@@ -21,7 +21,6 @@ mod set;
 mod supervise;
 mod suspend;
 mod top;
-mod view;
 mod wait;
 
 use std::io::{self, Write};
@@ -34,11 +33,11 @@ use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 use nix::sys::prctl;
 
-use self::client::Client;
 use self::paths::Named;
 use crate::checkpoint_helper;
 use crate::manual::{self, Interface};
 use crate::sever;
+use gcgroup_client::Client;
 use gcgroupfs_server::receive;
 use gcgroupfs_sys::launch;
 
@@ -88,19 +87,19 @@ commands! {
     /// Prints a control file, without the mount.
     Get(File) => |socket, file| {
         let (mut client, path) = socket.client_of(&file.path)?;
-        print(&client.get(&path)?)
+        print(client.get(&path)??.as_bytes())
     };
     /// Writes a value to a control file, without the mount.
     Set(set::Set) => |socket, arguments| set::run(socket, &arguments);
     /// Makes a group, without the mount.
     Mkdir(Group) => |socket, group| {
         let (mut client, path) = socket.client_of(&group.path)?;
-        client.make(&path)
+        Ok(client.make(&path)??)
     };
     /// Removes a group, without the mount.
     Rmdir(Group) => |socket, group| {
         let (mut client, path) = socket.client_of(&group.path)?;
-        client.remove(&path)
+        Ok(client.remove(&path)??)
     };
     /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);

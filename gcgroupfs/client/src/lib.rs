@@ -1,180 +1,245 @@
-//! Client of the daemon's socket: reads and writes control files, lists processes, makes and removes groups,
-//! and begins jobs.
+//! Client of the daemon's socket: its requests ([`Client`]), and one picture of a node ([`node`]).
 //!
 //! The packets are described in `hook/abi/src/message/request.rs`.
 
 pub mod cgroup;
+pub mod node;
 
+use std::error::Error;
 use std::fmt::{self, Display};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail, ensure};
-use gcgroup_abi::message::{self, Tag};
+use anyhow::{Context, anyhow, ensure};
+use gcgroup_abi::message::{Answer, MAX_ANSWER, MAX_REQUEST, Operation, Request};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, getsockopt, recv, send, setsockopt,
+    socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
-/// Longest wait for one answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Time for which a client may be used by default, so that a slow daemon cannot hold up its caller for long.
-const LIFE: Duration = Duration::from_secs(15);
-
-/// Longest packet of an answer, bytes.
-const MAX_ANSWER: usize = 32 << 10;
+/// Longest wait for one answer, unless another is given.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Longest text that is read, bytes.
 const MAX_TEXT: usize = 64 << 20;
 
-/// Length of a packet's header, bytes.
-const HEADER: usize = 8;
+/// Answer to a request. The outer error: no daemon answers, or its answer is invalid.
+pub type Answered<T> = anyhow::Result<Result<T, Refusal>>;
 
-const GET: u32 = 1;
-const SET: u32 = 2;
-const LIST: u32 = 3;
-const MAKE: u32 = 4;
-const REMOVE: u32 = 5;
-const BEGIN: u32 = 8;
-const LIST_GROUPS: u32 = 9;
-
-/// Refusal of a request by the daemon: the errno that the operation gives at the mount, and the reason, which
-/// may be empty.
+/// Refusal of a request by the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
+    /// Path that was asked for; empty for a list.
+    pub path: String,
+    /// The error of the same operation at the mount.
     pub errno: Errno,
+    /// The daemon's explanation; may be empty.
     pub why: String,
+}
+
+impl Refusal {
+    /// Returns the error in the C library's words, and the daemon's explanation.
+    pub fn reason(&self) -> String {
+        let reason = strerror(self.errno);
+        match self.why.as_str() {
+            "" => reason,
+            why => format!("{reason}: {why}"),
+        }
+    }
 }
 
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.errno.desc())?;
-        match self.why.as_str() {
-            "" => Ok(()),
-            why => write!(f, ": {why}"),
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
         }
+        f.write_str(&self.reason())
     }
+}
+
+impl Error for Refusal {}
+
+/// Returns the errno's text in the C library's words, as a shell shows it.
+fn strerror(errno: Errno) -> String {
+    let text = io::Error::from(errno).to_string();
+    // The standard library adds " (os error N)".
+    text.rsplit_once(" (os error")
+        .map_or(text.clone(), |(words, _)| words.to_owned())
 }
 
 /// Connection to the daemon.
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
-    life: Duration,
-    end: Instant,
+    /// Time for all requests together, and its end.
+    life: Option<(Duration, Option<Instant>)>,
 }
 
 impl Client {
-    /// Connects, for requests within 15 s.
+    /// Connects. The connection and each answer take at most 10 s.
     ///
     /// # Errors
     /// No daemon listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
-        Self::connect_for(path, LIFE)
+        Self::connect_with(path, PATIENCE)
     }
 
-    /// Connects, for requests within `life`. The descriptor is closed on exec.
+    /// Connects. The connection and each answer take at most `patience`, which is not zero. The descriptor is
+    /// closed on exec.
     ///
     /// # Errors
     /// No daemon listens there.
-    pub fn connect_for(path: &Path, life: Duration) -> anyhow::Result<Self> {
+    pub fn connect_with(path: &Path, patience: Duration) -> anyhow::Result<Self> {
         let connected = || {
-            let socket = socket(
-                AddressFamily::Unix,
-                SockType::SeqPacket,
-                SockFlag::SOCK_CLOEXEC,
-                None,
-            )?;
-            let patience = TimeVal::new(i64::try_from(PATIENCE.as_secs()).unwrap_or(5), 0);
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+            let patience = TimeVal::new(
+                patience.as_secs().try_into().unwrap_or(i64::MAX),
+                patience.subsec_micros().into(),
+            );
             setsockopt(&socket, sockopt::ReceiveTimeout, &patience)?;
             setsockopt(&socket, sockopt::SendTimeout, &patience)?;
             connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
             Ok::<_, Errno>(socket)
         };
         let socket =
-            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), errno.desc()))?;
-        Ok(Self {
-            socket,
-            life,
-            end: Instant::now() + life,
-        })
+            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), strerror(errno)))?;
+        Ok(Self { socket, life: None })
+    }
+
+    /// Bounds the time of all requests together, so that a slow daemon cannot hold up the caller for long.
+    #[must_use]
+    pub fn within(self, life: Duration) -> Self {
+        Self {
+            life: Some((life, Instant::now().checked_add(life))),
+            ..self
+        }
+    }
+
+    /// Returns the pid of the daemon, if it is in a pid namespace that can be seen from here.
+    pub fn daemon(&self) -> Option<u32> {
+        let credentials = getsockopt(&self.socket, sockopt::PeerCredentials).ok()?;
+        u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
     }
 
     /// Returns the text of a control file.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn get(&mut self, path: &str) -> anyhow::Result<Result<String, Refusal>> {
-        self.read(GET, path)
+    /// As [`Answered`].
+    pub fn get(&mut self, path: &str) -> Answered<String> {
+        self.read(Operation::Get, path)
     }
 
     /// Writes a control file.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<Result<(), Refusal>> {
-        self.change(SET, path, value)
+    /// As [`Answered`].
+    pub fn set(&mut self, path: &str, value: &str) -> Answered<()> {
+        self.tell(Operation::Set, path, value.as_bytes())
     }
 
     /// Makes a group.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn make(&mut self, path: &str) -> anyhow::Result<Result<(), Refusal>> {
-        self.change(MAKE, path, "")
+    /// As [`Answered`].
+    pub fn make(&mut self, path: &str) -> Answered<()> {
+        self.tell(Operation::Make, path, &[])
     }
 
     /// Removes a group.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn remove(&mut self, path: &str) -> anyhow::Result<Result<(), Refusal>> {
-        self.change(REMOVE, path, "")
+    /// As [`Answered`].
+    pub fn remove(&mut self, path: &str) -> Answered<()> {
+        self.tell(Operation::Remove, path, &[])
     }
 
-    /// Returns a JSON line for each process and device, with the contents of these files.
+    /// Asks whether a process of this user may begin in a group.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Refusal>> {
-        self.read(LIST, &names.join("\n"))
+    /// As [`Answered`].
+    pub fn may_begin(&mut self, group: &str) -> Answered<()> {
+        self.tell(Operation::MayBegin, group, &[])
+    }
+
+    /// Explains a process or a group, as JSON.
+    ///
+    /// # Errors
+    /// As [`Answered`].
+    pub fn explain(&mut self, path: &str) -> Answered<String> {
+        self.read(Operation::Explain, path)
+    }
+
+    /// Returns a JSON line for each process, and for each process and device, with the contents of these
+    /// files.
+    ///
+    /// # Errors
+    /// As [`Answered`].
+    pub fn list(&mut self, files: &[&str]) -> Answered<String> {
+        self.lines(Operation::List, files)
     }
 
     /// Returns a JSON line for each group, and for each group and device, with the contents of these files.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn list_groups(&mut self, names: &[&str]) -> anyhow::Result<Result<String, Refusal>> {
-        self.read(LIST_GROUPS, &names.join("\n"))
+    /// As [`Answered`].
+    pub fn list_groups(&mut self, files: &[&str]) -> Answered<String> {
+        self.lines(Operation::ListGroups, files)
     }
 
-    /// Makes a transient group for this process and its descendants, which is held while this process
-    /// lives. Returns its path. `name` is the group's in `group`; `program` is the path of the job's program,
-    /// for the rules.
+    fn lines(&mut self, operation: Operation, files: &[&str]) -> Answered<String> {
+        let answered = self.read(operation, &files.join("\n"))?;
+        Ok(answered.map_err(|refusal| Refusal {
+            path: String::new(),
+            ..refusal
+        }))
+    }
+
+    /// Returns the UUIDs of the devices that a process of this user in `group` may use; an empty name: where
+    /// it would begin. `None`: all, or the daemon does not tell.
+    pub fn devices(&mut self, group: &str) -> Option<Vec<String>> {
+        let text = self.read(Operation::Devices, group).ok()?.ok()?;
+        let (uuids, _) = text.split_once('\n')?;
+        let uuids = uuids.split(',').filter(|uuid| !uuid.is_empty());
+        Some(uuids.map(str::to_owned).collect())
+    }
+
+    /// Holds values, `FILE VALUE`, on processes and groups for this process until it ends.
     ///
     /// # Errors
-    /// No daemon answers, or its answer is invalid.
-    pub fn begin(
-        &mut self,
-        group: &str,
-        name: &str,
-        program: &str,
-    ) -> anyhow::Result<Result<String, Refusal>> {
-        let packet = request(BEGIN, 0, group, &format!("{name}\0{program}"))?;
-        let mut path = Vec::new();
-        let begun = self.ask(&packet, &mut path)?;
-        Ok(begun.map(|_| String::from_utf8_lossy(&path).into_owned()))
+    /// As [`Answered`].
+    pub fn hold(&mut self, values: &[String], paths: &[String]) -> Answered<()> {
+        let answered = self.tell(Operation::Hold, &values.join("\n"), paths.join("\n").as_bytes())?;
+        Ok(answered.map_err(|refusal| Refusal {
+            path: paths.join(" "),
+            ..refusal
+        }))
     }
 
-    fn change(&mut self, operation: u32, path: &str, value: &str) -> anyhow::Result<Result<(), Refusal>> {
-        let packet = request(operation, 0, path, value)?;
-        Ok(self.ask(&packet, &mut Vec::new())?.map(drop))
+    /// Makes a transient group for the program that this process is about to execute, and for its
+    /// descendants. The group is held while this process lives. Returns its path. Without a `group` the
+    /// daemon chooses where it lies; without a `name` it is named `job-PID`. `program` is for the rules.
+    ///
+    /// # Errors
+    /// As [`Answered`].
+    pub fn begin(&mut self, group: &str, name: &str, program: &Path) -> Answered<String> {
+        let value = [name.as_bytes(), b"\0", program.as_os_str().as_bytes()].concat();
+        let mut text = Vec::new();
+        let begun = self.ask(Operation::Begin, group, &value, &mut text)?;
+        Ok(begun.map(|_| lossy(text)))
     }
 
-    fn read(&mut self, operation: u32, name: &str) -> anyhow::Result<Result<String, Refusal>> {
+    fn tell(&mut self, operation: Operation, path: &str, value: &[u8]) -> Answered<()> {
+        Ok(self.ask(operation, path, value, &mut Vec::new())?.map(drop))
+    }
+
+    /// Reads a text in as many parts as it takes.
+    fn read(&mut self, operation: Operation, name: &str) -> Answered<String> {
         let mut text = Vec::new();
         loop {
             let before = text.len();
@@ -182,62 +247,57 @@ impl Client {
                 before < MAX_TEXT,
                 "the daemon's answer is longer than {MAX_TEXT} bytes"
             );
-            let packet = request(operation, u32::try_from(before)?, name, "")?;
-            let total = match self.ask(&packet, &mut text)? {
+            let total = match self.ask(operation, name, &[], &mut text)? {
                 Ok(total) => total,
                 Err(refusal) => return Ok(Err(refusal)),
             };
             if text.len() == before || text.len() >= total {
-                return Ok(Ok(String::from_utf8_lossy(&text).into_owned()));
+                return Ok(Ok(lossy(text)));
             }
         }
     }
 
-    /// Sends a request, appends the answer's part to `text`, and returns the length of the whole.
-    fn ask(&mut self, packet: &[u8], text: &mut Vec<u8>) -> anyhow::Result<Result<usize, Refusal>> {
+    /// Sends a request for the text that follows `text`, appends the answer's part to it, and returns the
+    /// length of the whole.
+    fn ask(&mut self, operation: Operation, name: &str, value: &[u8], text: &mut Vec<u8>) -> Answered<usize> {
+        if let Some((life, Some(end))) = self.life {
+            ensure!(
+                Instant::now() < end,
+                "the daemon takes longer than {} s",
+                life.as_secs()
+            );
+        }
+        let packet: Vec<u8> = Request {
+            operation,
+            offset: u32::try_from(text.len())?,
+            name,
+            value,
+        }
+        .to_bytes();
         ensure!(
-            Instant::now() < self.end,
-            "the daemon takes longer than {} s",
-            self.life.as_secs()
+            packet.len() <= MAX_REQUEST,
+            "the request is longer than {MAX_REQUEST} bytes"
         );
         let descriptor = self.socket.as_raw_fd();
-        send(descriptor, packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
+        send(descriptor, &packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
         let mut buffer = vec![0; MAX_ANSWER];
         let length =
             recv(descriptor, &mut buffer, MsgFlags::empty()).context("the daemon does not answer")?;
-        let answer = buffer.get(..length).unwrap_or_default();
-        if message::tag(answer).ok() != Some(Tag::Request) {
-            bail!("the daemon's answer is invalid");
-        }
-        let word = |at: usize| {
-            let bytes = answer.get(at..at + 4)?.try_into().ok()?;
-            Some(u32::from_le_bytes(bytes))
-        };
-        let (Some(status), Some(total), Some(part)) =
-            (word(HEADER), word(HEADER + 4), answer.get(HEADER + 8..))
-        else {
-            bail!("the daemon's answer is too short");
-        };
-        if status != 0 {
+        let answer = Answer::from_bytes(buffer.get(..length).unwrap_or_default())
+            .map_err(|_| anyhow!("the daemon's answer is invalid"))?;
+        if answer.status != 0 {
             return Ok(Err(Refusal {
-                errno: Errno::from_raw(i32::try_from(status).unwrap_or_default()),
-                why: String::from_utf8_lossy(part).into_owned(),
+                path: name.to_owned(),
+                errno: Errno::from_raw(answer.status.try_into().unwrap_or(Errno::EIO as i32)),
+                why: String::from_utf8_lossy(answer.part).into_owned(),
             }));
         }
-        text.extend(part);
-        Ok(Ok(usize::try_from(total)?))
+        text.extend(answer.part);
+        Ok(Ok(usize::try_from(answer.total)?))
     }
 }
 
-/// Returns the packet of a request.
-///
-/// # Errors
-/// The name has 4 GiB or more.
-fn request(operation: u32, offset: u32, name: &str, value: &str) -> anyhow::Result<Vec<u8>> {
-    let mut packet = message::bare(Tag::Request).to_vec();
-    for word in [operation, offset, u32::try_from(name.len())?] {
-        packet.extend(word.to_le_bytes());
-    }
-    packet.extend(name.bytes().chain(value.bytes()));
-    Ok(packet)
+/// Returns the text of bytes that the daemon wrote as text.
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }

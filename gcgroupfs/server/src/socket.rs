@@ -66,7 +66,7 @@ use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Saved, Tree};
 use gcgroupfs_sys::{self as sys, process};
 
-pub use self::listener::{Listener, new_socket};
+pub use self::listener::Listener;
 pub use self::receivers::Start as StartReceiver;
 pub use self::rule_queries::CurrentRules;
 pub use self::stored::{restore, sift};

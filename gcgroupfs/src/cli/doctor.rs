@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
-use super::client::Client;
 use checks::CHECKS;
+use gcgroup_client::Client;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -86,8 +86,7 @@ impl Machine {
     /// Returns the text of a control file; `None` if no daemon answers or the file cannot be read.
     fn control_file(&mut self, path: &str) -> Option<String> {
         let client = self.client.as_mut().ok()?;
-        let bytes = client.try_get(path).ok()?.ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
+        client.get(path).ok()?.ok()
     }
 }
 

@@ -6,14 +6,15 @@ mod gather;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 
 use super::Socket;
-use super::client::Client;
+use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::diagnose;
 use gcgroupfs_model::tree::Explanation;
 use gcgroupfs_sys::clock::local_time;
+use nix::errno::Errno;
 
 /// Age from which a time is printed with its date, seconds.
 const OLD: u64 = 12 * 3600;
@@ -37,13 +38,14 @@ pub(super) struct Arguments {
 pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<String> {
     let (socket, path) = socket.of_path(&arguments.name);
     let mut client = Client::connect(&socket);
-    let governed = client
-        .as_mut()
-        .ok()
-        .map(|client| client.explain(&path))
-        .transpose()?;
-    if let Some(explanation) = governed.flatten() {
-        return Ok(text(&explanation));
+    if let Ok(client) = &mut client {
+        match client.explain(&path)? {
+            Err(refusal) if refusal.errno == Errno::ENOENT => {}
+            explanation => {
+                let explanation = serde_json::from_str(&explanation?);
+                return Ok(text(&explanation.context("the daemon's answer is invalid")?));
+            }
+        }
     }
     let observed = match path.parse() {
         Ok(pid) => gather::observe(pid, &socket, client.as_ref().ok()),

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::Socket;
-use super::client::Client;
 use super::expression::Expression;
 use super::paths::Named;
 use super::wait::{Failure, deadline, seconds, until};
+use gcgroup_client::Client;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -90,7 +90,8 @@ pub(super) fn tell(socket: &Path, paths: &[String], file: &str, value: &str) -> 
     };
     let mut done = true;
     for path in paths {
-        if let Err(error) = client.set(&format!("{path}/{file}"), value) {
+        let set = client.set(&format!("{path}/{file}"), value);
+        if let Err(error) = set.and_then(|set| Ok(set?)) {
             eprintln!("gcgroupfs: {error:#}");
             done = false;
         }
@@ -100,12 +101,7 @@ pub(super) fn tell(socket: &Path, paths: &[String], file: &str, value: &str) -> 
 
 /// Returns what keeps a process or a group from being drained, from its events file.
 fn obstacle(socket: &Path, events: &Path) -> Option<String> {
-    let text = Client::connect(socket)
-        .ok()?
-        .try_get(events.to_str()?)
-        .ok()?
-        .ok()?;
-    let text = String::from_utf8(text).ok()?;
+    let text = Client::connect(socket).ok()?.get(events.to_str()?).ok()?.ok()?;
     let number = |key: &str| -> Option<u32> {
         let number = text.lines().find_map(|line| line.strip_prefix(key))?;
         number.parse().ok()

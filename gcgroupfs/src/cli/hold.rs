@@ -14,9 +14,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Socket;
-use super::client::{Client, Refusal};
 use super::freeze::{path, resolve};
 use super::run::execute;
+use gcgroup_client::{Client, Refusal};
 use gcgroupfs_model::tree::{HoldOption, Kind, SETTINGS, Setting};
 
 /// Longest wait for a daemon that is being restarted.
@@ -132,7 +132,7 @@ fn hold(socket: &Path, Values(values): &Values, paths: &[String]) -> anyhow::Res
         match answer {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(refusal)) if !may_pass(&refusal) || is_last(left) => {
-                anyhow::bail!("{}: {refusal}", paths.join(" "));
+                return Err(refusal.into());
             }
             Err(error) if is_last(left) => return Err(error),
             Ok(Err(_)) | Err(_) => thread::sleep(RETRY),

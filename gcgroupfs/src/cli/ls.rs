@@ -15,7 +15,8 @@ use clap::Args;
 
 use self::columns::{Column, Order, TABLE, TREE};
 use self::row::Row;
-use super::view::{Reader, Snapshot, ancestors, duration};
+use crate::cli::format::duration;
+use gcgroup_client::node::{Reader, Snapshot, ancestors};
 
 #[derive(Debug, Args)]
 #[command(after_help = columns::help())]
@@ -174,7 +175,7 @@ fn table(rows: &[Row<'_>], columns: &[&Column]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::fixture::snapshot;
+    use gcgroup_client::node::fixture::snapshot;
 
     fn arguments(words: &[&str]) -> Arguments {
         #[derive(Debug, clap::Parser)]
@@ -292,6 +293,14 @@ mod tests {
             assert!(text.contains(line), "{text}");
         }
         assert_eq!(text.matches("  -  soon").count(), 2, "/a and /a/b: {text}");
+    }
+
+    #[test]
+    fn files_of_the_snapshot_exist() {
+        for file in gcgroup_client::node::FILES {
+            let mut rows = gcgroupfs_model::files::all();
+            assert!(rows.any(|row| row.name == *file), "{file}");
+        }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use nix::unistd::geteuid;
 
-use super::client::Client;
 use crate::config;
+use gcgroup_client::Client;
 use gcgroupfs_fuse::mount;
 
 /// Mount point of root's daemon.

@@ -14,7 +14,7 @@ use clap::Args;
 use gcgroupfs_model::text::{parse_bytes, word};
 
 use self::ring::Ring;
-use super::view::{Device, Process, Reader};
+use gcgroup_client::node::{Device, Process, Reader};
 
 pub(super) use self::frame::Frame;
 pub(super) use self::ring::Recording;
@@ -166,7 +166,7 @@ fn line(process: &Process) -> impl Display {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::fixture;
+    use gcgroup_client::node::fixture;
 
     #[test]
     fn lines_tell_changes_and_ends() {

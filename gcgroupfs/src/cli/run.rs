@@ -26,9 +26,9 @@ use gcgroup_abi::preload_order;
 
 use self::job::Job;
 use self::lease::LeaseOptions;
-use super::client::Client;
 use super::paths::Named;
 use super::run_options::{RunOptions, Write};
+use gcgroup_client::Client;
 use gcgroupfs_model::file::check_group_path;
 
 /// The preload library, relative to the directory of this program.
@@ -258,7 +258,7 @@ fn ask(
         let answer = client.may_begin(group)?;
         return Ok(answer
             .map(|()| None)
-            .map_err(|refusal| format!("group {group}: {refusal}")));
+            .map_err(|refusal| format!("group {group}: {}", refusal.reason())));
     }
     let request = job::Request {
         group,

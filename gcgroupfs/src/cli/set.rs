@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::Socket;
-use super::client::Client;
 use super::wait::{deadline, seconds};
+use gcgroup_client::Client;
 use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
 /// Exit status if no daemon answers.
@@ -95,7 +95,7 @@ pub(super) fn run(socket: Socket, arguments: &Set) -> ExitCode {
 
 fn set(mut client: Client, path: &str, arguments: &Set) -> Result<()> {
     if !arguments.wait {
-        return client.set(path, &arguments.value);
+        return Ok(client.set(path, &arguments.value)??);
     }
     let file = path;
     let (path, name) = file.rsplit_once('/').unwrap_or(("", file));
@@ -109,7 +109,7 @@ fn set(mut client: Client, path: &str, arguments: &Set) -> Result<()> {
     };
     let goal = (slow.goal)(&mut directory, arguments.value.trim())?;
     let fails = directory.fails();
-    directory.client.set(file, &arguments.value)?;
+    directory.client.set(file, &arguments.value)??;
     let deadline = deadline(arguments.timeout);
     loop {
         let Some(not) = goal.missed(&mut directory)? else {
@@ -157,7 +157,7 @@ impl Directory<'_> {
     /// Returns the number of a key; with an empty key, the number that is the whole file.
     fn number(&mut self, file: &str, key: &str) -> Result<u64> {
         let path = format!("{}/{file}", self.path);
-        let text = String::from_utf8_lossy(&self.client.get(&path)?).into_owned();
+        let text = self.client.get(&path)??;
         let number = text.lines().find_map(|line| {
             let (name, value) = line.rsplit_once(' ').unwrap_or(("", line));
             (name == key).then(|| value.parse().ok())?
@@ -167,8 +167,8 @@ impl Directory<'_> {
 
     /// Returns the bytes in a file with a single number, or `u64::MAX` for `max`.
     fn bytes(&mut self, file: &str) -> Result<u64> {
-        let text = self.client.get(&format!("{}/{file}", self.path))?;
-        Ok(parse_bytes(String::from_utf8_lossy(&text).trim_end())?)
+        let text = self.client.get(&format!("{}/{file}", self.path))??;
+        Ok(parse_bytes(text.trim_end())?)
     }
 
     /// Returns the number of failed moves so far.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::Socket;
-use super::client::Client;
 use super::freeze::{path, resolve, status, tell};
 use super::wait::{deadline, seconds};
+use gcgroup_client::Client;
 
 /// Time between two looks at a state.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -85,11 +85,10 @@ fn wait(
 ) -> Result<(), String> {
     loop {
         let events =
-            Client::connect(socket).and_then(|mut client| client.try_get(&format!("{path}/gcgroup.events")));
+            Client::connect(socket).and_then(|mut client| client.get(&format!("{path}/gcgroup.events")));
         let Ok(events) = events.map_err(|error| format!("{error:#}"))? else {
             return Ok(());
         };
-        let events = String::from_utf8_lossy(&events);
         if let Some(step) = value(&events, "suspend_error") {
             return Err(format!(
                 "step {step} has failed; gcgroupfs explain {path} tells why"

@@ -41,7 +41,8 @@ use self::replay::Replay;
 use self::rows::Selection;
 use self::state::{App, Effect, Message};
 use super::record::now;
-use super::view::{Reader, Snapshot, duration};
+use crate::cli::format::duration;
+use gcgroup_client::node::{Reader, Snapshot};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

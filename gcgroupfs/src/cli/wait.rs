@@ -12,9 +12,9 @@ use clap::Args;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::client::Client;
 use super::expression::{Expression, Verdict};
 use super::paths::Named;
+use gcgroup_client::Client;
 use gcgroupfs_fuse::mount;
 use gcgroupfs_model::file::PAGE;
 
@@ -220,10 +220,9 @@ impl Source {
             Self::Mounted { file, .. } => read(file).map_err(|error| Trouble::of(&error)),
             Self::Socket { client, path } => {
                 let text = client
-                    .try_get(path)
+                    .get(path)
                     .map_err(|error| Trouble::Daemon(format!("{error:#}")))?;
-                let text = text.map_err(|refusal| Trouble::of(&refusal.errno.into()))?;
-                String::from_utf8(text).map_err(|error| Trouble::File(error.to_string()))
+                text.map_err(|refusal| Trouble::of(&refusal.errno.into()))
             }
         }
     }

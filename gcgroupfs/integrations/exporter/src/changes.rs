@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use gcgroup_client::node::{Pressure, Usage};
 use serde::Serialize;
 
-use crate::files::Files;
 use crate::snapshot::{Process, Snapshot, UNMANAGED, now};
 
 /// Maximum number of events of one change, so that a thousand processes that end do not displace all others.
@@ -43,12 +43,12 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
     let before: BTreeMap<_, _> = last
         .processes
         .iter()
-        .map(|process| (&process.pid, process))
+        .map(|process| (process.of.pid, process))
         .collect();
     let after: BTreeMap<_, _> = next
         .processes
         .iter()
-        .map(|process| (&process.pid, process))
+        .map(|process| (process.of.pid, process))
         .collect();
     // Processes beyond the cap come and go without starting or ending.
     let is_complete = last.processes_dropped == 0 && next.processes_dropped == 0;
@@ -57,7 +57,7 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
             Some(last) => compare(
                 &name(process),
                 PROCESS_REFUSALS,
-                (&last.files, &process.files),
+                (&last.of.usage, &process.of.usage),
                 &mut texts,
             ),
             None if is_complete => texts.push(format!("{} uses CUDA", name(process))),
@@ -70,9 +70,14 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
         }
     }
     for group in &next.groups {
-        if let Some(last) = last.groups.iter().find(|last| last.path == group.path) {
-            let name = format!("group /{}", group.path);
-            compare(&name, GROUP_REFUSALS, (&last.files, &group.files), &mut texts);
+        if let Some(last) = last.groups.iter().find(|last| last.of.path == group.of.path) {
+            let name = format!("group /{}", group.of.path);
+            compare(
+                &name,
+                GROUP_REFUSALS,
+                (&last.of.usage, &group.of.usage),
+                &mut texts,
+            );
         }
     }
     let unmanaged = |snapshot: &Snapshot| snapshot.root.key(UNMANAGED, "no_hook").unwrap_or(0);
@@ -84,7 +89,7 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
 }
 
 fn name(process: &Process) -> String {
-    format!("{} ({})", process.pid, process.comm)
+    format!("{} ({})", process.of.pid, process.of.comm)
 }
 
 /// Keys of a process's `memory.events` that count refusals, and what refused.
@@ -94,22 +99,21 @@ const PROCESS_REFUSALS: &[(&str, &str)] = &[("oom", "its limit"), ("group_max", 
 const GROUP_REFUSALS: &[(&str, &str)] = &[("max", "its limit")];
 
 /// Adds what has changed of a process or group.
-fn compare(name: &str, refusals: &[(&str, &str)], (last, next): (&Files, &Files), texts: &mut Vec<String>) {
+fn compare(name: &str, refusals: &[(&str, &str)], (last, next): (&Usage, &Usage), texts: &mut Vec<String>) {
     match (last.is_frozen(), next.is_frozen()) {
         (false, true) => texts.push(format!("{name} is frozen")),
         (true, false) => texts.push(format!("{name} is thawed")),
         _ => {}
     }
     for (file, what) in [("memory.limit", "limit"), ("compute.priority", "priority")] {
-        if let (Some(last), Some(next)) = (last.text(file), next.text(file))
+        if let (Some(last), Some(next)) = (last.files.text(file), next.files.text(file))
             && last != next
         {
             texts.push(format!("{name}: {what} is {next}, was {last}"));
         }
     }
     for (key, by) in refusals {
-        let count = |files: &Files| files.key("memory.events", key).unwrap_or(0);
-        let refused = count(next).saturating_sub(count(last));
+        let refused = next.event(key).saturating_sub(last.event(key));
         if refused != 0 {
             texts.push(format!("{name}: {refused} allocations refused by {by}"));
         }
@@ -123,30 +127,34 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
     let before: BTreeMap<_, _> = last
         .processes
         .iter()
-        .map(|process| (&process.pid, process))
+        .map(|process| (process.of.pid, process))
         .collect();
     let mut waits = Vec::new();
     for process in &next.processes {
-        let Some(last) = before.get(&process.pid) else {
+        let Some(last) = before.get(&process.of.pid) else {
             continue;
         };
-        for file in ["compute.pressure", "memory.pressure"] {
-            let total = |process: &Process| process.files.pressure(file, "some").unwrap_or(0);
-            let waited = total(process).saturating_sub(total(last));
-            if waited != 0 {
-                let reason = match file {
-                    "compute.pressure" => compute_reason(last, process, next),
-                    _ => memory_reason(process),
-                };
-                let percent = (waited.saturating_mul(100) / elapsed).clamp(1, 100);
-                let (pid, comm) = (process.pid.clone(), process.comm.clone());
-                waits.push(Wait {
-                    pid,
-                    comm,
-                    percent,
-                    reason,
-                });
+        let waited = |of: fn(&Usage) -> &Option<Pressure>| {
+            let total = |process: &Process| of(&process.of.usage).as_ref().map_or(0, |it| it.some.total_usec);
+            total(process).saturating_sub(total(last))
+        };
+        let waited = [
+            waited(|usage| &usage.compute.pressure),
+            waited(|usage| &usage.memory.pressure),
+        ];
+        for (waited, is_compute) in waited.into_iter().zip([true, false]) {
+            if waited == 0 {
+                continue;
             }
+            waits.push(Wait {
+                pid: process.of.pid.to_string(),
+                comm: process.of.comm.clone(),
+                percent: (waited.saturating_mul(100) / elapsed).clamp(1, 100),
+                reason: match is_compute {
+                    true => compute_reason(last, process, next),
+                    false => memory_reason(process),
+                },
+            });
         }
     }
     waits.sort_by_key(|wait| std::cmp::Reverse(wait.percent));
@@ -155,11 +163,10 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
 
 /// Returns why submissions of a process wait.
 fn compute_reason(last: &Process, process: &Process, next: &Snapshot) -> String {
-    let is_asked = |files: &Files| files.number("compute.freeze") == Some(1);
-    if is_asked(&process.files) {
+    if process.of.usage.compute.freeze {
         return "frozen".to_owned();
     }
-    let path = process.group.as_deref().unwrap_or_default();
+    let path = process.of.group.as_deref().unwrap_or_default();
     let is_above = |group: &str| {
         path.strip_prefix(group)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -167,26 +174,24 @@ fn compute_reason(last: &Process, process: &Process, next: &Snapshot) -> String 
     let frozen = next
         .groups
         .iter()
-        .find(|group| is_above(&group.path) && is_asked(&group.files));
+        .find(|group| is_above(&group.of.path) && group.of.usage.compute.freeze);
     if let Some(group) = frozen {
-        return format!("group /{} is frozen", group.path);
+        return format!("group /{} is frozen", group.of.path);
     }
-    if process.files.is_frozen() {
+    if process.of.usage.is_frozen() {
         return "a group is frozen".to_owned();
     }
-    let throttled = |process: &Process| process.files.key("compute.stat", "throttled_usec");
-    let priority = process.files.number("compute.priority");
-    match priority {
-        Some(priority) if throttled(process) != throttled(last) => {
-            format!("waits for a turn or a quota, at priority {priority}")
-        }
-        _ => "waits for a turn, a quota, or room for submissions".to_owned(),
+    let throttled = |process: &Process| process.of.usage.stat("throttled_usec");
+    if throttled(process) == throttled(last) {
+        return "waits for a turn, a quota, or room for submissions".to_owned();
     }
+    let priority = process.of.usage.compute.priority;
+    format!("waits for a turn or a quota, at priority {priority}")
 }
 
 /// Returns why allocations of a process wait.
 fn memory_reason(process: &Process) -> String {
-    let text = |file| process.files.text(file).unwrap_or("unknown");
+    let text = |file| process.of.usage.files.text(file).unwrap_or("unknown");
     format!(
         "waits for memory: uses {} bytes, limit {}",
         text("memory.current"),
@@ -198,26 +203,29 @@ fn memory_reason(process: &Process) -> String {
 mod tests {
     use std::time::Duration;
 
+    use gcgroup_client::node::{self, Files};
+
     use super::*;
     use crate::owner::Owner;
 
-    fn files(pairs: &[(&str, &str)]) -> Files {
+    fn usage(pairs: &[(&str, &str)]) -> Usage {
         let mut files = Files::default();
         for (name, text) in pairs {
             files.insert(name, (*text).to_owned());
         }
-        files
+        Usage::of(files)
     }
 
     fn snapshot(seconds: u64, processes: &[(&str, &[(&str, &str)])]) -> Snapshot {
         let process = |(pid, pairs): &(&str, &[(&str, &str)])| Process {
-            pid: (*pid).to_owned(),
-            comm: "a".to_owned(),
-            user: "root".to_owned(),
-            group: Some("team/x".to_owned()),
+            of: node::Process {
+                pid: pid.parse().unwrap(),
+                comm: "a".to_owned(),
+                group: Some("team/x".to_owned()),
+                usage: usage(pairs),
+                ..node::Process::default()
+            },
             owner: Owner::default(),
-            files: files(pairs),
-            devices: Vec::new(),
         };
         Snapshot {
             time: Duration::from_secs(seconds),
@@ -288,8 +296,11 @@ mod tests {
         let mut next = snapshot(1, &[("1", &[("compute.pressure", &after)]), ("2", &[])]);
         for path in ["tea", "team"] {
             next.groups.push(crate::snapshot::Group {
-                path: path.to_owned(),
-                files: files(&[("compute.freeze", "1\n")]),
+                of: node::Group {
+                    path: path.to_owned(),
+                    usage: usage(&[("compute.freeze", "1\n")]),
+                    ..node::Group::default()
+                },
                 nr_processes: 1,
             });
         }

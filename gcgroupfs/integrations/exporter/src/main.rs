@@ -3,7 +3,6 @@
 
 mod changes;
 mod clients;
-mod files;
 mod metrics;
 mod owner;
 mod page;

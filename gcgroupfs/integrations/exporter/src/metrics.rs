@@ -7,6 +7,7 @@ mod families;
 
 use std::fmt;
 
+use gcgroup_client::node::{Files, Usage};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -15,7 +16,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use self::families::{FAMILIES, Kind, On};
-use crate::files::Files;
 use crate::snapshot::{Process, Snapshot};
 
 /// Labels of a sample.
@@ -88,31 +88,28 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
     let mut rows = vec![(On::Node, Vec::new(), root)];
     for gpu in &snapshot.gpus {
         let labels = vec![
-            ("gpu", gpu.index.clone()),
+            ("gpu", gpu.index.to_string()),
             ("UUID", gpu.uuid.clone()),
-            ("model", gpu.model.clone()),
+            ("model", gpu.name.clone()),
         ];
         rows.push((On::Gpu, labels, gpu.files.clone()));
     }
     for process in &snapshot.processes {
         let labels = process_labels(process);
-        for (index, files) in &process.devices {
-            let uuid = snapshot
-                .gpus
-                .iter()
-                .find(|gpu| gpu.index == *index)
-                .map(|gpu| gpu.uuid.clone());
+        for on in &process.of.devices {
+            let gpu = snapshot.gpus.iter().find(|gpu| gpu.index == on.index);
+            let uuid = gpu.map_or_else(String::new, |gpu| gpu.uuid.clone());
             let mut labels = labels.clone();
-            labels.extend([("gpu", index.clone()), ("UUID", uuid.unwrap_or_default())]);
-            rows.push((On::ProcessGpu, labels, files.clone()));
+            labels.extend([("gpu", on.index.to_string()), ("UUID", uuid)]);
+            rows.push((On::ProcessGpu, labels, files(&on.usage)));
         }
-        rows.push((On::Process, labels, process.files.clone()));
+        rows.push((On::Process, labels, files(&process.of.usage)));
     }
     for group in &snapshot.groups {
-        let mut files = group.files.clone();
+        let mut files = files(&group.of.usage);
         files.insert("(processes)", group.nr_processes.to_string());
-        let mut labels = vec![("group", format!("/{}", group.path))];
-        if let Some(pod) = snapshot.pods.of_group(&group.path) {
+        let mut labels = vec![("group", format!("/{}", group.of.path))];
+        if let Some(pod) = snapshot.pods.of_group(&group.of.path) {
             labels.extend([("namespace", pod.namespace.clone()), ("pod", pod.name.clone())]);
         }
         rows.push((On::Group, labels, files));
@@ -120,13 +117,20 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
     rows
 }
 
+/// Returns the control files of a process or group, and with names in parentheses what follows from several.
+fn files(usage: &Usage) -> Files {
+    let mut files = usage.files.clone();
+    files.insert("(frozen)", u8::from(usage.is_frozen()).to_string());
+    files
+}
+
 /// Returns the labels of a process. Those that do not apply are left out, which Prometheus takes as empty.
 fn process_labels(process: &Process) -> Labels {
-    let group = process.group.as_ref().map(|path| format!("/{path}"));
+    let group = process.of.group.as_ref().map(|path| format!("/{path}"));
     let labels = vec![
-        ("pid", process.pid.clone()),
-        ("comm", process.comm.clone()),
-        ("user", process.user.clone()),
+        ("pid", process.of.pid.to_string()),
+        ("comm", process.of.comm.clone()),
+        ("user", process.of.user.clone()),
         ("group", group.unwrap_or_default()),
         ("container", process.owner.container.clone()),
         ("namespace", process.owner.namespace.clone()),

@@ -1,16 +1,11 @@
 //! Whose work a process is: its user, and the container, pod and batch job in its cgroup's path.
 
-use std::collections::BTreeMap;
 use std::fs;
 
 use gcgroup_client::cgroup;
-use nix::unistd::User;
 use serde::Serialize;
 
 use crate::pods::Pods;
-
-/// Maximum number of cached user names.
-const MAX_USERS: usize = 1024;
 
 /// Container, pod and job of a process, as its cgroup's path names them; empty: in none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -27,7 +22,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// Returns the owner of a process; an empty one if the process has ended or is hidden.
-    pub(crate) fn of(pid: &str) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         fs::read_to_string(format!("/proc/{pid}/cgroup"))
             .map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
@@ -64,24 +59,6 @@ impl Owner {
 
 fn is_all(text: &str, test: impl FnMut(char) -> bool) -> bool {
     !text.is_empty() && text.chars().all(test)
-}
-
-/// Names of users. A look-up may ask a directory service, so names are cached.
-#[derive(Debug, Default)]
-pub(crate) struct Users(BTreeMap<u32, String>);
-
-impl Users {
-    /// Returns the user's name, or the uid if it has none.
-    pub(crate) fn name(&mut self, uid: u32) -> String {
-        if self.0.len() >= MAX_USERS {
-            self.0.clear();
-        }
-        let look_up = || match User::from_uid(uid.into()) {
-            Ok(Some(user)) => user.name,
-            _ => uid.to_string(),
-        };
-        self.0.entry(uid).or_insert_with(look_up).clone()
-    }
 }
 
 #[cfg(test)]

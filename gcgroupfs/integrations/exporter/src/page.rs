@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::files::Files;
 use crate::sampler::State;
-use crate::snapshot::{DEVICE_STAT, Group, Process, Snapshot};
+use crate::snapshot::{Group, Process, Snapshot};
+use gcgroup_client::node::Usage;
 
 /// Returns all that the page shows. `is_writable`: whether the page may offer actions.
 pub(crate) fn state(state: &State, is_writable: bool) -> String {
@@ -17,15 +17,15 @@ pub(crate) fn state(state: &State, is_writable: bool) -> String {
         "gpus": of(|snapshot| snapshot.gpus.iter().map(|gpu| json!({
             "index": gpu.index,
             "uuid": gpu.uuid,
-            "model": gpu.model,
-            "total": gpu.files.key(DEVICE_STAT, "memory_total"),
-            "used": gpu.files.key(DEVICE_STAT, "memory_used"),
-            "charged": gpu.files.key(DEVICE_STAT, "memory_charged"),
-            "utilization": gpu.files.key(DEVICE_STAT, "utilization"),
-            "temperature": gpu.files.key(DEVICE_STAT, "temperature"),
-            "power_mw": gpu.files.key(DEVICE_STAT, "power_mw"),
-            "governed": gpu.files.key(DEVICE_STAT, "governed"),
-            "unmanaged": gpu.files.key(DEVICE_STAT, "unmanaged"),
+            "model": gpu.name,
+            "total": gpu.memory.total,
+            "used": gpu.memory.used,
+            "charged": gpu.memory.charged,
+            "utilization": gpu.utilization,
+            "temperature": gpu.temperature,
+            "power_mw": gpu.power_mw,
+            "governed": gpu.governed,
+            "unmanaged": gpu.unmanaged,
         })).collect()),
         "processes": of(|snapshot| snapshot.processes.iter().map(process).collect()),
         "groups": of(|snapshot| snapshot.groups.iter().map(group).collect()),
@@ -38,35 +38,35 @@ pub(crate) fn state(state: &State, is_writable: bool) -> String {
     .to_string()
 }
 
-fn process(process: &Process) -> Value {
+fn process(Process { of, owner }: &Process) -> Value {
     json!({
-        "pid": process.pid,
-        "comm": process.comm,
-        "user": process.user,
-        "group": process.group,
-        "owner": process.owner,
-        "gpus": process.devices.iter().map(|(index, _)| index).collect::<Vec<_>>(),
-        "memory": process.files.number("memory.current"),
-        "limit": process.files.number("memory.limit"),
-        "priority": process.files.number("compute.priority"),
-        "state": status(&process.files),
-        "swapped": process.files.key("memory.stat", "swapped"),
+        "pid": of.pid.to_string(),
+        "comm": of.comm,
+        "user": of.user,
+        "group": of.group,
+        "owner": owner,
+        "gpus": of.devices.iter().map(|on| on.index.to_string()).collect::<Vec<_>>(),
+        "memory": of.usage.memory.current,
+        "limit": of.usage.memory.limit,
+        "priority": of.usage.compute.priority,
+        "state": status(&of.usage),
+        "swapped": of.usage.memory.swap.current,
     })
 }
 
-fn group(group: &Group) -> Value {
+fn group(Group { of, nr_processes }: &Group) -> Value {
     json!({
-        "path": group.path,
-        "processes": group.nr_processes,
-        "memory": group.files.number("memory.current"),
-        "limit": group.files.number("memory.limit"),
-        "state": status(&group.files),
-        "swapped": group.files.key("memory.stat", "swapped"),
+        "path": of.path,
+        "processes": nr_processes,
+        "memory": of.usage.memory.current,
+        "limit": of.usage.memory.limit,
+        "state": status(&of.usage),
+        "swapped": of.usage.memory.swap.current,
     })
 }
 
-fn status(files: &Files) -> &'static str {
-    match files.is_frozen() {
+fn status(usage: &Usage) -> &'static str {
+    match usage.is_frozen() {
         true => "frozen",
         false => "running",
     }

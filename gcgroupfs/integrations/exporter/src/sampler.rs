@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gcgroup_client::Client;
+use gcgroup_client::node::Reader;
 use serde::Serialize;
 
 use crate::changes::{Event, Wait, changes, waits};
-use crate::owner::Users;
-use crate::snapshot::{Caps, DEVICE_STAT, Snapshot, now};
+use crate::snapshot::{Caps, Snapshot, now};
 
 /// Age up to which a snapshot serves further requests.
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub(crate) struct GpuPoint {
 /// State of the daemon, now and before.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    users: Users,
+    reader: Reader,
     read_at: Option<Instant>,
     /// `None`: the daemon did not answer the last time.
     pub(crate) snapshot: Option<Arc<Snapshot>>,
@@ -81,7 +81,7 @@ impl Sampler {
     pub(crate) fn with<T>(&self, show: impl FnOnce(&State) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read_at.is_none_or(|at| at.elapsed() >= FRESH) {
-            let read = Snapshot::read(&self.socket, self.caps, &mut state.users);
+            let read = Snapshot::read(&self.socket, self.caps, &mut state.reader);
             let read = read.map(|snapshot| snapshot.with_names(self.pods.as_deref()));
             state.store(read);
         }
@@ -110,7 +110,7 @@ impl Sampler {
         let set = set.map_err(|error| error.to_string())?;
         // What was read before is out of date.
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;
-        set.map_err(|refusal| format!("{path}: {refusal}"))
+        set.map_err(|refusal| refusal.to_string())
     }
 }
 
@@ -156,8 +156,8 @@ impl State {
         }
         let gpus = snapshot.gpus.iter().map(|gpu| GpuPoint {
             uuid: gpu.uuid.clone(),
-            used: gpu.files.key(DEVICE_STAT, "memory_used"),
-            utilization: gpu.files.key(DEVICE_STAT, "utilization"),
+            used: gpu.memory.used,
+            utilization: gpu.utilization,
         });
         let gpus = gpus.collect();
         self.history.push_back(Point { time, gpus });

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use gcgroup_client::Client;
+use gcgroup_client::node::{self, DEVICE_STAT, Device, read_devices};
 use nix::errno::Errno;
 use serde::Deserialize;
 
@@ -15,6 +17,9 @@ use crate::processes;
 /// Group above all pods' groups. The daemon's rule puts the processes of a container into
 /// `pods/UID/container-NAME`.
 const PODS: &str = "pods";
+
+/// Longest time of the requests for one task.
+const LIFE: Duration = Duration::from_secs(15);
 
 /// Most memory on each card by UUID: `None` without a limit. On cards that are missing it is 0.
 pub(crate) type Limits = BTreeMap<String, Option<u64>>;
@@ -79,20 +84,20 @@ impl Daemon {
         }
     }
 
+    fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(&self.socket)?.within(LIFE))
+    }
+
     /// Returns the cards. A card is healthy if NVML tells the daemon its use of memory, and has reported no
     /// critical XID error of it.
     ///
     /// # Errors
     /// The daemon does not answer.
     pub(crate) fn cards(&self) -> anyhow::Result<Vec<Card>> {
-        let mut client = Client::connect(&self.socket)?;
-        let mut read = |name: &str| {
-            let text = client.get(name)?;
-            text.map_err(|refusal| anyhow!("cannot read {name}: {refusal}"))
-        };
+        let mut client = self.client()?;
         // The daemon samples the cards when it is asked, and shows the sample to the next reader.
-        read("devices.stat")?;
-        Ok(cards(&read("devices")?, &read("devices.stat")?))
+        client.get(DEVICE_STAT)??;
+        Ok(cards(read_devices(&mut client)?))
     }
 
     /// Makes the groups of a pod and its containers with their limits and settings, or changes what differs.
@@ -100,7 +105,7 @@ impl Daemon {
     /// # Errors
     /// The daemon does not answer, or refuses. Limits of memory are set before anything else.
     pub(crate) fn enforce(&mut self, uid: &str, terms: &Terms, cards: &[Card]) -> anyhow::Result<()> {
-        let mut client = Client::connect(&self.socket)?;
+        let mut client = self.client()?;
         // A limit that is set last tells whether a group is complete, also after another plugin's work.
         let mut is_complete = |group: &str, limits| {
             let last = client.get(&format!("{group}/memory.limit"))?;
@@ -137,7 +142,7 @@ impl Daemon {
     /// # Errors
     /// The daemon does not answer.
     pub(crate) fn take_in_strays(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let mut client = Client::connect(&self.socket)?;
+        let mut client = self.client()?;
         let text = client.list(&["gcgroup.events"])?;
         let text = text.map_err(|refusal| anyhow!("cannot list processes: {refusal}"))?;
         let strays = strays(&text, processes::pod_of)?;
@@ -161,7 +166,7 @@ impl Daemon {
     /// The daemon does not answer.
     pub(crate) fn retain(&mut self, uids: &BTreeSet<String>) -> anyhow::Result<()> {
         self.applied.retain(|uid, _| uids.contains(uid));
-        let mut client = Client::connect(&self.socket)?;
+        let mut client = self.client()?;
         let text = client.list_groups(&["gcgroup.events"])?;
         let text = text.map_err(|refusal| anyhow!("cannot list groups: {refusal}"))?;
         for (uid, groups) in pods(&text)? {
@@ -183,7 +188,9 @@ impl Daemon {
 /// The daemon does not answer, or refuses.
 fn make(client: &mut Client, path: &str) -> anyhow::Result<()> {
     match client.make(path)? {
-        Err(refusal) if refusal.errno != Errno::EEXIST => bail!("cannot make group {path}: {refusal}"),
+        Err(refusal) if refusal.errno != Errno::EEXIST => {
+            bail!("cannot make group {path}: {}", refusal.reason())
+        }
         _ => Ok(()),
     }
 }
@@ -195,7 +202,7 @@ fn make(client: &mut Client, path: &str) -> anyhow::Result<()> {
 fn set(client: &mut Client, path: &str, value: &str) -> anyhow::Result<()> {
     client
         .set(path, value)?
-        .map_err(|refusal| anyhow!("cannot write {value} to {path}: {refusal}"))
+        .map_err(|refusal| anyhow!("cannot write {value} to {path}: {}", refusal.reason()))
 }
 
 /// Returns the limit over all cards, as the daemon shows it.
@@ -210,28 +217,22 @@ fn shown(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string())
 }
 
-/// Parses `devices` and `devices.stat`.
-fn cards(devices: &str, stats: &str) -> Vec<Card> {
-    let value = |index: &str, key: &str| {
-        let line = stats.lines().find(|line| line.split(' ').next() == Some(index))?;
-        let mut pairs = line.split(' ').filter_map(|pair| pair.split_once('='));
-        let (_, value) = pairs.find(|(name, _)| *name == key)?;
-        value.parse::<u64>().ok()
-    };
-    let card = |line: &str| {
-        let mut words = line.split(' ');
-        let (index, uuid, pci) = (words.next()?, words.next()?, words.next()?);
-        let xid = value(index, "critical_xid").filter(|xid| *xid != 0);
+fn cards(devices: Vec<Device>) -> Vec<Card> {
+    let card = |device: Device| {
+        let xid = device
+            .files
+            .key(DEVICE_STAT, "critical_xid")
+            .filter(|xid| *xid != 0);
         Some(Card {
-            index: index.to_owned(),
-            uuid: uuid.to_owned(),
-            pci: pci.to_owned(),
-            total: words.next()?.parse().ok()?,
-            is_healthy: value(index, "memory_used").is_some() && xid.is_none(),
+            index: device.index.to_string(),
+            uuid: device.uuid,
+            pci: device.pci,
+            total: device.memory.total?,
+            is_healthy: device.memory.used.is_some() && xid.is_none(),
             xid,
         })
     };
-    devices.lines().filter_map(card).collect()
+    devices.into_iter().filter_map(card).collect()
 }
 
 /// Returns the processes, from the daemon's list, that are in a pod and in no group, with the pod's UID. One
@@ -279,7 +280,7 @@ mod tests {
         let devices = "0 GPU-a 00000000:01:00.0 8589934592 Simulated GPU\n1 GPU-b 0:2:0.0 7 B\nodd\n2 GPU-c 0:3:0.0 7 B\n";
         let stats = "0 memory_total=8589934592 memory_used=5 temperature=unknown critical_xid=0\n\
             1 memory_used=unknown critical_xid=unknown\n2 memory_used=5 critical_xid=79\n";
-        let cards = cards(devices, stats);
+        let cards = cards(node::devices(devices, stats));
         assert_eq!(cards.len(), 3);
         assert_eq!((cards[2].is_healthy, cards[2].xid), (false, Some(79)));
         assert_eq!((cards[0].uuid.as_str(), cards[0].total), ("GPU-a", 8 << 30));

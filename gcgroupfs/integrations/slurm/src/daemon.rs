@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use gcgroup_abi::REQUIRED_FILE;
 use gcgroup_client::Refusal;
+use gcgroup_client::node::{Device, read_devices};
 use nix::errno::Errno;
 
 use crate::spank;
@@ -34,7 +35,7 @@ impl Client {
     /// # Errors
     /// No daemon listens there.
     pub(crate) fn connect(path: &Path) -> anyhow::Result<Self> {
-        gcgroup_client::Client::connect_for(path, LIFE).map(Self)
+        Ok(Self(gcgroup_client::Client::connect(path)?.within(LIFE)))
     }
 
     /// Connects, for [`PATIENCE`], since the daemon may be restarting.
@@ -56,7 +57,15 @@ impl Client {
     /// # Errors
     /// No daemon answers, or the daemon refuses.
     pub(crate) fn get(&mut self, path: &str) -> anyhow::Result<String> {
-        self.0.get(path)?.map_err(|refusal| anyhow!("{path}: {refusal}"))
+        Ok(self.0.get(path)??)
+    }
+
+    /// Returns the GPUs of the node.
+    ///
+    /// # Errors
+    /// No daemon answers, or the daemon refuses.
+    pub(crate) fn devices(&mut self) -> anyhow::Result<Vec<Device>> {
+        read_devices(&mut self.0)
     }
 
     /// Writes a control file.
@@ -65,7 +74,7 @@ impl Client {
     /// No daemon answers, or the daemon refuses.
     pub(crate) fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
         let set = self.0.set(path, value)?;
-        set.map_err(|refusal| anyhow!("{path} = {value}: {refusal}"))
+        set.map_err(|refusal| anyhow!("{path} = {value}: {}", refusal.reason()))
     }
 }
 
@@ -89,13 +98,13 @@ pub(crate) fn begin_patiently(socket: &Path, group: &str, name: &str) -> anyhow:
     let deadline = Instant::now() + PATIENCE;
     loop {
         let Client(mut client) = Client::connect_patiently(socket)?;
-        match client.begin(group, name, PROGRAM)? {
+        match client.begin(group, name, Path::new(PROGRAM))? {
             Ok(begun) => return Ok(begun),
             Err(Refusal {
                 errno: Errno::EEXIST | Errno::EAGAIN,
                 ..
             }) if Instant::now() < deadline => thread::sleep(RETRY),
-            Err(refusal) => bail!("group {group}/{name}: {refusal}"),
+            Err(refusal) => bail!("group {group}/{name}: {}", refusal.reason()),
         }
     }
 }

@@ -3,18 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, ensure};
+use gcgroup_client::node::Device;
 
 /// Period of a time limit, microseconds.
 const PERIOD: u64 = 100_000;
-
-/// A GPU of the node, as the daemon shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Device {
-    pub(crate) index: u32,
-    pub(crate) uuid: String,
-    /// Bytes of its memory.
-    pub(crate) memory: u64,
-}
 
 /// Generic resources that a job was given on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,7 +22,7 @@ pub(crate) struct Shards {
     /// Number of shards of each GPU.
     pub(crate) per_gpu: u64,
     /// Indices of the GPUs that they are on.
-    pub(crate) gpus: BTreeSet<u32>,
+    pub(crate) gpus: BTreeSet<usize>,
 }
 
 /// Limits of a group.
@@ -40,19 +32,6 @@ pub(crate) struct Limits {
     pub(crate) memory: u64,
     /// As `compute.max` takes it.
     pub(crate) time: String,
-}
-
-/// Parses the daemon's file `devices`.
-pub(crate) fn parse_devices(text: &str) -> Vec<Device> {
-    let lines = text.lines().filter_map(|line| {
-        let mut words = line.split(' ');
-        Some(Device {
-            index: words.next()?.parse().ok()?,
-            uuid: words.next()?.to_owned(),
-            memory: words.nth(1)?.parse().ok()?,
-        })
-    });
-    lines.collect()
 }
 
 impl Allocation {
@@ -109,7 +88,11 @@ impl Shards {
             let device = devices.iter().find(|device| device.index == *gpu);
             let device =
                 device.with_context(|| format!("the daemon knows no GPU {gpu}, on which the shards are"))?;
-            memory = memory.min(device.memory);
+            let total = device
+                .memory
+                .total
+                .context("the daemon does not tell a GPU's memory")?;
+            memory = memory.min(total);
         }
         let part = |whole: u64| {
             let part = u128::from(whole) * u128::from(count) / u128::from(self.per_gpu.max(1));
@@ -132,11 +115,11 @@ struct Resource<'a> {
 
 impl Resource<'_> {
     /// Parses `IDX:0,2-3`.
-    fn indices(&self) -> Option<BTreeSet<u32>> {
+    fn indices(&self) -> Option<BTreeSet<usize>> {
         let mut indices = BTreeSet::new();
         for range in self.detail.strip_prefix("IDX:")?.split(',') {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
-            let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
             if last.checked_sub(first)? >= 1024 {
                 return None;
             }
@@ -146,7 +129,7 @@ impl Resource<'_> {
     }
 
     /// Parses `2/8,0/8`, of all GPUs of the node in order.
-    fn fractions(&self) -> Option<(BTreeSet<u32>, u64)> {
+    fn fractions(&self) -> Option<(BTreeSet<usize>, u64)> {
         let (mut gpus, mut per_gpu) = (BTreeSet::new(), 0);
         for (index, part) in (0..).zip(self.detail.split(',')) {
             let (count, total) = part.split_once('/')?;
@@ -191,11 +174,13 @@ fn resource(text: &str) -> Option<Resource<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use gcgroup_client::node::devices;
+
     use super::*;
 
     const NODE: &str = "gpu:h200:2(S:0-1),shard:h200:16(S:0-1)";
 
-    fn shards(count: u64, per_gpu: u64, gpus: &[u32]) -> Option<Shards> {
+    fn shards(count: u64, per_gpu: u64, gpus: &[usize]) -> Option<Shards> {
         let gpus = gpus.iter().copied().collect();
         Some(Shards { count, per_gpu, gpus })
     }
@@ -230,7 +215,10 @@ mod tests {
 
     #[test]
     fn shards_are_fractions_of_memory_and_time() {
-        let devices = parse_devices("0 GPU-a 0000:01:00.0 9000 A name\n1 GPU-b 0000:02:00.0 6000 B\njunk\n");
+        let devices = devices(
+            "0 GPU-a 0000:01:00.0 9000 A name\n1 GPU-b 0000:02:00.0 6000 B\njunk\n",
+            "",
+        );
         assert_eq!(devices.len(), 2);
         let both = shards(12, 8, &[0, 1]).unwrap();
         let limits = |memory, time: &str| Limits {

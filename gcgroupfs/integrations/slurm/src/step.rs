@@ -16,7 +16,7 @@ use crate::arguments::Arguments;
 use crate::controller;
 use crate::daemon::{self, Client};
 use crate::options::Options;
-use crate::shares::{Allocation, parse_devices};
+use crate::shares::Allocation;
 use crate::spank::{self, Item, Spank};
 
 /// Steps that are no numbers, as in `slurm.h`, with the names that Slurm gives their cgroups.
@@ -138,7 +138,7 @@ impl Step {
         prctl::set_child_subreaper(true).map_err(|errno| anyhow!("PR_SET_CHILD_SUBREAPER: {errno}"))?;
         let begun = daemon::begin_patiently(&arguments.socket, &of_job, &format!("step_{name}"))?;
         let mut client = Client::connect_patiently(&arguments.socket)?;
-        let devices = parse_devices(&client.get("devices")?);
+        let devices = client.devices()?;
         for write in given.writes(&of_job, &begun, &devices)? {
             // What an administrator has changed since the job's first step stays.
             if !write.is_default || client.get(&write.file)?.starts_with("max") {

@@ -190,7 +190,7 @@ fn bind_with_mode(socket: &OwnedFd, address: &UnixAddr) -> nix::Result<()> {
     thread::scope(|scope| scope.spawn(bound).join()).unwrap_or(Err(Errno::EAGAIN))
 }
 
-pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
+pub(super) fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
     socket(
         AddressFamily::Unix,
         SockType::SeqPacket,

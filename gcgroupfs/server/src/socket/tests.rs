@@ -23,6 +23,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
+use super::listener::new_socket;
 use super::*;
 use crate::block::theirs::{good_usage_file, usage_file};
 use gcgroupfs_model::file::{Node, resolve};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use gcgroup_abi::DEFAULT_SOCKET;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 
-use crate::cli::client::Client;
+use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::{Daemon, HOOK, Observed, PRELOAD, Program};
 use gcgroupfs_sys::{process, procfs};
 

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt::{self, Display};
 
 use super::row::{Row, What};
-use crate::cli::view::{size, time_left};
+use crate::cli::format::{size, time_left};
 use gcgroupfs_model::text::word;
 
 /// Row of the table of columns.

@@ -1,6 +1,6 @@
 //! Row of `gcgroupfs ls`: a process or a group on a GPU that it uses.
 
-use crate::cli::view::{Group, OnDevice, Process, Snapshot, Suspension, Usage};
+use gcgroup_client::node::{Group, OnDevice, Process, Snapshot, Suspension, Usage};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum What<'a> {

@@ -2,7 +2,7 @@
 
 use super::columns::Order;
 use super::row::{Row, What};
-use crate::cli::view::{Below, OnDevice, Process, Snapshot};
+use gcgroup_client::node::{Below, OnDevice, Process, Snapshot};
 
 /// Returns the rows. Unless sorted otherwise, groups are in the order of their paths, each before its
 /// processes, and those in the order of their pids.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::view::{Device, Group, Process, Snapshot, VERSION};
+use gcgroup_client::node::{Device, Group, Process, Snapshot, VERSION};
 
 /// Groups and processes of one sample. GPUs are few and change in each sample: they are always complete.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -122,7 +122,7 @@ fn apply<K: Ord>(all: &mut BTreeMap<K, Value>, changes: BTreeMap<K, Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::fixture;
+    use gcgroup_client::node::fixture;
 
     #[test]
     fn changes_lead_from_frame_to_frame() {

@@ -1,6 +1,5 @@
 //! The group of a command that `gcgroupfs run` starts, made by the daemon.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
@@ -10,8 +9,9 @@ use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 
 use super::program;
-use crate::cli::client::{Client, Refusal};
 use crate::cli::run_options::Write;
+use gcgroup_client::node::{Device, read_devices};
+use gcgroup_client::{Client, Refusal};
 
 /// A command that is to have a group.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl Job {
     ) -> anyhow::Result<Result<Self, String>> {
         let mut client = Client::connect_with(socket, patience)?;
         let program = program::find(request.program);
-        let begun = client.begin(request.group, request.name, &program)?;
+        let [group, name] = [request.group, request.name].map(Option::unwrap_or_default);
+        let begun = client.begin(group, name, &program)?;
         Ok(match begun {
             Ok(path) => Ok(Self { path }),
             // The daemon could not examine an ancestor in time, or has too much to do.
@@ -71,13 +72,14 @@ impl Job {
                     format!("{}/", index_of(device, known)?)
                 }
             };
-            client.set(&format!("{}/{directory}{file}", self.path), value)?;
+            client.set(&format!("{}/{directory}{file}", self.path), value)??;
         }
         Ok(())
     }
 }
 
 fn describe(request: &Request<'_>, refusal: &Refusal) -> String {
+    let reason = refusal.reason();
     match (refusal.errno, request.group, request.name) {
         (Errno::EEXIST, _, Some(name)) => format!("job {name}: a group of this name exists already"),
         (Errno::EBUSY, ..) => "this process is governed already, and stays in its group".to_owned(),
@@ -88,46 +90,28 @@ fn describe(request: &Request<'_>, refusal: &Refusal) -> String {
                 GroupName::LONGEST
             )
         }
-        (_, Some(group), _) => format!("group {group}: {refusal}"),
-        (_, None, Some(name)) => format!("job {name}: {refusal}"),
-        (_, None, None) => format!("the daemon makes no group for the job: {refusal}"),
+        (_, Some(group), _) => format!("group {group}: {reason}"),
+        (_, None, Some(name)) => format!("job {name}: {reason}"),
+        (_, None, None) => format!("the daemon makes no group for the job: {reason}"),
     }
 }
 
-/// Returns the indices of the devices by their UUIDs.
-fn read_devices(client: &mut Client) -> anyhow::Result<BTreeMap<String, String>> {
-    let text = String::from_utf8(client.get("devices")?).context("devices is not text")?;
-    let lines = text.lines().filter_map(|line| {
-        let mut words = line.split(' ');
-        let (index, uuid) = (words.next()?, words.next()?);
-        Some((uuid.to_owned(), index.to_owned()))
-    });
-    Ok(lines.collect())
-}
-
-fn index_of<'a>(device: &'a str, devices: &'a BTreeMap<String, String>) -> anyhow::Result<&'a str> {
-    match devices.get(device) {
-        Some(index) => Ok(index),
-        None if devices.values().any(|index| index == device) => Ok(device),
-        None => bail!("there is no GPU {device}"),
-    }
+fn index_of(name: &str, devices: &[Device]) -> anyhow::Result<usize> {
+    let found = devices.iter().find(|device| device.uuid == name);
+    let found = found.or_else(|| devices.iter().find(|device| device.index.to_string() == name));
+    Ok(found.with_context(|| format!("there is no GPU {name}"))?.index)
 }
 
 #[cfg(test)]
 mod tests {
+    use gcgroup_client::node::devices;
+
     use super::*;
 
     #[test]
     fn device_is_named_by_uuid_or_index() {
-        let devices = [("GPU-a", "0"), ("MIG-b", "1")];
-        let devices = devices.map(|(uuid, index)| (uuid.to_owned(), index.to_owned()));
-        let devices = BTreeMap::from(devices);
-        for (device, index) in [
-            ("GPU-a", Some("0")),
-            ("1", Some("1")),
-            ("2", None),
-            ("GPU-", None),
-        ] {
+        let devices = devices("0 GPU-a - 1 A\n1 MIG-b - 1 B\n", "");
+        for (device, index) in [("GPU-a", Some(0)), ("1", Some(1)), ("2", None), ("GPU-", None)] {
             assert_eq!(index_of(device, &devices).ok(), index, "{device}");
         }
     }

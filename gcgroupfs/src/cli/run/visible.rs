@@ -5,7 +5,8 @@ use std::env;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::cli::client::Client;
+use gcgroup_client::Client;
+use gcgroup_client::node::read_devices;
 
 pub(super) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -32,9 +33,8 @@ pub(super) fn translated(
 
 /// Returns the UUIDs of all devices.
 fn all(client: &mut Client) -> Option<Vec<String>> {
-    let text = String::from_utf8(client.get("devices").ok()?).ok()?;
-    let uuids = text.lines().filter_map(|line| line.split(' ').nth(1));
-    Some(uuids.map(str::to_owned).collect())
+    let devices = read_devices(client).ok()?.into_iter();
+    Some(devices.map(|device| device.uuid).collect())
 }
 
 fn number(entry: &str) -> Option<usize> {

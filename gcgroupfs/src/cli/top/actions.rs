@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use super::row::Row;
 use super::target::Target;
-use crate::cli::client::Client;
+use gcgroup_client::Client;
 
 /// Longest wait for the daemon's answer, during which the screen stands still.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -52,13 +52,13 @@ impl Action {
         match (&self.what, &self.target) {
             (What::Write(file, value), target) => {
                 let path = format!("{}/{file}", target.path());
-                client()?.set(&path, value)?;
+                client()?.set(&path, value)??;
                 Ok(format!("{path} is set to {value}"))
             }
             (What::Move(group), Target::Process(pid)) => {
                 let group = group.trim_matches('/');
                 let file = format!("{group}/gcgroup.procs");
-                client()?.set(file.trim_start_matches('/'), &pid.to_string())?;
+                client()?.set(file.trim_start_matches('/'), &pid.to_string())??;
                 Ok(format!("{pid} is moved to /{group}"))
             }
             (What::Kill(signal), Target::Process(pid)) => {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::target::Target;
-use crate::cli::view::{Device, OnDevice, Snapshot, Suspension, Usage};
+use gcgroup_client::node::{Device, OnDevice, Snapshot, Suspension, Usage};
 
 /// Points of a history: as many as fit in the widest sparkline.
 pub(super) const POINTS: usize = 60;
@@ -240,7 +240,7 @@ fn push(history: &mut VecDeque<u64>, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::fixture;
+    use gcgroup_client::node::fixture;
 
     const TARGET: Target = Target::Process(7);
 

@@ -1,6 +1,6 @@
 //! Bars that are drawn with characters.
 
-use crate::cli::view::size;
+use crate::cli::format::size;
 
 /// Width of a meter.
 const METER: usize = 24;

@@ -6,7 +6,7 @@ use super::activity::POINTS;
 use super::bars::sparkline;
 use super::row::Row;
 use super::target::Target;
-use crate::cli::view::size;
+use crate::cli::format::size;
 
 /// Row of the table of columns.
 #[derive(Debug)]

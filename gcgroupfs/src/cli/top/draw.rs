@@ -14,7 +14,8 @@ use super::columns::{columns, limit};
 use super::keys::BINDINGS;
 use super::row::Row;
 use super::state::{App, Mode};
-use crate::cli::view::{Device, size};
+use crate::cli::format::size;
+use gcgroup_client::node::Device;
 use gcgroupfs_model::text::word;
 use gcgroupfs_sys::clock::local_time;
 
@@ -223,7 +224,7 @@ fn heading(app: &App, width: usize) -> Line<'static> {
 fn detail(row: &Row) -> String {
     let usage = &row.usage;
     let pressure =
-        |pressure: &Option<crate::cli::view::Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
+        |pressure: &Option<gcgroup_client::node::Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
     let place = if row.group.is_empty() { "-" } else { &row.group };
     let quota = usage
         .compute

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::cli::top::columns::Sorting;
     use crate::cli::top::rows::Selection;
-    use crate::cli::view::fixture;
+    use gcgroup_client::node::fixture;
 
     fn app() -> App {
         let selection = Selection {

@@ -8,7 +8,7 @@ use super::actions::What;
 use super::columns::Sorting;
 use super::question::Question;
 use super::state::{App, Effect, Mode, Step};
-use crate::cli::view::Group;
+use gcgroup_client::node::Group;
 
 /// Row of the table of keys.
 pub(super) struct Binding {

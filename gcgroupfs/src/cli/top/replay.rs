@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use super::activity::POINTS;
 use super::state::{App, Step};
 use crate::cli::record::{Frame, Recording};
-use crate::cli::view::Snapshot;
+use gcgroup_client::node::Snapshot;
 
 /// Recording, and the sample that is shown.
 #[derive(Debug)]

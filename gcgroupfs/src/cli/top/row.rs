@@ -2,7 +2,7 @@
 
 use super::activity::Activity;
 use super::target::Target;
-use crate::cli::view::Usage;
+use gcgroup_client::node::Usage;
 
 #[derive(Debug, Clone)]
 pub(super) struct Row {

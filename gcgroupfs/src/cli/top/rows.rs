@@ -6,7 +6,8 @@ use super::activity::Activities;
 use super::columns::Sorting;
 use super::row::Row;
 use super::target::Target;
-use crate::cli::view::{Below, Group, Lease, OnDevice, Process, Snapshot, time_left};
+use crate::cli::format::time_left;
+use gcgroup_client::node::{Below, Group, Lease, OnDevice, Process, Snapshot};
 use gcgroupfs_model::text::word;
 
 /// Choice of the rows, and their order.
@@ -139,7 +140,7 @@ fn gpus(devices: &[OnDevice]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::view::fixture;
+    use gcgroup_client::node::fixture;
 
     fn shown(selection: &Selection) -> Vec<String> {
         let rows = selection.rows(&fixture::snapshot(), &Activities::default());

@@ -8,7 +8,7 @@ use super::question::Question;
 use super::row::Row;
 use super::rows::Selection;
 use super::target::Target;
-use crate::cli::view::Snapshot;
+use gcgroup_client::node::Snapshot;
 
 #[derive(Debug)]
 pub(super) struct App {

@@ -38,7 +38,8 @@
 //! `job-PID`.
 //!
 //! `hold` holds settings for the process that connected, all or none of them, until that process has ended;
-//! what it executes and what becomes of the connection does not matter (`gcgroupfs/model/src/tree/groups.md`).
+//! what it executes and what becomes of the connection does not matter
+//! (`gcgroupfs/model/src/tree/groups.md`).
 //!
 //! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`, a line of
 //! `list groups` is `{"group", "device", "uid", "files": {name: text}}`, where `uid` is the group's owner.

@@ -1,6 +1,6 @@
 //! The families of metrics: a table with a row for each.
 
-use crate::files::Files;
+use gcgroup_client::node::Files;
 
 /// Kind of thing that a family has samples of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +72,7 @@ macro_rules! families {
     (@label) => { None };
     (@label $label:literal $value:literal) => { Some(($label, $value)) };
     (@show $files:ident $file:literal ()) => { $files.number($file) };
-    (@show $files:ident $file:literal (some)) => { $files.pressure($file, "some") };
-    (@show $files:ident $file:literal (full)) => { $files.pressure($file, "full") };
-    (@show $files:ident $file:literal (frozen)) => { Some(u64::from($files.is_frozen())) };
+    (@show $files:ident $file:literal ($stall:ident)) => { $files.pressure($file).map(|it| it.$stall.total_usec) };
     (@show $files:ident $file:literal $key:literal) => { $files.key($file, $key) };
 }
 
@@ -111,7 +109,7 @@ families! {
         "memory.limit" () number;
     }
     ProcessGpu Gauge "process_gpu_swapped_bytes" "Memory of a process that was moved from a GPU to the host" {
-        "memory.stat" "swapped" number;
+        "memory.swap.current" () number;
     }
     ProcessGpu Counter "process_gpu_time_seconds" "GPU time charged to a process on a GPU, while it is measured" {
         "compute.stat" "usage_usec" seconds;
@@ -134,7 +132,7 @@ families! {
         "compute.priority" () number;
     }
     Process Gauge "process_frozen" "1 while a process is frozen" {
-        "compute.freeze" (frozen) number;
+        "(frozen)" () number;
     }
     Process Counter "process_refusals" "Allocations that a limit refused: of the process, or of a group above it" {
         ("limit" "process") "memory.events" "oom" number;
@@ -165,10 +163,10 @@ families! {
         "memory.limit" () number;
     }
     Group Gauge "group_swapped_bytes" "Memory of a group that was moved to the host" {
-        "memory.stat" "swapped" number;
+        "memory.swap.current" () number;
     }
     Group Gauge "group_frozen" "1 while a group is frozen" {
-        "compute.freeze" (frozen) number;
+        "(frozen)" () number;
     }
     Group Counter "group_gpu_time_seconds" "GPU time charged to a group, while it is measured" {
         "compute.stat" "usage_usec" seconds;

@@ -3,7 +3,8 @@
 use anyhow::Context;
 
 use crate::options::{Options, Value};
-use crate::shares::{Allocation, Device, Limits, Shards};
+use crate::shares::{Allocation, Limits, Shards};
+use gcgroup_client::node::Device;
 
 /// Options and resources of a step, from Slurm.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ fn directory(value: &Value, devices: &[Device]) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shares::parse_devices;
+    use gcgroup_client::node::devices;
 
     const DEVICES: &str = "0 GPU-a 0000:01:00.0 8000 A\n1 GPU-b 0000:02:00.0 8000 A\n";
 
@@ -162,7 +163,7 @@ mod tests {
             is_denied: false,
             swap_max: "max",
         };
-        let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+        let writes = given.writes("j", "j/s", &devices(DEVICES, "")).unwrap();
         let texts = writes.into_iter().map(|write| {
             let mark = if write.is_default { "?" } else { "" };
             format!("{}{mark} {}", write.file, write.value)
@@ -218,7 +219,7 @@ mod tests {
             is_denied: false,
             swap_max: "max",
         };
-        let error = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap_err();
+        let error = given.writes("j", "j/s", &devices(DEVICES, "")).unwrap_err();
         assert!(error.to_string().contains("no GPU 2"), "{error}");
         assert!(given.needs_group());
     }
@@ -235,7 +236,7 @@ mod tests {
             is_denied: false,
             swap_max: "max",
         };
-        let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+        let writes = given.writes("j", "j/s", &devices(DEVICES, "")).unwrap();
         let wanted = Write {
             file: "j/s/memory.limit".to_owned(),
             value: "0".to_owned(),
@@ -257,7 +258,7 @@ mod tests {
             is_denied: true,
             swap_max: "max",
         };
-        let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+        let writes = given.writes("j", "j/s", &devices(DEVICES, "")).unwrap();
         let files: Vec<_> = writes
             .iter()
             .map(|write| (write.file.as_str(), write.value.as_str()))
@@ -279,7 +280,7 @@ mod tests {
                 is_denied: false,
                 swap_max: "16G",
             };
-            let writes = given.writes("j", "j/s", &parse_devices(DEVICES)).unwrap();
+            let writes = given.writes("j", "j/s", &devices(DEVICES, "")).unwrap();
             let texts = writes
                 .into_iter()
                 .map(|write| format!("{} {}", write.file, write.value));

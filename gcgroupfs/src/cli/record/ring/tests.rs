@@ -1,5 +1,5 @@
 use super::*;
-use crate::cli::view::fixture;
+use gcgroup_client::node::fixture;
 
 /// Bytes of the smallest file: three blocks.
 const SIZE: u64 = SMALLEST;

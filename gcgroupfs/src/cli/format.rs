@@ -39,14 +39,6 @@ pub(in crate::cli) fn time_left(seconds: u64) -> String {
         .collect()
 }
 
-/// Returns a user's name, or the number if there is none.
-pub(in crate::cli) fn user(uid: u32) -> String {
-    match nix::unistd::User::from_uid(uid.into()) {
-        Ok(Some(user)) => user.name,
-        _ => uid.to_string(),
-    }
-}
-
 /// Parses a pause between two pictures: seconds, as `0.5`, from 0.1 to 3600.
 ///
 /// # Errors

@@ -41,7 +41,7 @@ fn group(path: &str, uid: u32) -> Group {
 }
 
 /// Groups a, a/b and c; processes 7 and 100 in a/b, 101 in none.
-pub(in crate::cli) fn snapshot() -> Snapshot {
+pub fn snapshot() -> Snapshot {
     let device = |index| Device {
         index,
         uuid: format!("GPU-{index}"),

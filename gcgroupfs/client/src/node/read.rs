@@ -4,20 +4,23 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
+use anyhow::Context;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::parse::{self, FILES, Files};
-use super::{Group, OnDevice, Process, Snapshot, Usage, VERSION, ancestors, user};
-use crate::cli::client::Client;
+use super::users::Users;
+use super::{
+    DEVICE_STAT, FILES, Files, Group, OnDevice, Process, Snapshot, Usage, VERSION, ancestors, parse,
+    read_devices,
+};
+use crate::Client;
 
 /// Reads snapshots. Connects again after a failure, since daemons are restarted.
-#[derive(Debug)]
-pub(in crate::cli) struct Reader {
+#[derive(Debug, Default)]
+pub struct Reader {
     socket: PathBuf,
     client: Option<Client>,
-    /// Names of users, which do not change while a program runs.
-    users: BTreeMap<u32, String>,
+    users: Users,
 }
 
 /// Line of the daemon's list of processes.
@@ -42,19 +45,24 @@ struct GroupLine {
 }
 
 impl Reader {
-    pub(in crate::cli) fn new(socket: &Path) -> Self {
+    pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
             client: None,
-            users: BTreeMap::new(),
+            users: Users::default(),
         }
     }
 
-    /// Returns a connection to the daemon, for writes.
+    /// Uses this connection, whose limits of time are the caller's.
+    pub fn connect(&mut self, client: Client) {
+        self.client = Some(client);
+    }
+
+    /// Returns the connection to the daemon.
     ///
     /// # Errors
     /// No daemon listens there.
-    pub(in crate::cli) fn client(&mut self) -> anyhow::Result<&mut Client> {
+    pub fn client(&mut self) -> anyhow::Result<&mut Client> {
         let client = match self.client.take() {
             Some(client) => client,
             None => Client::connect(&self.socket)?,
@@ -66,7 +74,7 @@ impl Reader {
     ///
     /// # Errors
     /// No daemon answers, or the client may not search the root directory.
-    pub(in crate::cli) fn read(&mut self) -> anyhow::Result<Snapshot> {
+    pub fn read(&mut self) -> anyhow::Result<Snapshot> {
         let read = self.try_read();
         if read.is_err() {
             self.client = None;
@@ -76,16 +84,14 @@ impl Reader {
 
     fn try_read(&mut self) -> anyhow::Result<Snapshot> {
         let client = self.client()?;
-        let mut text = |path: &str| -> anyhow::Result<String> {
-            let read = client.try_get(path)?.unwrap_or_default();
-            Ok(String::from_utf8_lossy(&read).into_owned())
-        };
-        let devices = parse::devices(&text("devices")?, &text("devices.stat")?);
-        let policy = text("compute.policy")?.trim().to_owned();
+        // The daemon samples the GPUs when it is asked, and shows the sample to the next reader.
+        let _ = client.get(DEVICE_STAT)?;
         // Processes first: the groups of all of them are then found, unless they are removed meanwhile.
-        let processes = lines(&client.list(FILES)?)?;
+        let processes = lines(&client.list(FILES)?.context("cannot list processes")?)?;
         let at = Instant::now();
-        let groups = lines(&client.list_groups(FILES)?)?;
+        let groups = lines(&client.list_groups(FILES)?.context("cannot list groups")?)?;
+        let devices = read_devices(client)?;
+        let policy = client.get("compute.policy")??.trim().to_owned();
         let mut snapshot = Snapshot {
             version: VERSION,
             time: SystemTime::UNIX_EPOCH
@@ -101,21 +107,17 @@ impl Reader {
         Ok(snapshot)
     }
 
-    fn user(&mut self, uid: u32) -> String {
-        self.users.entry(uid).or_insert_with(|| user(uid)).clone()
-    }
-
     fn groups(&mut self, lines: Vec<GroupLine>) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for line in lines {
-            let usage = parse::usage(&line.files);
             let lease = parse::lease(&line.files);
+            let usage = Usage::of(line.files);
             let index = line.device.and_then(|device| device.parse().ok());
             match (groups.last_mut().filter(|group| group.path == line.group), index) {
                 (Some(group), Some(index)) => group.devices.push(OnDevice { index, usage }),
                 _ => groups.push(Group {
                     uid: line.uid,
-                    user: self.user(line.uid),
+                    user: self.users.name(line.uid),
                     path: line.group,
                     lease,
                     usage,
@@ -130,7 +132,7 @@ impl Reader {
     fn processes(&mut self, lines: Vec<ProcessLine>) -> Vec<Process> {
         let mut processes: Vec<Process> = Vec::new();
         for line in lines {
-            let usage = parse::usage(&line.files);
+            let usage = Usage::of(line.files);
             let index = line.device.and_then(|device| device.parse().ok());
             let Ok(pid) = line.pid.parse() else { continue };
             match (processes.last_mut().filter(|process| process.pid == pid), index) {
@@ -138,7 +140,7 @@ impl Reader {
                 _ => processes.push(Process {
                     pid,
                     uid: line.uid,
-                    user: self.user(line.uid),
+                    user: self.users.name(line.uid),
                     comm: line.comm,
                     group: line.group,
                     usage,
@@ -151,10 +153,11 @@ impl Reader {
     }
 }
 
-fn lines<T: DeserializeOwned>(text: &[u8]) -> Result<Vec<T>, serde_json::Error> {
-    let lines = text.split(|byte| *byte == b'\n');
-    let lines = lines.filter(|line| !line.is_empty());
-    lines.map(serde_json::from_slice).collect()
+fn lines<T: DeserializeOwned>(text: &str) -> anyhow::Result<Vec<T>> {
+    let lines = text.lines().map(serde_json::from_str);
+    lines
+        .collect::<Result<_, _>>()
+        .context("the daemon's list is invalid")
 }
 
 /// Limits of a group: as a whole, and on each device by its index.
@@ -208,8 +211,8 @@ mod tests {
         let text =
             |lines: &[serde_json::Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
         let mut reader = Reader::new(Path::new("/nowhere"));
-        let groups = lines(text(groups).as_bytes()).unwrap();
-        let processes = lines(text(processes).as_bytes()).unwrap();
+        let groups = lines(&text(groups)).unwrap();
+        let processes = lines(&text(processes)).unwrap();
         let mut snapshot = Snapshot {
             version: VERSION,
             time: 0.0,

@@ -6,13 +6,13 @@ use super::{Group, Process, Snapshot};
 
 /// Processes and groups by the nearest group above them that is in the snapshot.
 #[derive(Debug)]
-pub(in crate::cli) struct Below<'a> {
+pub struct Below<'a> {
     processes: HashMap<&'a str, Vec<&'a Process>>,
     groups: HashMap<&'a str, Vec<&'a Group>>,
 }
 
 impl<'a> Below<'a> {
-    pub(in crate::cli) fn of(snapshot: &'a Snapshot) -> Self {
+    pub fn of(snapshot: &'a Snapshot) -> Self {
         let parent = |path: &'a str| {
             let mut known = ancestors(path).filter(|path| snapshot.group(path).is_some());
             known.next().unwrap_or_default()
@@ -33,25 +33,25 @@ impl<'a> Below<'a> {
     }
 
     /// Returns the processes directly in a group; the empty path is the root.
-    pub(in crate::cli) fn processes(&self, group: &str) -> impl Iterator<Item = &'a Process> {
+    pub fn processes(&self, group: &str) -> impl Iterator<Item = &'a Process> {
         self.processes.get(group).into_iter().flatten().copied()
     }
 
     /// Returns the groups directly in a group; the empty path is the root.
-    pub(in crate::cli) fn groups(&self, group: &str) -> impl Iterator<Item = &'a Group> {
+    pub fn groups(&self, group: &str) -> impl Iterator<Item = &'a Group> {
         self.groups.get(group).into_iter().flatten().copied()
     }
 }
 
 /// Returns the paths of a group and of those above it, without the root.
-pub(in crate::cli) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+pub fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     let first = Some(path).filter(|path| !path.is_empty());
     std::iter::successors(first, |path| Some(path.rsplit_once('/')?.0))
 }
 
 impl Snapshot {
     /// Returns the group of a path; `None` if the client may not see it.
-    pub(in crate::cli) fn group(&self, path: &str) -> Option<&Group> {
+    pub fn group(&self, path: &str) -> Option<&Group> {
         let at = self
             .groups
             .binary_search_by(|group| group.path.as_str().cmp(path));
@@ -59,13 +59,13 @@ impl Snapshot {
     }
 
     /// Returns whether a freeze is requested for a group or for one above it that the client may see.
-    pub(in crate::cli) fn is_freezing(&self, path: &str) -> bool {
+    pub fn is_freezing(&self, path: &str) -> bool {
         let mut groups = ancestors(path).filter_map(|path| self.group(path));
         groups.any(|group| group.usage.compute.freeze)
     }
 
     /// Returns whether a suspension is requested for a group or for one above it that the client may see.
-    pub(in crate::cli) fn is_suspending(&self, path: &str) -> bool {
+    pub fn is_suspending(&self, path: &str) -> bool {
         let mut groups = ancestors(path).filter_map(|path| self.group(path));
         groups.any(|group| group.usage.suspend == Some(true))
     }
