@@ -177,7 +177,7 @@ impl Window {
         Some(cost.saturating_sub(ran).max(ran.saturating_sub(cost) / 8) + LOOK)
     }
 
-    /// Records that the submission goes to the driver; returns its known cost, nanoseconds.
+    /// Records that the submission goes to the driver; returns its expected cost, nanoseconds.
     pub(crate) fn submit(&mut self, shape: impl Into<Shape>, stream: usize, now: u64) -> u64 {
         let shape = shape.into();
         let is_first = self.in_flight.is_empty() && self.unmarked.is_empty();
@@ -202,11 +202,6 @@ impl Window {
             self.unmarked.push((stream, load, now));
         }
         self.costs.of(shape)
-    }
-
-    /// Returns whether the cost of such submissions has been learned.
-    pub(crate) fn knows(&self, shape: Shape) -> bool {
-        self.costs.knows(shape)
     }
 
     /// Returns how many submissions like this one fill half a window, 1 to 1024.

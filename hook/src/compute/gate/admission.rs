@@ -55,11 +55,10 @@ impl Passing<'_> {
             match admission {
                 Admission::Later(nanoseconds) => Some(nanoseconds),
                 Admission::Room => {
-                    let is_known = queue.knows(self.shape);
-                    let known = queue.submit(self.shape, stream, now);
+                    let guess = queue.submit(self.shape, stream, now);
                     let sampler = self.compute.samplers.get(self.bound.index());
                     let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
-                    let cost = sampled.unwrap_or(if is_known { known } else { UNKNOWN_COST + known });
+                    let cost = sampled.unwrap_or(UNKNOWN_COST + guess);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);

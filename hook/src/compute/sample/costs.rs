@@ -13,6 +13,9 @@ const NEXT: f64 = 1.0 / 8.0;
 /// which a ninth of the samples do not reach.
 const DOWN: f64 = 1.0 / 2.0;
 const UP: f64 = 1.0 / 16.0;
+/// Shortest submission, nanoseconds, of which samples beside other processes' work are no measure: it always
+/// includes slices of theirs.
+const LONG: f64 = 4e6;
 /// Most shapes that are remembered.
 const MOST: usize = 4096;
 
@@ -109,16 +112,20 @@ impl Costs {
         Some(kind.nsec / kind.count * self.part())
     }
 
-    /// Returns the cost of a submission, nanoseconds: that of its shape, or else of its kind.
+    /// Returns the cost of a submission, nanoseconds: that of its shape, or of its kind if no such shape was
+    /// sampled. `None` if neither was, or if a long one was sampled only beside other processes' work.
     pub(super) fn of(&self, what: Submission, key: u64) -> Option<u64> {
-        let shape = self.shapes.get(&key).filter(|_| key != 0);
-        let cost = shape.map(|known| known.mean.unwrap_or(known.least) * self.part());
+        let cost = match self.shapes.get(&key).filter(|_| key != 0) {
+            Some(Known { mean: None, least }) if *least >= LONG => None,
+            Some(known) => Some(known.mean.unwrap_or(known.least) * self.part()),
+            None => self.mean(what as usize),
+        };
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "it saturates"
         )]
-        cost.or_else(|| self.mean(what as usize)).map(|nsec| nsec as u64)
+        cost.map(|nsec| nsec as u64)
     }
 }
 
@@ -163,5 +170,14 @@ mod tests {
         costs.learn(&run(1500, 1500), false);
         costs.learn(&run(9000, 9000), true);
         assert_eq!(costs.of(Submission::Kernel, 3), Some(1500));
+    }
+
+    #[test]
+    fn long_submission_beside_others_has_no_cost_until_it_runs_alone() {
+        let mut costs = Costs::default();
+        costs.learn(&run(9_000_000, 9_000_000), true);
+        assert_eq!(costs.of(Submission::Kernel, 3), None);
+        costs.learn(&run(5_000_000, 5_000_000), false);
+        assert_eq!(costs.of(Submission::Kernel, 3), Some(5_000_000));
     }
 }

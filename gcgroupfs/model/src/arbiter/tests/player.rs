@@ -64,7 +64,7 @@ pub(super) struct Player {
     resumes: u64,
     queue: VecDeque<Kernel>,
     costs: BTreeMap<u64, Cost>,
-    /// By length, the least time of a submission.
+    /// By length, the least time of a submission that tells its GPU time.
     sampled: BTreeMap<u64, u64>,
     /// The gate at which a thread waits, and since when.
     waiting: Option<(Gate, u64)>,
@@ -309,12 +309,8 @@ impl Player {
             Some(left) => now + left + cost,
             None => now + cost,
         };
-        let unknown = if self.cost(length).is_known {
-            0
-        } else {
-            UNKNOWN_COST
-        };
-        self.submitted += self.sampled.get(&length).copied().unwrap_or(unknown + cost);
+        let sampled = self.sampled.get(&length).copied();
+        self.submitted += sampled.unwrap_or(UNKNOWN_COST + cost);
         self.queue.push_back(Kernel {
             length,
             left: length,
@@ -355,8 +351,10 @@ impl Player {
 
     fn learn(&mut self, kernel: &Kernel, now: u64) {
         let took = now - kernel.since;
-        let sampled = self.sampled.entry(kernel.length).or_insert(took);
-        *sampled = took.min(*sampled);
+        if !kernel.is_shared || took < CHARGED {
+            let sampled = self.sampled.entry(kernel.length).or_insert(took);
+            *sampled = took.min(*sampled);
+        }
         let settles = kernel.charged.filter(|_| kernel.is_shared && took >= CHARGED);
         self.unsettled = settles.map(|before| (kernel.length, took, before));
         let cost = self.costs.entry(kernel.length).or_insert(UNKNOWN);
