@@ -244,6 +244,15 @@ impl<'p> Daemon<'p> {
         Ok(())
     }
 
+    /// Makes a group in the root group.
+    pub(crate) fn make_group(&self, name: &str) -> Result<()> {
+        let output = self.bare("gcgroupfs").args(["mkdir", name]).output()?;
+        if !output.status.success() {
+            bail!("{name}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    }
+
     /// Sets the scheduling policy.
     pub(crate) fn policy(&self, name: &str) -> Result<()> {
         self.write(".", "compute.policy", name)

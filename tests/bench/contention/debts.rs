@@ -47,7 +47,7 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn row(
+pub(crate) fn row(
     setting: &Setting,
     report: &mut Report,
     name: String,
@@ -60,7 +60,7 @@ fn row(
 }
 
 /// Returns the shares of two busy jobs with these priorities and kernels.
-fn pair(setting: &Setting, policy: &str, jobs: [(u32, &str); 2]) -> Result<[f64; 2]> {
+pub(crate) fn pair(setting: &Setting, policy: &str, jobs: [(u32, &str); 2]) -> Result<[f64; 2]> {
     let daemon = Daemon::start(&setting.environment)?;
     daemon.policy(policy)?;
     let [first, second] = jobs.map(|(priority, usec)| start(&daemon, Rule::Ranked(priority), usec));
@@ -85,7 +85,7 @@ fn quota(setting: &Setting, percent: u32, usec: &str) -> Result<f64> {
 }
 
 /// Starts a busy job with such kernels or graphs.
-fn start(daemon: &Daemon<'_>, rule: Rule, work: &str) -> Result<Job> {
+pub(crate) fn start(daemon: &Daemon<'_>, rule: Rule, work: &str) -> Result<Job> {
     let mut arguments = match work.split_once('x') {
         Some((usec, count)) => [batch(usec), vec!["--graph", count]].concat(),
         None => batch(work),
@@ -99,7 +99,7 @@ fn start(daemon: &Daemon<'_>, rule: Rule, work: &str) -> Result<Job> {
 }
 
 /// Returns the job's share of the GPU between two times. A job that is held reports nothing meanwhile.
-fn used(job: &Job, began: f64, ended: f64) -> f64 {
+pub(crate) fn used(job: &Job, began: f64, ended: f64) -> f64 {
     let told = job.progress();
     let until = |when: f64| told.iter().rfind(|progress| progress.at <= when);
     let busy = |when| until(when).map_or(0.0, |progress| progress.busy);

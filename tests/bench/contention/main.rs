@@ -18,6 +18,7 @@ mod paced;
 mod quota;
 mod report;
 mod shares;
+mod unequal;
 mod unread;
 
 use std::path::PathBuf;
@@ -73,7 +74,7 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 13] = [
+const ARMS: [Arm; 14] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
@@ -86,6 +87,7 @@ const ARMS: [Arm; 13] = [
     ("freeze", freeze::run),
     ("quota", quota::run),
     ("debts", debts::run),
+    ("unequal", unequal::run),
     ("crowd", crowd::run),
 ];
 

@@ -8,6 +8,9 @@
 //! there in the following periods. So members of an outer quota lose by one of them no more than that one's
 //! own quota, whatever it claims and however long its kernels are.
 
+mod sharers;
+
+use self::sharers::Sharers;
 use super::policy::Time;
 use super::settings::LONGEST_DEBT;
 use crate::tree::Quota;
@@ -38,6 +41,10 @@ pub(super) struct Meter {
     above: Vec<Key>,
     /// Whether it was used up when [`has_turned`](Self::has_turned) was last called.
     was_over: bool,
+    sharers: Sharers,
+    /// Whether it was used up in this period or the one before.
+    is_scarce: bool,
+    was_used_up: bool,
 }
 
 /// GPU time on a device to charge to meters, each with what the one before passes on.
@@ -58,6 +65,9 @@ impl Meter {
             deferred: Vec::new(),
             above: Vec::new(),
             was_over: false,
+            sharers: Sharers::default(),
+            is_scarce: false,
+            was_used_up: false,
         }
     }
 
@@ -75,10 +85,14 @@ impl Meter {
         self.used = self.used.saturating_add(nsec);
         let (quota, period) = (self.quota_nsec(), self.period_nsec());
         let passed = now.saturating_sub(self.began) / period;
+        self.was_used_up |= self.is_over();
         self.used = self.used.saturating_sub(passed.saturating_mul(quota));
         self.began += passed * period;
         if passed > 0 {
             self.passed = 0;
+            self.is_scarce = self.was_used_up;
+            self.was_used_up = self.is_over();
+            self.sharers.begin(self.is_scarce);
         }
         let most = (LONGEST_DEBT / period).max(1).saturating_mul(quota);
         self.used = self.used.min(most);
@@ -133,6 +147,37 @@ impl Meter {
         taken
     }
 
+    /// Begins a look at the processes that want the GPU, see [`Self::attribute`].
+    pub(super) fn look(&mut self) {
+        self.sharers.rest();
+    }
+
+    /// Records a process under this quota: whether it wants the GPU, and what it was charged, nanoseconds.
+    pub(super) fn attribute(&mut self, process: u64, priority: Option<u32>, nsec: u64) {
+        if let Some(priority) = priority {
+            self.sharers.want(process, priority);
+        }
+        self.sharers.charge(process, nsec);
+    }
+
+    /// Returns until when a process waits because others of its priority have had less of the quota, which
+    /// keeps being used up: at most until the rest of the period is just long enough to use what is left.
+    pub(super) fn waits_until(&self, process: u64, now: Time) -> Option<Time> {
+        let until = self.ends().saturating_sub(self.left());
+        let is_ahead = || self.sharers.ahead(process) > self.slack();
+        ((self.is_scarce || self.was_used_up) && now < until && is_ahead()).then_some(until)
+    }
+
+    /// Returns the difference of what processes have had of the quota from which on one waits, nanoseconds.
+    fn slack(&self) -> u64 {
+        self.quota_nsec() / 8
+    }
+
+    /// Returns what is left of the quota in this period, nanoseconds.
+    fn left(&self) -> u64 {
+        self.quota_nsec().saturating_sub(self.used)
+    }
+
     /// Returns whether this period's quota is used up.
     pub(super) fn is_over(&self) -> bool {
         self.used >= self.quota_nsec()
@@ -155,11 +200,18 @@ impl Meter {
         self.began + periods.max(1).saturating_mul(self.period_nsec())
     }
 
-    /// Returns when the quota is used up at the earliest, if used from `now` on without pause; not beyond the
-    /// period's end.
+    /// Returns when the quota is used up, or a process need not wait for others under it, at the earliest, if
+    /// it is used from `now` on without pause; not beyond the period's end.
     pub(super) fn lasts(&self, now: Time) -> Time {
-        let left = self.quota_nsec().saturating_sub(self.used);
-        now.saturating_add(left).min(self.ends())
+        let waits = self.sharers.wanting().filter_map(|process| {
+            let until = self.waits_until(process, now)?;
+            let ahead = self.sharers.ahead(process).saturating_sub(self.slack());
+            Some(until.min(now.saturating_add(ahead)))
+        });
+        waits
+            .chain([now.saturating_add(self.left()), self.ends()])
+            .min()
+            .unwrap_or(now)
     }
 
     fn quota_nsec(&self) -> u64 {

@@ -83,6 +83,8 @@ impl State {
         self.gpus.resize_with(tree.nr_devices(), Gpu::new);
         self.rests.resize_with(tree.nr_devices(), || None);
 
+        self.meters.values_mut().for_each(Meter::look);
+
         let mut all: Vec<Vec<Seen<ProcessId>>> = Vec::with_capacity(self.gpus.len());
         for (device, gpu) in self.gpus.iter_mut().enumerate() {
             let seen = tree.seen(now, device, |id| self.watches.contains_key(&id));
@@ -93,11 +95,18 @@ impl State {
             }
             self.rests[device] = None;
             for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen, &self.settings)) {
-                if nsec > 0 {
-                    tree.charge(one.id, device, nsec);
-                    let to = keys(&self.meters, tree, one.id, device);
-                    charge(&mut self.meters, now, &Passed { device, nsec, to });
+                let wants = (one.is_busy || one.nr_waiting > 0 || gpu.has_demand(one.id)) && !one.is_frozen;
+                if nsec == 0 && !wants {
+                    continue;
                 }
+                let to = keys(&self.meters, tree, one.id, device);
+                for key in &to {
+                    if let Some(meter) = self.meters.get_mut(key) {
+                        meter.attribute(one.id.0, wants.then_some(one.priority), nsec);
+                    }
+                }
+                tree.charge(one.id, device, nsec);
+                charge(&mut self.meters, now, &Passed { device, nsec, to });
             }
             all.push(seen);
         }
@@ -123,7 +132,7 @@ impl State {
             if rest.is_some_and(|rest| rest.policy == policy && rest.entities.is_disjoint(&changed)) {
                 continue;
             }
-            let each = seen.iter().map(|one| self.quotas(tree, one.id, device));
+            let each = seen.iter().map(|one| self.quotas(now, tree, one.id, device));
             let quotas: Vec<Quotas> = each.collect();
             let Some(gpu) = self.gpus.get_mut(device) else {
                 continue;
@@ -215,7 +224,7 @@ impl State {
     }
 
     /// Returns the state on one GPU of the process's own quotas and those of all groups that it is in.
-    fn quotas(&self, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Quotas {
+    fn quotas(&self, now: Time, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Quotas {
         let mut quotas = Quotas::default();
         for key in keys(&self.meters, tree, id, device) {
             let Some(meter) = self.meters.get(&key) else {
@@ -224,9 +233,11 @@ impl State {
             let quota = meter.quota().usec.saturating_mul(1000);
             quotas.has_any = true;
             quotas.least = Some(quotas.least.map_or(quota, |least| least.min(quota)));
-            if meter.is_over() {
-                quotas.over_until = quotas.over_until.max(Some(meter.repaid()));
-            }
+            let over_until = match meter.is_over() {
+                true => Some(meter.repaid()),
+                false => meter.waits_until(id.0, now),
+            };
+            quotas.over_until = quotas.over_until.max(over_until);
         }
         quotas
     }

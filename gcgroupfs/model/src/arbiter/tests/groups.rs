@@ -42,6 +42,44 @@ fn group_quota_is_shared_by_all_processes() {
     assert_eq!(play.gate(other), Gate::Track);
 }
 
+#[test]
+fn member_with_long_kernels_waits_until_others_have_caught_up() {
+    let mut play = Play::new(1);
+    let (long, short) = (play.join(100, 8), play.join(101, 8));
+    play.world.group("a");
+    play.world.store("a/compute.max", ROOT, "20000 100000").unwrap();
+    play.world.store("a/gcgroup.procs", ROOT, "100").unwrap();
+    play.world.store("a/gcgroup.procs", ROOT, "101").unwrap();
+    play.tick();
+    let gates = |play: &Play| [long, short].map(|id| play.gate(id));
+    play.begins(long);
+    play.begins(short);
+    play.tick();
+    play.after(20 * MSEC);
+    assert_eq!(gates(&play), [Gate::Throttled; 2], "each has had half");
+    play.ends(short);
+    play.waits(short, 1);
+    play.after(10 * MSEC);
+    play.ends(long);
+    play.waits(long, 1);
+    play.after(70 * MSEC);
+    assert_eq!(gates(&play), [Gate::Throttled, Gate::Arbitrate], "10 ms ahead");
+    play.begins(short);
+    play.waits(short, 0);
+    let next = play.tick().at.unwrap();
+    assert!(next <= play.now + 75 * MSEC / 10, "it may have caught up");
+    play.after(75 * MSEC / 10 + 1);
+    assert_eq!(gates(&play), [Gate::Arbitrate; 2]);
+    play.ends(short);
+    play.after(100 * MSEC);
+    play.after(100 * MSEC);
+    play.begins(long);
+    play.after(10 * MSEC);
+    play.waits(short, 1);
+    play.after(0);
+    assert_eq!(gates(&play), [Gate::Arbitrate; 2], "less than the quota was used");
+}
+
 /// Simulates ten seconds of a lying process in a group with 10 % of the GPU and an honest, always busy one in
 /// a group beside it, both inside a group with 50 %. Returns the number of milliseconds in which the honest
 /// one's gate was open.
