@@ -132,6 +132,7 @@ impl Sampler {
             key: sample.shape.key(),
             host: Host {
                 stream: sample.stream,
+                submitted: sample.submitted.cast_signed(),
                 gap: now - sample.submitted,
                 before: sample.cost.min(LONGEST),
                 after: late.min(LONGEST),

@@ -9,6 +9,8 @@ use crate::program::context::Moment;
 /// Nanoseconds by which a stream's next moment must be later than its last work for the stream to have been
 /// idle.
 const IDLE: i64 = 1_000;
+/// Part of the host's time by which the GPU's clock may be slower.
+const DRIFT: i64 = 20_000;
 /// Age of the base of times at which it is replaced, nanoseconds: the driver tells times as `float`.
 const OLD: i64 = 1_000_000_000;
 /// Samples after submissions without samples of which the first may be left out, to find a time at which the
@@ -40,12 +42,16 @@ struct Line {
     last: i64,
     delay: i64,
     epoch: u32,
+    /// Least time from the submission of a start moment to its time on the GPU, and the last submission.
+    lag: Option<(i64, i64)>,
 }
 
 /// Times of a sample on the host's clock, nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Host {
     pub stream: usize,
+    /// When the start moment was submitted.
+    pub submitted: i64,
     /// From the start moment's submission to that of the work.
     pub gap: u64,
     /// Time of the thread that the sample took before and after the driver call.
@@ -116,8 +122,9 @@ impl Timelines {
 
 impl Line {
     /// Returns when a submission ran that lies between these two moments of its stream, as if nothing had
-    /// been sampled. If the stream was idle, the GPU has waited for the work's submission. Records are given
-    /// in the order of their submission.
+    /// been sampled. If the stream was idle, the GPU has waited for the work's submission, unless it reached
+    /// the start moment late, because of another process's work. Records are given in the order of their
+    /// submission.
     fn place(&mut self, [start, end]: [i64; 2], host: Host) -> [i64; 2] {
         if self.epoch != host.epoch {
             self.streams.clear();
@@ -128,14 +135,26 @@ impl Line {
             false => self.delay.saturating_add_unsigned(host.before),
         };
         self.last = self.last.max(end);
+        let gap = i64::try_from(host.gap).unwrap_or(0) - self.late(start, host.submitted);
         let (began, delay) = match self.streams.get(&host.stream) {
             Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay),
-            Some(_) => (start.saturating_add_unsigned(host.gap), self.delay),
+            Some(_) => (start + gap.max(0), self.delay),
             None => (start, self.delay),
         };
         self.streams.insert(host.stream, [end, delay]);
         self.delay = self.delay.saturating_add_unsigned(host.after);
         [began.min(end), end].map(|time| time - delay)
+    }
+
+    /// Returns how many nanoseconds later than usual the GPU reached a start moment.
+    fn late(&mut self, start: i64, submitted: i64) -> i64 {
+        let lag = start.saturating_sub(submitted);
+        let least = match self.lag {
+            Some((least, last)) => lag.min(least + submitted.saturating_sub(last).max(0) / DRIFT),
+            None => lag,
+        };
+        self.lag = Some((least, submitted));
+        lag - least
     }
 
     /// Returns for how long a submission ran, and for how long of that no earlier one did; `None` if it may
@@ -166,9 +185,11 @@ mod tests {
 
     const MSEC: i64 = 1_000_000;
 
-    fn host(stream: usize, epoch: u32) -> Host {
+    /// Returns the times of a submission whose start moment was submitted at `submitted`.
+    fn host(stream: usize, epoch: u32, submitted: i64) -> Host {
         Host {
             stream,
+            submitted,
             gap: 4_000,
             before: 1_000,
             after: 2_000,
@@ -179,7 +200,7 @@ mod tests {
     #[test]
     fn idle_stream_does_not_run_while_the_host_submits() {
         let mut line = Line::default();
-        let mut place = |start, end, epoch| line.place([start, end], host(7, epoch));
+        let mut place = |start, end, epoch| line.place([start, end], host(7, epoch, start));
         assert_eq!(
             place(5_000, 10_000, 1),
             [5_000, 10_000],
@@ -192,9 +213,23 @@ mod tests {
     }
 
     #[test]
+    fn work_that_waits_for_another_process_runs_from_its_start_moment() {
+        let mut line = Line::default();
+        let mut place = |start, end, late| line.place([start, end], host(7, 1, 300 + start - late));
+        place(0, 10_000, 0);
+        assert_eq!(place(50_000, 64_000, 0), [54_000, 64_000]);
+        assert_eq!(
+            place(90_000, 99_000, 3_000),
+            [91_001, 99_000],
+            "submitted 1 us later, less drift"
+        );
+        assert_eq!(place(150_000, 159_000, 50_000), [150_000, 159_000]);
+    }
+
+    #[test]
     fn streams_run_as_if_nothing_delayed_their_submissions() {
         let mut line = Line::default();
-        let mut place = |start, end, stream| line.place([start, end], host(stream, 0));
+        let mut place = |start, end, stream| line.place([start, end], host(stream, 0, start));
         place(5_000, 6_000, 1);
         place(5_500, 7_000, 2);
         assert_eq!(place(50_000, 100_000, 1), [54_000, 100_000]);
