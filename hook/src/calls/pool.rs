@@ -163,7 +163,7 @@ fn alloc_from(
             .memory
             .pressing(pool.index(), held.begun.growth.max(bytes), next);
         let made = result.ok().and_then(|()| written(address));
-        let settled = pool.settle_within(hook.memory, Some(held));
+        let settled = pool.settle_within(hook.memory, held);
         drop(unsettled);
         let Some(address) = made else {
             pool.account.lock().end(bytes, None);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::{ControlDevice, Gate, OTHER_DEVICE};
 
+use super::account::Account;
 use super::page_counter::{self, Full, Sums, Unsettled};
 use super::{ABSURD, Memory, grant};
 use crate::driver::cuda::{CUerror, CUresult};
@@ -273,7 +274,7 @@ impl Memory {
         let device = self.control().devices.get(index);
         let is_frozen = |device: &ControlDevice| Gate::from_word(device.gate.load(Relaxed)) == Gate::Frozen;
         let may_wait = !exit::is_exiting() && !helper::is_caller();
-        may_wait && !device.is_some_and(is_frozen) && self.reserves.is_waiting(self)
+        may_wait && !device.is_some_and(is_frozen) && self.reserves.is_waiting(self, Account::may_wait_for)
     }
 
     /// Settles frees that streams have reached; returns whether there were any.

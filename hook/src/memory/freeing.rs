@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Memory;
+use super::account::Account;
 use super::ledger::Entry;
 use super::stream::Stream;
 use crate::helper::Step;
@@ -118,11 +119,17 @@ impl Settling {
     pub(crate) fn step(&mut self, memory: &Memory) -> Step {
         let (freeing, reserves) = (&memory.freeing, &memory.reserves);
         let is_any = || {
-            let exceeds = || reserves.is_any() && reserves.is_waiting(memory) && reserves.exceed(memory);
+            let exceeds = || {
+                reserves.is_any()
+                    && reserves.exceed(memory)
+                    && reserves.is_waiting(memory, Account::waits_for)
+            };
             freeing.count.load(Relaxed) != 0 || reserves.is_any_over() || exceeds()
         };
+        // A thread may settle a free after pools were trimmed in vain: what waited then is looked at again.
+        let was_any = is_any();
         let has_released = memory.release_excess();
-        if !is_any() {
+        if !was_any && !is_any() {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
@@ -133,7 +140,7 @@ impl Settling {
             (2 * self.pause).min(LONGEST_PAUSE)
         };
         Step {
-            wake: is_any().then_some(self.pause),
+            wake: Some(self.pause),
             has_news: false,
         }
     }

@@ -210,9 +210,15 @@ impl Reserve {
         self.settle_after(memory, held, After::Any)
     }
 
-    /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
-    pub(crate) fn settle_within(&self, memory: &Memory, held: Option<Advance>) -> Result<(), Full> {
-        self.settle_after(memory, held, After::Marked)
+    /// Settles an allocation as [`settle`](Self::settle), within the call, which is marked as unsettled. It
+    /// is compared even if it has not made the pool grow: it may lie in what another call has added beyond a
+    /// limit, which could not be trimmed then.
+    pub(crate) fn settle_within(&self, memory: &Memory, held: Advance) -> Result<(), Full> {
+        self.settle_after(memory, Some(held), After::Marked)?;
+        memory
+            .reserve(self.index(), 0)
+            .map(drop)
+            .or_else(|_| memory.cover(self.index(), held.is_above_high))
     }
 
     fn settle_after(&self, memory: &Memory, held: Option<Advance>, after: After) -> Result<(), Full> {

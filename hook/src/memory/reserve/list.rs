@@ -198,10 +198,10 @@ impl Reserves {
         self.list.lock().clone()
     }
 
-    /// Returns whether freed blocks wait for a stream that the calling thread may wait for.
-    pub(crate) fn is_waiting(&self, memory: &Memory) -> bool {
+    /// Returns whether freed blocks wait for a stream among `streams` that the calling thread may wait for.
+    pub(crate) fn is_waiting(&self, memory: &Memory, streams: impl Fn(&Account) -> Vec<Stream>) -> bool {
         self.all().iter().any(|pool| {
-            let streams = pool.account.lock().may_wait_for();
+            let streams = streams(&pool.account.lock());
             streams.iter().any(|stream| stream.may_pass(memory.program))
         })
     }
