@@ -1,6 +1,9 @@
 //! Tests `gcgroup.suspend` of processes and groups: memory moves to the host with its contents, is charged
 //! there, and comes back when there is room.
 
+use std::collections::HashSet;
+use std::fs;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use simgpu::Held;
@@ -284,4 +287,54 @@ fn swap_limit_of_a_group_bounds_a_suspension() {
     assert_eq!(mount.number("team", "memory.swap.current", ""), 64 * MIB);
     resume(&mount, pid);
     assert_eq!(program.ask("verify"), "verified 1");
+}
+
+#[test]
+fn process_that_another_program_moves_is_shown_as_such_and_waited_for() {
+    let mount = Mount::new();
+    let moves = mount.simgpu_dir().join("checkpointing");
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("SIMGPU_QUIRKS", "checkpointing");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let pid = program.pid();
+    fs::write(&moves, "").expect("the directory takes a file");
+    let suspended = mount.gcgroupfs(&["suspend", "--wait", &pid.to_string()]).output();
+    assert!(!suspended.expect("it runs").status.success());
+    let explained = mount.gcgroupfs(&["explain", &pid.to_string()]).output();
+    let text = String::from_utf8_lossy(&explained.expect("it runs").stdout).into_owned();
+    assert!(text.contains("another program moves its memory"), "{text}");
+    fs::remove_file(&moves).expect("it exists");
+    suspend(&mount, pid);
+    fs::write(&moves, "").expect("the directory takes a file");
+    mount.write(pid, "gcgroup.suspend", "0");
+    wait_until("the daemon waits for the other program", || {
+        mount.read(pid, "gcgroup.events").contains("suspend_step check")
+    });
+    fs::remove_file(&moves).expect("it exists");
+    wait_until("the process is resumed", || is_running(&mount, pid));
+}
+
+#[test]
+fn helper_is_kept_for_the_next_process_and_replaced_when_it_has_ended() {
+    let mount = Mount::with(config());
+    let daemon = mount.daemon().expect("the daemon runs");
+    let mut helpers = Vec::new();
+    for _ in 0..6 {
+        let program = mount.obedient();
+        suspend(&mount, program.pid());
+        resume(&mount, program.pid());
+        // A task may begin just before the helper of the last one is free.
+        helpers.push(wait_for("a helper is kept", || helper(daemon, "checkpoint")));
+    }
+    let distinct = |helpers: &[Pid]| helpers.iter().collect::<HashSet<_>>().len();
+    assert!(distinct(&helpers) < helpers.len(), "{helpers:?}");
+    let program = mount.obedient();
+    for _ in 0..3 {
+        let kept = wait_for("a helper is kept", || helper(daemon, "checkpoint"));
+        kill(kept, Signal::SIGKILL).expect("the helper lives");
+        wait_until("it has ended", || helper(daemon, "checkpoint") != Some(kept));
+        suspend(&mount, program.pid());
+        resume(&mount, program.pid());
+    }
 }

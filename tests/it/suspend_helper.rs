@@ -15,15 +15,16 @@ use nix::sys::stat::Mode;
 use nix::unistd::{mkfifo, read, write};
 use support::{Governed, Mount, artifacts};
 
-/// Requests the state, and returns the result of the driver and the state.
-fn state(daemon: &OwnedFd) -> (u32, u32) {
-    ask(daemon);
+/// Requests the state of a process with this pid and start time, and returns the result of the driver and the
+/// state.
+fn state(daemon: &OwnedFd, process: (i32, u64)) -> (u32, u32) {
+    ask(daemon, process);
     answer(daemon)
 }
 
-fn ask(daemon: &OwnedFd) {
-    let mut get_state = [0; 37];
-    get_state[0] = b's';
+fn ask(daemon: &OwnedFd, (pid, start_time): (i32, u64)) {
+    let process = pid.to_le_bytes().into_iter().chain(start_time.to_le_bytes());
+    let get_state: Vec<u8> = process.chain([b's']).chain([0; 36]).collect();
     write(daemon, &get_state).expect("the helper lives");
 }
 
@@ -43,7 +44,8 @@ fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
     program.expect("ready");
     let stat = format!("/proc/{}/stat", program.pid());
     let text = fs::read_to_string(&stat).expect("proc(5)");
-    let start_time = text.split(' ').nth(21).expect("the name has no blanks");
+    let start_time = text.split(' ').nth(21).and_then(|word| word.parse().ok());
+    let process = (program.pid(), start_time.expect("the name has no blanks"));
 
     let slow = mount.root().join("stat");
     mkfifo(&slow, Mode::S_IRWXU).expect("the directory takes a file");
@@ -54,7 +56,7 @@ fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
         SockFlag::SOCK_CLOEXEC,
     )
     .expect("two sockets");
-    let mut command = mount.gcgroupfs(&["checkpoint", &program.pid().to_string(), start_time]);
+    let mut command = mount.gcgroupfs(&["checkpoint"]);
     let (from, to) = (slow.clone(), stat.clone());
     // SAFETY: these system calls may be made between fork and exec.
     unsafe {
@@ -69,7 +71,7 @@ fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
     let mut helper = command.spawn().expect("gcgroupfs starts");
     // The command has the helper's end.
     drop(command);
-    ask(&daemon);
+    ask(&daemon, process);
     // Returns when the helper reads.
     let mut file: File = OpenOptions::new()
         .write(true)
@@ -81,10 +83,10 @@ fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
     file.write_all(text.as_bytes()).expect("the helper reads");
     drop(file);
     assert_eq!(answer(&daemon), (0, 0), "it runs");
-    assert_eq!(state(&daemon), (0, 0), "nothing is read again");
+    assert_eq!(state(&daemon, process), (0, 0), "nothing is read again");
     program.signal(Signal::SIGKILL);
     program.wait();
-    assert_eq!(state(&daemon), (1, 0), "it has ended");
+    assert_eq!(state(&daemon, process), (1, 0), "it has ended");
     drop(daemon);
     let _ = helper.wait();
 }

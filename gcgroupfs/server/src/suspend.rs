@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use gcgroupfs_model::tree::{Listener, Notice, Pending, ProcessId, Step, Tree};
 use gcgroupfs_sys::launch::Launcher;
 
+use self::helper::Helpers;
 use self::room::Room;
 use self::steps::{Goal, Task};
 
@@ -44,7 +45,7 @@ pub fn start(tree: Arc<Tree>, launcher: Arc<Launcher>) -> io::Result<()> {
     let (done, finished) = channel();
     let suspender = Suspender {
         tree,
-        launcher,
+        helpers: Arc::new(Helpers::new(launcher)),
         room: Room::default(),
         waits: HashMap::new(),
         busy: HashMap::new(),
@@ -78,7 +79,7 @@ impl Listener for Ear {
 
 struct Suspender {
     tree: Arc<Tree>,
-    launcher: Arc<Launcher>,
+    helpers: Arc<Helpers>,
     room: Room,
     /// Step of each process that waits, and since when.
     waits: HashMap<ProcessId, (Step, Instant)>,
@@ -112,16 +113,14 @@ impl Suspender {
                 let wait = self.waits.get(&one.id);
                 wait.is_some_and(|(step, _)| matches!(step, Step::Room | Step::Check))
             });
-            if pending.is_empty() && self.busy.is_empty() {
-                let _ = woken.recv();
-            } else {
-                let pause = if is_patient && self.busy.is_empty() {
-                    LONG_PAUSE
-                } else {
-                    PAUSE
-                };
-                let _ = woken.recv_timeout(pause);
-            }
+            self.helpers.end_idle();
+            let pause = match (pending.is_empty(), is_patient) {
+                _ if !self.busy.is_empty() => PAUSE,
+                (true, _) => helper::KEEP,
+                (false, true) => LONG_PAUSE,
+                (false, false) => PAUSE,
+            };
+            let _ = woken.recv_timeout(pause);
         }
     }
 
@@ -252,7 +251,7 @@ impl Suspender {
         self.busy.insert(one.id, busy);
         let task = Task {
             tree: self.tree.clone(),
-            launcher: self.launcher.clone(),
+            helpers: self.helpers.clone(),
             process: one.clone(),
             goal,
         };

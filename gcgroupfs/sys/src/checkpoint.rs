@@ -32,6 +32,10 @@ pub enum ProcessState {
     Checkpointed,
     /// The driver cannot continue the process.
     Failed,
+    /// A program moves its memory out or back, from CUDA 13.4 on.
+    Moving,
+    /// A state of a later driver.
+    Unknown(u32),
 }
 
 impl ProcessState {
@@ -40,7 +44,20 @@ impl ProcessState {
             0 => Self::Running,
             1 => Self::Locked,
             2 => Self::Checkpointed,
-            _ => Self::Failed,
+            3 => Self::Failed,
+            4 | 5 => Self::Moving,
+            word => Self::Unknown(word),
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Self::Running => 0,
+            Self::Locked => 1,
+            Self::Checkpointed => 2,
+            Self::Failed => 3,
+            Self::Moving => 4,
+            Self::Unknown(word) => word,
         }
     }
 }
@@ -62,13 +79,13 @@ pub enum Operation {
 pub type Uuid = [u8; 16];
 
 /// Length of an encoded operation, bytes: its kind, an argument and two UUIDs.
-pub const OPERATION_LENGTH: usize = 37;
+const OPERATION_LENGTH: usize = 37;
 
 const NO_UUIDS: [Uuid; 2] = [[0; 16]; 2];
 
 impl Operation {
     /// Returns the operation as a packet.
-    pub fn to_bytes(self) -> [u8; OPERATION_LENGTH] {
+    fn to_bytes(self) -> [u8; OPERATION_LENGTH] {
         let (kind, argument, uuids) = match self {
             Self::GetState => (b's', 0, NO_UUIDS),
             Self::Lock(msec) => (b'l', msec, NO_UUIDS),
@@ -86,7 +103,7 @@ impl Operation {
     }
 
     /// Returns the operation of a packet.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; OPERATION_LENGTH] = bytes.try_into().ok()?;
         let (kind, rest) = bytes.split_first()?;
         let (argument, uuids) = rest.split_first_chunk()?;
@@ -100,6 +117,42 @@ impl Operation {
             b'o' => Self::RestoreOn(*old, new.try_into().ok()?),
             b'u' => Self::Unlock,
             _ => return None,
+        })
+    }
+}
+
+/// A request to the helper process: an operation on a process, which its start time (clock ticks since boot)
+/// tells from later ones with its pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    pub pid: u32,
+    pub start_time: u64,
+    pub operation: Operation,
+}
+
+/// Length of an encoded request, bytes: the pid, the start time and the operation.
+pub const REQUEST_LENGTH: usize = 12 + OPERATION_LENGTH;
+
+impl Request {
+    /// Returns the request as a packet.
+    pub fn to_bytes(self) -> [u8; REQUEST_LENGTH] {
+        let process = self
+            .pid
+            .to_le_bytes()
+            .into_iter()
+            .chain(self.start_time.to_le_bytes());
+        let mut bytes = process.chain(self.operation.to_bytes());
+        std::array::from_fn(|_| bytes.next().unwrap_or(0))
+    }
+
+    /// Returns the request of a packet.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (pid, rest) = bytes.split_first_chunk()?;
+        let (start_time, operation) = rest.split_first_chunk()?;
+        Some(Self {
+            pid: u32::from_le_bytes(*pid),
+            start_time: u64::from_le_bytes(*start_time),
+            operation: Operation::from_bytes(operation)?,
         })
     }
 }
@@ -260,7 +313,7 @@ pub const ANSWER_LENGTH: usize = 8;
 /// Returns the answer to an operation as a packet.
 pub fn answer_to_bytes(answer: Result<ProcessState>) -> [u8; ANSWER_LENGTH] {
     let [result, state] = match answer {
-        Ok(state) => [0, state as u32],
+        Ok(state) => [0, state.word()],
         Err(CudaError(error)) => [error, 0],
     };
     let both = u64::from(state) << 32 | u64::from(result);
@@ -288,21 +341,29 @@ mod tests {
             Operation::RestoreOn([7; 16], *b"another GPU uuid"),
             Operation::Unlock,
         ] {
-            assert_eq!(Operation::from_bytes(&operation.to_bytes()), Some(operation));
+            let request = Request {
+                pid: 7,
+                start_time: 1 << 40,
+                operation,
+            };
+            assert_eq!(Request::from_bytes(&request.to_bytes()), Some(request));
         }
+        assert_eq!(ProcessState::from_word(5), ProcessState::Moving);
         for packet in [
             &b""[..],
             b"s",
-            &[b'x'; OPERATION_LENGTH],
-            &[b's'; OPERATION_LENGTH + 1],
+            &[b'x'; REQUEST_LENGTH],
+            &[b's'; REQUEST_LENGTH + 1],
         ] {
-            assert_eq!(Operation::from_bytes(packet), None);
+            assert_eq!(Request::from_bytes(packet), None);
         }
         for answer in [
             Ok(ProcessState::Running),
             Ok(ProcessState::Locked),
             Ok(ProcessState::Checkpointed),
             Ok(ProcessState::Failed),
+            Ok(ProcessState::Moving),
+            Ok(ProcessState::Unknown(6)),
             Err(CudaError::NOT_SUPPORTED),
         ] {
             assert_eq!(answer_from_bytes(answer_to_bytes(answer)), answer);

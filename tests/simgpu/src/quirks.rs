@@ -39,6 +39,9 @@ quirks! {
     NvmlLate = "nvml-late";
     /// NVML's lists of processes wait while the machine's directory has a file `nvml-waits`.
     NvmlWaits = "nvml-waits";
+    /// The checkpoint functions report that another program moves the process's memory while the machine's
+    /// directory has a file `checkpointing`.
+    Checkpointing = "checkpointing";
     /// Devices with an odd index are of another chip.
     TwoChips = "two-chips";
 }

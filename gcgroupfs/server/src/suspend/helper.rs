@@ -1,5 +1,5 @@
-//! The helper process that calls the driver for one process. It is replaced when it dies, or does not answer
-//! in time.
+//! The helper process that calls the driver. It is kept for the next task if its last operation has
+//! succeeded; while it is busy, another is started. It is replaced when it dies, or does not answer in time.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 
-use gcgroupfs_sys::checkpoint::{ANSWER_LENGTH, CudaError, Operation, ProcessState, answer_from_bytes};
+use gcgroupfs_sys::checkpoint::{
+    ANSWER_LENGTH, CudaError, Operation, ProcessState, Request, answer_from_bytes,
+};
 use gcgroupfs_sys::launch::{self, Launcher};
 use gcgroupfs_sys::packet_pair;
 
@@ -39,21 +42,61 @@ fn describe(error: &CudaError) -> String {
     }
 }
 
-pub(super) struct Helper {
+/// How long a helper is kept for the next task: a process that has initialised the driver keeps its module
+/// from being unloaded, and GPUs from being reset or divided.
+pub(super) const KEEP: Duration = Duration::from_secs(60);
+
+/// A helper process and the socket that it reads. Dropping it kills the process.
+type Running = (launch::Helper, OwnedFd);
+
+/// The source of helpers.
+pub(super) struct Helpers {
     launcher: Arc<Launcher>,
+    /// A helper that no task uses, and since when. It has initialised the driver, and may have ended.
+    idle: Mutex<Option<(Running, Instant)>>,
+}
+
+impl Helpers {
+    pub(super) fn new(launcher: Arc<Launcher>) -> Self {
+        Self {
+            launcher,
+            idle: Mutex::new(None),
+        }
+    }
+
+    /// Ends the idle helper [`KEEP`] after its last use.
+    pub(super) fn end_idle(&self) {
+        (self.idle.lock()).take_if(|(_, since)| since.elapsed() >= KEEP);
+    }
+}
+
+/// A helper in the service of one task.
+pub(super) struct Helper {
+    helpers: Arc<Helpers>,
     pid: u32,
     start_time: u64,
-    running: Option<(launch::Helper, OwnedFd)>,
+    running: Option<Running>,
+    /// Whether the last answer shows that the driver is initialised.
+    is_sound: bool,
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take().filter(|_| self.is_sound) {
+            *self.helpers.idle.lock() = Some((running, Instant::now()));
+        }
+    }
 }
 
 impl Helper {
     /// Returns the helper for a process, which is started when it is needed.
-    pub(super) fn new(launcher: Arc<Launcher>, pid: u32, start_time: u64) -> Self {
+    pub(super) fn new(helpers: Arc<Helpers>, pid: u32, start_time: u64) -> Self {
         Self {
-            launcher,
+            helpers,
             pid,
             start_time,
             running: None,
+            is_sound: false,
         }
     }
 
@@ -67,7 +110,23 @@ impl Helper {
         operation: Operation,
         patience: Duration,
     ) -> Result<ProcessState, Failure> {
-        let result = self.exchange(operation, Instant::now() + patience);
+        let deadline = Instant::now() + patience;
+        let idle = match self.running {
+            None => self.helpers.idle.lock().take(),
+            Some(_) => None,
+        };
+        let is_reused = idle.is_some();
+        if let Some((running, _)) = idle {
+            self.running = Some(running);
+        }
+        let mut result = self.exchange(operation, deadline);
+        if is_reused && result == Err(Failure::Ended) {
+            // It had ended while no task used it.
+            self.running = None;
+            result = self.exchange(operation, deadline);
+        }
+        // Other errors may be those of initialising the driver.
+        self.is_sound = matches!(result, Ok(_) | Err(Failure::Driver(CudaError::INVALID_VALUE)));
         if matches!(result, Err(Failure::Ended | Failure::TimedOut)) {
             // Dropping it kills it.
             self.running = None;
@@ -76,8 +135,13 @@ impl Helper {
     }
 
     fn exchange(&mut self, operation: Operation, deadline: Instant) -> Result<ProcessState, Failure> {
+        let request = Request {
+            pid: self.pid,
+            start_time: self.start_time,
+            operation,
+        };
         let socket = self.start().ok_or(Failure::Ended)?;
-        let sent = nix::unistd::write(socket, &operation.to_bytes());
+        let sent = nix::unistd::write(socket, &request.to_bytes());
         sent.map_err(|_| Failure::Ended)?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -101,13 +165,9 @@ impl Helper {
     fn start(&mut self) -> Option<&OwnedFd> {
         if self.running.is_none() {
             let (ours, theirs) = packet_pair().ok()?;
-            let words = [
-                "checkpoint".to_owned(),
-                self.pid.to_string(),
-                self.start_time.to_string(),
-            ];
-            let words: Vec<&OsStr> = words.iter().map(OsStr::new).collect();
-            let helper = self.launcher.launch_with_driver(&words, &theirs).ok()?;
+            let helper = (self.helpers.launcher)
+                .launch_with_driver(&[OsStr::new("checkpoint")], &theirs)
+                .ok()?;
             self.running = Some((helper, ours));
         }
         self.running.as_ref().map(|(_, socket)| socket)

@@ -9,9 +9,8 @@ use tracing::{info, warn};
 
 use gcgroupfs_model::tree::{Pending, Step, Tree};
 use gcgroupfs_sys::checkpoint::{CudaError, Operation, ProcessState};
-use gcgroupfs_sys::launch::Launcher;
 
-use super::helper::{Failure, Helper};
+use super::helper::{Failure, Helper, Helpers};
 use super::room::HostRoom;
 
 /// Longest time of an operation, besides that for the bytes that move.
@@ -23,6 +22,8 @@ const SPEED: u64 = 256 << 20;
 /// Longest time until the library has asked which GPUs the process has, and the time between two looks.
 const IDENTIFY: Duration = Duration::from_secs(5);
 const IDENTIFY_PAUSE: Duration = Duration::from_millis(2);
+/// Time between two looks whether another program still moves the process's memory.
+const MOVE_PAUSE: Duration = Duration::from_millis(20);
 /// Most operations for one goal: a rollback included.
 const MOST_OPERATIONS: usize = 8;
 
@@ -86,7 +87,7 @@ type Reason = (Step, String);
 /// A process and what is wanted of it.
 pub(super) struct Task {
     pub(super) tree: Arc<Tree>,
-    pub(super) launcher: Arc<Launcher>,
+    pub(super) helpers: Arc<Helpers>,
     pub(super) process: Pending,
     pub(super) goal: Goal,
 }
@@ -94,7 +95,7 @@ pub(super) struct Task {
 impl Task {
     pub(super) fn run(&self) {
         let Pending { pid, start_time, .. } = self.process;
-        let mut helper = Helper::new(self.launcher.clone(), pid, start_time);
+        let mut helper = Helper::new(self.helpers.clone(), pid, start_time);
         match self.goal {
             Goal::Checked => self.check(&mut helper),
             Goal::Suspended => self.suspend(&mut helper),
@@ -107,7 +108,11 @@ impl Task {
         let (tree, id) = (&self.tree, self.process.id);
         let reason = match helper.perform(Operation::GetState, PATIENCE) {
             Ok(ProcessState::Running) => self.admit().err(),
-            Ok(_) => Some("another program has locked it in the driver".to_owned()),
+            Ok(state) => Some(
+                foreign(state)
+                    .unwrap_or("another program has locked it in the driver")
+                    .to_owned(),
+            ),
             // It has not initialized the driver yet, or is ending.
             Err(Failure::Driver(CudaError::INVALID_VALUE)) => return,
             Err(failure) => Some(failure.to_string()),
@@ -246,7 +251,7 @@ impl Task {
         let mut failed: Option<Reason> = None;
         let mut last = Step::Check;
         for _ in 0..MOST_OPERATIONS {
-            let state = match helper.perform(Operation::GetState, PATIENCE) {
+            let state = match self.settled_state(helper, PATIENCE.saturating_add(moving)) {
                 Ok(state) => state,
                 // It is ending, or executes another program than the one that may have been locked.
                 Err(Failure::Driver(CudaError::INVALID_VALUE))
@@ -256,9 +261,8 @@ impl Task {
                 }
                 Err(failure) => return (None, failed.or(Some((last, failure.to_string())))),
             };
-            if state == ProcessState::Failed {
-                let reason = "the driver cannot continue the process".to_owned();
-                return (Some(state), failed.or(Some((last, reason))));
+            if let Some(reason) = foreign(state) {
+                return (Some(state), failed.or(Some((last, reason.to_owned()))));
             }
             // Not wanted any more.
             if goal == Goal::Suspended && !self.tree.is_suspend_wanted(self.process.id) {
@@ -290,9 +294,34 @@ impl Task {
         (None, failed)
     }
 
+    /// Returns the state of the process, once no program moves its memory: the helper of an earlier daemon
+    /// may still do so.
+    fn settled_state(&self, helper: &mut Helper, patience: Duration) -> Result<ProcessState, Failure> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match helper.perform(Operation::GetState, PATIENCE)? {
+                ProcessState::Moving if Instant::now() < deadline => {
+                    self.tree.set_suspend_step(self.process.id, Some(Step::Check));
+                    thread::sleep(MOVE_PAUSE);
+                }
+                state => return Ok(state),
+            }
+        }
+    }
+
     fn moved_bytes(&self) -> u64 {
         let moved = self.process.moved.iter().flatten();
         moved.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// Returns why no step leads on from a state.
+fn foreign(state: ProcessState) -> Option<&'static str> {
+    match state {
+        ProcessState::Failed => Some("the driver cannot continue the process"),
+        ProcessState::Moving => Some("another program moves its memory"),
+        ProcessState::Unknown(_) => Some("the driver reports a state that this version does not know"),
+        ProcessState::Running | ProcessState::Locked | ProcessState::Checkpointed => None,
     }
 }
 

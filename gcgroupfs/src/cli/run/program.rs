@@ -72,7 +72,9 @@ pub(super) fn obstacle(command: &[OsString]) -> Option<String> {
         if CLEANERS.contains(&short) && !is_everywhere {
             return named("it removes the library from the environment; use gcgroupfs run after it");
         }
-        let metadata = program.metadata().ok()?;
+        // Otherwise exec(3) fails.
+        let can_be_executed = |file: &Metadata| file.is_file() && file.mode() & 0o111 != 0;
+        let metadata = program.metadata().ok().filter(can_be_executed)?;
         if changes_user(&program, &metadata) && !is_everywhere {
             return named("a set-user-ID program, or one with capabilities, is started without the library");
         }
@@ -285,6 +287,7 @@ mod tests {
             file(name, contents, 0o755);
         }
         file("small", &small, 0o755);
+        file("static_file", &fixed, 0o644);
         for (name, line) in [
             ("good", "#!DIR/shared -u"),
             ("plain", "echo"),
@@ -318,6 +321,8 @@ mod tests {
             "@plain",
             "@circle",
             "@missing",
+            "/",
+            "@static_file",
             "@own",
             "@locking",
             "@ld-linux-x86-64.so.2 @shared",

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use simgpu::memory::{Kind, Moved};
 use simgpu::shield::Bell;
-use simgpu::{Device, Driver, Machine, Route, Suspended};
+use simgpu::{Device, Driver, Machine, Quirk, Route, Suspended, config};
 
 use crate::abi::{CUerror, CUresult, In, Out};
 use crate::call::{driver, is_null_mode};
@@ -32,6 +32,7 @@ use crate::process::{self, Process};
 const RUNNING: u32 = 0;
 const LOCKED: u32 = 1;
 const CHECKPOINTED: u32 = 2;
+const CHECKPOINTING: u32 = 4;
 
 /// Operations, as the first word of a request.
 const GET_STATE: u32 = 0;
@@ -173,6 +174,9 @@ fn bytes([low, high]: [u32; 2]) -> [u8; 8] {
 }
 
 fn state() -> u32 {
+    if Quirk::Checkpointing.is_on() && config::directory().join("checkpointing").exists() {
+        return CHECKPOINTING;
+    }
     match (GATE.count() % 2, &*IMAGE.lock()) {
         (0, _) => RUNNING,
         (_, None) => LOCKED,

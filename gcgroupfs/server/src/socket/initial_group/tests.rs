@@ -287,6 +287,28 @@ fn user_over_the_group_quota_still_gets_the_rule_group() {
 }
 
 #[test]
+fn group_of_a_job_is_found_and_never_made() {
+    let world = World::new(1);
+    make(&world, "hers", ALICE);
+    make(&world, "hers/there", ALICE);
+    let begins = |wish: &str, names_job| {
+        let look =
+            |facts: &GroupFacts<'_>| find_initial_group(&world.tree, &GroupFacts { names_job, ..*facts });
+        let begins = with_facts(&alice(), None, ("", wish), look);
+        (world.tree.path(begins.group), begins.is_as_requested)
+    };
+    assert_eq!(begins("hers/there", true), ("hers/there".to_owned(), true));
+    for (wish, names_job) in [
+        ("hers/night", true),
+        ("hers/job-4711", false),
+        ("hers/job-4711-2", true),
+    ] {
+        assert_eq!(begins(wish, names_job), (String::new(), false), "{wish}");
+    }
+    assert_eq!(begins("hers/job-x", false), ("hers/job-x".to_owned(), true));
+}
+
+#[test]
 fn check_before_the_start_reports_invalid_names() {
     let world = World::new(1);
     for (path, errno) in [
