@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use nix::sys::signal::Signal;
-use support::{Config, Governed, Mount, artifacts, repository, wait_until};
+use support::{Config, Governed, Mount, artifacts, c_program, repository, wait_until};
 
 fn command(mount: &Mount, script: &str) -> Command {
     let mut command = Command::new(repository().join("scripts").join(script));
@@ -211,6 +211,20 @@ fn gc_preempt_swaps_out_before_command_and_in_afterwards() {
 }
 
 #[test]
+fn gc_preempt_runs_no_command_beside_a_process_that_cannot_be_suspended() {
+    let mount = Mount::with(Config::default().env("SIMGPU_FAULTS", "cuCheckpointProcessLock=801"));
+    let mut job = mount.obedient();
+    assert!(job.ask("alloc linear 4096").starts_with("allocated "));
+    let mut preempt = command(&mount, "gc-preempt");
+    preempt.args(["--suspend", &job.pid().to_string(), "--", "echo", "it runs"]);
+    let output = preempt.output().expect("the script starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(stderr.contains("suspend_error lock"), "{stderr}");
+}
+
+#[test]
 fn preemption_works_through_the_socket_alone() {
     let mount = Mount::with(Config::default().arg("--no-fuse"));
     let (mut watched, batch) = (mount.obedient(), mount.obedient());
@@ -343,6 +357,31 @@ fn gc_autopreempt_thaws_when_the_watched_or_the_script_ends() {
             mount.read(&pid, "compute.freeze") == "0"
         });
         drop(watched);
+    }
+}
+
+/// The signal comes before the shell knows the pid of the process that holds the freeze.
+#[test]
+fn gc_autopreempt_thaws_when_it_ends_while_it_starts_to_freeze() {
+    let mount = Mount::new();
+    let slow = c_program("slow_fork.c", &["-shared", "-fPIC", "-ldl"]);
+    let mut batch = mount.obedient();
+    let pid = batch.pid().to_string();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let mut watched = mount.obedient();
+        watched.say("launch 1 100000000");
+        let mut script = command(&mount, "gc-autopreempt");
+        script
+            .arg(watched.pid().to_string())
+            .arg(&pid)
+            .env("LD_PRELOAD", &slow);
+        let mut script = Governed::spawn(script);
+        wait_until("the batch process is frozen", || {
+            mount.number(&pid, "gcgroup.events", "frozen") == 1
+        });
+        script.signal(signal);
+        assert_eq!(script.wait().code(), Some(128 + signal as i32));
+        assert_eq!(batch.ask("launch 1"), "launched 1");
     }
 }
 
