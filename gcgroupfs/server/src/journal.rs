@@ -2,10 +2,11 @@
 //!
 //! The first line has the boot id. After it comes one JSON line for each change, appended by one write(2)
 //! before the write that caused it is answered; a daemon killed at any point loses at most what it was
-//! writing. Records that change together are one write, of which all lines count or none. Each line holds
-//! all settings of one process or group, and a number; of several lines with one key the highest number
-//! counts, so lines may be appended in any order. Lines have a version and a checksum ([`line`]). The journal
-//! does not know what the settings mean.
+//! writing. The first line has the number of the last one and is written after it: a line that is missing is
+//! noticed, and of records that change together, which are one write, all lines count or none. Each line
+//! holds all settings of one process or group, and a number; of several lines with one key the highest
+//! number counts, so lines may be appended in any order. Lines have a version and a checksum ([`line`]). The
+//! journal does not know what the settings mean.
 //!
 //! A full or read-only disk or a removed file is survived: lines that cannot be stored are held in memory,
 //! the latest of each process and group, and [`Journal::tend`] tries again. Changes are acknowledged
@@ -21,7 +22,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use tracing::{info, warn};
 pub use self::key::Key;
 #[cfg(any(test, fuzzing, feature = "fixture"))]
 pub use self::replay::check;
-use self::replay::{Record, Replay, boot_id, header};
+use self::replay::{Replay, boot_id, header, object};
 use self::state_file::{Fresh, Refusal};
 use self::stored::Stored;
 
@@ -64,7 +65,7 @@ const CHECK: Duration = Duration::from_secs(1);
 pub struct Condition {
     /// Whether there are settings that are not stored.
     pub is_degraded: bool,
-    /// Number of damaged lines in the file that this daemon found; 1 if the format was unknown.
+    /// Number of damaged and missing lines in the file that this daemon found.
     pub nr_damaged: u64,
 }
 
@@ -74,7 +75,6 @@ pub struct Journal {
     path: PathBuf,
     /// Boot id of the running system.
     boot: String,
-    header: Vec<u8>,
     next: AtomicU64,
     nr_damaged: u64,
     is_degraded: AtomicBool,
@@ -128,28 +128,21 @@ impl Journal {
             Ok((file, text)) => (Some(file), text),
             Err(refusal @ Refusal::System { .. }) => {
                 warn!("{refusal}: continuing without the stored settings");
-                (None, Vec::new())
+                (None, header(&boot, 0))
             }
             Err(refusal) => return Err(refusal.into()),
         };
         let mut replay = Replay::of(&text, &boot);
-        let mut before = replay.hashes()?;
-        // A last line without a newline is cut off and stored again.
-        replay.tail.and_then(|tail| before.remove(&tail));
+        let before = replay.hashes()?;
         replay.sift(sift);
-        let mut stored = Stored::new(file, replay.end as u64);
-        stored.keep_copy = replay.fault.is_some();
-        if replay.end < text.len() {
-            match replay.fault {
-                None => stored.cut(),
-                // The copy must contain all of it.
-                Some(_) => stored.is_spoilt = true,
-            }
+        let mut stored = Stored::new(file, replay.end as u64, replay.last);
+        stored.is_spoilt |= replay.is_unfit;
+        if replay.end < text.len() && !stored.is_spoilt {
+            stored.cut();
         }
         stored.is_spoilt |= !stored.file.as_ref().is_some_and(state_file::is_writable);
         let journal = Self {
             path,
-            header: header(&boot)?,
             boot,
             next: AtomicU64::new(replay.highest + 1),
             nr_damaged: replay.nr_damaged,
@@ -158,13 +151,9 @@ impl Journal {
         };
         journal.store_sifted(&replay, &before)?;
         let nr_records = replay.latest.len();
-        if let Some(fault) = replay.fault {
-            let copy = match journal.state.lock().keep_copy {
-                true => "it stays as it is for now".to_owned(),
-                false => format!("a copy is in {}", state_file::copy(&journal.path).display()),
-            };
-            let path = journal.path.display();
-            warn!("{path}: {fault}; {copy}, {nr_records} records could be read");
+        if replay.nr_damaged > 0 {
+            let (path, nr) = (journal.path.display(), replay.nr_damaged);
+            warn!("{path}: {nr} lines are damaged or missing, {nr_records} records could be read");
         }
         info!("{nr_records} records restored from {}", journal.path.display());
         let records = replay.latest.into_iter();
@@ -181,8 +170,7 @@ impl Journal {
         replay: &Replay<S>,
         before: &BTreeMap<Key, u64>,
     ) -> anyhow::Result<()> {
-        let text = replay.text(&self.boot)?;
-        let Err(error) = self.replace(&text, replay.end) else {
+        let Err(error) = self.replace(&replay.objects()?, replay.end) else {
             return Ok(());
         };
         warn!("cannot compact the settings' file: {error}");
@@ -191,16 +179,16 @@ impl Journal {
         for (key, record) in &replay.latest {
             if after.get(key) != before.get(key) {
                 let seq = self.number();
-                state.hold(seq, *key, self.line(&Record::alone(seq, *key, &record.settings))?);
+                state.hold(seq, *key, object(seq, *key, &record.settings)?);
             }
         }
         for key in before.keys().filter(|key| !after.contains_key(key)) {
             let seq = self.number();
-            state.hold(seq, *key, self.line(&Record::alone(seq, *key, &S::default()))?);
+            state.hold(seq, *key, object(seq, *key, &S::default())?);
         }
         let stored = match state.is_spoilt {
             true => Err(error),
-            false => state.flush(&self.header),
+            false => state.flush(&self.boot),
         };
         self.note(&mut state, stored);
         Ok(())
@@ -220,10 +208,13 @@ impl Journal {
     /// Stores the settings of several processes and groups in one write: all of them or, if the daemon is
     /// killed, none.
     pub fn append_all<S: Serialize>(&self, records: &[(u64, Key, S)]) {
-        let lines = self.one_write(records);
+        let encoded = records
+            .iter()
+            .map(|(seq, key, settings)| object(*seq, *key, settings));
+        let objects = encoded.collect::<io::Result<Vec<_>>>();
         let mut state = self.state.lock();
         if !state.is_spoilt && state.held.is_empty() {
-            let stored = lines.and_then(|lines| state.write(&self.header, &lines));
+            let stored = objects.and_then(|objects| state.write(&self.boot, &objects));
             if stored.is_err() {
                 self.hold(&mut state, records);
             }
@@ -231,27 +222,15 @@ impl Journal {
         }
         self.hold(&mut state, records);
         if !state.is_spoilt && state.nr_held_bytes <= AT_ONCE {
-            let stored = state.flush(&self.header);
+            let stored = state.flush(&self.boot);
             self.note(&mut state, stored);
         }
-    }
-
-    /// Encodes records that are written together.
-    fn one_write<S: Serialize>(&self, records: &[(u64, Key, S)]) -> io::Result<Vec<u8>> {
-        let mut text = Vec::new();
-        for (more, (seq, key, settings)) in (0..records.len()).rev().zip(records) {
-            text.extend(self.line(&Record {
-                more,
-                ..Record::alone(*seq, *key, settings)
-            })?);
-        }
-        Ok(text)
     }
 
     /// Holds records in memory, each by itself, because a later one of its key may take its place.
     fn hold<S: Serialize>(&self, state: &mut Stored, records: &[(u64, Key, S)]) {
         for (seq, key, settings) in records {
-            match self.line(&Record::alone(*seq, *key, settings)) {
+            match object(*seq, *key, settings) {
                 Ok(line) => state.hold(*seq, *key, line),
                 // Cannot happen: all settings can be encoded.
                 Err(error) => warn!("settings cannot be written as JSON: {error}"),
@@ -298,7 +277,7 @@ impl Journal {
                 state = self.state.lock();
                 stored
             } else {
-                state.flush(&self.header)
+                state.flush(&self.boot)
             };
             if stored.is_ok() {
                 // The next compaction may be due at once: many processes may end within a second.
@@ -345,39 +324,33 @@ impl Journal {
         replaced
     }
 
-    /// Replaces the current file by one that begins with `text`, which stands for the current file's first
-    /// `end` bytes.
-    fn replace(&self, text: &[u8], end: usize) -> io::Result<()> {
+    /// Replaces the current file by one that begins with lines of these objects, which stand for the current
+    /// file's first `end` bytes.
+    fn replace(&self, objects: &[Vec<u8>], end: usize) -> io::Result<()> {
         let is_ours =
             (self.state.lock().file.as_ref()).is_some_and(|file| state_file::is_at(file, &self.path));
         // Fails if another daemon has created a file of that name meanwhile.
-        let found = match is_ours {
+        let _lock = match is_ours {
             true => None,
             false => Some(
                 state_file::lock_now(&self.path).map_err(|refusal| io::Error::other(refusal.to_string()))?,
             ),
         };
-        let mut fresh = Fresh::beside(&self.path)?;
-        fresh.file.write_all(text)?;
+        let (fresh, file) = Fresh::beside(&self.path)?;
+        let mut next = Stored::new(Some(file), 0, 0);
+        next.write(&self.boot, objects)?;
+        let kept = next.length;
         let mut state = self.state.lock();
         let all =
             (state.file.as_ref()).map_or(Ok(Vec::new()), |file| state_file::read(file, state.length))?;
-        let added = [all.get(end..).unwrap_or_default(), &state.held_text()].concat();
-        fresh.file.write_all(&added)?;
-        if state.keep_copy || found.is_some_and(|found| found.metadata().is_ok_and(|found| found.len() > 0)) {
-            state_file::set_aside(&self.path)?;
-        }
-        state.file = Some(fresh.install(&self.path)?);
-        state.keep_copy = false;
-        state.kept = text.len() as u64;
-        state.length = state.kept + added.len() as u64;
-        state.is_spoilt = false;
+        let mut added = replay::objects(all.get(end..).unwrap_or_default(), &self.boot);
+        added.extend(state.held_objects());
+        next.write(&self.boot, &added)?;
+        fresh.install(&self.path)?;
+        (state.file, state.length, state.last) = (next.file, next.length, next.last);
+        (state.kept, state.is_spoilt) = (kept, false);
         state.has_stored();
         Ok(())
-    }
-
-    fn line<S: Serialize>(&self, record: &Record<S>) -> io::Result<Vec<u8>> {
-        line::encode(&self.boot, record)
     }
 
     /// Records whether settings could be stored, and logs a change of that.

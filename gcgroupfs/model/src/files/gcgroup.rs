@@ -89,8 +89,8 @@ pub(super) const FILES: &[ControlFile] = &[
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
               the lowest of several), of a group with a lease also lease_expired (1 once gcgroup.lease has expired); poll(2) wakes on each change, but for draining. \
               At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
-              not have them) and journal_damaged (damaged lines of the stored settings that the daemon found when it started; \
-              the file is kept beside them as settings.corrupt), and unmanaged (processes that use a GPU without the library, \
+              not have them) and journal_damaged (damaged and missing lines of the stored settings that the daemon found when it \
+              started), and unmanaged (processes that use a GPU without the library, \
               as last seen by a scan: at least every 10 seconds).",
     },
     ControlFile {

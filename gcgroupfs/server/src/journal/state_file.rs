@@ -1,7 +1,7 @@
-//! The state file in the file system: checked, opened and locked, replaced atomically, and kept as a copy.
+//! The state file in the file system: checked, opened and locked, and replaced atomically.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::geteuid;
 use thiserror::Error;
+
+use super::replay::{boot_id, header};
 
 /// How long to wait for a lock, and the time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -116,7 +118,7 @@ fn kind(found: &fs::Metadata) -> &'static str {
 
 fn open_any(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).append(true).custom_flags(FLAGS);
+    options.read(true).write(true).custom_flags(FLAGS);
     loop {
         match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -138,7 +140,12 @@ fn open_any(path: &Path) -> io::Result<File> {
         }
         match create(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => return made,
+            made => {
+                let file = made?;
+                // An empty file has lost its contents.
+                file.write_all_at(&header(&boot_id(), 0), 0)?;
+                return Ok(file);
+            }
         }
     }
 }
@@ -146,7 +153,7 @@ fn open_any(path: &Path) -> io::Result<File> {
 /// Creates the file, and its directory if missing.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).append(true).create_new(true);
+    options.read(true).write(true).create_new(true);
     options.mode(0o600).custom_flags(FLAGS);
     match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -200,25 +207,6 @@ pub(super) fn read(file: &File, length: u64) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the path of the copy of a damaged file. Only the latest copy is kept.
-pub(super) fn copy(path: &Path) -> PathBuf {
-    path.with_extension("corrupt")
-}
-
-/// Keeps the file at `path` as [`copy`] until a new one takes its name. Uses a hard link, and so no space,
-/// where the file system has them.
-pub(super) fn set_aside(path: &Path) -> io::Result<()> {
-    let copy = copy(path);
-    remove(&copy)?;
-    if fs::hard_link(path, &copy).is_ok() {
-        return Ok(());
-    }
-    let mut options = OpenOptions::new();
-    let text = options.read(true).custom_flags(FLAGS).open(path);
-    let text = text.and_then(|file| read(&file, file.metadata()?.len()))?;
-    create(&copy)?.write_all(&text)
-}
-
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -228,39 +216,32 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// A new file that is to replace another. Removed if it does not, because a full disk needs its space.
 #[derive(Debug)]
-pub(super) struct Fresh {
-    pub(super) file: File,
-    name: Name,
-}
-
-/// Removes the file of that name when dropped.
-#[derive(Debug)]
-struct Name(Option<PathBuf>);
+pub(super) struct Fresh(Option<PathBuf>);
 
 impl Fresh {
     /// Creates a file beside `path`, locked before it gets that name.
-    pub(super) fn beside(path: &Path) -> io::Result<Self> {
+    pub(super) fn beside(path: &Path) -> io::Result<(Self, File)> {
         let path = path.with_extension("new");
         remove(&path)?;
         let file = create(&path)?;
-        let name = Name(Some(path));
+        let fresh = Self(Some(path));
         if !take(&file, Duration::ZERO) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(Self { file, name })
+        Ok((fresh, file))
     }
 
     /// Renames the file to `path`.
-    pub(super) fn install(mut self, path: &Path) -> io::Result<File> {
-        if let Some(name) = &self.name.0 {
+    pub(super) fn install(mut self, path: &Path) -> io::Result<()> {
+        if let Some(name) = &self.0 {
             fs::rename(name, path)?;
         }
-        self.name.0 = None;
-        Ok(self.file)
+        self.0 = None;
+        Ok(())
     }
 }
 
-impl Drop for Name {
+impl Drop for Fresh {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
             let _ = fs::remove_file(path);

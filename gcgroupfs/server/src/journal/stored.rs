@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use super::replay::{header, lines};
 use super::{COMPACT_AFTER, Key};
 
 /// The open file and the lines held in memory.
@@ -14,15 +16,16 @@ pub(super) struct Stored {
     pub(super) file: Option<File>,
     /// Length of the file's complete lines, in bytes.
     pub(super) length: u64,
+    /// Number of the last line.
+    pub(super) last: u64,
     /// Length of the file after the last compaction, in bytes.
     pub(super) kept: u64,
-    /// Lines that could not be stored, with their numbers: the latest of each process and group.
+    /// Lines that could not be stored, as JSON objects with the numbers of their records: the latest of each
+    /// process and group.
     pub(super) held: BTreeMap<Key, (u64, Vec<u8>)>,
     pub(super) nr_held_bytes: u64,
     /// Nothing can be appended to the file any more; it must be replaced.
     pub(super) is_spoilt: bool,
-    /// The file of that name must be kept as a copy when it is replaced.
-    pub(super) keep_copy: bool,
     /// Time of the next attempt, and the pause before it.
     pub(super) due: Option<Instant>,
     pub(super) pause: Duration,
@@ -34,15 +37,15 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub(super) fn new(file: Option<File>, length: u64) -> Self {
+    pub(super) fn new(file: Option<File>, length: u64, last: u64) -> Self {
         Self {
             is_spoilt: file.is_none(),
             file,
             length,
+            last,
             kept: 0,
             held: BTreeMap::new(),
             nr_held_bytes: 0,
-            keep_copy: false,
             due: None,
             pause: Duration::ZERO,
             checked: Instant::now(),
@@ -69,11 +72,9 @@ impl Stored {
         }
     }
 
-    /// Returns all held lines, processes before the groups that they have left, and the root last: counts
-    /// lost by a torn write are then counted nowhere, and none twice.
-    pub(super) fn held_text(&self) -> Vec<u8> {
-        let lines = self.held.values().rev().flat_map(|(_, line)| line);
-        lines.copied().collect()
+    /// Returns all held lines.
+    pub(super) fn held_objects(&self) -> Vec<Vec<u8>> {
+        self.held.values().map(|(_, line)| line.clone()).collect()
     }
 
     /// Drops all held lines, which are in the file now.
@@ -86,29 +87,36 @@ impl Stored {
     ///
     /// # Errors
     /// They cannot be stored, and remain held.
-    pub(super) fn flush(&mut self, header: &[u8]) -> io::Result<()> {
+    pub(super) fn flush(&mut self, boot: &str) -> io::Result<()> {
         if self.held.is_empty() {
             return Ok(());
         }
-        self.write(header, &self.held_text())?;
+        self.write(boot, &self.held_objects())?;
         self.has_stored();
         Ok(())
     }
 
-    /// Appends lines with one write(2), of which a killed daemon leaves a part at most; in an empty file
-    /// `header` comes first.
+    /// Appends lines with one write(2), of which a killed daemon leaves a part at most, and then notes the
+    /// last one's number in the first line.
     ///
     /// # Errors
     /// The file system cannot take all of it; then nothing is appended.
-    pub(super) fn write(&mut self, header: &[u8], text: &[u8]) -> io::Result<()> {
-        let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
-        let header = if self.length == 0 { header } else { &[] };
-        let text = [header, text].concat();
-        if let Err(error) = file.write_all(&text) {
+    pub(super) fn write(&mut self, boot: &str, objects: &[Vec<u8>]) -> io::Result<()> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let first = if self.length == 0 {
+            header(boot, 0)
+        } else {
+            Vec::new()
+        };
+        let lines = lines(boot, self.last, objects.iter().map(Vec::as_slice));
+        let text = [first, lines].concat();
+        let last = self.last + objects.len() as u64;
+        let written = file.write_all_at(&text, self.length);
+        if let Err(error) = written.and_then(|()| file.write_all_at(&header(boot, last), 0)) {
             self.cut();
             return Err(error);
         }
-        self.length += text.len() as u64;
+        (self.length, self.last) = (self.length + text.len() as u64, last);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod state_file;
 
 use std::fs;
 
+use super::replay::header;
 use super::state_file::PAUSE;
 use super::*;
 
@@ -23,11 +24,6 @@ fn reopen(directory: &Path) -> BTreeMap<Key, u32> {
 
 fn append(journal: &Journal, key: Key, settings: u32) {
     journal.append(journal.number(), key, &settings);
-}
-
-/// Appends bytes that are not a line.
-fn write(journal: &Journal, bytes: &[u8]) {
-    journal.state.lock().write(&[], bytes).unwrap();
 }
 
 fn is_long(journal: &Journal) -> bool {
@@ -84,7 +80,7 @@ fn records_of_dead_processes_are_dropped() {
 }
 
 #[test]
-fn file_cut_anywhere_keeps_the_lines_before_the_cut() {
+fn file_cut_anywhere_keeps_the_lines_before_the_cut_and_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
@@ -93,41 +89,58 @@ fn file_cut_anywhere_keeps_the_lines_before_the_cut() {
     let path = journal.path.clone();
     drop(journal);
     let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
-    for cut in ends[0]..=whole.len() {
+    for cut in 0..whole.len() {
         fs::write(&path, &whole[..cut]).unwrap();
-        // A line is complete with its last brace, with or without a newline.
-        let lines = ends[1..].iter().filter(|end| cut + 1 >= **end).count();
-        let found = reopen(directory.path());
-        assert_eq!(
-            found.get(&A).copied(),
-            [None, Some(1), Some(2)][lines],
-            "cut at {cut}"
-        );
-        assert!(!path.with_extension("corrupt").exists(), "cut at {cut}");
+        let lines = ends[1..].iter().filter(|end| cut >= **end).count();
+        let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+        assert_eq!(found.get(&A).copied(), [None, Some(1)][lines], "cut at {cut}");
+        assert!(journal.condition().nr_damaged > 0, "cut at {cut}");
     }
 }
 
 #[test]
-fn write_of_several_lines_that_is_cut_off_counts_as_none() {
+fn missing_line_is_reported() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    for value in 1..6 {
+        append(&journal, A, value);
+        append(&journal, B, value);
+    }
+    let whole = fs::read_to_string(&journal.path).unwrap();
+    let path = journal.path.clone();
+    drop(journal);
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    for missing in 0..lines.len() {
+        let mut rest = lines.clone();
+        rest.remove(missing);
+        fs::write(&path, rest.concat()).unwrap();
+        let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+        assert_eq!(journal.condition().nr_damaged, 1, "{missing}");
+        assert_eq!(found.len(), 2);
+    }
+}
+
+/// The first line, with the number of the last one, is written after the others.
+#[test]
+fn write_that_was_killed_counts_as_none_and_is_no_damage() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     journal.append_all(&[(journal.number(), A, 1), (journal.number(), B, 1)]);
-    let before = fs::read(&journal.path).unwrap().len();
+    let before = fs::read(&journal.path).unwrap();
     journal.append_all(&[(journal.number(), A, 2), (journal.number(), B, 2)]);
     let whole = fs::read(&journal.path).unwrap();
     let path = journal.path.clone();
     drop(journal);
-    for cut in before..=whole.len() {
-        fs::write(&path, &whole[..cut]).unwrap();
+    for cut in before.len()..=whole.len() {
+        fs::write(&path, [&before, &whole[before.len()..cut]].concat()).unwrap();
         let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
-        let value = if cut + 1 >= whole.len() { 2 } else { 1 };
-        assert_eq!(found, BTreeMap::from([(A, value), (B, value)]), "cut at {cut}");
+        assert_eq!(found, BTreeMap::from([(A, 1), (B, 1)]), "cut at {cut}");
         assert_eq!(journal.condition().nr_damaged, 0, "cut at {cut}");
         append(&journal, A, 3);
         drop(journal);
         assert_eq!(
             reopen(directory.path()),
-            BTreeMap::from([(A, 3), (B, value)]),
+            BTreeMap::from([(A, 3), (B, 1)]),
             "cut at {cut}"
         );
     }
@@ -146,26 +159,6 @@ fn compaction_keeps_lines_whose_successors_it_leaves_out() {
 }
 
 #[test]
-fn damaged_file_is_copied_and_its_valid_lines_are_kept() {
-    let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
-    append(&journal, A, 1);
-    write(&journal, b"\0\0\0\n");
-    append(&journal, B, 2);
-    let path = journal.path.clone();
-    drop(journal);
-    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 1), (B, 2)]));
-    assert!(path.with_extension("corrupt").exists());
-
-    fs::write(&path, b"something else altogether\n").unwrap();
-    assert_eq!(reopen(directory.path()), BTreeMap::new());
-    assert_eq!(
-        fs::read(path.with_extension("corrupt")).unwrap(),
-        b"something else altogether\n"
-    );
-}
-
-#[test]
 fn impossible_number_is_damage_and_later_lines_count() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
@@ -180,32 +173,15 @@ fn impossible_number_is_damage_and_later_lines_count() {
 }
 
 #[test]
-fn copy_of_a_damaged_file_follows_no_link() {
-    let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
-    let path = journal.path.clone();
-    drop(journal);
-    let precious = directory.path().join("precious");
-    fs::write(&precious, "precious").unwrap();
-    std::os::unix::fs::symlink(&precious, path.with_extension("corrupt")).unwrap();
-    fs::write(&path, b"something else altogether\n").unwrap();
-    assert_eq!(reopen(directory.path()), BTreeMap::new());
-    assert_eq!(fs::read(&precious).unwrap(), b"precious");
-    let aside = path.with_extension("corrupt");
-    assert_eq!(fs::read(aside).unwrap(), b"something else altogether\n");
-}
-
-#[test]
 fn settings_of_another_boot_are_not_restored() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     let path = journal.path.clone();
     drop(journal);
-    let text = header("another").unwrap();
-    fs::write(&path, text).unwrap();
-    assert_eq!(reopen(directory.path()), BTreeMap::new());
-    assert!(!path.with_extension("corrupt").exists(), "no damage");
+    fs::write(&path, header("another", 0)).unwrap();
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    assert_eq!((found.len(), journal.condition()), (0, Condition::default()));
 }
 
 #[test]

@@ -88,8 +88,8 @@ mod tests {
         directory: PathBuf,
         others: Mutex<Vec<Notice>>,
         left: Mutex<Vec<tempfile::TempDir>>,
-        /// Length of the state file at the last kill.
-        length: Mutex<Option<usize>>,
+        /// The state file at the last kill.
+        before: Mutex<Option<Vec<u8>>>,
     }
 
     impl Killer {
@@ -97,11 +97,17 @@ mod tests {
         fn kill(&self) {
             let name = "settings.jsonl";
             let text = fs::read(self.directory.join(name)).unwrap();
-            let before = self.length.lock().replace(text.len()).unwrap_or(text.len());
-            let is_line_end = |end: &usize| text[end - 1] == b'\n';
-            for end in (before + 1..text.len()).filter(is_line_end).chain([text.len()]) {
+            let before = self.before.lock().replace(text.clone());
+            let before = before.unwrap_or_else(|| text.clone());
+            let added = &text[before.len()..];
+            // The first line is written last.
+            let mut files = vec![text.clone()];
+            for (end, _) in added.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+                files.push([&before, &added[..=end]].concat());
+            }
+            for file in files {
                 let left = tempfile::tempdir().unwrap();
-                fs::write(left.path().join(name), &text[..end]).unwrap();
+                fs::write(left.path().join(name), file).unwrap();
                 self.left.lock().push(left);
             }
         }
@@ -141,7 +147,7 @@ mod tests {
             directory: directory.path().to_owned(),
             others: Mutex::default(),
             left: Mutex::default(),
-            length: Mutex::default(),
+            before: Mutex::default(),
         });
         world.tree.listen(killer.clone());
         world.tree.listen(listener);
