@@ -318,14 +318,14 @@ fn initial_limit_shows_before_cuda_and_without_daemon() {
     for socket in [mount.socket(), "/nonexistent/gcgroup.sock".into()] {
         let mut command = mount.command(program());
         command
-            .env("GCGROUP_MEMORY_LIMIT", "256M")
+            .env("GCGROUP_MEMORY_LIMIT", "512M")
             .env("GCGROUP_SOCKET", socket);
         let mut nvml = Nvml::spawn(command);
-        assert_eq!(nvml.ask("memory 0 2"), [SUCCESS, 256 * MIB, 256 * MIB, 0]);
+        assert_eq!(nvml.ask("memory 0 2"), [SUCCESS, 512 * MIB, 512 * MIB, 0]);
         assert!(nvml.computing(0).is_empty());
         assert_eq!(nvml.ask("cuda"), [SUCCESS]);
         assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
-        assert_eq!(nvml.ask("memory 0 1")[1], 256 * MIB);
+        assert_eq!(nvml.ask("memory 0 1")[1], 512 * MIB);
         let pid = nvml.0.pid();
         assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
     }

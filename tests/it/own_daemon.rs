@@ -106,7 +106,7 @@ impl Own {
     #[track_caller]
     fn start(&mut self, arguments: &[&str]) {
         let mut command = self.gcgroupfs(USER);
-        command.arg("mount").args(arguments);
+        command.args(["mount", "--context-size", "0"]).args(arguments);
         let daemon = self.daemon.insert(Governed::spawn(command));
         wait_until("the daemon is ready", || {
             assert!(daemon.is_running(), "{}", daemon.stderr());

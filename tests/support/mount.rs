@@ -363,13 +363,13 @@ impl Mount {
             .arg("--state-dir")
             .arg(self.state_dir())
             .args(&self.config.arguments);
-        if !self
-            .config
-            .arguments
-            .iter()
-            .any(|argument| argument == "--device-page")
-        {
-            command.args(["--device-page", "1"]);
+        let of_context = |(name, _): &&(String, String)| name == "SIMGPU_CONTEXT_MEMORY";
+        let context = self.config.environment.iter().rev().find(of_context);
+        let context = context.map_or("0", |(_, bytes)| bytes);
+        for (option, value) in [("--device-page", "1"), ("--context-size", context)] {
+            if !self.config.arguments.iter().any(|argument| argument == option) {
+                command.args([option, value]);
+            }
         }
         command
             .stdin(Stdio::null())

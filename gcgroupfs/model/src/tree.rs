@@ -100,7 +100,7 @@ pub use crate::quota::Quota;
 pub use activity::{Activity, DeviceActivity};
 pub use arbitration::{Arbitration, Opened};
 pub use change::Change;
-pub use contexts::{ContextRequest, Measured};
+pub use contexts::{Awaited, Measured};
 pub use counter_records::add_to_ancestors;
 pub use device::{Device, Host};
 pub use device_stat::{DeviceSample, DeviceStat};

@@ -90,7 +90,6 @@ pub(crate) fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::R
         woken: sender,
         asked: asker,
     }));
-    tree.measure_contexts();
     thread::Builder::new()
         .name("overhead".to_owned())
         .spawn(move || {
@@ -108,7 +107,7 @@ pub(crate) fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::R
 #[derive(Debug)]
 struct Ear {
     woken: SyncSender<()>,
-    /// Sent to if a process waits for the measurement of a context; so is `woken`.
+    /// Sent to if a process requests the measurement of contexts; so is `woken`.
     asked: SyncSender<()>,
 }
 
@@ -144,28 +143,32 @@ fn run(tree: &Tree, source: &mut impl Source, ears: &Ears) {
     loop {
         search.run(tree, source);
         let next = samples.take(tree, source);
-        if rest(tree, source, &ears.asked) {
+        if rest(tree, source, (&mut samples, &ears.asked)) {
             continue;
         }
         let _ = ears.woken.recv_timeout(next);
-        samples::measure_contexts(tree, source);
+        samples.measure_contexts(tree, source);
         relieve(tree, source);
     }
 }
 
 /// Waits [`PAUSE`], or up to [`PERIOD`] while processes wait for room on a device, and measures new contexts
-/// meanwhile. Returns whether a process still waits for room.
-fn rest(tree: &Tree, source: &impl Source, asked: &Receiver<()>) -> bool {
+/// meanwhile. Returns whether a process still waits for room, or for its contexts to be measured.
+fn rest(tree: &Tree, source: &impl Source, (samples, asked): (&mut Samples, &Receiver<()>)) -> bool {
     let began = Instant::now();
     loop {
         let is_pressed = relieve(tree, source);
+        let is_asked = samples.measure_contexts(tree, source);
         let left = if is_pressed { PERIOD } else { PAUSE }.saturating_sub(began.elapsed());
         if left.is_zero() {
-            return is_pressed;
+            return is_pressed || is_asked;
         }
-        let pause = if is_pressed { left.min(PRESSED_PAUSE) } else { left };
-        if asked.recv_timeout(pause).is_ok() {
-            samples::measure_contexts(tree, source);
+        let pause = match (is_asked, is_pressed) {
+            (true, _) => CONTEXT_PAUSE,
+            (false, true) => PRESSED_PAUSE,
+            (false, false) => PAUSE,
+        };
+        if asked.recv_timeout(pause.min(left)).is_ok() {
             thread::sleep(CONTEXT_PAUSE);
         }
     }

@@ -21,10 +21,12 @@ use super::service::Watchdog;
 use super::{paths, promise, service, supervise};
 use crate::config;
 use crate::log::{self, Log};
+use gcgroup_abi::DEFAULT_CONTEXT;
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
 use gcgroupfs_fuse::supervisor_state::Inheritance;
 use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
+use gcgroupfs_model::text::parse_bytes;
 use gcgroupfs_model::tree::{Owner, Tree};
 use gcgroupfs_server::devices;
 use gcgroupfs_server::host;
@@ -62,6 +64,9 @@ pub(super) struct Arguments {
     /// Size of a page of device memory, bytes: blocks of more than half a page are charged in whole pages
     #[arg(long, value_name = "BYTES", default_value_t = 2 << 20, value_parser = page)]
     device_page: u64,
+    /// Bytes that a context of CUDA is expected to take where its user has had none on the GPU
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_CONTEXT, value_parser = parse_bytes)]
+    context_size: u64,
     /// Serve only the socket, without a mount
     #[arg(long)]
     no_fuse: bool,
@@ -177,6 +182,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         Journal::open(state_dir, socket::sift)?
     };
     socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
+    tree.set_default_context(arguments.context_size);
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     tree.set_on_unmanaged(config.on_unmanaged);
     // Registered before the server's listeners, because scheduling should not wait for the disk.

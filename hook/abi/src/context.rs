@@ -25,25 +25,16 @@ impl ContextKind {
         }
     }
 
-    /// Returns the word for a notice that the estimate of a kind did not fit and the driver was not called.
-    pub const fn refused(kind: Option<Self>) -> u32 {
-        Self::asked(kind) | REFUSED
-    }
-
-    /// Decodes a word: the kind, `None` for several or an unknown one, and whether it was refused.
-    pub fn of_word(word: u32) -> (Option<Self>, bool) {
-        let kind = Self::ALL.into_iter().find(|kind| *kind as u32 == word & !REFUSED);
-        (kind, word & REFUSED != 0)
+    /// Decodes a word: the kind, `None` for several or an unknown one.
+    pub fn of_word(word: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u32 == word)
     }
 }
 
 const SEVERAL: u32 = u32::MAX >> 1;
-const REFUSED: u32 = 1 << 31;
 
-/// Answer in `context_missing`: the daemon cannot measure the process on this device.
-pub const CONTEXT_UNKNOWN: u64 = 1 << 63;
-/// Answer in `context_missing`: the process changed its ledger meanwhile. It may ask again.
-pub const CONTEXT_CHANGED: u64 = (1 << 63) + 1;
+/// Bytes that a context is expected to take without a daemon, and where the daemon is not told otherwise.
+pub const DEFAULT_CONTEXT: u64 = 256 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -52,9 +43,8 @@ mod tests {
     #[test]
     fn kind_of_context_is_decoded_from_its_word() {
         for kind in ContextKind::ALL.into_iter().map(Some).chain([None]) {
-            assert_eq!(ContextKind::of_word(ContextKind::asked(kind)), (kind, false));
-            assert_eq!(ContextKind::of_word(ContextKind::refused(kind)), (kind, true));
+            assert_eq!(ContextKind::of_word(ContextKind::asked(kind)), kind);
         }
-        assert_eq!(ContextKind::of_word(u32::MAX), (None, true));
+        assert_eq!(ContextKind::of_word(u32::MAX), None);
     }
 }

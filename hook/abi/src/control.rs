@@ -86,11 +86,10 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    /// Nonzero: the daemon measures new contexts on request.
+    /// Always 0, or earlier hooks wait for the measurement of each context.
     ///
-    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
-    /// `Acquire` of `magic` pairs with.
-    pub measures_contexts: AtomicU32,
+    /// Ordering: `Relaxed`, never written.
+    reserved_contexts: AtomicU32,
     /// Nonzero: the hook's helper thread must make no driver calls, because the driver is about to lock the
     /// process, or has locked it. Each such order has another number.
     ///
@@ -147,7 +146,7 @@ const _: () = {
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
-    assert!(offset_of!(Control, measures_contexts) == 80);
+    assert!(offset_of!(Control, reserved_contexts) == 80);
     assert!(offset_of!(Control, suspend_generation) == 84);
     assert!(offset_of!(Control, device_page) == 88);
     assert!(offset_of!(Control, enables_swap) == 248);

@@ -46,7 +46,7 @@ pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
 pub use charge::{
     Refused, Short, charge_ungranted, lower_grant, most_unused, try_charge, try_charge_granted, uncharge,
 };
-pub use context::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
+pub use context::{ContextKind, DEFAULT_CONTEXT};
 pub use control::{
     BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, VISIBLE_LIMIT,
     VISIBLE_SWAP, WANTED_AGAIN, WANTED_BELOW_HIGH,

@@ -32,7 +32,7 @@ pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> 
     let turn = hook.memory.make_context(local);
     let kinds = [ContextKind::Created];
     let charge = turn.charge(&kinds)?;
-    charge.make(&kinds, &|| context_switch::switch(next))?;
+    charge.make(&|| context_switch::switch(next))?;
     let Some(handle) = written(made) else {
         return Ok(());
     };
@@ -64,7 +64,7 @@ pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<
         &[ContextKind::Primary]
     };
     let charge = turn.charge(kinds)?;
-    charge.make(kinds, next)?;
+    charge.make(next)?;
     match enter().filter(|_| !kinds.is_empty()) {
         None => Ok(()),
         Some(context) => charge.settle(context.id()).inspect_err(|_| {

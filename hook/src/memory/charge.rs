@@ -156,6 +156,7 @@ impl Memory {
         likely: u64,
         bytes: u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
+        self.know_contexts(index, likely);
         if likely < ABSURD
             && let Ok(sums) = self.reserve(index, likely)
         {
@@ -172,6 +173,7 @@ impl Memory {
         if bytes >= ABSURD {
             return Sums::packed(self.absurd(index, bytes).map(|()| Sums::default()));
         }
+        self.know_contexts(index, bytes);
         let charge = || self.charge(index, bytes);
         let charged = charge().or_else(|full| self.with_room(index, full, charge));
         Sums::packed(charged.map_err(|full| self.refused_by(index, bytes, full)))

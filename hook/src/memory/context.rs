@@ -1,20 +1,19 @@
 //! Charges of contexts. Nothing tells beforehand what a context takes, so its size is estimated and charged
-//! before the driver is called, and measured by the daemon before the program has the context.
-//!
-//! Only where a limit is in force; otherwise contexts are measured later, with modules (`accounting.md`).
+//! before the driver is called. The daemon measures it afterwards, and the charge is corrected
+//! (`accounting.md`).
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind, MAX_DEVICES, OTHER_DEVICE, UsageDevice};
+use gcgroup_abi::{ContextKind, MAX_DEVICES};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::charge::Charge;
-use super::grant::reaches;
-use super::page_counter::{Sums, Unsettled, limit_on};
+use super::page_counter::{Sums, Unsettled};
+use super::room::Room;
 use super::{ABSURD, Memory};
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::exit;
@@ -22,19 +21,17 @@ use crate::driver::interpose::Next;
 use crate::shared::device::LocalDevice;
 use crate::{helper, sys};
 
-/// Longest wait for a measurement, for a daemon that is stopped or being restarted; also for another thread
-/// that makes a context on the device.
-const PATIENCE: Duration = if cfg!(test) {
-    Duration::from_millis(500)
-} else {
-    Duration::from_secs(5)
-};
-/// Room asked for a context of unknown size on a full device, bytes.
-const LIKELY: u64 = 256 << 20;
+/// Longest wait of an allocation for the measurement of contexts.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
-/// Most measurements of one context, if other threads allocate on the device during each.
-const MOST_TRIES: usize = 20;
+/// Longest wait for another thread that makes a context on the device.
+const TURN: Duration = Duration::from_secs(5);
+/// Most bytes that a context takes beyond its estimate. Where limits leave less, an allocation waits for a
+/// measurement.
+const MOST: u64 = 1 << 30;
+/// Most charges for one context, while other threads charge what was free.
+const MOST_TRIES: usize = 8;
 
 /// Charge of a context.
 #[derive(Debug, Clone, Copy)]
@@ -48,13 +45,21 @@ struct Charged {
     is_estimated: bool,
 }
 
+impl Charged {
+    /// Returns the estimated part, bytes.
+    fn estimated(&self) -> u64 {
+        if self.is_estimated { self.bytes } else { 0 }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Contexts {
-    /// Held while a context is made on a device, so that a measurement is of that context alone.
+    /// Held while a context is made on a device, so that a primary context is charged once.
     making: [Mutex<()>; MAX_DEVICES],
     charged: Mutex<Vec<Charged>>,
-    /// Set while a request is unanswered: until an answer comes or a daemon connects, no thread waits.
-    is_silent: AtomicBool,
+    /// Bytes, [`MOST`] for each estimated charge, by which these may be wrong. 0 after a wait in vain, until
+    /// the next context is made or a daemon connects.
+    doubt: AtomicU64,
 }
 
 impl Contexts {
@@ -62,18 +67,23 @@ impl Contexts {
         Self {
             making: [const { Mutex::new(()) }; MAX_DEVICES],
             charged: Mutex::new(Vec::new()),
-            is_silent: AtomicBool::new(false),
+            doubt: AtomicU64::new(0),
         }
     }
 
     /// Allows waits again after a daemon connected.
     pub(super) fn begin_again(&self) {
-        self.is_silent.store(false, Relaxed);
+        self.doubt_all(&self.charged.lock());
+    }
+
+    fn doubt_all(&self, all: &[Charged]) {
+        let estimated = all.iter().filter(|charged| charged.is_estimated);
+        self.doubt.store(estimated.map(|_| MOST).sum(), Relaxed);
     }
 }
 
-/// The right to make a context on a device. No thread waits for it longer than [`PATIENCE`], since its holder
-/// may have been interrupted for good by one of the program's signal handlers.
+/// The right to make a context on a device. No thread waits for it longer than [`TURN`], since its holder may
+/// have been interrupted for good by one of the program's signal handlers.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     memory: &'a Memory,
@@ -85,45 +95,42 @@ pub(crate) struct Turn<'a> {
 #[derive(Debug)]
 pub(crate) struct NewContext<'a> {
     index: usize,
+    /// `None`: several kinds at once.
     kind: Option<ContextKind>,
-    bytes: u64,
+    /// The size that is expected, of which less is charged if limits leave less.
+    expected: u64,
+    /// `None`: no context is made.
     charge: Option<(Charge<'a>, Sums)>,
-    /// `None`: no limit is in force.
     unsettled: Option<Unsettled<'a>>,
     turn: Turn<'a>,
 }
 
 impl<'a> Turn<'a> {
-    /// Charges the estimate for a context of these kinds at once, if a limit is in force.
+    /// Charges the estimate for a context of these kinds, or what limits leave if that is less.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it, `CUDA_ERROR_SYSTEM_NOT_READY` if a
-    /// rule forbids CUDA to the process.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if limits leave nothing, `CUDA_ERROR_SYSTEM_NOT_READY` if a rule forbids
+    /// CUDA to the process.
     pub(crate) fn charge(self, kinds: &[ContextKind]) -> Result<NewContext<'a>, CUerror> {
         let memory = self.memory;
         if memory.session.is_barred() {
             return Err(CUerror::SYSTEM_NOT_READY);
         }
-        let (usage, control) = (memory.usage(), memory.control());
         let index = memory.session.devices.index(self.local);
         let mut made = NewContext {
             index,
             kind: <[ContextKind; 1]>::try_from(kinds).ok().map(|[kind]| kind),
-            bytes: 0,
+            expected: memory.estimate(index, kinds),
             charge: None,
             unsettled: None,
             turn: self,
         };
-        if limit_on(usage, control, index).is_none() {
-            return Ok(made);
-        }
-        made.unsettled = Some(Unsettled::on(usage, index));
-        let bytes = memory.estimate(index, kinds);
-        if bytes > 0 {
-            let charge = memory.try_charge(index, bytes);
-            made.charge = Some(charge.inspect_err(|_| memory.tell_refused(index, made.kind))?);
-            made.bytes = bytes;
-            memory.show_context(index, bytes, bytes);
+        if !kinds.is_empty() {
+            let (charge, sums) = memory.charge_at_most(index, made.expected)?;
+            // Until the driver has made it; a wait for a measurement must have ended.
+            made.unsettled = Some(Unsettled::on(memory.usage(), index));
+            memory.show_context(index, charge.bytes, charge.bytes);
+            made.charge = Some((charge, sums));
         }
         Ok(made)
     }
@@ -131,62 +138,55 @@ impl<'a> Turn<'a> {
 
 impl NewContext<'_> {
     /// Calls the driver to make the context, and again when the device was full and others have made room.
-    pub(crate) fn make(&self, kinds: &[ContextKind], call: Next<'_>) -> CUresult {
-        let memory = self.turn.memory;
-        let Some(control) = memory
-            .control()
-            .devices
-            .get(self.index)
-            .filter(|_| !kinds.is_empty())
-        else {
-            return call();
-        };
-        let unknown = LIKELY.min(control.memory_total.load(Relaxed) / 4);
-        let size = match memory.estimate(self.index, kinds) {
-            0 => unknown,
-            size => size,
-        };
-        memory.pressing(self.index, size, call)
+    pub(crate) fn make(&self, call: Next<'_>) -> CUresult {
+        match self.charge {
+            Some(_) => self.turn.memory.pressing(self.index, self.expected, call),
+            None => call(),
+        }
     }
 
-    /// Keeps the charge for the context with that number, and corrects it to what the daemon measures.
+    /// Keeps the charge for the context with that number, and requests its measurement. Waits for that only
+    /// if limits had less room than the estimate.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow what the context takes beyond the
-    /// estimate. The caller destroys the context and calls [`Memory::context_uncharged`].
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the context was measured and is larger than what limits leave. The
+    /// caller destroys it and calls [`Memory::context_uncharged`].
     pub(crate) fn settle(mut self, context: u32) -> Result<(), CUerror> {
-        if self.unsettled.is_none() {
+        let (memory, index) = (self.turn.memory, self.index);
+        let Some((charge, sums)) = self.charge.take() else {
             return Ok(());
-        }
-        let memory = self.turn.memory;
-        if let Some((charge, sums)) = self.charge.take() {
-            charge.keep(sums);
-        }
-        let mut charged = Charged {
+        };
+        let bytes = charge.bytes;
+        charge.keep(sums);
+        let mut all = memory.contexts.charged.lock();
+        let is_other = all.iter().any(|other| other.index == index && other.is_estimated);
+        all.push(Charged {
             context,
             local: self.turn.local,
-            index: self.index,
-            bytes: self.bytes,
+            index,
+            bytes,
             is_estimated: true,
-        };
-        let measured = memory.measure(self.index, ContextKind::asked(self.kind));
-        let settled = measured.map_or(Ok(()), |missing| {
-            let settled = memory.correct(&mut charged, missing);
-            charged.is_estimated = settled.is_err();
-            settled
         });
-        if !charged.is_estimated {
-            memory.show_context(self.index, 0, self.bytes.wrapping_neg());
+        memory.contexts.doubt_all(&all);
+        memory.ask_size(index, self.kind.filter(|_| !is_other));
+        drop(all);
+        drop(self.unsettled.take());
+        memory.session.ring();
+        if bytes == self.expected {
+            return Ok(());
         }
-        memory.contexts.charged.lock().push(charged);
-        settled
+        memory.await_sizes();
+        // Nothing more is charged; refused if the limit is exceeded now.
+        memory
+            .try_charge(index, 0)
+            .map(|(charge, sums)| charge.keep(sums))
     }
 }
 
 impl Drop for NewContext<'_> {
     fn drop(&mut self) {
-        if self.charge.is_some() {
-            let less = self.bytes.wrapping_neg();
+        if let Some((charge, _)) = &self.charge {
+            let less = charge.bytes.wrapping_neg();
             self.turn.memory.show_context(self.index, less, less);
         }
     }
@@ -199,28 +199,28 @@ impl Memory {
         Turn {
             memory: self,
             local,
-            _turn: making.and_then(|making| making.try_lock_for(PATIENCE)),
+            _turn: making.and_then(|making| making.try_lock_for(TURN)),
         }
     }
 
-    /// Uncharges a context that has been destroyed.
+    /// Uncharges a context that has been destroyed. Others on its device are measured anew, since the sizes
+    /// of several that were measured together are not known one by one.
     pub(crate) fn context_uncharged(&self, context: u32) {
-        let mut gone = Vec::new();
-        self.contexts.charged.lock().retain(|charged| {
-            let is_gone = charged.context == context;
-            gone.extend(is_gone.then_some(*charged));
-            !is_gone
-        });
-        for charged in gone {
-            let _unsettled = Unsettled::on(self.usage(), charged.index);
-            let estimated = if charged.is_estimated { charged.bytes } else { 0 };
-            self.show_context(
-                charged.index,
-                charged.bytes.wrapping_neg(),
-                estimated.wrapping_neg(),
-            );
-            self.uncharge(charged.index, charged.bytes);
+        let mut all = self.contexts.charged.lock();
+        let Some(at) = all.iter().position(|charged| charged.context == context) else {
+            return;
+        };
+        let gone = all.remove(at);
+        let _unsettled = Unsettled::on(self.usage(), gone.index);
+        let less = [gone.bytes, gone.estimated()].map(u64::wrapping_neg);
+        self.show_context(gone.index, less[0], less[1]);
+        self.uncharge(gone.index, gone.bytes);
+        for other in all.iter_mut().filter(|other| other.index == gone.index) {
+            self.show_context(gone.index, 0, other.bytes - other.estimated());
+            other.is_estimated = true;
         }
+        self.contexts.doubt_all(&all);
+        self.ask_size(gone.index, None);
     }
 
     /// Moves the charges to the current slots of their devices.
@@ -228,8 +228,7 @@ impl Memory {
         for charged in self.contexts.charged.lock().iter_mut() {
             let index = self.session.devices.index(charged.local);
             if index != charged.index {
-                let estimated = if charged.is_estimated { charged.bytes } else { 0 };
-                let less = [charged.bytes, estimated].map(u64::wrapping_neg);
+                let less = [charged.bytes, charged.estimated()].map(u64::wrapping_neg);
                 self.show_context(charged.index, less[0], less[1]);
                 self.page_counter.transfer_bytes(
                     self.usage(),
@@ -238,23 +237,139 @@ impl Memory {
                     index,
                     charged.bytes,
                 );
-                self.show_context(index, charged.bytes, estimated);
+                self.show_context(index, charged.bytes, charged.estimated());
                 charged.index = index;
+                self.ask_size(index, None);
             }
         }
     }
 
-    /// Returns the bytes that contexts of these kinds are expected to take together; 0 if unknown.
+    /// Corrects the estimated charges of contexts that the daemon has measured. Returns whether all charges
+    /// are measured now.
+    pub(crate) fn settle_contexts(&self) -> bool {
+        let mut all = self.contexts.charged.lock();
+        let left = all.iter_mut().rev().filter(|charged| charged.is_estimated);
+        let mut left: Vec<&mut Charged> = left.collect();
+        let of = |charged: &&mut Charged| Some((charged.index, self.answered(charged.index)?));
+        while let Some((index, missing)) = left.iter().find_map(of) {
+            let mut more = u64::try_from(missing).unwrap_or(0);
+            let mut less = missing.min(0).unsigned_abs();
+            let (usage, control) = (self.usage(), self.control());
+            self.page_counter.charge(usage, control, index, more);
+            let _unsettled = Unsettled::on(usage, index);
+            // The last context was made after the last measurement.
+            for charged in left.extract_if(.., |charged| charged.index == index) {
+                let excess = less.min(charged.bytes);
+                self.show_context(index, more.wrapping_sub(excess), charged.bytes.wrapping_neg());
+                self.uncharge(index, excess);
+                charged.bytes = charged.bytes + more - excess;
+                charged.is_estimated = false;
+                (more, less) = (0, less - excess);
+            }
+            // The daemon compares what is charged with the limits of groups.
+            self.session.ring();
+        }
+        let is_done = left.is_empty();
+        if is_done {
+            self.contexts.doubt.store(0, Relaxed);
+        }
+        is_done
+    }
+
+    /// Waits until contexts are measured, if limits leave less on the device than `bytes` and what is in
+    /// doubt: the estimate must not decide.
+    #[inline]
+    pub(super) fn know_contexts(&self, index: usize, bytes: u64) {
+        let doubt = self.contexts.doubt.load(Relaxed);
+        if doubt > 0 && Room::on(self, index).free < bytes.saturating_add(doubt) {
+            self.await_sizes();
+        }
+    }
+
+    /// Waits until contexts are measured, at most [`PATIENCE`].
+    #[cold]
+    #[inline(never)]
+    fn await_sizes(&self) {
+        let until = Instant::now() + PATIENCE;
+        if self.settle_contexts() || helper::is_caller() {
+            return;
+        }
+        let Some(index) = self.ask_sizes_again() else {
+            return;
+        };
+        let Some(control) = self.control().devices.get(index) else {
+            return;
+        };
+        loop {
+            let seen = control.context_answer.load(Acquire);
+            if self.settle_contexts() {
+                return;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let may_wait = !exit::is_exiting() && self.session.connection.lock().is_some();
+            if left.is_zero() || !may_wait {
+                return self.contexts.doubt.store(0, Relaxed);
+            }
+            self.session.ring();
+            sys::futex_wait(&control.context_answer, seen, left.min(RECHECK));
+        }
+    }
+
+    /// Repeats the requests for measurements that have no answer. Returns the device of the last.
+    fn ask_sizes_again(&self) -> Option<usize> {
+        let mut last = None;
+        for charged in self.contexts.charged.lock().iter() {
+            if charged.is_estimated && self.answered(charged.index).is_none() && last != Some(charged.index) {
+                last = Some(charged.index);
+                if let Some(device) = self.usage().devices.get(charged.index) {
+                    device.context_request.fetch_add(1, Release);
+                }
+            }
+        }
+        last
+    }
+
+    /// Returns the bytes, perhaps negative, that the daemon has found to be missing in the charge of contexts
+    /// on a device; `None`: the last request has no answer.
+    fn answered(&self, index: usize) -> Option<i64> {
+        let (usage, control) = (
+            self.usage().devices.get(index)?,
+            self.control().devices.get(index)?,
+        );
+        let answer = control.context_answer.load(Acquire);
+        let missing = control.context_missing.load(Relaxed).cast_signed();
+        let is_answer = answer == usage.context_request.load(Relaxed) && missing.unsigned_abs() < ABSURD;
+        is_answer.then_some(missing)
+    }
+
+    /// Returns the bytes that contexts of these kinds are expected to take together.
     fn estimate(&self, index: usize, kinds: &[ContextKind]) -> u64 {
-        let Some(device) = self.control().devices.get(index) else {
-            return 0;
-        };
         let of_kind = |kind: &ContextKind| {
-            let estimate = device.context_estimate.get(*kind as usize);
-            estimate.map_or(0, |bytes| bytes.load(Relaxed))
+            let device = self.control().devices.get(index)?;
+            Some(device.context_estimate.get(*kind as usize)?.load(Relaxed))
         };
-        let sum = kinds.iter().map(of_kind).fold(0, u64::saturating_add);
-        if sum < ABSURD { sum } else { 0 }
+        let sum = kinds.iter().filter_map(of_kind).fold(0, u64::saturating_add);
+        sum.min(ABSURD)
+    }
+
+    /// Charges `bytes` for a context, or what limits leave if that is less, since they are an estimate.
+    fn charge_at_most(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
+        self.know_contexts(index, bytes);
+        let free = || Room::on(self, index).free;
+        if free() < bytes {
+            self.release();
+        }
+        let mut most = bytes.min(free());
+        for _ in 0..MOST_TRIES {
+            if most == 0 && bytes != 0 {
+                break;
+            }
+            if let Ok(sums) = self.charge(index, most) {
+                return Ok((self.charged(index, most), sums));
+            }
+            most = free().min(most.saturating_sub(1));
+        }
+        self.try_charge(index, bytes.min(1))
     }
 
     /// Adds to the bytes charged for contexts, and to the estimated part of them.
@@ -265,84 +380,12 @@ impl Memory {
         }
     }
 
-    /// Changes a charge by what was measured to be missing.
-    fn correct(&self, charged: &mut Charged, missing: i64) -> Result<(), CUerror> {
-        match u64::try_from(missing) {
-            Ok(0) => {}
-            Ok(missing) => {
-                let (charge, sums) = self.try_charge(charged.index, missing)?;
-                charge.keep(sums);
-                self.show_context(charged.index, missing, 0);
-                charged.bytes += missing;
-            }
-            Err(_) => {
-                let excess = missing.unsigned_abs().min(charged.bytes);
-                self.show_context(charged.index, excess.wrapping_neg(), 0);
-                self.uncharge(charged.index, excess);
-                charged.bytes -= excess;
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells the daemon that a context was refused for its estimate, which may be wrong.
-    fn tell_refused(&self, index: usize, kind: Option<ContextKind>) {
+    /// Requests a measurement of the contexts on a device whose charge is estimated: one of that kind, or
+    /// `None` for several.
+    fn ask_size(&self, index: usize, kind: Option<ContextKind>) {
         if let Some(device) = self.usage().devices.get(index) {
-            put(device, ContextKind::refused(kind));
-            self.session.ring();
+            device.context_kind.store(ContextKind::asked(kind), Relaxed);
+            device.context_request.fetch_add(1, Release);
         }
     }
-
-    /// Has the daemon measure a context that was just made. Returns the bytes, perhaps negative, that are
-    /// missing in the charge; `None`: not known.
-    fn measure(&self, index: usize, word: u32) -> Option<i64> {
-        let (usage, control) = (
-            self.usage().devices.get(index)?,
-            self.control().devices.get(index)?,
-        );
-        if self.control().measures_contexts.load(Relaxed) == 0 || index == OTHER_DEVICE {
-            return None;
-        }
-        let silent = &self.contexts.is_silent;
-        if reaches(
-            control.context_answer.load(Acquire),
-            usage.context_request.load(Relaxed),
-        ) {
-            silent.store(false, Relaxed);
-        }
-        let begun = Instant::now();
-        for _ in 0..MOST_TRIES {
-            let number = put(usage, word);
-            loop {
-                self.session.ring();
-                let seen = control.context_answer.load(Acquire);
-                if reaches(seen, number) {
-                    break;
-                }
-                if silent.load(Relaxed) || exit::is_exiting() || helper::is_caller() {
-                    return None;
-                }
-                if begun.elapsed() >= PATIENCE {
-                    silent.store(true, Relaxed);
-                    return None;
-                }
-                sys::futex_wait(&control.context_answer, seen, RECHECK);
-                if reaches(control.context_answer.load(Acquire), number) {
-                    break;
-                }
-            }
-            match control.context_missing.load(Relaxed) {
-                CONTEXT_CHANGED => {}
-                CONTEXT_UNKNOWN => return None,
-                missing => return Some(missing.cast_signed()),
-            }
-        }
-        None
-    }
-}
-
-/// Publishes a request; returns its number.
-fn put(usage: &UsageDevice, word: u32) -> u32 {
-    usage.context_kind.store(word, Relaxed);
-    usage.context_request.fetch_add(1, Release).wrapping_add(1)
 }

@@ -126,6 +126,7 @@ impl Settling {
             };
             freeing.count.load(Relaxed) != 0 || reserves.is_any_over() || exceeds()
         };
+        memory.settle_contexts();
         // A thread may settle a free after pools were trimmed in vain: what waited then is looked at again.
         let was_any = is_any();
         let has_released = memory.release_excess();

@@ -153,6 +153,7 @@ impl Reserve {
         if self.account.lock().is_unknown() {
             self.measure_first(memory)?;
         }
+        memory.know_contexts(self.index(), self.growth(want()));
         let hold = || self.hold(memory, &want);
         let held = hold().or_else(|full| memory.with_room(self.index(), full, hold));
         held.map_err(|full| memory.refused_by(self.index(), self.growth(want()), full))

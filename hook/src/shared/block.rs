@@ -8,7 +8,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
-use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage, lower_grant};
+use gcgroup_abi::{
+    ContextKind, Control, DEFAULT_CONTEXT, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage, lower_grant,
+};
 use parking_lot::Mutex;
 
 use crate::sys::descriptor::{self, Descriptor};
@@ -73,6 +75,9 @@ impl Blocks {
             device.priority.store(DEFAULT_PRIORITY, Relaxed);
             device.group_limit.store(NO_LIMIT, Relaxed);
             device.group_room.store(NO_LIMIT, Relaxed);
+            for kind in [ContextKind::Primary, ContextKind::Created] {
+                device.context_estimate[kind as usize].store(DEFAULT_CONTEXT, Relaxed);
+            }
         }
         for device in &blocks.usage().devices {
             device.memory_granted.store(NO_LIMIT, Relaxed);

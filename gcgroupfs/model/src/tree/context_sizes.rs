@@ -23,8 +23,8 @@ pub(super) struct Contexts {
     sizes: Vec<Sizes>,
     /// Set if `sizes` have changed since they were last written.
     is_changed: bool,
-    /// Set if new contexts are measured.
-    pub(super) are_measured: bool,
+    /// Bytes expected where a user's size is not known.
+    pub(super) default: u64,
 }
 
 impl Contexts {
@@ -42,7 +42,18 @@ impl Contexts {
         std::mem::take(&mut self.is_changed)
     }
 
+    /// Returns the bytes that contexts of a user are expected to take on a device, by kind.
     pub(super) fn of(&self, uid: u32, device: &str) -> [u64; ContextKind::COUNT] {
+        let mut kinds = self.measured(uid, device);
+        for kind in [ContextKind::Primary, ContextKind::Created] {
+            if kinds[kind as usize] == 0 {
+                kinds[kind as usize] = self.default;
+            }
+        }
+        kinds
+    }
+
+    fn measured(&self, uid: u32, device: &str) -> [u64; ContextKind::COUNT] {
         let is_it = |sizes: &&Sizes| sizes.uid == uid && sizes.device == device;
         let found = self.sizes.iter().find(is_it);
         found.map_or([0; ContextKind::COUNT], |sizes| sizes.kinds)
@@ -50,7 +61,7 @@ impl Contexts {
 
     /// Sets a size. Returns whether it has changed.
     pub(super) fn set(&mut self, uid: u32, device: &str, kind: ContextKind, bytes: u64) -> bool {
-        let mut kinds = self.of(uid, device);
+        let mut kinds = self.measured(uid, device);
         let before = std::mem::replace(&mut kinds[kind as usize], bytes);
         if before == bytes {
             return false;

@@ -1,130 +1,152 @@
-//! Sizes of contexts, published as the estimate for the next contexts of the user, and requests of processes
-//! to measure a new context.
+//! Sizes of contexts: what they are expected to take, and what the daemon has measured.
 //!
 //! A size is used for the processes of one user only, because a process can choose what its contexts take.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use gcgroup_abi::{CONTEXT_CHANGED, CONTEXT_UNKNOWN, ContextKind};
+use gcgroup_abi::ContextKind;
 
 use super::claims::device_total;
 use super::process::Process;
 use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enforce, usage};
 
-/// A process's request to measure a new context.
-#[derive(Debug, Clone)]
-pub struct ContextRequest {
-    pub id: ProcessId,
-    pub pid: u32,
-    pub blocks: Arc<dyn Blocks>,
-    pub device: usize,
-    number: u32,
-    /// `None`: several kinds at once.
-    kind: Option<ContextKind>,
-}
+/// Time for which a request to measure contexts is tried at short intervals; afterwards they are measured
+/// with everything else.
+const HURRY: Duration = Duration::from_millis(100);
 
-/// Result of a measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measured {
+/// A process with contexts that are to be measured on a device: the device, and the process with its pid and
+/// blocks.
+pub type Awaited = (usize, (ProcessId, u32, Arc<dyn Blocks>));
+
+/// A measurement of contexts.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    /// Number of the request that it answers.
+    pub request: u32,
     /// Bytes, perhaps negative, that contexts take beyond what is charged for them.
-    Missing(i64),
-    /// The process changed its ledger meanwhile.
-    Changed,
-    /// The device does not tell.
-    Unknown,
+    pub missing: i64,
+    /// Whether the driver told what the process holds, rather than all processes together.
+    pub is_exact: bool,
 }
 
 impl Tree {
-    /// Tells the processes that join from now on that new contexts are measured on request.
-    pub fn measure_contexts(&self) {
-        self.state.lock().contexts.are_measured = true;
+    /// Sets the bytes that a context is expected to take where its user has had none of that kind.
+    pub fn set_default_context(&self, bytes: u64) {
+        self.state.lock().contexts.default = bytes;
     }
 
-    /// Returns all unanswered requests to measure a new context.
-    pub fn context_requests(&self) -> Vec<ContextRequest> {
-        let state = self.state.lock();
-        let processes = state.processes.values();
-        let requests = processes.flat_map(|process| {
-            (0..state.devices.len()).filter_map(|device| ContextRequest::of(process, device))
-        });
-        requests.collect()
-    }
-
-    /// Answers a request. A measured size is the estimate for the next contexts of the user.
-    pub fn answer_context(&self, request: &ContextRequest, measured: Measured) {
-        let &ContextRequest {
-            id, device, number, ..
-        } = request;
+    /// Returns the contexts that are to be measured at once.
+    pub fn awaited_sizes(&self) -> Vec<Awaited> {
         let mut state = self.state.lock();
-        let Some(process) = state.processes.get(&id) else {
-            return;
-        };
-        let missing = match measured {
-            Measured::Missing(missing) => missing.cast_unsigned(),
-            Measured::Changed => CONTEXT_CHANGED,
-            Measured::Unknown => CONTEXT_UNKNOWN,
-        };
-        enforce::answer_context(process, device, number, missing);
-        if let (Measured::Missing(missing), Some(kind)) = (measured, request.kind) {
-            let total = device_total(device, &state.devices);
-            let usage = process.usage().device(device);
-            let estimated = usage.map_or(0, |usage| usage.context_estimated(total));
-            let size = estimated.saturating_add_signed(missing).min(total);
-            state.set_size(id, device, kind, size);
+        let now = (state.devices.host.uptime)();
+        let nr_devices = state.devices.len();
+        let mut awaited = Vec::new();
+        for process in state.processes.values_mut() {
+            for device in 0..nr_devices {
+                let number = process.size_request(device);
+                let Some((number, kept)) = number.zip(process.devices.get_mut(device)) else {
+                    continue;
+                };
+                if is_recent(&mut kept.size_asked, number, now) {
+                    let one = (process.id, process.identity.pid, process.blocks.clone());
+                    awaited.push((device, one));
+                }
+            }
         }
-        drop(state);
-        self.tell(&[Notice::Answered { id, device }]);
+        awaited
+    }
+
+    /// Tells a process what its contexts take beyond their charge, which it corrects. An exact size is the
+    /// estimate for the next contexts of the user.
+    pub fn answer_context(&self, id: ProcessId, device: usize, measured: Measured) {
+        self.update(|state, notices| {
+            let Some(process) = state.processes.get(&id) else {
+                return;
+            };
+            let Measured {
+                request,
+                missing,
+                is_exact,
+            } = measured;
+            let total = device_total(device, &state.devices);
+            let of = process.usage().device(device);
+            let asked = of.map(|of| (of.context_request(), of.context_estimated(total)));
+            let overhead = usage::overhead(process, device, &state.devices);
+            if let Ok(more) = u64::try_from(missing) {
+                state.count_excess(id, device, [overhead, overhead.saturating_add(more)], notices);
+                // The process charges it.
+                state.grants.set_overhead(id, device, overhead);
+            }
+            if let Some(process) = state.processes.get(&id) {
+                enforce::answer_context(process, device, request, missing.cast_unsigned());
+            }
+            if let Some(((number, Some(kind)), estimated)) = asked
+                && is_exact
+                && number == request
+            {
+                let size = estimated.saturating_add_signed(missing).min(total);
+                state.set_size(id, device, kind, size);
+            }
+            notices.extend([Notice::Answered { id, device }, Notice::Ring(id)]);
+        });
     }
 }
 
-impl ContextRequest {
-    fn of(process: &Process, device: usize) -> Option<Self> {
-        let (number, kind, _) = process.usage().device(device)?.context_request();
-        let answered = process
-            .control()
-            .devices
-            .get(device)?
-            .context_answer
-            .load(Relaxed);
-        (number != answered).then(|| Self {
-            id: process.id,
-            pid: process.identity.pid,
-            blocks: process.blocks.clone(),
-            device,
-            number,
-            kind,
-        })
+impl Process {
+    /// Returns the number of its request to measure contexts on a device, if that has no answer.
+    fn size_request(&self, device: usize) -> Option<u32> {
+        let (number, _) = self.usage().device(device)?.context_request();
+        (number != enforce::context_answer(self, device)?).then_some(number)
     }
+}
+
+/// Returns whether a request is at most [`HURRY`] old; `seen` is the last one that was seen, and when.
+fn is_recent(seen: &mut (u32, Duration), number: u32, now: Duration) -> bool {
+    if seen.0 != number {
+        *seen = (number, now);
+    }
+    now.saturating_sub(seen.1) < HURRY
 }
 
 impl State {
-    /// Notes new requests of a process. A size for which a context was refused is forgotten: it may be wrong,
-    /// and the next context is made and measured.
-    pub(super) fn note_contexts(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
-        for device in 0..self.devices.len() {
-            let Some(process) = self.processes.get(&id) else {
-                return;
+    /// Returns whether the refusal of a request, by its device and number, is to wait until contexts in the
+    /// group are measured, whose estimates may be too high.
+    pub(super) fn is_estimate_awaited(
+        &mut self,
+        id: ProcessId,
+        (device, number): (usize, u32),
+        group: GroupId,
+    ) -> bool {
+        let now = (self.devices.host.uptime)();
+        let awaits = |process: &Process| {
+            let request = process.size_request(device);
+            let seen = process.devices.get(device).map(|kept| kept.size_asked);
+            let (Some(request), Some(mut seen)) = (request, seen) else {
+                return false;
             };
-            let Some(request) = ContextRequest::of(process, device) else {
-                continue;
-            };
-            let usage = process.usage().device(device);
-            if !usage.is_some_and(|usage| usage.context_request().2) {
-                notices.push(Notice::ContextMade);
-                continue;
-            }
-            enforce::answer_context(process, device, request.number, CONTEXT_UNKNOWN);
-            let kinds = request.kind.map_or(ContextKind::ALL.to_vec(), |kind| vec![kind]);
-            for kind in kinds {
-                self.set_size(id, device, kind, 0);
-            }
+            is_recent(&mut seen, request, now)
+        };
+        if !self.within(group).into_iter().any(awaits) {
+            return false;
+        }
+        let process = self.processes.get_mut(&id);
+        let kept = process.and_then(|process| process.devices.get_mut(device));
+        kept.is_some_and(|kept| is_recent(&mut kept.refusal_delayed, number, now))
+    }
+
+    /// Notes new requests of a process.
+    pub(super) fn note_contexts(&self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        if (0..self.devices.len()).any(|device| process.size_request(device).is_some()) {
+            notices.push(Notice::ContextMade);
         }
     }
 
     /// Fills what concerns contexts in the block of a process that is not published yet.
     pub(super) fn prepare_contexts(&self, process: &Process) {
-        enforce::measures_contexts(process, self.contexts.are_measured);
         for (slot, device) in self.devices.iter().enumerate() {
             let sizes = self.contexts.of(process.identity.uid, &device.uuid_text);
             enforce::estimate_contexts(process, slot, sizes);
@@ -156,14 +178,6 @@ impl State {
         bytes: u64,
         notices: &mut Vec<Notice>,
     ) {
-        let group = self.processes.get(&id).and_then(|process| process.group);
-        let groups = self.chain(group);
-        let excess = |state: &Self| -> Vec<(GroupId, Option<usize>)> {
-            let places = groups.iter().flat_map(|id| [(*id, None), (*id, Some(device))]);
-            let exceeds = |(id, place): &(GroupId, Option<usize>)| state.grants.excess(*id, *place) > 0;
-            places.filter(exceeds).collect()
-        };
-        let before = excess(self);
         let Self {
             processes, devices, ..
         } = self;
@@ -173,28 +187,53 @@ impl State {
         // The shown peak is the ledger's peak plus the present overhead; it must not fall below what it
         // was with the earlier overhead.
         process.keep_peaks(device, devices);
-        let uuid = devices.get(device).map(|device| device.uuid_text.as_str());
-        let places = [(None, None), (Some(device), uuid)];
-        let exceeds = |process: &Process, (place, uuid): (Option<usize>, Option<&str>)| {
-            let limit = process.settings.get(MEMORY_LIMIT, uuid).number();
-            usage::current(process, place, devices) > limit
+        let before = usage::overhead(process, device, devices);
+        self.count_excess(id, device, [before, bytes], notices);
+        if let Some(process) = self.processes.get(&id) {
+            enforce::store_overhead(process, device, bytes);
+        }
+        self.observe(id);
+        self.note_events(id, notices);
+    }
+
+    /// Charges the groups above for a process's bytes beyond its ledger, and counts the limits that are
+    /// exceeded because of them.
+    fn count_excess(
+        &mut self,
+        id: ProcessId,
+        device: usize,
+        [before, bytes]: [u64; 2],
+        notices: &mut Vec<Notice>,
+    ) {
+        let Self {
+            processes, devices, ..
+        } = self;
+        let Some(process) = processes.get_mut(&id) else {
+            return;
         };
-        let exceeded = places.map(|place| exceeds(process, place));
-        enforce::store_overhead(process, device, bytes);
-        for (place, exceeded) in places.into_iter().zip(exceeded) {
-            if !exceeded && exceeds(process, place) {
-                if let Some(kept) = process.kept_mut(place.0) {
+        let uuid = devices.get(device).map(|device| device.uuid_text.as_str());
+        for (place, uuid) in [(None, None), (Some(device), uuid)] {
+            let limit = process.settings.get(MEMORY_LIMIT, uuid).number();
+            let current = usage::current(process, place, devices);
+            let exceeds = current.saturating_add(bytes.saturating_sub(before)) > limit;
+            if exceeds && current <= limit {
+                if let Some(kept) = process.kept_mut(place) {
                     kept.nr_over_limit += 1;
                 }
                 notices.push(Notice::SettingsChanged(id));
             }
         }
+        let groups = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let excess = |state: &Self| -> Vec<(GroupId, Option<usize>)> {
+            let places = groups.iter().flat_map(|id| [(*id, None), (*id, Some(device))]);
+            let exceeds = |(id, place): &(GroupId, Option<usize>)| state.grants.excess(*id, *place) > 0;
+            places.filter(exceeds).collect()
+        };
+        let exceeded = excess(self);
         self.grants.set_overhead(id, device, bytes);
-        for (group, place) in excess(self).into_iter().filter(|place| !before.contains(place)) {
+        for (group, place) in excess(self).into_iter().filter(|place| !exceeded.contains(place)) {
             self.count_in_group(group, place, |sums| sums.nr_over_limit += 1, notices);
             notices.push(Notice::GroupChanged(group));
         }
-        self.observe(id);
-        self.note_events(id, notices);
     }
 }

@@ -6,13 +6,13 @@ mod settings;
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{CONTEXT_CHANGED, ContextKind, Control, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{ContextKind, Control, NO_LIMIT, OTHER_DEVICE};
 
 use super::process::{Process, slots};
 use super::{Device, ProcessId};
 
 pub(super) use self::answers::{
-    SwapAnswer, answer, answer_claim, answer_context, answer_pressure, answer_swap,
+    SwapAnswer, answer, answer_claim, answer_context, answer_pressure, answer_swap, context_answer,
 };
 pub use self::gates::GateOrder;
 pub(super) use self::gates::{arbitrate, charge, has_memory_bound, hold_helper};
@@ -75,8 +75,10 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     control.grant_answer.store(usage.memory_request().number, Relaxed);
     control.pressure_answer.store(usage.pressure_request(), Relaxed);
     control.swap_answer.store(usage.swap_request().number, Relaxed);
-    control.context_missing.store(CONTEXT_CHANGED, Relaxed);
-    control.context_answer.store(usage.context_request().0, Relaxed);
+    // Contexts that no daemon has measured are still to be measured.
+    let is_awaited = usage.context_estimated(u64::MAX) != 0;
+    let answered = usage.context_request().0.wrapping_sub(is_awaited.into());
+    control.context_answer.store(answered, Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
     control.swap_group_room.store(NO_LIMIT, Relaxed);
@@ -146,12 +148,6 @@ pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
     {
         control.memory_overhead.store(bytes, Relaxed);
     }
-}
-
-/// Tells a process whether new contexts are measured.
-pub(super) fn measures_contexts(process: &Process, are_measured: bool) {
-    let word = &process.control().measures_contexts;
-    word.store(are_measured.into(), Relaxed);
 }
 
 /// Publishes the bytes that new contexts of a process are expected to take on a device.

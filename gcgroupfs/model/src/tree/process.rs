@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
@@ -38,6 +39,10 @@ pub(super) struct Kept {
     pub(super) measured: Measured,
     /// Whether the overhead is estimated rather than measured.
     pub(super) is_overhead_estimated: bool,
+    /// Number of the last request to measure contexts that was seen, and when, since boot.
+    pub(super) size_asked: (u32, Duration),
+    /// Number of the last request for a grant whose refusal was delayed, and since when.
+    pub(super) refusal_delayed: (u32, Duration),
 }
 
 /// For how long a process had work on a device at `now`, nanoseconds.
@@ -74,6 +79,8 @@ impl Default for Kept {
             evidence: Evidence::default(),
             measured: Measured::default(),
             is_overhead_estimated: false,
+            size_asked: (0, Duration::ZERO),
+            refusal_delayed: (0, Duration::ZERO),
         }
     }
 }

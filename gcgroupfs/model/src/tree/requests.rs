@@ -63,6 +63,12 @@ impl State {
                 self.asking.insert(id);
                 continue;
             }
+            if let Outcome::Refused(refusal) = outcome
+                && self.is_estimate_awaited(id, (device, number), refusal.group)
+            {
+                // The process rings while it waits.
+                continue;
+            }
             let is_granted = matches!(outcome, Outcome::Granted | Outcome::GrantedAbove);
             // Before the process is told and charges.
             if is_granted {

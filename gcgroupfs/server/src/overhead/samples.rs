@@ -1,6 +1,6 @@
 //! Samples of all processes: what each holds beyond its ledger, and what it claims without evidence.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -11,9 +11,7 @@ use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
 use gcgroup_abi::OTHER_DEVICE;
-use gcgroupfs_model::tree::{
-    Blocks, ContextRequest, Evidence, Ledger, Measured, OnUnmanaged, ProcessId, Tree,
-};
+use gcgroupfs_model::tree::{Blocks, Evidence, Ledger, Measured, OnUnmanaged, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
 type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -22,6 +20,8 @@ type Governed = (ProcessId, u32, Arc<dyn Blocks>);
 pub(super) struct Samples {
     /// Bytes beyond the ledger in the last sample, by process and device.
     pub(super) last: HashMap<(ProcessId, usize), u64>,
+    /// When a process was last told what its contexts take.
+    answered: HashMap<(ProcessId, usize), Instant>,
     uses: UseRecords,
     unconfirmed: Unconfirmed,
     idle: Idle,
@@ -123,6 +123,7 @@ impl Samples {
     /// Drops what is remembered of processes that have gone.
     fn retain(&mut self, there: &HashSet<ProcessId>) {
         self.last.retain(|(id, _), _| there.contains(id));
+        self.answered.retain(|(id, _), _| there.contains(id));
         self.known.retain(|id| there.contains(id));
         self.involved.retain(|(id, _)| there.contains(id));
         self.estimated.retain(|(id, _)| there.contains(id));
@@ -175,7 +176,7 @@ impl Samples {
                         let bytes = ledger.allocations().saturating_add(share);
                         shown.push((*id, bytes));
                         self.note_estimated(look, *id, true);
-                        self.settle(look, process, Some(ledger), bytes);
+                        self.settle(look, process, Some(ledger), (bytes, false));
                     }
                 }
             }
@@ -302,7 +303,7 @@ impl Samples {
         if let Some(beyond) = beyond {
             self.audit.claims_more(*pid, device, beyond);
         }
-        let found = self.settle(look, process, before.ledger, held.unwrap_or(0));
+        let found = self.settle(look, process, before.ledger, (held.unwrap_or(0), true));
         let contexts = blocks.usage().nr_contexts(device);
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
@@ -317,16 +318,25 @@ impl Samples {
     }
 
     /// Charges what the process holds beyond its ledger, in addition to what it has charged for contexts.
+    /// While the process has yet to correct that charge, nothing changes. `held` is as in [`answer_request`].
     /// Returns the part that is certain: contexts, and the lesser of the last two samples.
     fn settle(
         &mut self,
-        Look { tree, device }: Look<'_>,
-        (id, _, blocks): &Governed,
+        look: Look<'_>,
+        process: &Governed,
         before: Option<Ledger>,
-        held: u64,
+        held: (u64, bool),
     ) -> u64 {
+        let (Look { tree, device }, (id, _, blocks)) = (look, process);
         let id = *id;
         let last = self.last.get(&(id, device)).copied().unwrap_or(0);
+        let is_corrected = |answered: &Instant| answered.elapsed() >= PERIOD;
+        if self.answer_request(look, process, before, held)
+            || !self.answered.get(&(id, device)).is_none_or(is_corrected)
+        {
+            return last;
+        }
+        let (held, _) = held;
         let after = Ledger::of(blocks.usage(), device);
         let (Some(ledger), Some(control)) = (
             before.filter(|before| before.is_settled() && Some(*before) == after),
@@ -348,45 +358,68 @@ impl Samples {
         }
         found.min(last).saturating_add(contexts)
     }
-}
 
-/// Measures the new contexts of all processes that wait for it.
-pub(super) fn measure_contexts(tree: &Tree, source: &impl Source) {
-    let requests = tree.context_requests();
-    let devices: BTreeSet<usize> = requests.iter().map(|request| request.device).collect();
-    for device in devices {
-        let requests: Vec<_> = requests
-            .iter()
-            .filter(|request| request.device == device)
-            .collect();
-        let ledger = |request: &&ContextRequest| Ledger::of(request.blocks.usage(), device);
-        let before: Vec<_> = requests.iter().map(ledger).collect();
-        let held = source.held(device);
-        for (request, before) in requests.into_iter().zip(before) {
-            let held = held.as_ref().and_then(|held| held.get(&request.pid));
-            let measured = match held {
-                Some(None) => Measured::Unknown,
-                // The driver may list the process, or its bytes, later.
-                Some(Some(0)) | None => Measured::Changed,
-                Some(Some(held)) => missing(request, before, *held),
+    /// Measures contexts of the processes that request it. Returns whether any request is left.
+    pub(super) fn measure_contexts(&mut self, tree: &Tree, source: &impl Source) -> bool {
+        let mut awaited = tree.awaited_sizes();
+        let mut nr_left = awaited.len();
+        awaited.sort_by_key(|(device, _)| *device);
+        for all in awaited.chunk_by(|(one, _), (other, _)| one == other) {
+            let [(device, _), ..] = all else { continue };
+            let look = Look {
+                tree,
+                device: *device,
             };
-            tree.answer_context(request, measured);
+            let ledger = |(_, (_, _, blocks)): &(usize, Governed)| Ledger::of(blocks.usage(), *device);
+            let before: Vec<_> = all.iter().map(ledger).collect();
+            let held = source.held(*device);
+            for ((_, process), before) in all.iter().zip(before) {
+                let bytes = held.as_ref().and_then(|held| *held.get(&process.1)?);
+                let held = (bytes.unwrap_or(0), true);
+                nr_left -= usize::from(self.answer_request(look, process, before, held));
+            }
         }
+        nr_left > 0
     }
-}
 
-/// Compares what the process held with its charge for contexts. While an allocation is under way the
-/// difference may be too small, and never shows that too much is charged.
-fn missing(request: &ContextRequest, before: Option<Ledger>, held: u64) -> Measured {
-    let after = Ledger::of(request.blocks.usage(), request.device);
-    let is_sure = |ledger: &Ledger| ledger.is_settled_but_for_context() && Some(*ledger) == after;
-    let control = request.blocks.control().devices.get(request.device);
-    let (Some(ledger), Some(control)) = (before.filter(is_sure), control) else {
-        return Measured::Changed;
-    };
-    let known = control.memory_overhead.load(Relaxed);
-    let charged = known.saturating_add(ledger.contexts());
-    let difference = i128::from(ledger.overhead(held, charged)) - i128::from(charged);
-    let least = if ledger.is_complete() { i128::MIN } else { 0 };
-    i64::try_from(difference.max(least)).map_or(Measured::Changed, Measured::Missing)
+    /// Answers a process's request to measure its contexts by the `held` bytes, and whether the driver told
+    /// them. Returns whether it has: not while an allocation is under way, which may be there or not, and not
+    /// before the driver lists the process.
+    fn answer_request(
+        &mut self,
+        Look { tree, device }: Look<'_>,
+        (id, _, blocks): &Governed,
+        before: Option<Ledger>,
+        (held, is_exact): (u64, bool),
+    ) -> bool {
+        let after = Ledger::of(blocks.usage(), device);
+        let (Some(ledger), Some(control)) = (before, blocks.control().devices.get(device)) else {
+            return false;
+        };
+        let request = ledger.request();
+        if control.context_answer.load(Relaxed) == request {
+            return false;
+        }
+        let charged = control
+            .memory_overhead
+            .load(Relaxed)
+            .saturating_add(ledger.contexts());
+        let missing = i128::from(ledger.overhead(held, charged)) - i128::from(charged);
+        let is_whole = ledger.is_settled() && ledger.is_complete() && Some(ledger) == after;
+        let is_sure = is_whole && (held > 0 || missing == 0);
+        let missing = i64::try_from(missing).ok();
+        let Some(missing) = missing.filter(|_| is_sure) else {
+            return false;
+        };
+        // An equal part of what all processes hold may fall: what is missing is charged beside the ledger.
+        let missing = if is_exact { missing } else { missing.min(0) };
+        let measured = Measured {
+            request,
+            missing,
+            is_exact,
+        };
+        tree.answer_context(*id, device, measured);
+        self.answered.insert((*id, device), Instant::now());
+        true
+    }
 }

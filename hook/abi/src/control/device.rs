@@ -165,8 +165,8 @@ pub struct ControlDevice {
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub memory_swap_max: AtomicU64,
-    /// The last `grant_request` of the usage block that has been answered; its thread waits on it with
-    /// `FUTEX_WAIT`.
+    /// The last `grant_request` of the usage block that has been answered; threads that are short of
+    /// memory wait on it with `FUTEX_WAIT`.
     ///
     /// Ordering: the daemon stores `Release` after the grant and `grant_refused`; the hook loads `Acquire`:
     /// both are at least as new as the answer (`charge.rs`).
@@ -214,12 +214,11 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed` (daemon adds, hook compares), a count that no other data depends on.
     pub swap_recall: AtomicU32,
-    /// Bytes that a new context is expected to take, by [`ContextKind`]; 0: unknown.
+    /// Bytes that a new context is expected to take, by [`ContextKind`].
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub context_estimate: [AtomicU64; ContextKind::COUNT],
-    /// Bytes that contexts take beyond what is charged for them, a signed number;
-    /// [`CONTEXT_UNKNOWN`](crate::CONTEXT_UNKNOWN) or [`CONTEXT_CHANGED`](crate::CONTEXT_CHANGED).
+    /// Bytes that contexts take beyond what is charged for them, a signed number.
     ///
     /// Ordering: `Relaxed`, ordered by `context_answer`.
     pub context_missing: AtomicU64,

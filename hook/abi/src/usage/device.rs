@@ -178,7 +178,8 @@ pub struct UsageDevice {
     /// Ordering: the hook stores `Release` after the last move; the daemon loads `Acquire`: what was moved is
     /// counted.
     pub reclaim_generation: AtomicU32,
-    /// Counts the requests to measure a new context; answered by `context_answer` of the control block.
+    /// Counts the requests to measure contexts whose charge is estimated; answered by `context_answer` of the
+    /// control block.
     ///
     /// Ordering: the hook adds `Release` after `context_kind` and the charge of the context; the daemon loads
     /// `Acquire`: both are at least as new as the request.

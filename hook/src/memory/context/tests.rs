@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::shared::block;
-use gcgroup_abi::{Control, NO_LIMIT};
-use std::thread;
+use gcgroup_abi::{Control, DEFAULT_CONTEXT, NO_LIMIT};
 
 const ESTIMATE: u64 = 60;
 
@@ -16,7 +15,6 @@ fn limited() -> (&'static Memory, &'static Control) {
         device.memory_limit.store(NO_LIMIT, Relaxed);
     }
     control.memory_limit.store(100, Relaxed);
-    control.measures_contexts.store(1, Relaxed);
     control.devices[0].context_estimate[0].store(ESTIMATE, Relaxed);
     // The program's first device has the daemon's number 0.
     control.nr_devices.store(1, Relaxed);
@@ -28,25 +26,21 @@ fn limited() -> (&'static Memory, &'static Control) {
     (memory, control)
 }
 
-/// Makes a primary context with that number while the daemon answers `missing`.
-fn make(memory: &Memory, control: &Control, number: u32, missing: i64) -> Result<(), CUerror> {
+/// Makes a primary context with that number.
+fn make(memory: &Memory, number: u32) -> Result<(), CUerror> {
+    let turn = memory.make_context(LocalDevice::of(0).unwrap());
+    turn.charge(&[ContextKind::Primary])?.settle(number)
+}
+
+/// Answers the last request; returns whether all contexts are measured then.
+fn answer(memory: &Memory, control: &Control, missing: i64) -> bool {
     let device = &memory.usage().devices[0];
-    let asked = device.context_request.load(Relaxed).wrapping_add(1);
-    thread::scope(|scope| {
-        let making = scope.spawn(|| {
-            let turn = memory.make_context(LocalDevice::of(0).unwrap());
-            turn.charge(&[ContextKind::Primary])?.settle(number)
-        });
-        while device.context_request.load(Acquire) != asked && !making.is_finished() {
-            thread::yield_now();
-        }
-        assert!(device.unsettled.load(Relaxed) & 0xffff_ffff <= 1);
-        let answered = &control.devices[0];
-        answered.context_missing.store(missing.cast_unsigned(), Relaxed);
-        answered.context_answer.store(asked, Release);
-        sys::futex_wake(&answered.context_answer);
-        making.join().unwrap()
-    })
+    assert_eq!(device.unsettled.load(Relaxed) & 0xffff_ffff, 0);
+    let answered = &control.devices[0];
+    answered.context_missing.store(missing.cast_unsigned(), Relaxed);
+    let asked = device.context_request.load(Acquire);
+    answered.context_answer.store(asked, Release);
+    memory.settle_contexts()
 }
 
 /// Returns what is charged, what of it for contexts, and what of that is estimated.
@@ -63,38 +57,65 @@ fn charged(memory: &Memory) -> [u64; 3] {
 #[test]
 fn charge_of_context_becomes_its_measured_size() {
     let (memory, control) = limited();
-    assert!(make(memory, control, 1, 40).is_ok());
-    assert_eq!(charged(memory), [100, 100, 0]);
-    memory.context_uncharged(1);
-    assert_eq!(charged(memory), [0; 3]);
-    assert!(make(memory, control, 2, -20).is_ok());
-    assert_eq!(charged(memory), [40, 40, 0]);
-    memory.context_uncharged(2);
-    assert_eq!(charged(memory), [0; 3]);
-    assert_eq!(memory.usage().devices[0].unsettled.load(Relaxed) & 0xffff_ffff, 0);
+    for (missing, size) in [(40, 100), (-20, 40), (0, ESTIMATE), (50, 110), (-70, 0)] {
+        assert_eq!(make(memory, 1), Ok(()));
+        assert_eq!(charged(memory), [ESTIMATE; 3]);
+        assert!(answer(memory, control, missing));
+        assert_eq!(charged(memory), [size, size, 0], "{missing}");
+        memory.context_uncharged(1);
+        assert_eq!(charged(memory), [0; 3]);
+    }
 }
 
 #[test]
-fn context_larger_than_the_limit_is_refused_after_its_measurement() {
+fn contexts_are_corrected_together() {
     let (memory, control) = limited();
-    assert_eq!(make(memory, control, 1, 41), Err(CUerror::OUT_OF_MEMORY));
-    assert_eq!(charged(memory), [ESTIMATE, ESTIMATE, ESTIMATE], "it exists still");
-    memory.context_uncharged(1);
+    control.memory_limit.store(1000, Relaxed);
+    for number in [1, 2, 3] {
+        assert_eq!(make(memory, number), Ok(()));
+        let kind = memory.usage().devices[0].context_kind.load(Relaxed);
+        let is_alone = ContextKind::of_word(kind) == Some(ContextKind::Primary);
+        assert_eq!(is_alone, number == 1, "a size is of one context");
+    }
+    assert!(answer(memory, control, -100));
+    assert_eq!(charged(memory), [80, 80, 0]);
+    assert_eq!(make(memory, 4), Ok(()));
+    assert!(answer(memory, control, 7));
+    assert_eq!(charged(memory), [147, 147, 0]);
+    for number in [1, 2, 3, 4] {
+        memory.context_uncharged(number);
+    }
     assert_eq!(charged(memory), [0; 3]);
 }
 
 #[test]
-fn estimate_beyond_the_limit_is_refused_at_once_and_reported() {
+fn answer_to_an_earlier_request_is_ignored() {
+    let (memory, control) = limited();
+    control.memory_limit.store(1000, Relaxed);
+    assert_eq!(make(memory, 1), Ok(()));
+    let asked = memory.usage().devices[0].context_request.load(Relaxed);
+    let answered = &control.devices[0];
+    answered.context_missing.store(40, Relaxed);
+    assert_eq!(make(memory, 2), Ok(()));
+    answered.context_answer.store(asked, Release);
+    assert!(!memory.settle_contexts(), "there is another context by now");
+    memory.context_uncharged(2);
+    assert!(!memory.settle_contexts());
+    assert_eq!(charged(memory), [ESTIMATE; 3]);
+}
+
+#[test]
+fn estimate_alone_refuses_no_context() {
     let (memory, control) = limited();
     control.memory_limit.store(ESTIMATE - 1, Relaxed);
-    let turn = memory.make_context(LocalDevice::of(0).unwrap());
-    assert!(turn.charge(&[ContextKind::Primary]).is_err());
-    assert_eq!(charged(memory), [0; 3]);
-    let device = &memory.usage().devices[0];
-    let word = ContextKind::of_word(device.context_kind.load(Relaxed));
-    assert_eq!(word, (Some(ContextKind::Primary), true));
-    assert_eq!(device.context_request.load(Relaxed), 1);
-    assert_eq!(memory.usage().nr_oom.load(Relaxed), 1);
+    assert_eq!(make(memory, 1), Ok(()));
+    assert_eq!(charged(memory), [ESTIMATE - 1; 3]);
+    assert_eq!(memory.usage().nr_oom.load(Relaxed), 0);
+    assert_eq!(make(memory, 2), Err(CUerror::OUT_OF_MEMORY), "nothing is left");
+    assert_eq!(charged(memory), [ESTIMATE - 1; 3]);
+    assert!(answer(memory, control, -30));
+    assert_eq!(make(memory, 2), Ok(()));
+    assert_eq!(charged(memory), [59, 59, 30]);
 }
 
 #[test]
@@ -108,28 +129,14 @@ fn failed_context_is_uncharged() {
 }
 
 #[test]
-fn estimate_stands_without_an_answer() {
-    let (memory, control) = limited();
-    assert!(make(memory, control, 1, CONTEXT_UNKNOWN.cast_signed()).is_ok());
-    assert_eq!(charged(memory), [ESTIMATE; 3]);
-    memory.context_uncharged(1);
-    // The daemon is silent, which is waited for once.
-    for number in [2, 3] {
-        let turn = memory.make_context(LocalDevice::of(0).unwrap());
-        let made = turn.charge(&[ContextKind::Primary]).unwrap();
-        assert!(made.settle(number).is_ok());
-        assert_eq!(charged(memory), [ESTIMATE; 3]);
-        assert!(memory.contexts.is_silent.load(Relaxed));
-        memory.context_uncharged(number);
-    }
-}
-
-#[test]
-fn nothing_is_charged_without_a_limit() {
+fn context_is_charged_without_a_limit_and_without_a_daemon() {
     let (memory, control) = limited();
     control.memory_limit.store(NO_LIMIT, Relaxed);
-    let turn = memory.make_context(LocalDevice::of(0).unwrap());
-    turn.charge(&[ContextKind::Primary]).unwrap().settle(1).unwrap();
-    assert_eq!(charged(memory), [0; 3]);
-    assert_eq!(memory.usage().devices[0].context_request.load(Relaxed), 0);
+    assert_eq!(make(memory, 1), Ok(()));
+    assert_eq!(charged(memory), [ESTIMATE; 3]);
+    let memory = Memory::of_test(NO_LIMIT);
+    let index = memory.session.devices.index(LocalDevice::of(0).unwrap());
+    assert_eq!(make(memory, 1), Ok(()));
+    let device = &memory.usage().devices[index];
+    assert_eq!(device.context_charged.load(Relaxed), DEFAULT_CONTEXT);
 }

@@ -24,7 +24,13 @@ pub(in crate::tree) fn answer(process: &Process, device: usize, number: u32, is_
     }
 }
 
-/// Answers a process's request to measure a context.
+/// Returns the number of the last request to measure contexts that was answered.
+pub(in crate::tree) fn context_answer(process: &Process, device: usize) -> Option<u32> {
+    let control = process.control().devices.get(device)?;
+    Some(control.context_answer.load(Relaxed))
+}
+
+/// Answers a process's request to measure contexts.
 pub(in crate::tree) fn answer_context(process: &Process, device: usize, number: u32, missing: u64) {
     if let Some(control) = process.control().devices.get(device) {
         control.context_missing.store(missing, Relaxed);

@@ -1,37 +1,49 @@
 //! Sizes of contexts, and growth beyond limits.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use gcgroup_abi::{CONTEXT_UNKNOWN, ContextKind};
+use gcgroup_abi::ContextKind;
 
 use super::lasting::kept;
 use super::*;
-use crate::tree::fixture::TOTAL;
+use crate::tree::fixture::{TOTAL, set_uptime};
 use crate::tree::{Measured, ProcessId};
 
-/// Reports a new context, or one that was refused, as the hook does.
-fn report(world: &World, id: ProcessId, word: u32, estimated: u64) {
+/// Reports a new context, as the hook does. Returns the number of the request to measure it.
+fn report(world: &World, id: ProcessId, kind: Option<ContextKind>, estimated: u64) -> u32 {
     let usage = world.usage(id);
-    usage.devices[0].context_kind.store(word, Relaxed);
+    usage.devices[0]
+        .context_kind
+        .store(ContextKind::asked(kind), Relaxed);
     usage.devices[0].context_estimated.store(estimated, Relaxed);
-    usage.devices[0].context_request.fetch_add(1, Relaxed);
+    let before = usage.devices[0].context_request.fetch_add(1, Relaxed);
     world.tree.rung(id);
+    before + 1
+}
+
+fn answer(world: &World, id: ProcessId, request: u32, missing: i64) {
+    let measured = Measured {
+        request,
+        missing,
+        is_exact: true,
+    };
+    world.tree.answer_context(id, 0, measured);
 }
 
 /// Reports a new context of that kind, of which `missing` bytes are found to be missing in the charge.
 fn make(world: &World, id: ProcessId, kind: Option<ContextKind>, (estimated, missing): (u64, i64)) {
-    report(world, id, ContextKind::asked(kind), estimated);
-    let requests = world.tree.context_requests();
-    assert_eq!(requests.len(), 1);
-    world
-        .tree
-        .answer_context(&requests[0], Measured::Missing(missing));
+    let request = report(world, id, kind, estimated);
+    let awaited = world.tree.awaited_sizes();
+    assert_eq!(awaited.len(), 1);
+    assert_eq!(awaited[0].0, 0);
+    answer(world, id, request, missing);
     let control = world.control(id);
     assert_eq!(
         control.devices[0].context_missing.load(Relaxed),
         missing.cast_unsigned()
     );
-    assert!(world.tree.context_requests().is_empty());
+    assert!(world.tree.awaited_sizes().is_empty());
 }
 
 fn estimates(world: &World, id: ProcessId, device: usize) -> [u64; 3] {
@@ -49,12 +61,11 @@ fn measured_size_is_estimate_for_all_processes_of_the_user() {
     };
     let stranger = world.tree.join(stranger, blocks(), Settings::default());
     world.take_notices();
-    report(&world, one, ContextKind::asked(Some(ContextKind::Created)), 0);
+    let request = report(&world, one, Some(ContextKind::Created), 0);
     assert!(world.take_notices().contains(&Notice::ContextMade));
-    let request = &world.tree.context_requests()[0];
-    world.tree.answer_context(request, Measured::Missing(70));
-    let answered = Notice::Answered { id: one, device: 0 };
-    assert_eq!(world.take_notices(), [answered]);
+    answer(&world, one, request, 70);
+    let answered = [Notice::Answered { id: one, device: 0 }, Notice::Ring(one)];
+    assert_eq!(world.take_notices(), answered);
     make(&world, one, Some(ContextKind::Primary), (100, -40));
     make(&world, one, None, (0, 5));
     for id in [one, other, world.join(103)] {
@@ -71,17 +82,55 @@ fn measured_size_is_estimate_for_all_processes_of_the_user() {
 }
 
 #[test]
-fn refused_estimate_is_forgotten() {
+fn default_is_expected_where_user_had_no_such_context() {
+    let world = World::new(1);
+    world.tree.set_default_context(100);
+    let id = world.join(100);
+    assert_eq!(estimates(&world, id, 0), [100, 100, 0]);
+    make(&world, id, Some(ContextKind::Created), (100, -1));
+    assert_eq!(estimates(&world, id, 0), [100, 99, 0]);
+}
+
+#[test]
+fn request_hurries_for_a_while_and_waits_for_its_own_answer() {
     let world = World::new(1);
     let id = world.join(100);
-    for (refused, left) in [(Some(ContextKind::Primary), [0, 70, 0]), (None, [0; 3])] {
-        make(&world, id, Some(ContextKind::Primary), (0, 60));
-        make(&world, id, Some(ContextKind::Created), (0, 70));
-        report(&world, id, ContextKind::refused(refused), 0);
-        assert!(world.tree.context_requests().is_empty(), "no thread waits");
-        assert_eq!(estimates(&world, id, 0), left);
-        let missing = world.control(id).devices[0].context_missing.load(Relaxed);
-        assert_eq!(missing, CONTEXT_UNKNOWN);
+    let first = report(&world, id, Some(ContextKind::Primary), 60);
+    let second = report(&world, id, None, 60);
+    answer(&world, id, first, 5);
+    assert_eq!(world.tree.awaited_sizes().len(), 1);
+    assert_eq!(estimates(&world, id, 0), [0; 3], "of several contexts");
+    set_uptime(Duration::from_secs(86_401));
+    assert!(
+        world.tree.awaited_sizes().is_empty(),
+        "measured with everything else"
+    );
+    answer(&world, id, second, 5);
+    let answered = world.control(id).devices[0].context_answer.load(Relaxed);
+    assert_eq!(answered, second);
+}
+
+#[test]
+fn context_larger_than_estimate_is_counted_over_limits() {
+    let world = World::new(1);
+    world.group("a");
+    let id = world.join(100);
+    world.store("a/gcgroup.procs", ROOT, "100").unwrap();
+    for path in ["100", "a"] {
+        world
+            .store(&format!("{path}/memory.limit"), ROOT, "1000")
+            .unwrap();
+    }
+    for (missing, nr_over) in [(900, 0), (1100, 1)] {
+        let request = report(&world, id, Some(ContextKind::Primary), 0);
+        answer(&world, id, request, missing);
+        // A group counts those of its processes as well.
+        for (path, nr_over) in [("100", nr_over), ("a", 2 * nr_over)] {
+            let line = format!("over_limit {nr_over}\n");
+            let events = world.show(&format!("{path}/memory.events"));
+            assert!(events.contains(&line), "{path}: {events}");
+        }
+        assert_eq!(world.show("a/memory.current"), "0\n", "the process charges it");
     }
 }
 
@@ -100,10 +149,8 @@ fn sizes_are_written_once_and_restored() {
     let (root, groups) = kept(&world, &[]);
     let next = World::new(1);
     next.tree.restore(root, groups);
-    next.tree.measure_contexts();
     let id = next.join(100);
     assert_eq!(estimates(&next, id, 0), [0, 0, 9]);
-    assert_eq!(next.control(id).measures_contexts.load(Relaxed), 1);
 }
 
 #[test]

@@ -110,12 +110,14 @@ impl<'a> UntrustedDevice<'a> {
             .min(MOST)
     }
 
-    /// Returns the number of the last request to measure a context; its kind, `None` for several at once; and
-    /// whether the context was refused and is not to be measured. The kind is at least as new as the number.
-    pub(in crate::tree) fn context_request(self) -> (u32, Option<ContextKind>, bool) {
+    /// Returns the number of the last request to measure contexts, and their kind, `None` for several. The
+    /// kind is at least as new as the number.
+    pub(in crate::tree) fn context_request(self) -> (u32, Option<ContextKind>) {
         let number = self.usage.context_request.load(Acquire);
-        let (kind, is_refused) = ContextKind::of_word(self.usage.context_kind.load(Relaxed));
-        (number, kind, is_refused)
+        (
+            number,
+            ContextKind::of_word(self.usage.context_kind.load(Relaxed)),
+        )
     }
 
     /// Returns the bytes charged for contexts that are not measured, at most `most`.

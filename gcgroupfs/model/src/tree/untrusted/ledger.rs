@@ -21,6 +21,8 @@ pub struct Ledger {
     counts: [u64; 4],
     unsettled: u64,
     unsettled_threads: u64,
+    /// Number of the last request to measure contexts.
+    request: u32,
 }
 
 impl Ledger {
@@ -28,6 +30,7 @@ impl Ledger {
     /// know: they may be this one.
     pub fn of(usage: Untrusted<'_>, device: usize) -> Option<Self> {
         let usage = usage.usage;
+        let request = usage.devices.get(device)?.context_request.load(Acquire);
         let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
         // Bytes move from the second to the first, which is read last, so that none is missed.
         let sum = |word: fn(&UsageDevice) -> &AtomicU64| {
@@ -51,6 +54,7 @@ impl Ledger {
             ],
             unsettled: sum(|slot| &slot.unsettled),
             unsettled_threads: both(|counts| counts.unsettled_threads),
+            request,
         };
         fence(SeqCst);
         Some(ledger)
@@ -58,16 +62,12 @@ impl Ledger {
 
     /// Returns whether no call is under way that may have made the device hold more than is charged.
     pub fn is_settled(&self) -> bool {
-        self.nr_unsettled() == 0 && self.unsettled_threads == 0
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
     }
 
-    /// Returns whether the only such call makes a context and waits for its measurement.
-    pub fn is_settled_but_for_context(&self) -> bool {
-        self.nr_unsettled() == 1 && self.unsettled_threads == 0
-    }
-
-    fn nr_unsettled(&self) -> u64 {
-        self.unsettled & u64::from(u32::MAX)
+    /// Returns the number of the last request to measure contexts.
+    pub fn request(&self) -> u32 {
+        self.request
     }
 
     /// Returns whether everything that is charged exists, so that no allocation is under way.
@@ -123,6 +123,7 @@ mod tests {
             counts: [0; 4],
             unsettled: 0,
             unsettled_threads: 0,
+            request: 0,
         };
         assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
         assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");
