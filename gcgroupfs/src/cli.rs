@@ -19,7 +19,6 @@ mod run_options;
 mod service;
 mod set;
 mod supervise;
-mod suspend;
 mod top;
 mod wait;
 
@@ -112,15 +111,15 @@ commands! {
     /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments) => |socket, arguments| run::run(&socket.of_daemon(), &arguments);
     /// Freezes the GPU work of processes and groups, all at once.
-    Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(socket, &arguments);
+    Freeze(freeze::Freeze) => |socket, arguments| freeze::freeze(&socket, &arguments);
     /// Thaws processes and groups.
-    Thaw(freeze::Thaw) => |socket, arguments| freeze::thaw(socket, &arguments);
+    Thaw(freeze::Paths) => |socket, arguments| freeze::thaw(&socket, &arguments);
     /// Holds settings of processes and groups while a command runs, and reverts them however it ends.
     Hold(hold::Arguments) => |socket, arguments| hold::run(&socket, &arguments);
     /// Moves all GPU memory of processes and groups to the host, also of programs not started with --swap.
-    Suspend(suspend::Arguments) => |socket, arguments| suspend::suspend(socket, &arguments);
+    Suspend(freeze::Suspend) => |socket, arguments| freeze::suspend(&socket, &arguments);
     /// Moves the memory of suspended processes and groups back, once there is room.
-    Resume(suspend::Resume) => |socket, arguments| suspend::resume(socket, &arguments);
+    Resume(freeze::Resume) => |socket, arguments| freeze::resume(&socket, &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::files::{FILES, Files};
+pub use self::files::{FILES, Files, value};
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
 pub use self::tree::{Below, ancestors};

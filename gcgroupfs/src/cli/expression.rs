@@ -33,8 +33,9 @@ pub(super) struct Expression {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Holds,
-    Not,
-    /// The expression cannot hold for such a file; the text says why.
+    /// Does not hold; the text says what is missing, or is empty.
+    Not(String),
+    /// Cannot come to hold; the text says why.
     Senseless(String),
 }
 
@@ -84,7 +85,7 @@ impl Expression {
         if (self.accepts)(order) {
             Verdict::Holds
         } else {
-            Verdict::Not
+            Verdict::Not(String::new())
         }
     }
 
@@ -141,7 +142,11 @@ mod tests {
             ("=max", "max\n", true),
             (">1T", "max\n", true),
         ] {
-            let want = if want { Verdict::Holds } else { Verdict::Not };
+            let want = if want {
+                Verdict::Holds
+            } else {
+                Verdict::Not(String::new())
+            };
             assert_eq!(judge(expression, text), want, "{expression} of {text:?}");
         }
     }

@@ -1,17 +1,18 @@
-//! `gcgroupfs freeze` and `gcgroupfs thaw`, for several processes or groups at once, such as the ranks of a
-//! job. All are written before the first wait.
+//! `gcgroupfs freeze`, `thaw`, `suspend` and `resume`, for several processes or groups at once, such as the
+//! ranks of a job. All are written before the first wait.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
+use gcgroup_client::Client;
+use gcgroup_client::node::value;
 
 use super::Socket;
-use super::expression::Expression;
+use super::expression::Verdict;
 use super::paths::Named;
 use super::wait::{Failure, deadline, seconds, until};
-use gcgroup_client::Client;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -24,13 +25,36 @@ pub(super) struct Freeze {
     /// Stop waiting after this time, as 0.5; they stay frozen
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Processes and groups by the names of their directories: 4242, team/a, /gcgroup/team/a
-    #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
-    paths: Vec<String>,
+    #[command(flatten)]
+    of: Paths,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Thaw {
+#[command(after_help = "\
+Exit status: 0 done, and with --wait all of them are suspended, resumed or have ended; 1 timeout, a step failed, \
+or a write failed; the others were written.")]
+pub(super) struct Suspend {
+    /// Return when the memory has moved
+    #[arg(long)]
+    wait: bool,
+    /// Stop waiting after this time, as 0.5; the move goes on
+    #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    of: Paths,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Resume {
+    #[command(flatten)]
+    arguments: Suspend,
+    /// Resume on this GPU, by its index in the file devices; it must be of the same model
+    #[arg(long, value_name = "INDEX")]
+    gpu: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Paths {
     /// Processes and groups by the names of their directories: 4242, team/a, /gcgroup/team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
@@ -52,26 +76,70 @@ pub(super) fn resolve(socket: &Socket, paths: &[String]) -> (PathBuf, Vec<String
     (socket, below.collect())
 }
 
+/// Says of a path and its events file whether the write has taken effect.
+type Judge = fn(&str, &str) -> Verdict;
+
 /// Freezes. Errors are printed on standard error.
-pub(super) fn freeze(socket: Socket, arguments: &Freeze) -> ExitCode {
-    let deadline = arguments.timeout.and_then(deadline);
-    let (socket, paths) = resolve(&socket, &arguments.paths);
-    let mut done = tell(&socket, &paths, "compute.freeze", "1");
-    if arguments.wait {
-        for path in &paths {
-            done &= stands_still(&socket, path, deadline);
-        }
-    }
-    status(done)
+pub(super) fn freeze(socket: &Socket, arguments: &Freeze) -> ExitCode {
+    let wait = arguments.wait.then_some((is_drained as Judge, arguments.timeout));
+    run(socket, &arguments.of, ("compute.freeze", "1"), wait)
 }
 
 /// Thaws. Errors are printed on standard error.
-pub(super) fn thaw(socket: Socket, arguments: &Thaw) -> ExitCode {
-    let (socket, paths) = resolve(&socket, &arguments.paths);
-    status(tell(&socket, &paths, "compute.freeze", "0"))
+pub(super) fn thaw(socket: &Socket, of: &Paths) -> ExitCode {
+    run(socket, of, ("compute.freeze", "0"), None)
 }
 
-pub(super) fn status(done: bool) -> ExitCode {
+/// Suspends. Errors are printed on standard error.
+pub(super) fn suspend(socket: &Socket, arguments: &Suspend) -> ExitCode {
+    let wait = arguments
+        .wait
+        .then_some((is_suspended as Judge, arguments.timeout));
+    run(socket, &arguments.of, ("gcgroup.suspend", "1"), wait)
+}
+
+/// Resumes. Errors are printed on standard error.
+pub(super) fn resume(socket: &Socket, Resume { arguments, gpu }: &Resume) -> ExitCode {
+    let wanted = gpu.map_or("0".to_owned(), |gpu| format!("0 gpu={gpu}"));
+    let wait = arguments.wait.then_some((is_resumed as Judge, arguments.timeout));
+    run(socket, &arguments.of, ("gcgroup.suspend", &wanted), wait)
+}
+
+/// Writes a value to a file of each process and group, and then waits for those that were written. One that
+/// has ended counts as done.
+fn run(
+    socket: &Socket,
+    of: &Paths,
+    (file, value): (&str, &str),
+    wait: Option<(Judge, Option<Duration>)>,
+) -> ExitCode {
+    let deadline = wait.and_then(|(_, timeout)| timeout).and_then(deadline);
+    let (socket, mut paths) = resolve(socket, &of.paths);
+    let mut done = true;
+    let mut complain = |path: &str, words: &str| {
+        eprintln!("gcgroupfs: {path}{words}");
+        done = false;
+    };
+    match Client::connect(&socket) {
+        Err(error) => complain("", &format!("{error:#}")),
+        Ok(mut client) => {
+            paths.retain(|path| {
+                let set = client.set(&format!("{path}/{file}"), value);
+                let set = set.and_then(|set| Ok(set?));
+                set.map_err(|error| complain("", &format!("{error:#}"))).is_ok()
+            });
+            for path in &paths {
+                let Some((judge, _)) = wait else { break };
+                let events = Path::new(path).join("gcgroup.events");
+                match until(&socket, &events, |text| judge(path, text), deadline) {
+                    Ok(()) | Err(Failure::Gone(_)) => {}
+                    Err(Failure::TimedOut(words) | Failure::Senseless(words) | Failure::NoDaemon(words)) => {
+                        complain(path, &format!(": {words}"))
+                    }
+                }
+            }
+        }
+    }
     if done {
         ExitCode::SUCCESS
     } else {
@@ -79,56 +147,52 @@ pub(super) fn status(done: bool) -> ExitCode {
     }
 }
 
-/// Writes a control file of each. Returns whether all writes succeeded.
-pub(super) fn tell(socket: &Path, paths: &[String], file: &str, value: &str) -> bool {
-    let mut client = match Client::connect(socket) {
-        Ok(client) => client,
-        Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
-            return false;
-        }
-    };
-    let mut done = true;
-    for path in paths {
-        let set = client.set(&format!("{path}/{file}"), value);
-        if let Err(error) = set.and_then(|set| Ok(set?)) {
-            eprintln!("gcgroupfs: {error:#}");
-            done = false;
-        }
+fn is_drained(_: &str, events: &str) -> Verdict {
+    if value(events, "frozen") == Some("1") {
+        return Verdict::Holds;
     }
-    done
+    let obstacle = match (value(events, "drain_error"), value(events, "draining")) {
+        (Some(error), _) => {
+            format!(": the driver answers with error {error} when it is asked what has ended")
+        }
+        (None, Some(pid)) => format!(": process {pid} has not acknowledged it"),
+        (None, None) => String::new(),
+    };
+    Verdict::Not(format!("still busy{obstacle}"))
 }
 
-/// Returns what keeps a process or a group from being drained, from its events file.
-fn obstacle(socket: &Path, events: &Path) -> Option<String> {
-    let text = Client::connect(socket).ok()?.get(events.to_str()?).ok()?.ok()?;
-    let number = |key: &str| -> Option<u32> {
-        let number = text.lines().find_map(|line| line.strip_prefix(key))?;
-        number.parse().ok()
-    };
-    let error = number("drain_error ")
-        .map(|error| format!("the driver answers with error {error} when it is asked what has ended"));
-    error.or_else(|| {
-        Some(format!(
-            "process {} has not acknowledged it",
-            number("draining ")?
-        ))
-    })
+fn is_suspended(path: &str, events: &str) -> Verdict {
+    moved(path, events, value(events, "suspended") == Some("1"))
 }
 
-/// Waits until a process or group is drained, and returns whether it is. A process that has ended counts as
-/// drained; without a daemon the state is unknown.
-fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
-    let path = PathBuf::from(format!("{place}/gcgroup.events"));
-    let frozen = "frozen=1".parse::<Expression>().map_err(Failure::Senseless);
-    let words = match frozen.and_then(|frozen| until(socket, &path, &[frozen], deadline)) {
-        Ok(()) | Err(Failure::Gone(_)) => return true,
-        Err(Failure::TimedOut) => match obstacle(socket, &path) {
-            Some(obstacle) => format!("still busy: {obstacle}"),
-            None => "still busy".to_owned(),
-        },
-        Err(Failure::Senseless(words) | Failure::NoDaemon(words)) => words,
-    };
-    eprintln!("gcgroupfs: {place}: {words}");
-    false
+fn is_resumed(path: &str, events: &str) -> Verdict {
+    let is_moving = ["nr_suspended", "suspend_step"].map(|key| value(events, key).is_some());
+    let is_resumed = value(events, "suspended") == Some("0") && is_moving == [false; 2];
+    moved(path, events, is_resumed)
+}
+
+fn moved(path: &str, events: &str, is_done: bool) -> Verdict {
+    match (value(events, "suspend_error"), value(events, "suspend_step")) {
+        (Some(step), _) => Verdict::Senseless(format!(
+            "step {step} has failed; gcgroupfs explain {path} tells why"
+        )),
+        (None, _) if is_done => Verdict::Holds,
+        (None, Some(step)) => Verdict::Not(format!("not complete: step {step}")),
+        (None, None) => Verdict::Not("not complete".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resumption_is_complete_once_no_process_is_suspended() {
+        assert_eq!(is_resumed("7", "suspended 0\n"), Verdict::Holds);
+        for events in ["suspended 0\nnr_suspended 2\n", "suspended 1\n"] {
+            assert_eq!(is_resumed("7", events), Verdict::Not("not complete".to_owned()));
+        }
+        let failed = is_suspended("7", "suspended 0\nsuspend_error lock\n");
+        assert!(matches!(failed, Verdict::Senseless(_)));
+    }
 }

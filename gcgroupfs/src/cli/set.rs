@@ -1,21 +1,20 @@
 //! `gcgroupfs set`: writes a control file and, with `--wait`, waits until the write has taken effect.
 
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use super::Socket;
-use super::wait::{deadline, seconds};
+use super::expression::Verdict;
+use super::wait::{Failure, deadline, seconds, until};
+use super::{Outcome as _, Socket};
 use gcgroup_client::Client;
 use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
 /// Exit status if no daemon answers.
 const NO_DAEMON: u8 = 3;
-
-/// Pause between two reads.
-const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -38,66 +37,88 @@ pub(super) struct Set {
 /// A file whose writes take time to take effect.
 struct Slow {
     name: &'static str,
-    /// Computes, before the write, the goal to wait for after it.
-    goal: fn(&mut Directory<'_>, &str) -> Result<Goal>,
+    /// Returns, before the write of a value, what the goal needs.
+    before: fn(&mut Directory<'_>, &str) -> Result<u64>,
+    /// Returns the goal after the write.
+    goal: fn(&mut Directory<'_>, u64) -> Result<Goal>,
 }
 
-/// Condition to wait for.
-enum Goal {
-    /// A file with a single number shows at most what another shows.
-    AtMost(&'static str, &'static str),
-    /// `swap_out_bytes` of `memory.stat` is at least this.
-    Out(u64),
-    /// `frozen` of `gcgroup.events` has this value.
-    Frozen(u64),
+/// Condition to wait for after a write.
+struct Goal {
+    file: &'static str,
+    /// Key of a number in the file; empty: the number is the whole file.
+    key: &'static str,
+    /// Returns what is missing at this number; `None`: nothing.
+    missing: Box<dyn Fn(u64) -> Option<String>>,
 }
 
 const SLOW: &[Slow] = &[
     Slow {
         name: "memory.limit",
-        goal: |_, _| Ok(Goal::AtMost("memory.current", "memory.limit")),
+        before: |_, _| Ok(0),
+        goal: |directory, _| {
+            let file = "memory.current";
+            let limit = directory
+                .client
+                .get(&format!("{}/memory.limit", directory.path))??;
+            let most = parse_bytes(limit.trim_end())?;
+            Ok(Goal {
+                file,
+                key: "",
+                missing: Box::new(move |is| (is > most).then(|| format!("{file} is {is}, over {most}"))),
+            })
+        },
     },
     Slow {
         name: "memory.reclaim",
-        goal: |directory, value| {
+        before: |directory, value| {
             let current = directory.number("memory.current", "")?;
             let stays = ["pinned_unswappable", "context"].map(|key| directory.number("memory.stat", key));
             let movable = stays.into_iter().try_fold(current, |left, stays| {
                 Ok::<_, anyhow::Error>(left.saturating_sub(stays?))
             })?;
-            let gone = directory.number("memory.stat", "swap_out_bytes")?;
-            Ok(Goal::Out(gone + movable.min(parse_bytes(value)?)))
+            let out = directory.number("memory.stat", "swap_out_bytes")?;
+            Ok(out + movable.min(parse_bytes(value)?))
+        },
+        goal: |_, out| {
+            let missing = move |is| (is < out).then(|| format!("{} bytes have not been moved", out - is));
+            Ok(Goal {
+                file: "memory.stat",
+                key: "swap_out_bytes",
+                missing: Box::new(missing),
+            })
         },
     },
     Slow {
         name: "compute.freeze",
-        goal: |_, value| Ok(Goal::Frozen(parse_flag(value)?.into())),
+        before: |_, value| Ok(parse_flag(value)?.into()),
+        goal: |_, wanted| {
+            Ok(Goal {
+                file: "gcgroup.events",
+                key: "frozen",
+                missing: Box::new(move |is| (is != wanted).then(|| format!("frozen is {is}"))),
+            })
+        },
     },
 ];
 
 /// Writes the file. Errors are printed on standard error.
 pub(super) fn run(socket: Socket, arguments: &Set) -> ExitCode {
-    let (client, path) = match socket.client_of(&arguments.path) {
-        Ok(connected) => connected,
+    let (socket, path) = socket.of_path(&arguments.path);
+    let client = match Client::connect(&socket) {
+        Ok(client) => client,
         Err(error) => {
             eprintln!("gcgroupfs: {error:#}");
             return ExitCode::from(NO_DAEMON);
         }
     };
-    match set(client, &path, arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    set(client, &socket, &path, arguments).finish()
 }
 
-fn set(mut client: Client, path: &str, arguments: &Set) -> Result<()> {
+fn set(mut client: Client, socket: &Path, file: &str, arguments: &Set) -> Result<()> {
     if !arguments.wait {
-        return Ok(client.set(path, &arguments.value)??);
+        return Ok(client.set(file, &arguments.value)??);
     }
-    let file = path;
     let (path, name) = file.rsplit_once('/').unwrap_or(("", file));
     let Some(slow) = SLOW.iter().find(|slow| slow.name == name) else {
         let names: Vec<&str> = SLOW.iter().map(|slow| slow.name).collect();
@@ -107,43 +128,24 @@ fn set(mut client: Client, path: &str, arguments: &Set) -> Result<()> {
         client: &mut client,
         path,
     };
-    let goal = (slow.goal)(&mut directory, arguments.value.trim())?;
+    let before = (slow.before)(&mut directory, arguments.value.trim())?;
     let fails = directory.fails();
     directory.client.set(file, &arguments.value)??;
-    let deadline = deadline(arguments.timeout);
-    loop {
-        let Some(not) = goal.missed(&mut directory)? else {
-            return Ok(());
-        };
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            let why = match directory.fails().saturating_sub(fails) {
-                0 => "",
-                _ => ", and moves to host memory have failed",
-            };
-            bail!("{file}: {not}{why}");
+    let goal = (slow.goal)(&mut directory, before)?;
+    let judge = |text: &str| match number(text, goal.key) {
+        None => Verdict::Senseless(format!("no number {}", goal.key)),
+        Some(number) => (goal.missing)(number).map_or(Verdict::Holds, Verdict::Not),
+    };
+    let shown = Path::new(path).join(goal.file);
+    match until(socket, &shown, judge, deadline(arguments.timeout)) {
+        Ok(()) => Ok(()),
+        Err(Failure::TimedOut(missing)) => match directory.fails().saturating_sub(fails) {
+            0 => bail!("{file}: {missing}"),
+            _ => bail!("{file}: {missing}, and moves to host memory have failed"),
+        },
+        Err(Failure::Senseless(words) | Failure::Gone(words) | Failure::NoDaemon(words)) => {
+            bail!("{}: {words}", shown.display())
         }
-        std::thread::sleep(PAUSE);
-    }
-}
-
-impl Goal {
-    /// Returns why the goal is not reached; `None` if it is.
-    fn missed(&self, directory: &mut Directory<'_>) -> Result<Option<String>> {
-        Ok(match *self {
-            Self::AtMost(file, bound) => {
-                let most = directory.bytes(bound)?;
-                let found = directory.number(file, "")?;
-                (found > most).then(|| format!("{file} is {found}, over {most}"))
-            }
-            Self::Out(bytes) => {
-                let missing = bytes.saturating_sub(directory.number("memory.stat", "swap_out_bytes")?);
-                (missing != 0).then(|| format!("{missing} bytes have not been moved"))
-            }
-            Self::Frozen(wanted) => {
-                let found = directory.number("gcgroup.events", "frozen")?;
-                (found != wanted).then(|| format!("frozen is {found}"))
-            }
-        })
     }
 }
 
@@ -157,22 +159,19 @@ impl Directory<'_> {
     /// Returns the number of a key; with an empty key, the number that is the whole file.
     fn number(&mut self, file: &str, key: &str) -> Result<u64> {
         let path = format!("{}/{file}", self.path);
-        let text = self.client.get(&path)??;
-        let number = text.lines().find_map(|line| {
-            let (name, value) = line.rsplit_once(' ').unwrap_or(("", line));
-            (name == key).then(|| value.parse().ok())?
-        });
-        number.with_context(|| format!("{path}: no number {key}"))
-    }
-
-    /// Returns the bytes in a file with a single number, or `u64::MAX` for `max`.
-    fn bytes(&mut self, file: &str) -> Result<u64> {
-        let text = self.client.get(&format!("{}/{file}", self.path))??;
-        Ok(parse_bytes(text.trim_end())?)
+        number(&self.client.get(&path)??, key).with_context(|| format!("{path}: no number {key}"))
     }
 
     /// Returns the number of failed moves so far.
     fn fails(&mut self) -> u64 {
         self.number("memory.events", "swap_fail").unwrap_or_default()
     }
+}
+
+/// Returns the number of a key in a flat-keyed text; with an empty key, the number that is the whole text.
+fn number(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (name, value) = line.rsplit_once(' ').unwrap_or(("", line));
+        (name == key).then(|| value.parse().ok())?
+    })
 }

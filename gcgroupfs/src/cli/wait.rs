@@ -18,9 +18,12 @@ use gcgroup_client::Client;
 use gcgroupfs_fuse::mount;
 use gcgroupfs_model::file::PAGE;
 
-/// Pause between two reads of a file that does not notify of changes: one that is no events file, and any
-/// file over the socket.
+/// Longest pause between two reads of a file that does not notify of changes: one that is no events file, and
+/// any file over the socket.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// First pause; the next ones are twice as long, up to [`PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Pause between two reads of an events file without a notification. Only a lost wake-up needs it.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
@@ -60,11 +63,12 @@ pub(super) fn deadline(timeout: Duration) -> Option<Instant> {
 /// Waits. Errors are printed on standard error.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
-    match until(socket, &arguments.path, &arguments.expressions, deadline) {
+    let judge = |text: &str| holds(&arguments.expressions, text);
+    match until(socket, &arguments.path, judge, deadline) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let (status, words) = match failure {
-                Failure::TimedOut => (1, None),
+                Failure::TimedOut(_) => (1, None),
                 Failure::Senseless(words) => (2, Some(words)),
                 Failure::Gone(words) | Failure::NoDaemon(words) => (3, Some(words)),
             };
@@ -76,11 +80,12 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Why the expressions do not hold, with the text to print.
+/// Why a wait has ended without success, with the text to print.
 #[derive(Debug)]
 pub(super) enum Failure {
-    TimedOut,
-    /// They cannot hold for this file.
+    /// The text says what was missing at the end.
+    TimedOut(String),
+    /// The condition cannot come to hold.
     Senseless(String),
     /// The file is gone or never existed.
     Gone(String),
@@ -88,27 +93,29 @@ pub(super) enum Failure {
     NoDaemon(String),
 }
 
-/// Waits until all expressions hold for a control file.
+/// Waits until `judge` says that the contents of a control file are as wanted.
+///
+/// # Errors
+/// They are not before the deadline, or cannot come to be.
 pub(super) fn until(
     socket: &Path,
     path: &Path,
-    expressions: &[Expression],
+    judge: impl Fn(&str) -> Verdict,
     deadline: Option<Instant>,
 ) -> Result<(), Failure> {
     let mut source = None;
     let mut lost: Option<Instant> = None;
+    let mut missing = String::new();
+    let mut pause = FIRST_PAUSE;
     loop {
         let looked = match &mut source {
             Some(source) => Source::read(source),
             None => Source::open(socket, path).and_then(|open| source.insert(open).read()),
         };
-        match looked {
-            Ok(text) => {
-                lost = None;
-                if holds(expressions, &text)? {
-                    return Ok(());
-                }
-            }
+        match looked.map(|text| judge(&text)) {
+            Ok(Verdict::Holds) => return Ok(()),
+            Ok(Verdict::Senseless(why)) => return Err(Failure::Senseless(why)),
+            Ok(Verdict::Not(what)) => (missing, lost) = (what, None),
             Err(trouble) => {
                 // Only a file that was read before is expected to come back.
                 let was_open = source.take().is_some() || lost.is_some();
@@ -127,25 +134,24 @@ pub(super) fn until(
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
-            return Err(Failure::TimedOut);
+            return Err(Failure::TimedOut(missing));
         }
         match &source {
-            Some(source) => source.sleep(left),
+            Some(source) => source.sleep(pause, left),
             None => std::thread::sleep(left.map_or(PAUSE, |left| left.min(PAUSE))),
         }
+        pause = PAUSE.min(2 * pause);
     }
 }
 
-fn holds(expressions: &[Expression], text: &str) -> Result<bool, Failure> {
-    let mut all = true;
-    for expression in expressions {
-        match expression.judge(text) {
-            Verdict::Holds => {}
-            Verdict::Not => all = false,
-            Verdict::Senseless(why) => return Err(Failure::Senseless(why)),
-        }
-    }
-    Ok(all)
+/// Returns whether all expressions hold.
+fn holds(expressions: &[Expression], text: &str) -> Verdict {
+    let verdicts = expressions.iter().map(|expression| expression.judge(text));
+    verdicts.fold(Verdict::Holds, |all, verdict| match (all, verdict) {
+        (Verdict::Senseless(why), _) | (_, Verdict::Senseless(why)) => Verdict::Senseless(why),
+        (Verdict::Holds, verdict) => verdict,
+        (not, _) => not,
+    })
 }
 
 /// Why a file cannot be read.
@@ -227,11 +233,11 @@ impl Source {
         }
     }
 
-    /// Sleeps until the file may have changed, `left` at most.
-    fn sleep(&self, left: Option<Duration>) {
+    /// Sleeps until the file may have changed, for `left` at most; for `pause` if it does not notify.
+    fn sleep(&self, pause: Duration, left: Option<Duration>) {
         let pause = match self {
             Self::Mounted { tells: true, .. } => LONG_PAUSE,
-            _ => PAUSE,
+            _ => pause,
         };
         let pause = left.map_or(pause, |left| left.min(pause));
         match self {

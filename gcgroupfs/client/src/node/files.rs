@@ -90,7 +90,7 @@ impl Files {
 }
 
 /// Returns the value of a key in the text of a flat-keyed file.
-pub(super) fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+pub fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
 }
