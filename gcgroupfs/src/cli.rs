@@ -1,7 +1,9 @@
 //! The command line: a row for each command, from which dispatch, help, completions and manual entry follow.
 
+mod bars;
 mod cdi;
 mod check_config;
+mod columns;
 mod doctor;
 mod explain;
 mod expression;
@@ -14,6 +16,8 @@ mod paths;
 mod promise;
 mod record;
 mod reload;
+mod row;
+mod rows;
 mod run;
 mod run_options;
 mod service;

@@ -73,8 +73,13 @@ fn metrics_show_what_the_control_files_show() {
         ("gcgroup_process_memory_bytes", &process, number(current)),
         ("gcgroup_process_memory_limit_bytes", &process, number(128 * MIB)),
         ("gcgroup_process_gpu_memory_bytes", &on_gpu, number(current)),
-        ("gcgroup_process_gpu_memory_limit_bytes", &on_gpu, None),
+        (
+            "gcgroup_process_gpu_memory_limit_bytes",
+            &on_gpu,
+            number(128 * MIB),
+        ),
         ("gcgroup_process_frozen", &process, Some(1.0)),
+        ("gcgroup_process_suspended", &process, Some(0.0)),
         (
             "gcgroup_process_refusals_total",
             &and(("limit", "process")),

@@ -11,6 +11,7 @@ use support::{Config, Governed, Mount, artifacts, tree_for_all, wait_until};
 
 use self::screen::Screen;
 use crate::driver::{Dir, DriverShell};
+use crate::exporter::{Exporter, join};
 use crate::suspend::{resume, suspend};
 
 const MIB: u64 = 1 << 20;
@@ -291,6 +292,54 @@ fn states_tell_of_work_quotas_and_moves() {
     mount.write(moving.pid(), "memory.reclaim", "max");
     // The state "swapping" lasts 2 s only, in which a busy machine may not read the screen.
     screen.wait_line(&[&moving.pid().to_string(), " 32M "]);
+}
+
+/// Tests that each way to show a process gives it the same state and the same limit.
+#[test]
+fn all_views_agree_on_state_and_limit() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    // Beside an idle process, the gate of a busy one arbitrates each launch.
+    let idle = DriverShell::start(&mount);
+    let frozen = DriverShell::start(&mount);
+    let busy = mount.load(&["throughput", "--duration", "3600"]);
+    mount.write(busy.pid(), "compute.priority", "9");
+    join(&mount, "team", &idle);
+    join(&mount, "team", &frozen);
+    mount.write("team", "gcgroup.procs", &busy.pid().to_string());
+    mount.write("team", "memory.limit", "64M");
+    mount.write(frozen.pid(), "compute.freeze", "1");
+    let exporter = Exporter::start(&mount, &[]);
+    let in_page = |pid: i32| {
+        let state = exporter.state();
+        let mut processes = state["processes"].as_array().into_iter().flatten();
+        let process = processes
+            .find(|process| process["pid"] == pid.to_string())
+            .cloned();
+        process.map(|process| (process["state"].clone(), process["limit"].clone()))
+    };
+    for (pid, state) in [
+        (idle.pid(), "idle"),
+        (frozen.pid(), "frozen"),
+        (busy.pid(), "running"),
+    ] {
+        let expected = Some((state.into(), (64 * MIB).into()));
+        wait_until("the page shows the state", || in_page(pid) == expected);
+        let row = format!("{pid} 64M {state}");
+        let output = |arguments: &[&str]| {
+            let output = mount.gcgroupfs(arguments).output().expect("the command runs");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        wait_until("ls shows the state", || {
+            let text = output(&["ls", "--format=pid,limit,state"]);
+            text.lines()
+                .any(|line| line.split_whitespace().eq(row.split(' ')))
+        });
+        wait_until("top shows the state", || {
+            let text = output(&["top", "--once", "--delay=0.5", "--filter", &pid.to_string()]);
+            text.lines()
+                .any(|line| line.contains(&pid.to_string()) && line.contains(state))
+        });
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One picture of a node for the programs that show it: GPUs, groups and processes, read from the socket.
 
+mod activity;
 mod files;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::activity::{Activities, Activity, POINTS, State, Target};
 pub use self::files::{FILES, Files, value};
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
@@ -26,7 +28,7 @@ pub const DEVICE_STAT: &str = "devices.stat";
 pub const VERSION: u32 = 1;
 
 /// GPUs, groups and processes, as far as the client may see them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Snapshot {
     pub version: u32,
     /// Seconds since 1970.
@@ -296,11 +298,6 @@ impl Usage {
             (false, None, true) => Suspension::Requested,
             (false, None, false) => Suspension::None,
         }
-    }
-
-    /// Returns whether a freeze is complete or requested here.
-    pub fn is_frozen(&self) -> bool {
-        self.events.frozen || self.compute.freeze
     }
 
     fn is_used(&self) -> bool {

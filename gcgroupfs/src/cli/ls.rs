@@ -1,22 +1,20 @@
 //! `gcgroupfs ls`: a table of groups and governed processes, or all that is known of them as JSON.
 
-mod columns;
-mod row;
-mod rows;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
 
-use self::columns::{Column, Order, TABLE, TREE};
-use self::row::Row;
+use super::columns::{self, Column, Order, TABLE, TREE};
+use super::row::Row;
+use super::rows::{Selection, Shape};
 use crate::cli::format::duration;
-use gcgroup_client::node::{Reader, Snapshot, ancestors};
+use gcgroup_client::node::{Activities, Reader, Snapshot, ancestors};
 
 #[derive(Debug, Args)]
 #[command(after_help = columns::help())]
@@ -28,7 +26,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     tree: bool,
     /// Sort by a column; -COLUMN: highest first
-    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true, value_parser = columns::order)]
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true, value_parser = Order::parse)]
     sort: Option<Order>,
     /// Show this user's processes and groups only, by name or number
     #[arg(long, value_name = "USER")]
@@ -44,6 +42,9 @@ pub(super) struct Arguments {
     watch: Option<Duration>,
 }
 
+/// Time between the two snapshots that rates need.
+const RATES: Duration = Duration::from_millis(200);
+
 /// Moves the cursor of a terminal to the first cell and erases the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -55,10 +56,16 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut reader = Reader::new(socket);
     let mut out = io::stdout().lock();
     let is_terminal = out.is_terminal();
+    let mut activities = Activities::default();
+    if arguments.columns().iter().any(|column| column.needs_rates()) {
+        activities.update(&reader.read()?);
+        std::thread::sleep(RATES);
+    }
     loop {
         let mut snapshot = reader.read()?;
+        activities.update(&snapshot);
         arguments.filter(&mut snapshot)?;
-        let mut text = arguments.show(&snapshot)?;
+        let mut text = arguments.show(snapshot, &activities)?;
         if arguments.watch.is_some() && !arguments.json {
             text = if is_terminal {
                 CLEAR.to_owned() + &text
@@ -113,20 +120,36 @@ impl Arguments {
         Ok(())
     }
 
-    fn show(&self, snapshot: &Snapshot) -> anyhow::Result<String> {
+    /// Returns the columns of the table, and those that it is sorted by.
+    fn columns(&self) -> Vec<&'static Column> {
+        let sorted = self.sort.map(|order| order.column);
+        self.shown().into_iter().chain(sorted).collect()
+    }
+
+    fn shown(&self) -> Vec<&'static Column> {
+        match &self.format {
+            Some(columns) => columns.clone(),
+            None => columns::named(if self.tree { TREE } else { TABLE }),
+        }
+    }
+
+    fn show(&self, snapshot: Snapshot, activities: &Activities) -> anyhow::Result<String> {
         if self.json {
             let json = match self.watch {
-                None => serde_json::to_string_pretty(snapshot)?,
-                Some(_) => serde_json::to_string(snapshot)?,
+                None => serde_json::to_string_pretty(&snapshot)?,
+                Some(_) => serde_json::to_string(&snapshot)?,
             };
             return Ok(ascii(&json) + "\n");
         }
-        let rows = rows::rows(snapshot, self.sort, self.tree);
-        let columns = match &self.format {
-            Some(columns) => columns.clone(),
-            None => columns::named(if self.tree { TREE } else { TABLE }),
+        let selection = Selection {
+            order: self.sort,
+            shape: if self.tree { Shape::Tree } else { Shape::Table },
+            is_per_device: true,
+            filter: String::new(),
+            folded: BTreeSet::new(),
         };
-        Ok(table(&rows, &columns))
+        let rows = selection.rows(&Rc::new(snapshot), activities);
+        Ok(table(&rows, &self.shown()))
     }
 }
 
@@ -147,19 +170,25 @@ fn ascii(json: &str) -> String {
         })
 }
 
-fn table(rows: &[Row<'_>], columns: &[&Column]) -> String {
+fn table(rows: &[Row], columns: &[&Column]) -> String {
     let titles = columns.iter().map(|column| column.title()).collect();
     let cells = rows.iter().map(|row| {
         let cells = columns.iter().map(|column| (column.value)(row).to_string());
         cells.collect()
     });
     let lines: Vec<Vec<String>> = [titles].into_iter().chain(cells).collect();
+    let width = |at: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let columns: Vec<(&Column, usize)> = (0..)
+        .zip(columns)
+        .map(|(at, column)| (*column, width(at)))
+        .collect();
     let mut out = String::new();
     for line in &lines {
         let mut text = String::new();
-        for (at, (cell, column)) in line.iter().zip(columns).enumerate() {
-            let cells = lines.iter().filter_map(|line| line.get(at));
-            let width = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+        for (cell, (column, width)) in line.iter().zip(&columns) {
             // Writing to a String cannot fail.
             let _ = match column.is_number {
                 true => write!(text, "{cell:>width$}  "),
@@ -190,7 +219,7 @@ mod tests {
     fn shown(words: &[&str]) -> String {
         let (arguments, mut snapshot) = (arguments(words), snapshot());
         arguments.filter(&mut snapshot).unwrap();
-        arguments.show(&snapshot).unwrap()
+        arguments.show(snapshot, &Activities::default()).unwrap()
     }
 
     #[test]
@@ -268,7 +297,7 @@ mod tests {
         snapshot.groups[0].usage.compute.freeze = true;
         snapshot.processes[1].usage.events.frozen = true;
         snapshot.processes[1].devices[0].usage.events.frozen = true;
-        let text = arguments.show(&snapshot).unwrap();
+        let text = arguments.show(snapshot, &Activities::default()).unwrap();
         assert!(
             text.contains("  7  soon\n") && text.contains("100  yes\n"),
             "{text}"
@@ -284,7 +313,7 @@ mod tests {
         snapshot.processes[0].usage.events.suspend_error = Some("check".into());
         snapshot.processes[1].usage.events.suspended = true;
         snapshot.processes[1].devices[0].usage.memory.high = Some(1024);
-        let text = arguments.show(&snapshot).unwrap();
+        let text = arguments.show(snapshot, &Activities::default()).unwrap();
         for line in [
             "  7  failed      max\n",
             "100  yes          1K\n",
@@ -310,16 +339,22 @@ mod tests {
         process.comm = "\u{202e}0=1 \u{2028}\u{5d0}".into();
         process.group = Some("a\u{1b}[2J\u{9b}1m\tb".into());
         for words in [&[][..], &["--tree"]] {
-            let text = arguments(words).show(&snapshot).unwrap();
+            let text = arguments(words)
+                .show(snapshot.clone(), &Activities::default())
+                .unwrap();
             assert!(
                 text.contains("\\342\\200\\2560\\0751\\040\\342\\200\\250\\327\\220  "),
                 "{text}"
             );
             assert!(text.is_ascii() && !text.contains('\u{1b}'), "{text}");
         }
-        let text = arguments(&[]).show(&snapshot).unwrap();
+        let text = arguments(&[])
+            .show(snapshot.clone(), &Activities::default())
+            .unwrap();
         assert!(text.contains("  /a\\033[2J\\302\\2331m\\011b  "), "{text}");
-        let json = arguments(&["--json"]).show(&snapshot).unwrap();
+        let json = arguments(&["--json"])
+            .show(snapshot.clone(), &Activities::default())
+            .unwrap();
         assert!(
             json.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')),
             "{json}"

@@ -1,18 +1,12 @@
 //! `gcgroupfs top`: GPUs, groups and processes on a screen that is drawn again and again.
 
 mod actions;
-mod activity;
-mod bars;
-mod columns;
 mod draw;
 mod input;
 mod keys;
 mod question;
 mod replay;
-mod row;
-mod rows;
 mod state;
-mod target;
 
 use std::collections::BTreeSet;
 use std::env;
@@ -34,13 +28,13 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::actions::Action;
-use self::columns::Sorting;
 use self::draw::Style;
 use self::keys::BINDINGS;
 use self::replay::Replay;
-use self::rows::Selection;
 use self::state::{App, Effect, Message};
+use super::columns::Order;
 use super::record::now;
+use super::rows::{Selection, Shape};
 use crate::cli::format::duration;
 use gcgroup_client::node::{Reader, Snapshot};
 
@@ -48,7 +42,7 @@ use gcgroup_client::node::{Reader, Snapshot};
 #[command(after_help = "\
 F1 or h shows the keys. Without a UTF-8 locale the screen is ASCII; with NO_COLOR set it has no colours.
 
-STATE is what a process or group does: idle, running, throttled (waits to submit), swapping (memory moved within \
+STATE is what a process or group does: idle, running, throttled (waits to submit without work on a GPU), swapping (memory moved within \
 the last 2 s), refused (a limit refused an allocation within the last 10 s), freezing, frozen, or lost (the hook \
 does not answer). LIMIT is the smallest limit that applies. PRES% is the part of the last 10 s in which a thread \
 waited, to submit or for memory.")]
@@ -66,8 +60,8 @@ pub(super) struct Arguments {
     #[arg(long, short, value_name = "SECONDS", default_value = "1.5", value_parser = duration)]
     delay: Duration,
     /// Sort by a column, as memory or usage
-    #[arg(long, short, value_name = "COLUMN", default_value = "pid", value_parser = Sorting::by)]
-    sort: Sorting,
+    #[arg(long, short, value_name = "COLUMN", default_value = "pid", value_parser = Order::of_top)]
+    sort: Order,
     /// Show only rows with this text in name, pid, user or group
     #[arg(long, short, value_name = "TEXT", default_value = "")]
     filter: String,
@@ -119,8 +113,13 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
         }
     };
     let selection = Selection {
-        sorting: arguments.sort,
-        is_tree: !arguments.flat,
+        order: Some(arguments.sort),
+        shape: if arguments.flat {
+            Shape::Processes
+        } else {
+            Shape::Tree
+        },
+        is_per_device: false,
         filter: arguments.filter.to_lowercase(),
         folded: BTreeSet::new(),
     };

@@ -94,7 +94,7 @@ impl Exporter {
 
     /// Returns the state that the page shows.
     #[track_caller]
-    pub(super) fn state(&self) -> serde_json::Value {
+    pub(crate) fn state(&self) -> serde_json::Value {
         serde_json::from_str(&self.ask("state.json", &[]).body).expect("JSON")
     }
 }

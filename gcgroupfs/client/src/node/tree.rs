@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::{Group, Process, Snapshot};
+use super::{Group, Snapshot};
 
-/// Processes and groups by the nearest group above them that is in the snapshot.
+/// Indices of processes and groups, by the nearest group above them that is in the snapshot.
 #[derive(Debug)]
 pub struct Below<'a> {
-    processes: HashMap<&'a str, Vec<&'a Process>>,
-    groups: HashMap<&'a str, Vec<&'a Group>>,
+    processes: HashMap<&'a str, Vec<usize>>,
+    groups: HashMap<&'a str, Vec<usize>>,
 }
 
 impl<'a> Below<'a> {
@@ -21,25 +21,25 @@ impl<'a> Below<'a> {
             processes: HashMap::new(),
             groups: HashMap::new(),
         };
-        for process in &snapshot.processes {
+        for (index, process) in snapshot.processes.iter().enumerate() {
             let group = process.group.as_deref().map(parent).unwrap_or_default();
-            below.processes.entry(group).or_default().push(process);
+            below.processes.entry(group).or_default().push(index);
         }
-        for group in &snapshot.groups {
+        for (index, group) in snapshot.groups.iter().enumerate() {
             let above = ancestors(&group.path).nth(1).map(parent).unwrap_or_default();
-            below.groups.entry(above).or_default().push(group);
+            below.groups.entry(above).or_default().push(index);
         }
         below
     }
 
     /// Returns the processes directly in a group; the empty path is the root.
-    pub fn processes(&self, group: &str) -> impl Iterator<Item = &'a Process> {
-        self.processes.get(group).into_iter().flatten().copied()
+    pub fn processes(&self, group: &str) -> &[usize] {
+        self.processes.get(group).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the groups directly in a group; the empty path is the root.
-    pub fn groups(&self, group: &str) -> impl Iterator<Item = &'a Group> {
-        self.groups.get(group).into_iter().flatten().copied()
+    pub fn groups(&self, group: &str) -> &[usize] {
+        self.groups.get(group).map_or(&[], Vec::as_slice)
     }
 }
 

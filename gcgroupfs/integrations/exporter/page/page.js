@@ -106,9 +106,9 @@ async function freeze(path, frozen) {
 
 // Cells at the end of a row: the state, and the action where it is allowed.
 function stateCells(state, path, status) {
-  const shown = element("span", { className: status === "frozen" ? "frozen" : "" }, status);
+  const isFrozen = ["freezing", "frozen"].includes(status);
+  const shown = element("span", { className: isFrozen ? "frozen" : "" }, status);
   if (!state.writable || path === "") return [shown];
-  const isFrozen = status === "frozen";
   const button = element("button", { type: "button" }, isFrozen ? "thaw" : "freeze");
   button.addEventListener("click", () => freeze(path, !isFrozen));
   return [shown, button];

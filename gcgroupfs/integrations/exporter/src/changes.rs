@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gcgroup_client::node::{Pressure, Usage};
+use gcgroup_client::node::{Pressure, State, Usage};
 use serde::Serialize;
 
 use crate::snapshot::{Process, Snapshot, UNMANAGED, now};
@@ -57,7 +57,7 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
             Some(last) => compare(
                 &name(process),
                 PROCESS_REFUSALS,
-                (&last.of.usage, &process.of.usage),
+                [(&last.of.usage, last.state), (&process.of.usage, process.state)],
                 &mut texts,
             ),
             None if is_complete => texts.push(format!("{} uses CUDA", name(process))),
@@ -75,7 +75,7 @@ pub(crate) fn changes(last: &Snapshot, next: &Snapshot) -> Vec<Event> {
             compare(
                 &name,
                 GROUP_REFUSALS,
-                (&last.of.usage, &group.of.usage),
+                [(&last.of.usage, last.state), (&group.of.usage, group.state)],
                 &mut texts,
             );
         }
@@ -99,11 +99,21 @@ const PROCESS_REFUSALS: &[(&str, &str)] = &[("oom", "its limit"), ("group_max", 
 const GROUP_REFUSALS: &[(&str, &str)] = &[("max", "its limit")];
 
 /// Adds what has changed of a process or group.
-fn compare(name: &str, refusals: &[(&str, &str)], (last, next): (&Usage, &Usage), texts: &mut Vec<String>) {
-    match (last.is_frozen(), next.is_frozen()) {
-        (false, true) => texts.push(format!("{name} is frozen")),
-        (true, false) => texts.push(format!("{name} is thawed")),
-        _ => {}
+fn compare(
+    name: &str,
+    refusals: &[(&str, &str)],
+    [(last, before), (next, now)]: [(&Usage, State); 2],
+    texts: &mut Vec<String>,
+) {
+    for (is, begun, ended) in [
+        (State::is_frozen as fn(State) -> bool, "frozen", "thawed"),
+        (State::is_suspended, "suspended", "resumed"),
+    ] {
+        match (is(before), is(now)) {
+            (false, true) => texts.push(format!("{name} is {begun}")),
+            (true, false) => texts.push(format!("{name} is {ended}")),
+            _ => {}
+        }
     }
     for (file, what) in [("memory.limit", "limit"), ("compute.priority", "priority")] {
         if let (Some(last), Some(next)) = (last.files.text(file), next.files.text(file))
@@ -151,7 +161,7 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
                 comm: process.of.comm.clone(),
                 percent: (waited.saturating_mul(100) / elapsed).clamp(1, 100),
                 reason: match is_compute {
-                    true => compute_reason(last, process, next),
+                    true => compute_reason(process, next),
                     false => memory_reason(process),
                 },
             });
@@ -162,7 +172,7 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
 }
 
 /// Returns why submissions of a process wait.
-fn compute_reason(last: &Process, process: &Process, next: &Snapshot) -> String {
+fn compute_reason(process: &Process, next: &Snapshot) -> String {
     if process.of.usage.compute.freeze {
         return "frozen".to_owned();
     }
@@ -178,15 +188,16 @@ fn compute_reason(last: &Process, process: &Process, next: &Snapshot) -> String 
     if let Some(group) = frozen {
         return format!("group /{} is frozen", group.of.path);
     }
-    if process.of.usage.is_frozen() {
+    if process.state.is_frozen() {
         return "a group is frozen".to_owned();
     }
-    let throttled = |process: &Process| process.of.usage.stat("throttled_usec");
-    if throttled(process) == throttled(last) {
-        return "waits for a turn, a quota, or room for submissions".to_owned();
+    match process.state {
+        State::Throttled => {
+            let priority = process.of.usage.compute.priority;
+            format!("waits for a turn or a quota, at priority {priority}")
+        }
+        _ => "waits for its own queued work".to_owned(),
     }
-    let priority = process.of.usage.compute.priority;
-    format!("waits for a turn or a quota, at priority {priority}")
 }
 
 /// Returns why allocations of a process wait.
@@ -224,6 +235,11 @@ mod tests {
                 group: Some("team/x".to_owned()),
                 usage: usage(pairs),
                 ..node::Process::default()
+            },
+            state: if pairs.contains(&("compute.freeze", "1\n")) {
+                State::Freezing
+            } else {
+                State::Idle
             },
             owner: Owner::default(),
         };
@@ -301,6 +317,7 @@ mod tests {
                     usage: usage(&[("compute.freeze", "1\n")]),
                     ..node::Group::default()
                 },
+                state: State::Idle,
                 nr_processes: 1,
             });
         }

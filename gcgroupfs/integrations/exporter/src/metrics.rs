@@ -7,7 +7,7 @@ mod families;
 
 use std::fmt;
 
-use gcgroup_client::node::{Files, Usage};
+use gcgroup_client::node::{Files, State, Usage};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -101,12 +101,12 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
             let uuid = gpu.map_or_else(String::new, |gpu| gpu.uuid.clone());
             let mut labels = labels.clone();
             labels.extend([("gpu", on.index.to_string()), ("UUID", uuid)]);
-            rows.push((On::ProcessGpu, labels, files(&on.usage)));
+            rows.push((On::ProcessGpu, labels, files(&on.usage, process.state)));
         }
-        rows.push((On::Process, labels, files(&process.of.usage)));
+        rows.push((On::Process, labels, files(&process.of.usage, process.state)));
     }
     for group in &snapshot.groups {
-        let mut files = files(&group.of.usage);
+        let mut files = files(&group.of.usage, group.state);
         files.insert("(processes)", group.nr_processes.to_string());
         let mut labels = vec![("group", format!("/{}", group.of.path))];
         if let Some(pod) = snapshot.pods.of_group(&group.of.path) {
@@ -118,9 +118,13 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
 }
 
 /// Returns the control files of a process or group, and with names in parentheses what follows from several.
-fn files(usage: &Usage) -> Files {
+fn files(usage: &Usage, state: State) -> Files {
     let mut files = usage.files.clone();
-    files.insert("(frozen)", u8::from(usage.is_frozen()).to_string());
+    files.insert("(frozen)", u8::from(state.is_frozen()).to_string());
+    files.insert("(suspended)", u8::from(state.is_suspended()).to_string());
+    if let Some(limit) = usage.memory.effective_limit {
+        files.insert("(limit)", limit.to_string());
+    }
     files
 }
 

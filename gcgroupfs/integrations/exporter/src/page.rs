@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::sampler::State;
 use crate::snapshot::{Group, Process, Snapshot};
-use gcgroup_client::node::Usage;
 
 /// Returns all that the page shows. `is_writable`: whether the page may offer actions.
 pub(crate) fn state(state: &State, is_writable: bool) -> String {
@@ -38,7 +37,7 @@ pub(crate) fn state(state: &State, is_writable: bool) -> String {
     .to_string()
 }
 
-fn process(Process { of, owner }: &Process) -> Value {
+fn process(Process { of, state, owner }: &Process) -> Value {
     json!({
         "pid": of.pid.to_string(),
         "comm": of.comm,
@@ -47,27 +46,21 @@ fn process(Process { of, owner }: &Process) -> Value {
         "owner": owner,
         "gpus": of.devices.iter().map(|on| on.index.to_string()).collect::<Vec<_>>(),
         "memory": of.usage.memory.current,
-        "limit": of.usage.memory.limit,
+        "limit": of.usage.memory.effective_limit,
         "priority": of.usage.compute.priority,
-        "state": status(&of.usage),
+        "state": state.name(),
         "swapped": of.usage.memory.swap.current,
     })
 }
 
-fn group(Group { of, nr_processes }: &Group) -> Value {
+fn group(group: &Group) -> Value {
+    let usage = &group.of.usage;
     json!({
-        "path": of.path,
-        "processes": nr_processes,
-        "memory": of.usage.memory.current,
-        "limit": of.usage.memory.limit,
-        "state": status(&of.usage),
-        "swapped": of.usage.memory.swap.current,
+        "path": group.of.path,
+        "processes": group.nr_processes,
+        "memory": usage.memory.current,
+        "limit": usage.memory.effective_limit,
+        "state": group.state.name(),
+        "swapped": usage.memory.swap.current,
     })
-}
-
-fn status(usage: &Usage) -> &'static str {
-    match usage.is_frozen() {
-        true => "frozen",
-        false => "running",
-    }
 }

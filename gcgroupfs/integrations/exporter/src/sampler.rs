@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gcgroup_client::Client;
-use gcgroup_client::node::Reader;
+use gcgroup_client::node::{Activities, Reader};
 use serde::Serialize;
 
 use crate::changes::{Event, Wait, changes, waits};
@@ -46,6 +46,7 @@ pub(crate) struct GpuPoint {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     reader: Reader,
+    activities: Activities,
     read_at: Option<Instant>,
     /// `None`: the daemon did not answer the last time.
     pub(crate) snapshot: Option<Arc<Snapshot>>,
@@ -81,7 +82,7 @@ impl Sampler {
     pub(crate) fn with<T>(&self, show: impl FnOnce(&State) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read_at.is_none_or(|at| at.elapsed() >= FRESH) {
-            let read = Snapshot::read(&self.socket, self.caps, &mut state.reader);
+            let read = Snapshot::read(&self.socket, self.caps, state.readers());
             let read = read.map(|snapshot| snapshot.with_names(self.pods.as_deref()));
             state.store(read);
         }
@@ -115,6 +116,10 @@ impl Sampler {
 }
 
 impl State {
+    fn readers(&mut self) -> (&mut Reader, &mut Activities) {
+        (&mut self.reader, &mut self.activities)
+    }
+
     fn store(&mut self, read: anyhow::Result<Snapshot>) {
         self.read_at = Some(Instant::now());
         match read {

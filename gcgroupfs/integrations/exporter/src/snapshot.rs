@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use gcgroup_client::Client;
-use gcgroup_client::node::{self, Device, Files, Reader, ancestors};
+use gcgroup_client::node::{self, Activities, Device, Files, Reader, State, Target, ancestors};
 
 use crate::owner::Owner;
 use crate::pods::Pods;
@@ -34,6 +34,7 @@ pub(crate) struct Caps {
 #[derive(Debug, Clone)]
 pub(crate) struct Process {
     pub(crate) of: node::Process,
+    pub(crate) state: State,
     pub(crate) owner: Owner,
 }
 
@@ -41,6 +42,7 @@ pub(crate) struct Process {
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
     pub(crate) of: node::Group,
+    pub(crate) state: State,
     /// Number of processes in it and below.
     pub(crate) nr_processes: usize,
 }
@@ -65,14 +67,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the state of the daemon at a socket.
+    /// Reads the state of the daemon at a socket. `activities` are those of the snapshots before.
     ///
     /// # Errors
     /// No daemon answers, or its answer is invalid.
-    pub(crate) fn read(socket: &Path, caps: Caps, reader: &mut Reader) -> anyhow::Result<Self> {
+    pub(crate) fn read(
+        socket: &Path,
+        caps: Caps,
+        (reader, activities): (&mut Reader, &mut Activities),
+    ) -> anyhow::Result<Self> {
         let begun = Instant::now();
         reader.connect(Client::connect_with(socket, PATIENCE)?.within(LIFE));
         let mut node = reader.read()?;
+        activities.update(&node);
         let client = reader.client()?;
         let mut root = Files::default();
         for name in ROOT_FILES {
@@ -86,9 +93,15 @@ impl Snapshot {
         cap(&mut node.processes, caps.processes, &refuted(&found));
         let groups = node.groups.into_iter().filter_map(|of| {
             let nr_processes = *populated.get(&of.path)?;
-            Some(Group { of, nr_processes })
+            let state = activities.of(&Target::Group(of.path.clone())).state;
+            Some(Group {
+                of,
+                state,
+                nr_processes,
+            })
         });
         let processes = node.processes.into_iter().map(|of| Process {
+            state: activities.of(&Target::Process(of.pid)).state,
             owner: Owner::of(of.pid),
             of,
         });

@@ -9,9 +9,9 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::row::Row;
-use super::target::Target;
+use crate::cli::row::Row;
 use gcgroup_client::Client;
+use gcgroup_client::node::Target;
 
 /// Longest wait for the daemon's answer, during which the screen stands still.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,7 +38,7 @@ impl Action {
     pub(super) fn of(row: &Row, what: What) -> Self {
         Self {
             target: row.target.clone(),
-            name: row.name.clone(),
+            name: row.name(),
             what,
         }
     }

@@ -8,14 +8,13 @@ use ratatui::style::{Color, Modifier, Style as Look, Stylize as _};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use super::activity::{Activities, State};
-use super::bars::{meter, sparkline};
-use super::columns::{columns, limit};
 use super::keys::BINDINGS;
-use super::row::Row;
 use super::state::{App, Mode};
+use crate::cli::bars::{meter, sparkline};
+use crate::cli::columns::{limit, on_screen};
 use crate::cli::format::size;
-use gcgroup_client::node::Device;
+use crate::cli::row::Row;
+use gcgroup_client::node::{Activities, Device, Pressure, State};
 use gcgroupfs_model::text::word;
 use gcgroupfs_sys::clock::local_time;
 
@@ -110,13 +109,13 @@ fn rows(frame: &mut Frame<'_>, app: &mut App, area: Rect, style: Style) {
     let lines = app.rows.iter().enumerate().skip(first).take(app.page);
     let lines = lines.map(|(index, row)| {
         let mut cells = Vec::new();
-        for column in columns(area.width.into()) {
+        for (column, top) in on_screen(area.width.into()) {
             let look = match column.name {
                 "state" => state(row.activity.state, style),
                 "name" if row.is_group() => Look::new().add_modifier(Modifier::BOLD),
                 _ => Look::new(),
             };
-            cells.push(Span::styled(column.cell(row, style.is_ascii), look));
+            cells.push(Span::styled(top.cell(column, row, style.is_ascii), look));
             cells.push(Span::raw(" "));
         }
         let line = Line::from(cells);
@@ -158,7 +157,7 @@ fn title(app: &App) -> String {
         count(snapshot.groups.len(), "group", "groups"),
         count(snapshot.processes.len(), "process", "processes"),
         word(&snapshot.policy),
-        app.selection.sorting.column.name,
+        app.selection.order.unwrap_or_default().column.name,
     );
     if !app.selection.filter.is_empty() {
         // Writing to a String cannot fail.
@@ -204,9 +203,10 @@ fn word_or_blank(name: &str) -> String {
 /// Returns the titles of the columns; that of the sorted one is not reversed.
 fn heading(app: &App, width: usize) -> Line<'static> {
     let mut spans = Vec::new();
-    for column in columns(width) {
-        let text = format!("{} ", column.heading());
-        let is_sorted = column.name == app.selection.sorting.column.name;
+    let sorted = app.selection.order.unwrap_or_default().column.name;
+    for (column, top) in on_screen(width) {
+        let text = format!("{} ", top.fit(top.title, column.is_number));
+        let is_sorted = column.name == sorted;
         spans.push(if is_sorted {
             Span::raw(text).bold()
         } else {
@@ -222,10 +222,11 @@ fn heading(app: &App, width: usize) -> Line<'static> {
 
 /// Returns what has no column, of the selected row.
 fn detail(row: &Row) -> String {
-    let usage = &row.usage;
-    let pressure =
-        |pressure: &Option<gcgroup_client::node::Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
-    let place = if row.group.is_empty() { "-" } else { &row.group };
+    let usage = row.whole();
+    let pressure = |pressure: &Option<Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
+    let place = row
+        .group()
+        .map_or_else(|| "-".to_owned(), |path| format!("/{}", word(path)));
     let quota = usage
         .compute
         .max
@@ -233,7 +234,7 @@ fn detail(row: &Row) -> String {
         .map_or_else(|| "max".to_owned(), |usec| format!("{usec}us"));
     format!(
         "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%",
-        row.user,
+        word(row.user()),
         limit(usage.memory.limit),
         size(usage.memory.peak),
         usage.refusals(),
@@ -300,11 +301,11 @@ pub(super) fn text(app: &App) -> String {
     let mut lines = vec![title(app)];
     let devices = app.snapshot.devices.iter();
     lines.extend(devices.map(|device| device_line(device, &app.activities, style).to_string()));
-    let headings: Vec<String> = columns(WIDTH).map(|column| column.heading()).collect();
-    lines.push(headings.join(" "));
+    let headings = on_screen(WIDTH).map(|(column, top)| top.fit(top.title, column.is_number));
+    lines.push(headings.collect::<Vec<_>>().join(" "));
     for row in &app.rows {
-        let cells: Vec<String> = columns(WIDTH).map(|column| column.cell(row, true)).collect();
-        lines.push(cells.join(" ").trim_end().to_owned());
+        let cells = on_screen(WIDTH).map(|(column, top)| top.cell(column, row, true));
+        lines.push(cells.collect::<Vec<_>>().join(" "));
     }
     lines
         .iter()

@@ -114,14 +114,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cli::top::columns::Sorting;
-    use crate::cli::top::rows::Selection;
+    use crate::cli::rows::{Selection, Shape};
     use gcgroup_client::node::fixture;
 
     fn app() -> App {
         let selection = Selection {
-            sorting: Sorting::default(),
-            is_tree: true,
+            order: None,
+            shape: Shape::Tree,
+            is_per_device: false,
             filter: String::new(),
             folded: BTreeSet::new(),
         };

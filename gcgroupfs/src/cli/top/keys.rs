@@ -5,9 +5,10 @@ use ratatui::crossterm::event::KeyCode::{
 };
 
 use super::actions::What;
-use super::columns::Sorting;
 use super::question::Question;
 use super::state::{App, Effect, Mode, Step};
+use crate::cli::columns::Order;
+use crate::cli::rows::Shape;
 use gcgroup_client::node::Group;
 
 /// Row of the table of keys.
@@ -97,7 +98,10 @@ pub(super) const BINDINGS: &[Binding] = &[
         help: "show groups and processes, or processes alone",
         label: ("F5", "Tree"),
         press: |app| {
-            app.selection.is_tree = !app.selection.is_tree;
+            app.selection.shape = match app.selection.shape {
+                Shape::Tree => Shape::Processes,
+                Shape::Table | Shape::Processes => Shape::Tree,
+            };
             arranged(app)
         },
     },
@@ -141,7 +145,7 @@ pub(super) const BINDINGS: &[Binding] = &[
         help: "sort by the next column",
         label: ("F6", "Sort"),
         press: |app| {
-            app.selection.sorting = app.selection.sorting.next();
+            app.selection.order = Some(app.selection.order.unwrap_or_default().next());
             arranged(app)
         },
     },
@@ -151,7 +155,8 @@ pub(super) const BINDINGS: &[Binding] = &[
         help: "sort in the reverse order",
         label: ("", ""),
         press: |app| {
-            app.selection.sorting.is_reverse = !app.selection.sorting.is_reverse;
+            let order = app.selection.order.get_or_insert_default();
+            order.is_flipped = !order.is_flipped;
             arranged(app)
         },
     },
@@ -183,7 +188,7 @@ pub(super) const BINDINGS: &[Binding] = &[
         label: ("f", "Freeze"),
         press: |app| {
             app.act(|row| {
-                let value = if row.usage.compute.freeze { "0" } else { "1" };
+                let value = if row.whole().compute.freeze { "0" } else { "1" };
                 What::Write("compute.freeze", value.to_owned())
             })
         },
@@ -193,14 +198,14 @@ pub(super) const BINDINGS: &[Binding] = &[
         names: "F7 ]",
         help: "raise the priority by one (a lower number)",
         label: ("F7", "Pri-"),
-        press: |app| app.act(|row| priority(row.usage.compute.priority.saturating_sub(1))),
+        press: |app| app.act(|row| priority(row.whole().compute.priority.saturating_sub(1))),
     },
     Binding {
         keys: &[F(8), Char('[')],
         names: "F8 [",
         help: "lower the priority by one (a higher number)",
         label: ("F8", "Pri+"),
-        press: |app| app.act(|row| priority(LOWEST.min(row.usage.compute.priority + 1))),
+        press: |app| app.act(|row| priority(LOWEST.min(row.whole().compute.priority + 1))),
     },
     Binding {
         keys: &[Char('r')],
@@ -295,8 +300,8 @@ fn arranged(app: &mut App) -> Effect {
 }
 
 fn sorted(app: &mut App, column: &str) -> Effect {
-    if let Ok(sorting) = Sorting::by(column) {
-        app.selection.sorting = sorting;
+    if let Ok(order) = Order::of_top(column) {
+        app.selection.order = Some(order);
     }
     arranged(app)
 }
@@ -324,7 +329,7 @@ mod tests {
     #[test]
     fn columns_of_keys_exist() {
         for name in ["memory", "usage", "pid"] {
-            assert!(Sorting::by(name).is_ok(), "{name}");
+            assert!(Order::of_top(name).is_ok(), "{name}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Questions at the last line of the screen.
 
-use super::row::Row;
+use crate::cli::row::Row;
 
 /// Question that a typed line answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::activity::POINTS;
 use super::state::{App, Step};
 use crate::cli::record::{Frame, Recording};
-use gcgroup_client::node::Snapshot;
+use gcgroup_client::node::{POINTS, Snapshot};
 
 /// Recording, and the sample that is shown.
 #[derive(Debug)]

@@ -1,18 +1,17 @@
 //! State of the screen, and how snapshots and requests change it.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::actions::{Action, What};
-use super::activity::Activities;
 use super::question::Question;
-use super::row::Row;
-use super::rows::Selection;
-use super::target::Target;
-use gcgroup_client::node::Snapshot;
+use crate::cli::row::Row;
+use crate::cli::rows::{Selection, Shape};
+use gcgroup_client::node::{Activities, Snapshot, Target};
 
 #[derive(Debug)]
 pub(super) struct App {
-    pub(super) snapshot: Snapshot,
+    pub(super) snapshot: Rc<Snapshot>,
     pub(super) activities: Activities,
     pub(super) selection: Selection,
     pub(super) delay: Duration,
@@ -74,7 +73,7 @@ impl App {
     /// Shows the last snapshot. The others are its history, the oldest first.
     pub(super) fn new(history: Vec<Snapshot>, selection: Selection, delay: Duration) -> Self {
         let mut app = Self {
-            snapshot: Snapshot::empty(),
+            snapshot: Rc::new(Snapshot::empty()),
             activities: Activities::default(),
             selection,
             delay,
@@ -96,7 +95,7 @@ impl App {
         match read {
             Ok(snapshot) => {
                 self.activities.update(&snapshot);
-                (self.snapshot, self.outage) = (snapshot, None);
+                (self.snapshot, self.outage) = (Rc::new(snapshot), None);
                 self.arrange();
             }
             Err(error) => self.outage = Some(format!("{error:#}")),
@@ -108,7 +107,7 @@ impl App {
         self.activities = Activities::default();
         for snapshot in history {
             self.activities.update(&snapshot);
-            self.snapshot = snapshot;
+            self.snapshot = Rc::new(snapshot);
         }
         self.arrange();
     }
@@ -180,7 +179,7 @@ impl App {
         let Some(row) = self.selected() else { return };
         let path = match &row.target {
             Target::Group(path) => Some(path.clone()),
-            Target::Process(_) if self.selection.is_tree => {
+            Target::Process(_) if self.selection.shape == Shape::Tree => {
                 let above = self.rows.get(..self.cursor).unwrap_or_default().iter().rev();
                 let mut groups = above.filter(|above| above.is_group() && above.depth < row.depth);
                 groups.next().map(|group| group.target.path())

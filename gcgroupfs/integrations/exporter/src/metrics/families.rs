@@ -105,8 +105,8 @@ families! {
     ProcessGpu Gauge "process_gpu_memory_bytes" "Device memory charged to a process on a GPU" {
         "memory.current" () number;
     }
-    ProcessGpu Gauge "process_gpu_memory_limit_bytes" "Limit of a process on a GPU, if it has one" {
-        "memory.limit" () number;
+    ProcessGpu Gauge "process_gpu_memory_limit_bytes" "Smallest limit that applies to a process on a GPU, if any" {
+        "(limit)" () number;
     }
     ProcessGpu Gauge "process_gpu_swapped_bytes" "Memory of a process that was moved from a GPU to the host" {
         "memory.swap.current" () number;
@@ -122,8 +122,8 @@ families! {
     Process Gauge "process_memory_bytes" "Device memory charged to a process" {
         "memory.current" () number;
     }
-    Process Gauge "process_memory_limit_bytes" "Limit of a process over all GPUs, if it has one" {
-        "memory.limit" () number;
+    Process Gauge "process_memory_limit_bytes" "Smallest limit that applies to a process over all GPUs, if any" {
+        "(limit)" () number;
     }
     Process Gauge "process_memory_peak_bytes" "Highest memory of a process so far" {
         "memory.peak" () number;
@@ -133,6 +133,9 @@ families! {
     }
     Process Gauge "process_frozen" "1 while a process is frozen" {
         "(frozen)" () number;
+    }
+    Process Gauge "process_suspended" "1 while a process is suspended" {
+        "(suspended)" () number;
     }
     Process Counter "process_refusals" "Allocations that a limit refused: of the process, or of a group above it" {
         ("limit" "process") "memory.events" "oom" number;
@@ -159,14 +162,17 @@ families! {
     Group Gauge "group_memory_bytes" "Device memory charged to a group" {
         "memory.current" () number;
     }
-    Group Gauge "group_memory_limit_bytes" "Limit of a group over all GPUs, if it has one" {
-        "memory.limit" () number;
+    Group Gauge "group_memory_limit_bytes" "Smallest limit that applies to a group over all GPUs, if any" {
+        "(limit)" () number;
     }
     Group Gauge "group_swapped_bytes" "Memory of a group that was moved to the host" {
         "memory.swap.current" () number;
     }
     Group Gauge "group_frozen" "1 while a group is frozen" {
         "(frozen)" () number;
+    }
+    Group Gauge "group_suspended" "1 while a group is suspended" {
+        "(suspended)" () number;
     }
     Group Counter "group_gpu_time_seconds" "GPU time charged to a group, while it is measured" {
         "compute.stat" "usage_usec" seconds;

@@ -1,0 +1,362 @@
+//! Rates, states and history of processes and groups, from one snapshot to the next.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::{Device, OnDevice, Snapshot, Suspension, Usage};
+
+/// Points of a history: as many as fit in the widest sparkline.
+pub const POINTS: usize = 60;
+
+/// Time for which a refused allocation shows in the state.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// Time for which a move of memory shows in the state.
+const MOVING: Duration = Duration::from_secs(2);
+
+/// Least part of the time for which a throttled process waits without work on a GPU, percent.
+const STALLED: f64 = 5.0;
+
+/// Names a process or a group from one snapshot to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Target {
+    Process(u32),
+    Group(String),
+}
+
+impl Target {
+    /// Returns the path of the directory of control files.
+    pub fn path(&self) -> String {
+        match self {
+            Self::Process(pid) => pid.to_string(),
+            Self::Group(path) => path.clone(),
+        }
+    }
+}
+
+/// State of a process or a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum State {
+    #[default]
+    Idle,
+    Running,
+    /// Threads wait to submit while no GPU has work of it: for a turn or for a quota. A process that waits
+    /// for its own queued work is running.
+    Throttled,
+    /// Memory has moved to or from the host within the last 2 seconds.
+    Swapping,
+    /// A limit has refused an allocation within the last 10 seconds.
+    Refused,
+    /// A freeze is requested and not complete.
+    Freezing,
+    Frozen,
+    /// A suspension is requested and not complete.
+    Suspending,
+    /// Device memory has been moved to the host by the driver.
+    Suspended,
+    /// The hook does not answer.
+    Lost,
+}
+
+impl State {
+    /// Returns whether a freeze, and no suspension, is requested.
+    pub fn is_frozen(self) -> bool {
+        matches!(self, Self::Freezing | Self::Frozen)
+    }
+
+    /// Returns whether a suspension is requested.
+    pub fn is_suspended(self) -> bool {
+        matches!(self, Self::Suspending | Self::Suspended)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Running => "running",
+            Self::Throttled => "throttled",
+            Self::Swapping => "swapping",
+            Self::Refused => "refused",
+            Self::Freezing => "freezing",
+            Self::Frozen => "frozen",
+            Self::Suspending => "suspending",
+            Self::Suspended => "suspended",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// Rates and state of a process or a group.
+#[derive(Debug, Default, Clone)]
+pub struct Activity {
+    pub state: State,
+    /// GPU time per time, percent; of several GPUs the sum. `None` before the second snapshot.
+    pub gpu: Option<f64>,
+    /// Past values of `gpu`, rounded, the latest last.
+    pub history: VecDeque<u64>,
+    refused: Option<Instant>,
+    moved: Option<Instant>,
+    last: Counts,
+}
+
+/// Counts that only grow.
+#[derive(Debug, Default, Clone, Copy)]
+struct Counts {
+    usage_usec: u64,
+    submissions: u64,
+    refusals: u64,
+    moves: u64,
+    stalled_usec: u64,
+}
+
+/// Requests of the groups at and above a path that the client may see.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    freeze: bool,
+    suspend: bool,
+}
+
+impl Asked {
+    fn above(snapshot: &Snapshot, path: &str) -> Self {
+        Self {
+            freeze: snapshot.is_freezing(path),
+            suspend: snapshot.is_suspending(path),
+        }
+    }
+}
+
+impl Counts {
+    fn of(usage: &Usage) -> Self {
+        let pressure = usage.compute.pressure.as_ref();
+        Self {
+            usage_usec: usage.stat("usage_usec"),
+            submissions: usage.submissions(),
+            refusals: usage.refusals() + usage.event("max"),
+            moves: usage.event("swap_in") + usage.event("swap_out"),
+            stalled_usec: pressure.map_or(0, |pressure| pressure.full.total_usec),
+        }
+    }
+}
+
+/// Activities of all processes and groups, and past utilisations of the GPUs.
+#[derive(Debug, Default)]
+pub struct Activities {
+    of: HashMap<Target, Activity>,
+    devices: HashMap<usize, VecDeque<u64>>,
+    /// Time of the last snapshot.
+    last: Option<Instant>,
+}
+
+impl Activities {
+    /// Compares a snapshot with the one before.
+    pub fn update(&mut self, snapshot: &Snapshot) {
+        let now = snapshot.at;
+        let elapsed = self.last.map(|last| now.duration_since(last));
+        let mut old = std::mem::take(&mut self.of);
+        let mut next = |target: Target, usage: &Usage, devices: &[OnDevice], is_asked: Asked| {
+            let before = old.remove(&target);
+            let activity = activity(before, usage, (elapsed, now));
+            let state = state(&activity, usage, devices, is_asked);
+            self.of.insert(target, Activity { state, ..activity.0 });
+        };
+        for group in &snapshot.groups {
+            next(
+                Target::Group(group.path.clone()),
+                &group.usage,
+                &group.devices,
+                Asked::above(snapshot, &group.path),
+            );
+        }
+        for process in &snapshot.processes {
+            let above = Asked::above(snapshot, process.group.as_deref().unwrap_or_default());
+            next(
+                Target::Process(process.pid),
+                &process.usage,
+                &process.devices,
+                Asked {
+                    freeze: above.freeze || process.usage.compute.freeze,
+                    ..above
+                },
+            );
+        }
+        for Device {
+            index, utilization, ..
+        } in &snapshot.devices
+        {
+            push(self.devices.entry(*index).or_default(), utilization.unwrap_or(0));
+        }
+        self.last = Some(now);
+    }
+
+    pub fn of(&self, target: &Target) -> Activity {
+        self.of.get(target).cloned().unwrap_or_default()
+    }
+
+    /// Returns past utilisations of a GPU, percent, the latest last.
+    pub fn device(&self, index: usize) -> impl Iterator<Item = u64> {
+        self.devices.get(&index).into_iter().flatten().copied()
+    }
+}
+
+/// Returns the new activity without its state, whether threads were throttled, and whether work was submitted
+/// or done.
+fn activity(
+    before: Option<Activity>,
+    usage: &Usage,
+    (elapsed, now): (Option<Duration>, Instant),
+) -> (Activity, bool, bool) {
+    let counts = Counts::of(usage);
+    let Some((before, elapsed)) = before.zip(elapsed) else {
+        let activity = Activity {
+            last: counts,
+            ..Activity::default()
+        };
+        return (activity, false, false);
+    };
+    let last = before.last;
+    let percent = |usec: u64| usec as f64 / elapsed.as_micros().max(1) as f64 * 100.0;
+    let gpu = percent(counts.usage_usec.saturating_sub(last.usage_usec));
+    let is_throttled = percent(counts.stalled_usec.saturating_sub(last.stalled_usec)) > STALLED;
+    let when = |is: bool, earlier: Option<Instant>| if is { Some(now) } else { earlier };
+    let mut activity = Activity {
+        gpu: Some(gpu),
+        refused: when(counts.refusals > last.refusals, before.refused),
+        moved: when(counts.moves > last.moves, before.moved),
+        last: counts,
+        ..before
+    };
+    let past = |time: Option<Instant>, most: Duration| time.filter(|time| now.duration_since(*time) < most);
+    activity.refused = past(activity.refused, RECENT);
+    activity.moved = past(activity.moved, MOVING);
+    push(&mut activity.history, format!("{gpu:.0}").parse().unwrap_or(0));
+    let works = counts.submissions > last.submissions || counts.usage_usec > last.usage_usec;
+    (activity, is_throttled, works)
+}
+
+fn state(
+    (activity, is_throttled, works): &(Activity, bool, bool),
+    usage: &Usage,
+    devices: &[OnDevice],
+    is_asked: Asked,
+) -> State {
+    let on_devices = !devices.is_empty() && devices.iter().all(|on| on.usage.events.frozen);
+    let suspension = usage.suspension(is_asked.suspend);
+    let states = [
+        (usage.events.hook.as_deref() == Some("lost"), State::Lost),
+        (suspension == Suspension::Complete, State::Suspended),
+        // A process is frozen on the way to a suspension.
+        (suspension == Suspension::Requested, State::Suspending),
+        (usage.events.frozen || on_devices, State::Frozen),
+        (is_asked.freeze, State::Freezing),
+        (activity.refused.is_some(), State::Refused),
+        (activity.moved.is_some(), State::Swapping),
+        (*is_throttled, State::Throttled),
+        (*works, State::Running),
+    ];
+    let found = states.into_iter().find(|(is, _)| *is);
+    found.map_or(State::Idle, |(_, state)| state)
+}
+
+fn push(history: &mut VecDeque<u64>, value: u64) {
+    history.push_back(value);
+    if history.len() > POINTS {
+        history.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::fixture;
+
+    const TARGET: Target = Target::Process(7);
+
+    /// Updates with a snapshot whose process was changed, `seconds` after the first.
+    fn update(
+        activities: &mut Activities,
+        start: Instant,
+        seconds: u64,
+        change: impl FnOnce(&mut Usage),
+    ) -> State {
+        let mut snapshot = fixture::snapshot();
+        let found = snapshot.processes.iter_mut().find(|process| process.pid == 7);
+        change(&mut found.unwrap().usage);
+        snapshot.at = start + Duration::from_secs(seconds);
+        activities.update(&snapshot);
+        activities.of(&TARGET).state
+    }
+
+    #[test]
+    fn state_follows_counts_and_time() {
+        let (mut activities, start) = (Activities::default(), Instant::now());
+        let mut at = |seconds, change: &dyn Fn(&mut Usage)| update(&mut activities, start, seconds, change);
+        let count = |key: &str, number: u64| {
+            let key = key.to_owned();
+            move |usage: &mut Usage| {
+                usage.compute.stat.insert(key.clone(), number);
+            }
+        };
+        let event = |key: &str, number: u64| {
+            let key = key.to_owned();
+            move |usage: &mut Usage| {
+                usage.memory.events.insert(key.clone(), number);
+            }
+        };
+        assert_eq!(
+            at(0, &count("nr_launches", 5)),
+            State::Idle,
+            "the first snapshot has no rates"
+        );
+        assert_eq!(at(1, &count("nr_launches", 5)), State::Idle);
+        assert_eq!(at(2, &count("nr_launches", 6)), State::Running);
+        let waited = |some: u64, full: u64| {
+            move |usage: &mut Usage| {
+                let pressure = usage.compute.pressure.get_or_insert_default();
+                (pressure.some.total_usec, pressure.full.total_usec) = (some, full);
+                usage.compute.stat.insert("nr_launches".into(), some);
+            }
+        };
+        assert_eq!(
+            at(3, &waited(900_000, 40_000)),
+            State::Running,
+            "it waits for its own work"
+        );
+        assert_eq!(at(4, &waited(1_000_000, 100_000)), State::Throttled);
+        assert_eq!(at(4, &|_| ()), State::Idle);
+        assert_eq!(at(4, &event("oom", 1)), State::Refused);
+        assert_eq!(at(13, &event("oom", 1)), State::Refused);
+        assert_eq!(at(15, &event("oom", 1)), State::Idle);
+        assert_eq!(at(16, &event("swap_out", 1)), State::Swapping);
+        assert_eq!(at(19, &event("swap_out", 1)), State::Idle);
+        assert_eq!(at(20, &|usage| usage.compute.freeze = true), State::Freezing);
+        assert_eq!(at(21, &|usage| usage.events.frozen = true), State::Frozen);
+        assert_eq!(
+            at(22, &|usage| {
+                usage.suspend = Some(true);
+                usage.events.frozen = true;
+            }),
+            State::Suspending
+        );
+        assert_eq!(at(23, &|usage| usage.events.suspended = true), State::Suspended);
+        assert_eq!(
+            at(24, &|usage| usage.events.hook = Some("lost".into())),
+            State::Lost
+        );
+    }
+
+    #[test]
+    fn gpu_share_is_measured_and_kept() {
+        let (mut activities, start) = (Activities::default(), Instant::now());
+        for (seconds, usec) in [(0, 0), (1, 250_000), (3, 1_250_000)] {
+            update(&mut activities, start, seconds, |usage| {
+                usage.compute.stat.insert("usage_usec".into(), usec);
+            });
+        }
+        let activity = activities.of(&TARGET);
+        assert_eq!((activity.gpu, activity.history), (Some(50.0), [25, 50].into()));
+        assert_eq!(activities.device(0).collect::<Vec<_>>(), [45, 45, 45]);
+        for seconds in 4..200 {
+            update(&mut activities, start, seconds, |_| ());
+        }
+        assert_eq!(activities.of(&TARGET).history.len(), POINTS);
+    }
+}
