@@ -35,6 +35,13 @@ const REST: u64 = 30_000_000_000;
 const LONGEST_REST: u64 = 16 * REST;
 /// Least time between two log lines that say that turns begin, nanoseconds.
 const QUIET: u64 = 60_000_000_000;
+/// Size of the largest part of an allocation that moves by itself, bytes. Less room than that may stay empty.
+const LARGEST_PART: u64 = 256 << 20;
+/// Time for which nothing may have moved then, nanoseconds.
+const SETTLED: u64 = 250_000_000;
+/// Part of the time of its moves, or of the shortest turn, one in so many, that a turn lasts while the next
+/// process has had none.
+const FIRST_PART: u64 = 4;
 
 #[derive(Debug)]
 struct Turn<Id> {
@@ -248,6 +255,12 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
                 true => settings.turn_least,
                 false => quantum(self.move_nsec, settings),
             };
+            // Until each has had one, turns are little longer than their moves.
+            let is_new = self.accounts.get(&next).is_some_and(|next| !next.has_had_turn);
+            let quantum = match is_new {
+                true => quantum.min(self.move_nsec.max(settings.turn_least) / FIRST_PART),
+                false => quantum,
+            };
             if turn.moving.is_some() || now < turn.began.saturating_add(quantum) {
                 return None;
             }
@@ -257,6 +270,9 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
             }
         }
         self.moved.begin();
+        if let Some(account) = self.accounts.get_mut(&next) {
+            account.has_had_turn = true;
+        }
         self.turn = Some(Turn {
             owner: next,
             began: now,
@@ -277,7 +293,9 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
             return;
         };
         let need = self.need(now, owner);
-        let mut left = look.capacity.saturating_sub(need);
+        let fits = need <= look.capacity;
+        let need = need.min(look.capacity);
+        let mut left = look.capacity - need;
         let others = active.iter().copied().filter(|one| one.id != turn.owner);
         let others: Vec<(Holder<Id>, u64, MemoryTurn)> = others
             .map(|one| (one, MemoryTurn::Waiting))
@@ -296,7 +314,8 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
                     >= moving
                         .since
                         .saturating_add(look.settings.turn_most.max(2 * STUCK) + slowest);
-            if to_enter == 0 {
+            let is_full = !fits && to_leave == 0 && to_enter < LARGEST_PART && !owner.holding.is_moving;
+            if to_enter == 0 || is_full && now >= moving.changed + SETTLED {
                 let nsec = now.saturating_sub(moving.since);
                 self.moved.took(nsec);
                 self.move_nsec = nsec.max(self.moved.before);
@@ -322,14 +341,14 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
             .map(|(one, ..)| one.holding.resident)
             .fold(0, u64::saturating_add);
         self.shares.clear();
-        let limit = match turn.moving {
+        let limit = match turn.moving.is_some() || !fits {
             // Grows as the others make room, and the hook tries again whenever it grows.
-            Some(_) => look
+            true => look
                 .capacity
                 .saturating_sub(resident)
                 .max(owner.holding.resident)
                 .max(1),
-            None => NO_LIMIT,
+            false => NO_LIMIT,
         };
         let share = Share {
             turn: MemoryTurn::Owner,

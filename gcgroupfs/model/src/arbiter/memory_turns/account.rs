@@ -15,6 +15,8 @@ pub(super) struct Account {
     pub(super) virtual_time: u128,
     /// Bytes on the device at the last look.
     pub(super) resident: u64,
+    /// Whether it has had a turn.
+    pub(super) has_had_turn: bool,
     busy_since: Option<Time>,
     last_busy: Time,
     /// Bytes that it does not bring in, and until when that is believed.

@@ -1,6 +1,8 @@
 //! Memory turns of simulated jobs, in virtual time. Each job works all the time; what it gets done is counted
 //! as the time for which it would have run alone.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::arbiter::{Options, Settings};
 
@@ -215,6 +217,19 @@ fn turns_are_in_proportion_to_weights_or_by_priority() {
     sim.jobs[0].is_busy = true;
     let shares = sim.run(20).shares(100);
     assert!(shares[0] >= 99, "it comes first again: {shares:?}");
+}
+
+#[test]
+fn jobs_that_start_together_have_first_turns_within_twice_the_moves() {
+    const JOBS: u64 = 10;
+    // The second does not fit, so not all of a job is on the device in its turn.
+    for bytes in [CARD * 3 / 4, CARD * 5 / 4] {
+        let mut sim = Sim::new(&[Job::new(bytes); JOBS as usize]);
+        let move_nsec = bytes.min(CARD) / RATE * MSEC;
+        sim.run(2 * JOBS * move_nsec / SEC);
+        let owners: BTreeSet<usize> = sim.began.iter().copied().collect();
+        assert_eq!(owners.len(), sim.jobs.len(), "{:?}", sim.began);
+    }
 }
 
 #[test]
