@@ -8,6 +8,8 @@ use crate::driver::Dir;
 const MIB: u64 = 1 << 20;
 const CARD: u64 = 512 * MIB;
 const CONTEXT: u64 = 8 * MIB;
+/// Bytes a second between device and host.
+const BANDWIDTH: u64 = 1 << 30;
 
 /// Each API with a small size, bytes.
 const SMALL: &[(&str, u64)] = &[
@@ -22,7 +24,9 @@ const SMALL: &[(&str, u64)] = &[
 
 fn config() -> Config {
     let config = Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT);
-    config.env("SIMGPU_MEMORY", CARD)
+    config
+        .env("SIMGPU_MEMORY", CARD)
+        .env("SIMGPU_HOST_BANDWIDTH", BANDWIDTH)
 }
 
 #[track_caller]
@@ -76,31 +80,29 @@ fn programs_that_start_together_all_finish_in_turns() {
     start_together(&Mount::with(config()));
 }
 
-/// Runs programs that each need three quarters of the card for movable memory, and a little for all else.
+/// Runs programs that each need three quarters of the card for movable memory, and a little for all else. None
+/// waits for another, so some allocate while memory of others moves.
 #[track_caller]
 fn start_together(mount: &Mount) {
-    const PROGRAMS: usize = 5;
+    const PROGRAMS: usize = 10;
+    const PARTS: u64 = 6;
     let mut programs: Vec<Governed> = (0..PROGRAMS).map(|_| program(mount, 1 << 40)).collect();
-    programs
-        .iter_mut()
-        .for_each(|program| drop(program.expect("ready")));
-    let large = [("linear", CARD / 4 * 3)];
-    for (api, bytes) in large.iter().chain(SMALL) {
-        for program in &mut programs {
+    let large = [("linear", CARD / 4 * 3 / PARTS)].repeat(PARTS as usize);
+    let all: Vec<_> = large.iter().chain(SMALL).collect();
+    for program in &mut programs {
+        for (api, bytes) in &all {
             program.say(&format!("alloc {api} {bytes}"));
         }
-        for program in &mut programs {
+        program.say("launch 500 1000");
+        program.say("verify");
+    }
+    for program in &mut programs {
+        program.expect("ready");
+        for _ in &all {
             assert_allocated(&program.line().expect("an answer"));
         }
-    }
-    for program in &mut programs {
-        program.say("launch 100 1000");
-    }
-    for program in &mut programs {
-        assert_eq!(program.line().as_deref(), Some("launched 100"));
-        assert_eq!(program.ask("verify"), format!("verified {}", 1 + SMALL.len()));
-    }
-    for program in &mut programs {
+        assert_eq!(program.line().as_deref(), Some("launched 500"));
+        assert_eq!(program.line(), Some(format!("verified {}", all.len())));
         program.finish();
     }
 }

@@ -15,9 +15,27 @@ use crate::shared::RECHECK;
 use crate::shared::stall::Stalled;
 use crate::sys;
 
-/// Longest delay of an allocation, and most requests for it: another process may take the room that was made.
+/// Longest delay of an allocation.
 const PATIENCE: Duration = Duration::from_secs(10);
-const ROUNDS: u32 = 3;
+
+/// How often an allocation requests room: other processes may take what was made or freed.
+#[derive(Debug, Clone, Copy)]
+struct Rounds {
+    granted: u32,
+    denied: u32,
+}
+
+/// For what cannot be moved.
+const FIXED: Rounds = Rounds {
+    granted: u32::MAX,
+    denied: 3,
+};
+/// For what can be made on the host instead.
+const MOVABLE: Rounds = Rounds {
+    granted: 3,
+    denied: 1,
+};
+
 /// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
 
@@ -47,7 +65,7 @@ impl Memory {
     ) -> Result<T, CUerror> {
         let asking = &self.usage().nr_asking_fixed;
         asking.fetch_add(1, Relaxed);
-        let made = self.press(index, bytes, call, Err(CUerror::OUT_OF_MEMORY));
+        let made = self.press(index, bytes, call, FIXED);
         asking.fetch_sub(1, Relaxed);
         made
     }
@@ -60,7 +78,7 @@ impl Memory {
         mut call: impl FnMut() -> Result<T, CUerror>,
     ) -> Result<T, CUerror> {
         match call() {
-            Err(CUerror::OUT_OF_MEMORY) => self.press(index, bytes, &mut call, Err(CUerror::OUT_OF_MEMORY)),
+            Err(CUerror::OUT_OF_MEMORY) => self.press(index, bytes, &mut call, MOVABLE),
             made => made,
         }
     }
@@ -72,19 +90,21 @@ impl Memory {
         index: usize,
         bytes: u64,
         call: &mut dyn FnMut() -> Result<T, CUerror>,
-        first: Result<T, CUerror>,
+        mut left: Rounds,
     ) -> Result<T, CUerror> {
         let until = Instant::now() + PATIENCE;
-        for _ in 0..ROUNDS {
-            if self.make_others_give_way(index, bytes, until).is_none() {
-                break;
+        loop {
+            match self.make_others_give_way(index, bytes, until) {
+                Some(()) => left.granted -= 1,
+                None => left.denied -= 1,
             }
+            // After a denial too: memory may have been freed meanwhile.
             let again = call();
-            if !matches!(again, Err(CUerror::OUT_OF_MEMORY)) {
+            let is_over = left.granted == 0 || left.denied == 0;
+            if is_over || !matches!(again, Err(CUerror::OUT_OF_MEMORY)) {
                 return again;
             }
         }
-        first
     }
 
     /// Requests room and waits for the answer; `None` if no process can make room or no answer came.

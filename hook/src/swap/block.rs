@@ -257,10 +257,10 @@ impl Block {
 
     /// Keeps the block out, if it is on the host: a request to move memory out must not be undone by its
     /// return.
-    pub(super) fn stay(&self) {
+    pub(super) fn stay(&self, stays: Stays) {
         let mut placed = self.placed.lock();
-        if placed.place == Where::Host && placed.stays == Stays::No {
-            placed.stays = Stays::Asked;
+        if placed.place == Where::Host && placed.stays != Stays::Asked {
+            placed.stays = stays;
         }
     }
 

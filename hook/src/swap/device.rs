@@ -224,8 +224,12 @@ impl Device {
             self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
             self.is_lent = control.reclaim_is_lent.load(Relaxed) != 0;
             self.forgive();
-            if self.asked != 0 && !self.is_lent {
-                blocks(swap, index).iter().for_each(|block| block.stay());
+            if self.asked != 0 {
+                let stays = match self.is_lent {
+                    true => Stays::Lent(Instant::now()),
+                    false => Stays::Asked,
+                };
+                blocks(swap, index).iter().for_each(|block| block.stay(stays));
             }
         }
     }

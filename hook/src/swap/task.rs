@@ -199,7 +199,11 @@ impl Look<'_> {
         let mut is_full = false;
         if let Some(first) = all.iter().find(|block| is_due(block)) {
             if first.size <= by_limits {
-                room = room.min(free_memory(self.swap, first));
+                room = room.min(turn::less_reserve(
+                    self.swap,
+                    self.index,
+                    free_memory(self.swap, first),
+                ));
                 is_full = first.size > room;
             } else {
                 // Other processes of the group may free memory.

@@ -8,6 +8,10 @@ use gcgroup_abi::{MAX_DEVICES, NO_LIMIT};
 
 use super::Swap;
 
+/// Part of a device, one in so many, that memory that moves in leaves free while there are turns: half of
+/// what the daemon leaves of the device when it sets the bound.
+const RESERVE_PART: u64 = 128;
+
 /// Returns the bound on a device, bytes; `None` if there are no turns.
 pub(super) fn resident_limit(swap: &Swap, index: usize) -> Option<u64> {
     let control = swap.control().devices.get(index)?;
@@ -25,6 +29,16 @@ pub(super) fn room(swap: &Swap, index: usize) -> u64 {
     match resident_limit(swap, index) {
         None | Some(NO_LIMIT) => NO_LIMIT,
         Some(limit) => limit.saturating_sub(resident(swap, index)),
+    }
+}
+
+/// Returns the part of `free` bytes of a device that memory may take that moves in: while there are turns, a
+/// reserve stays for contexts and small allocations of all processes.
+pub(super) fn less_reserve(swap: &Swap, index: usize, free: u64) -> u64 {
+    let (limit, control) = (resident_limit(swap, index), swap.control().devices.get(index));
+    match control.filter(|_| limit.is_some()) {
+        Some(control) => free.saturating_sub(control.memory_total.load(Relaxed) / RESERVE_PART),
+        None => free,
     }
 }
 

@@ -21,8 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use self::credit::Credits;
-use self::donor::{Asked, Candidate, Idle};
-use super::protection::choose;
+use self::donor::{Asked, Idle};
 use super::{Notice, Process, ProcessId, State, Tree, enforce};
 
 /// Time within which a donor must deliver more; after it other donors are asked too.
@@ -69,6 +68,8 @@ pub(super) struct Pressure {
 #[derive(Debug)]
 struct Request {
     number: u32,
+    /// When it was first served.
+    since: Option<Instant>,
     /// Set when NVML is asked after the request was recorded.
     is_due: bool,
     /// Set once donors were asked.
@@ -96,7 +97,6 @@ struct Begun {
     delivered: u64,
     /// How often donors were asked.
     nr_rounds: u32,
-    since: Instant,
 }
 
 impl Tree {
@@ -140,6 +140,7 @@ impl State {
             if control.pressure_answer.load(Relaxed) != number {
                 let request = Request {
                     number,
+                    since: None,
                     is_due: false,
                     begun: None,
                 };
@@ -168,9 +169,11 @@ impl State {
             let Some(mut request) = self.pressure.requests.remove(&key) else {
                 continue;
             };
+            let since = *request.since.get_or_insert(sight.at);
+            let may_wait = sight.at.saturating_duration_since(since) < PATIENCE;
             let answer = match &mut request.begun {
-                None => self.begin_request(requester, &mut request, sight, notices),
-                Some(begun) => self.go_on(requester, begun, sight, notices),
+                None => self.begin_request((requester, may_wait), &mut request, sight, notices),
+                Some(begun) => self.go_on((requester, may_wait), begun, sight, notices),
             };
             match answer {
                 None => {
@@ -188,10 +191,11 @@ impl State {
         }
     }
 
-    /// Asks donors, if the request is valid. Returns the answer, if there is one at once.
+    /// Asks donors, if the request is valid. Returns the answer, if there is one at once. A request for what
+    /// cannot be moved waits while the donors that there are do not deliver.
     fn begin_request(
         &mut self,
-        requester: ProcessId,
+        (requester, may_wait): (ProcessId, bool),
         request: &mut Request,
         sight: &Sight,
         notices: &mut Vec<Notice>,
@@ -217,26 +221,28 @@ impl State {
         if wanted == 0 || !can_have(size) || !is_short || self.pressure.credits.is_refused(who, now) {
             return Some(false);
         }
-        if !self.pressure.credits.is_its_turn(who, sight.held.is_some(), now) {
-            return None;
-        }
+        let may_wait = may_wait && process.usage().asks_for_fixed();
         let need = Need {
             requester,
             wanted,
             factor: 1,
             but: &BTreeSet::new(),
         };
-        let asked = self.ask(&need, sight, notices);
-        if asked.is_empty() {
-            return Some(false);
+        let chosen = self.choose_donors(&need, sight, false);
+        if chosen.is_empty() {
+            let may_come = may_wait && !self.choose_donors(&need, sight, true).is_empty();
+            return (!may_come).then_some(false);
         }
+        if !self.pressure.credits.is_its_turn(who, sight.held.is_some(), now) {
+            return None;
+        }
+        let asked = self.ask(chosen, sight, notices);
         request.begun = Some(Begun {
             wanted,
             free: sight.free,
             asked,
             delivered: 0,
             nr_rounds: 1,
-            since: now,
         });
         None
     }
@@ -245,7 +251,7 @@ impl State {
     /// is one.
     fn go_on(
         &mut self,
-        requester: ProcessId,
+        (requester, may_wait): (ProcessId, bool),
         begun: &mut Begun,
         sight: &Sight,
         notices: &mut Vec<Notice>,
@@ -291,79 +297,18 @@ impl State {
             factor: 1 << (begun.nr_rounds - 1).min(MAX_DOUBLINGS),
             but: &others,
         };
-        let more = self.ask(&need, sight, notices);
+        let chosen = self.choose_donors(&need, sight, false);
+        let more = self.ask(chosen, sight, notices);
         if !more.is_empty() {
             begun.nr_rounds += 1;
             begun.asked.extend(more);
             return None;
         }
         let is_any_left = begun.asked.iter().any(|asked| !asked.is_done());
-        if is_any_left && now.saturating_duration_since(begun.since) < PATIENCE {
+        if is_any_left && may_wait {
             return None;
         }
         Some(delivered > 0)
-    }
-
-    /// Asks processes of less priority, in the order of [`choose`]; no process if they have less than is
-    /// wanted together, beyond what `memory.min` protects.
-    fn ask(&mut self, need: &Need<'_>, sight: &Sight, notices: &mut Vec<Notice>) -> Vec<Asked> {
-        let Need {
-            requester,
-            wanted,
-            factor,
-            but,
-        } = *need;
-        let device = sight.device;
-        let Some((priority, is_fixed)) = self.processes.get(&requester).and_then(|process| {
-            let control = process.control().devices.get(device)?;
-            Some((control.priority.load(Relaxed), process.usage().asks_for_fixed()))
-        }) else {
-            return Vec::new();
-        };
-        let is_asked = |id: ProcessId| id == requester && !is_fixed || but.contains(&id);
-        let candidates: Vec<_> = self
-            .processes
-            .values()
-            .filter(|process| !is_asked(process.id) && process.is_hook_ok())
-            .filter(|process| !self.pressure.idle.contains_key(&(process.id, device)))
-            .filter_map(|process| {
-                Candidate::of(
-                    process,
-                    self.swap_left(process, device),
-                    sight,
-                    &self.devices.host,
-                )
-            })
-            .filter(|candidate| candidate.priority > priority || is_fixed && candidate.priority == priority)
-            .collect();
-        // Most requests on a machine without `--swap` end here, before protection is divided.
-        if candidates.is_empty() {
-            return Vec::new();
-        }
-        let protected = self.protected(None, device);
-        let sources: Vec<_> = candidates
-            .iter()
-            .map(|one| one.source(device, protected.get(&one.id).copied().unwrap_or_default()))
-            .collect();
-        let chosen = choose(&sources, wanted.saturating_mul(factor));
-        let all = chosen
-            .iter()
-            .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-        let mut asked = Vec::new();
-        for (one, bytes) in chosen.into_iter().filter(|_| all >= wanted) {
-            let Some(process) = self.processes.get_mut(&one.id) else {
-                break;
-            };
-            if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
-                asked.push(Asked::new(process, (generation, bytes), sight));
-            }
-            if let Some(kept) = process.kept_mut(Some(device)) {
-                kept.nr_reclaim += 1;
-            }
-            self.note_events(one.id, notices);
-            notices.push(Notice::Ring(one.id));
-        }
-        asked
     }
 
     /// Checks donors that did not deliver again, and whether requesters have used the freed memory.

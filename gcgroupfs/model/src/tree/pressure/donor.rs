@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::NO_LIMIT;
 
-use super::{DELIVERY, Sight};
-use crate::tree::protection::{Protected, Source};
-use crate::tree::{Host, Process, ProcessId};
+use super::{DELIVERY, Need, Sight};
+use crate::tree::protection::{Protected, Source, choose};
+use crate::tree::{Host, Ledger, Notice, Process, ProcessId, State, enforce};
 
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
@@ -16,29 +16,33 @@ const REST: Duration = Duration::from_secs(30);
 const STEP: u64 = 8;
 
 /// A process that can move memory out.
-pub(super) struct Candidate {
-    pub(super) id: ProcessId,
-    pub(super) priority: u32,
+struct Candidate {
+    id: ProcessId,
+    priority: u32,
     /// Bytes charged on the device.
     held: u64,
-    /// Bytes that it can move out.
+    /// Bytes that it can move out, or not bring in.
     bytes: u64,
 }
 
 impl Candidate {
     /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
     /// it swap out.
-    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
+    fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.charged(device, u64::MAX);
         let held = sight.held_by(process).unwrap_or(charged);
+        let prepared = Ledger::of(usage, device)?.prepared();
         let (on_device, device) = (usage.device(device)?, control.devices.get(device)?);
+        // Without the allocations for which it asks for room.
+        let prepared = prepared.saturating_sub(on_device.pressure_size());
         let left = |limit: u64, used: u64| match limit {
             NO_LIMIT => NO_LIMIT,
             limit => limit.saturating_sub(used),
         };
-        let bytes = on_device
-            .swappable(charged)
+        let swappable = on_device.swappable(charged);
+        let bytes = swappable
+            .saturating_add(prepared.min(on_device.movable(charged).saturating_sub(swappable)))
             .min(held)
             .min(left(
                 device.memory_swap_max.load(Relaxed),
@@ -58,7 +62,7 @@ impl Candidate {
     }
 
     /// Returns it as a source with what is protected of it.
-    pub(super) fn source(&self, device: usize, protected: Protected) -> Source {
+    fn source(&self, device: usize, protected: Protected) -> Source {
         Source {
             id: self.id,
             device,
@@ -67,6 +71,87 @@ impl Candidate {
             movable: self.bytes,
             protected,
         }
+    }
+}
+
+impl State {
+    /// Returns the processes of less priority that are to move memory out, in the order of [`choose`], and
+    /// how many bytes; none if they have less than is wanted together, beyond what `memory.min` protects.
+    /// `with_idle`: also those that did not deliver.
+    pub(super) fn choose_donors(
+        &self,
+        need: &Need<'_>,
+        sight: &Sight,
+        with_idle: bool,
+    ) -> Vec<(Source, u64)> {
+        let Need {
+            requester,
+            wanted,
+            factor,
+            but,
+        } = *need;
+        let device = sight.device;
+        let Some((priority, is_fixed)) = self.processes.get(&requester).and_then(|process| {
+            let control = process.control().devices.get(device)?;
+            Some((control.priority.load(Relaxed), process.usage().asks_for_fixed()))
+        }) else {
+            return Vec::new();
+        };
+        let is_asked = |id: ProcessId| id == requester && !is_fixed || but.contains(&id);
+        let is_idle = |id: ProcessId| !with_idle && self.pressure.idle.contains_key(&(id, device));
+        let candidates: Vec<_> = self
+            .processes
+            .values()
+            .filter(|process| !is_asked(process.id) && !is_idle(process.id) && process.is_hook_ok())
+            .filter_map(|process| {
+                Candidate::of(
+                    process,
+                    self.swap_left(process, device),
+                    sight,
+                    &self.devices.host,
+                )
+            })
+            .filter(|candidate| candidate.priority > priority || is_fixed && candidate.priority == priority)
+            .collect();
+        // Most requests on a machine without `--swap` end here, before protection is divided.
+        if candidates.is_empty() {
+            return Vec::new();
+        }
+        let protected = self.protected(None, device);
+        let sources: Vec<_> = candidates
+            .iter()
+            .map(|one| one.source(device, protected.get(&one.id).copied().unwrap_or_default()))
+            .collect();
+        let chosen = choose(&sources, wanted.saturating_mul(factor));
+        let all = chosen
+            .iter()
+            .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        if all >= wanted { chosen } else { Vec::new() }
+    }
+
+    /// Asks each of these processes to move so many bytes out.
+    pub(super) fn ask(
+        &mut self,
+        chosen: Vec<(Source, u64)>,
+        sight: &Sight,
+        notices: &mut Vec<Notice>,
+    ) -> Vec<Asked> {
+        let device = sight.device;
+        let mut asked = Vec::new();
+        for (one, bytes) in chosen {
+            let Some(process) = self.processes.get_mut(&one.id) else {
+                break;
+            };
+            if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
+                asked.push(Asked::new(process, (generation, bytes), sight));
+            }
+            if let Some(kept) = process.kept_mut(Some(device)) {
+                kept.nr_reclaim += 1;
+            }
+            self.note_events(one.id, notices);
+            notices.push(Notice::Ring(one.id));
+        }
+        asked
     }
 }
 

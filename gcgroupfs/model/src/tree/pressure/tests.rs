@@ -419,3 +419,55 @@ fn without_nvml_a_users_requests_have_a_pause_between_them() {
     look(&world, &blind());
     assert_eq!(asked(&world, victim).1, 2 * GIB);
 }
+
+/// A process whose hook prepares so much of its memory on the device, to move it in.
+fn bringing_in(world: &World, pid: u32, bytes: u64) -> ProcessId {
+    let id = swapping(world, pid, 8, 0);
+    let device = &world.usage(id).devices[0];
+    device.movable.store(bytes, Relaxed);
+    device.memory_current.store(bytes, Relaxed);
+    id
+}
+
+#[test]
+fn memory_on_its_way_in_makes_room_for_what_cannot_move() {
+    let world = World::new(1);
+    let donor = bringing_in(&world, 100, GIB);
+    let requester = world.join(101);
+    world.usage(requester).nr_asking_fixed.store(1, Relaxed);
+    want(&world, requester, GIB / 4);
+    assert_eq!(asked(&world, donor), (1, GIB / 4));
+    assert_eq!(told(&world, requester), (0, 0));
+    give(&world, donor);
+    look(&world, &blind());
+    assert_eq!(told(&world, requester), (1, 0));
+}
+
+#[test]
+fn fixed_memory_waits_for_a_slow_donor_and_movable_memory_does_not() {
+    let world = World::new(1);
+    let slow = swapping(&world, 100, 9, GIB);
+    let [first, fixed, movable] = [101, 102, 103].map(|pid| world.join(pid));
+    world.usage(fixed).nr_asking_fixed.store(1, Relaxed);
+    let holds = |bytes| sight(0, &[(100, bytes), (101, 0), (102, 0), (103, 0)]);
+    ask(&world, first, GIB / 4);
+    for _ in 0..6 {
+        look(&world, &holds(GIB));
+    }
+    for requester in [fixed, movable] {
+        ask(&world, requester, GIB / 4);
+        look(&world, &holds(GIB));
+    }
+    assert_eq!(told(&world, movable), (1, 1), "refused");
+    assert_eq!(told(&world, fixed), (0, 0), "waits");
+    assert_eq!(asked(&world, slow), (1, GIB / 4), "not asked again");
+    look(&world, &holds(GIB / 4 * 3));
+    look(&world, &holds(GIB / 4 * 3));
+    assert_eq!(asked(&world, slow), (1, GIB / 2), "asked once it delivers");
+    look(&world, &holds(GIB / 2));
+    assert_eq!(told(&world, fixed), (1, 0));
+    // Without a donor that has enough no request waits.
+    ask(&world, fixed, 4 * GIB);
+    look(&world, &holds(GIB / 2));
+    assert_eq!(told(&world, fixed), (2, 2));
+}

@@ -81,6 +81,11 @@ impl Ledger {
         self.allocated.saturating_add(self.contexts).min(self.charged)
     }
 
+    /// Returns the bytes charged for memory that is prepared for a move, and for allocations under way.
+    pub(in crate::tree) fn prepared(&self) -> u64 {
+        self.charged - self.existing()
+    }
+
     /// Returns the bytes charged for all but contexts.
     pub fn allocations(&self) -> u64 {
         self.charged - self.contexts
