@@ -193,6 +193,8 @@ pub struct State {
     device_users: device_users::DeviceUsers,
     /// Numbers of the processes and groups whose quotas the arbiter has yet to read.
     quota_changes: BTreeSet<u64>,
+    /// Groups whose last process has ended since then.
+    quota_ends: BTreeSet<GroupId>,
     /// Process that owns the directory of each pid.
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
@@ -243,6 +245,7 @@ impl Tree {
             processes: BTreeMap::new(),
             device_users: device_users::DeviceUsers::default(),
             quota_changes: BTreeSet::new(),
+            quota_ends: BTreeSet::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
             pressure: pressure::Pressure::default(),

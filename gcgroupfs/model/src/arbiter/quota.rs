@@ -123,6 +123,12 @@ impl Meter {
         released
     }
 
+    /// Drops what is not yet charged to the quotas above, because the last process has ended. This quota stays
+    /// overrun for later processes, so these use no more of the quotas above in the long run.
+    pub(super) fn drop_deferred(&mut self) {
+        self.deferred.clear();
+    }
+
     /// Returns what the meters above are charged with when this quota is removed.
     pub(super) fn settle(mut self) -> Vec<Passed> {
         self.take(MOST_LEFT)

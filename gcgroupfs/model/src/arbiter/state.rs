@@ -214,6 +214,10 @@ impl State {
         for passed in &settled {
             charge(&mut self.meters, now, passed);
         }
+        for group in tree.quota_ends() {
+            let meters = self.meters.range_mut(all(group.0));
+            meters.for_each(|(_, meter)| meter.drop_deferred());
+        }
         for (key, quota) in quotas {
             let meter = self.meters.entry(key).or_insert_with(|| Meter::new(quota, now));
             if meter.quota() != quota {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Blocks, Exited, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited};
+use super::{
+    Blocks, Exited, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited,
+};
 
 impl Tree {
     /// Adds a process with its record from before, or with its initial settings; fills its control block and
@@ -160,6 +162,9 @@ impl State {
         }
         let exited = Exited::new(&process, &self.devices, end);
         if !goes_on {
+            let is_empty = |id: &GroupId| self.groups.get(id).is_some_and(|group| group.nr_members == 0);
+            let ended = self.chain(process.group).into_iter().filter(is_empty);
+            self.quota_ends.extend(ended.collect::<Vec<_>>());
             self.depart_from_root(&process, &exited, notices);
         }
         self.tie(notices);

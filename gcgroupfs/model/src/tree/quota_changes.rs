@@ -27,6 +27,11 @@ impl Arbitration<'_> {
         std::mem::take(&mut self.state.quota_changes)
     }
 
+    /// Returns the groups whose last process has ended, and was not moved away, since the last call.
+    pub fn quota_ends(&mut self) -> BTreeSet<GroupId> {
+        std::mem::take(&mut self.state.quota_ends)
+    }
+
     /// Returns the quotas of a process or group with their devices, `None` for the whole; none if it has
     /// gone.
     pub fn quotas(&self, entity: u64) -> Vec<(Option<usize>, Quota)> {

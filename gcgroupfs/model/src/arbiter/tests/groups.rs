@@ -187,3 +187,41 @@ fn device_quota_counts_only_its_device() {
     play.after(2 * MSEC);
     assert_eq!(play.gate(id), Gate::Throttled);
 }
+
+#[test]
+fn debt_of_an_ended_process_stays_in_its_own_group() {
+    let mut play = Play::new(1);
+    let [one, beside] = [100, 101].map(|pid| play.join(pid, 8));
+    play.world.group("a/b");
+    for (file, value) in [
+        ("a/compute.max", "50000 100000"),
+        ("a/b/compute.max", "10000 100000"),
+        ("a/b/gcgroup.procs", "100"),
+        ("a/gcgroup.procs", "101"),
+    ] {
+        play.world.store(file, ROOT, value).unwrap();
+    }
+    play.tick();
+    play.begins(one);
+    play.after(1000 * MSEC);
+    play.ends(one);
+    play.after(0);
+    play.world.tree.leave(one, 0);
+    // The outer quota has had its part of the period in which the process ended.
+    play.after(100 * MSEC);
+    play.begins(beside);
+    play.after(49 * MSEC);
+    assert_eq!(
+        play.gate(beside),
+        Gate::Arbitrate,
+        "all of the outer quota is left"
+    );
+    play.after(2 * MSEC);
+    assert_eq!(play.gate(beside), Gate::Throttled);
+    // Its successor repays the debt.
+    let next = play.join(102, 8);
+    play.world.store("a/b/gcgroup.procs", ROOT, "102").unwrap();
+    play.waits(next, 1);
+    play.after(5000 * MSEC);
+    assert_eq!(play.gate(next), Gate::Throttled);
+}
