@@ -6,6 +6,7 @@ use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
+use crate::nvml::{self, Nvml};
 
 const MIB: u64 = 1 << 20;
 /// Error code of injected faults. The simulated driver never returns it by itself.
@@ -68,17 +69,20 @@ const LIFE: &[&str] = &[
     "cuCtxSynchronize",
 ];
 
-/// Returns the driver functions that the hook itself calls: the rows of its list.
-fn own_calls() -> Vec<String> {
+/// Returns the functions of the driver (`cu`) or of NVML (`nvml`) that the hook itself calls: the rows of its
+/// list.
+fn own_calls(library: &str) -> Vec<String> {
     let list = std::fs::read_to_string(support::repository().join("hook/src/driver/functions.rs"))
         .expect("the file exists");
     let rows = list
         .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("fn cu"));
-    let names: Vec<String> = rows
-        .filter_map(|row| Some(format!("cu{}", row.split('(').next()?)))
+        .filter_map(|line| line.trim_start().strip_prefix("fn "));
+    let names = rows.filter_map(|row| row.split('(').next());
+    let names: Vec<String> = names
+        .filter(|name| name.starts_with(library))
+        .map(str::to_owned)
         .collect();
-    assert!(names.len() > 30, "the names are incomplete: {names:?}");
+    assert!(names.len() > 15, "the names are incomplete: {names:?}");
     names
 }
 
@@ -150,7 +154,7 @@ fn failed_allocation_returns_error_and_is_not_charged() {
 fn program_survives_failure_of_any_call_of_the_hook() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
-    for name in own_calls() {
+    for name in own_calls("cu") {
         let faults = format!("{name}={FAULT}");
         let (mut governed, mut bare) = (start(&mount, &faults, true), start(&mount, &faults, false));
         for call in LIFE {
@@ -270,7 +274,7 @@ fn limit_holds_while_any_call_of_the_hook_fails() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     let truth = Truth::of(&mount.simgpu_dir());
     let mut exceeded = Vec::new();
-    for name in own_calls() {
+    for name in own_calls("cu") {
         let mut calls = Calls::with(
             &mount,
             true,
@@ -315,4 +319,48 @@ fn limit_holds_while_any_call_of_the_hook_fails() {
         }
     }
     assert_eq!(exceeded, [""; 0]);
+}
+
+#[test]
+fn limit_and_devices_hold_while_any_nvml_call_of_the_hook_fails() {
+    const LIMIT: u64 = 64 * MIB;
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 2)
+            .env("SIMGPU_CONTEXT_MEMORY", 0),
+    );
+    std::fs::create_dir(mount.path().join("group")).expect("a group");
+    mount.write("group", "gcgroup.devices", "1");
+    for name in own_calls("nvml") {
+        let mut command = mount.command(nvml::program());
+        command
+            .env("SIMGPU_FAULTS", format!("{name}={FAULT}"))
+            .env("GCGROUP_GROUP", "group")
+            .env("GCGROUP_MEMORY_LIMIT", LIMIT.to_string());
+        let mut program = Nvml::spawn(command);
+        assert_eq!(program.ask("cuda"), [nvml::SUCCESS], "{name}");
+        let whole = [0; 2].map(|_| program.0.ask(&format!("alloc 0 {}", 40 * MIB)));
+        assert_eq!(whole.map(|answer| answer == "0"), [true, false], "{name}");
+        let pid = program.0.pid();
+        let used = [0, 1].map(|device| mount.truth().used(pid, device));
+        assert!(
+            used[0] == 0 && used[1] <= LIMIT,
+            "{used:?} are used while {name} fails"
+        );
+        for version in [1, 2] {
+            let memory = program.0.ask(&format!("memory 0 {version}"));
+            let mut words = memory.split(' ');
+            let is_shown = words.next() == Some("0");
+            let total = words.next().and_then(|total| total.parse().ok());
+            assert!(
+                !is_shown || total == Some(LIMIT),
+                "{memory} is shown while {name} fails"
+            );
+        }
+        let count = program.0.ask("count");
+        assert!(
+            !count.starts_with("0 ") || ["0 0", "0 1"].contains(&&*count),
+            "{count} GPUs while {name} fails"
+        );
+    }
 }

@@ -12,7 +12,7 @@ use crate::driver::out_pointer::rewrite;
 /// free add up to less than the total.
 pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(seen) = Seen::on(of) {
+    if let Some(seen) = Seen::on(of)? {
         rewrite(memory, |told| told_v1(told, seen));
     }
     Ok(())
@@ -21,7 +21,7 @@ pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) 
 /// `nvmlDeviceGetMemoryInfo_v2`: used, free and reserved add up to the total.
 pub(crate) fn info_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t, next: Next<'_>) -> CUresult {
     next()?;
-    if let Some(seen) = Seen::on(of) {
+    if let Some(seen) = Seen::on(of)? {
         rewrite(memory, |told| {
             let nvmlMemory_v2_t {
                 total, free, used, ..

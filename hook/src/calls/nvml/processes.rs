@@ -29,7 +29,7 @@ pub(crate) fn running<T: Holder>(
     computes: bool,
     next: Next<'_>,
 ) -> CUresult {
-    match Seen::on(of) {
+    match Seen::on(of)? {
         Some(seen) if !count.is_null() => {
             let whole = Whole::of(|count, into| ask(of, count, into));
             put(&own(whole, seen, computes)?, count, into)
@@ -41,7 +41,7 @@ pub(crate) fn running<T: Holder>(
 /// `nvmlDeviceGetRunningProcessDetailList`.
 pub(crate) fn details(of: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t, next: Next<'_>) -> CUresult {
     let asked = argument(list).filter(|asked| asked.version == version::<nvmlProcessDetailList_v1_t>(1));
-    let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
+    let (Some(seen), Some(asked)) = (Seen::on(of)?, asked) else {
         return next();
     };
     let whole = Whole::of(|count, into: &mut [nvmlProcessDetail_v1_t; ROOM]| {

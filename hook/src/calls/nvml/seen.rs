@@ -8,7 +8,7 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, VISIBLE_LIMIT};
 use super::unregistered;
 use crate::calls::visible::Visible;
 use crate::driver;
-use crate::driver::cuda::CUuuid;
+use crate::driver::cuda::{CUerror, CUuuid};
 use crate::driver::nvml::nvmlDevice_t;
 use crate::hook::{self, Hook};
 use crate::memory::room::Room;
@@ -37,18 +37,23 @@ pub(crate) struct Own {
 impl Seen {
     /// Returns what the process sees; `None` if NVML's answer is passed on: it has no limit on the device and
     /// no `memory.visible`, or the device is unknown.
-    pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
+    ///
+    /// # Errors
+    /// NVML's, if it does not tell which device this is.
+    pub(crate) fn on(of: nvmlDevice_t) -> Result<Option<Self>, CUerror> {
         match hook::get() {
             Some(hook) if is_limited(hook) => Self::by(hook, of),
-            Some(_) => None,
-            None => Self::before_cuda(unregistered::room(|| uuid_of(of))),
+            Some(_) => Ok(None),
+            None => Ok(Self::before_cuda(unregistered::room(uuid_of(of)?))),
         }
     }
 
-    fn by(hook: &Hook, of: nvmlDevice_t) -> Option<Self> {
-        let index = slot(hook, of)?;
+    fn by(hook: &Hook, of: nvmlDevice_t) -> Result<Option<Self>, CUerror> {
+        let Some(index) = slot(hook, of)? else {
+            return Ok(None);
+        };
         let instance = (index == OTHER_DEVICE).then(|| used_instance(hook, of));
-        Self::at(hook, instance.flatten().unwrap_or(index))
+        Ok(Self::at(hook, instance.flatten().unwrap_or(index)))
     }
 
     fn at(hook: &Hook, index: usize) -> Option<Self> {
@@ -93,15 +98,15 @@ impl Seen {
 }
 
 /// Returns the device's slot in the shared blocks.
-fn slot(hook: &Hook, of: nvmlDevice_t) -> Option<usize> {
-    Some(device::index_of(hook.session.control(), uuid_of(of)?))
+fn slot(hook: &Hook, of: nvmlDevice_t) -> Result<Option<usize>, CUerror> {
+    Ok(uuid_of(of)?.map(|uuid| device::index_of(hook.session.control(), uuid)))
 }
 
 /// Returns the device's UUID, as in the shared blocks.
-fn uuid_of(of: nvmlDevice_t) -> Option<[u64; 2]> {
+fn uuid_of(of: nvmlDevice_t) -> Result<Option<[u64; 2]>, CUerror> {
     let mut text = [0; 96];
-    driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
-    Some(device::uuid_words(uuid(&text)?))
+    driver::nvmlDeviceGetUUID(of, &mut text, 96)?;
+    Ok(uuid(&text).map(device::uuid_words))
 }
 
 /// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
@@ -112,7 +117,9 @@ fn used_instance(hook: &Hook, gpu: nvmlDevice_t) -> Option<usize> {
     (0..count).find_map(|number| {
         let mut instance = nvmlDevice_t(ptr::null_mut());
         driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
-        let index = slot(hook, instance).filter(|index| *index != OTHER_DEVICE)?;
+        let index = slot(hook, instance)
+            .ok()?
+            .filter(|index| *index != OTHER_DEVICE)?;
         let charged = hook.session.usage().memory_current(index);
         let beyond = hook
             .session

@@ -31,7 +31,7 @@ struct Known {
 }
 
 /// Returns the smallest limit of the process on the device with that UUID, and what its groups leave of it.
-pub(super) fn room(uuid: impl FnOnce() -> Option<[u64; 2]>) -> Room {
+pub(super) fn room(uuid: Option<[u64; 2]>) -> Room {
     // Read once, since other threads may change the environment.
     static OPTIONS: OnceLock<Options> = OnceLock::new();
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
@@ -43,7 +43,7 @@ pub(super) fn room(uuid: impl FnOnce() -> Option<[u64; 2]>) -> Room {
         thread::uncanceled(|| client::room(&options.socket, &query, PATIENCE))
     };
     // Without a waiting lock: a child may have been forked while another thread held it.
-    let reply = uuid().map_or(RoomReply::NO_LIMIT, |uuid| match KNOWN.try_lock() {
+    let reply = uuid.map_or(RoomReply::NO_LIMIT, |uuid| match KNOWN.try_lock() {
         Some(mut known) => remembered(&mut known, uuid, ask),
         None => ask(uuid).unwrap_or(RoomReply::NO_LIMIT),
     });

@@ -21,7 +21,7 @@ pub(crate) fn samples(
     last_seen: u64,
     next: Next<'_>,
 ) -> CUresult {
-    match Seen::on(of) {
+    match Seen::on(of)? {
         Some(seen) if !count.is_null() => {
             let whole =
                 Whole::of(|count, into| driver::nvmlDeviceGetProcessUtilization(of, into, count, last_seen));
@@ -39,7 +39,7 @@ pub(crate) fn infos(
 ) -> CUresult {
     let known = version::<nvmlProcessesUtilizationInfo_v1_t>(1);
     let asked = out_pointer::argument(list).filter(|asked| asked.version == known);
-    let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
+    let (Some(seen), Some(asked)) = (Seen::on(of)?, asked) else {
         return next();
     };
     let whole = Whole::of(|count, into: &mut [nvmlProcessUtilizationInfo_v1_t; ROOM]| {
@@ -75,7 +75,7 @@ fn put_worked<T: Copy>(samples: Vec<T>, count: *mut c_uint, into: *mut T) -> CUr
 
 /// `nvmlDeviceGetAccountingPids`.
 pub(crate) fn pids(of: nvmlDevice_t, count: *mut c_uint, into: *mut c_uint, next: Next<'_>) -> CUresult {
-    match Seen::on(of) {
+    match Seen::on(of)? {
         Some(seen) if !count.is_null() => {
             let whole = Whole::of(|count, into| driver::nvmlDeviceGetAccountingPids(of, count, into));
             put(&whole?.own(seen.own), count, into)
@@ -91,7 +91,7 @@ pub(crate) fn stats(
     into: *mut nvmlAccountingStats_t,
     next: Next<'_>,
 ) -> CUresult {
-    let Some(seen) = Seen::on(of).filter(|_| !into.is_null()) else {
+    let Some(seen) = Seen::on(of)?.filter(|_| !into.is_null()) else {
         return next();
     };
     let mut told = nvmlAccountingStats_t::EMPTY;
@@ -105,7 +105,7 @@ pub(crate) fn stats(
 
 /// `nvmlDeviceGetAccountingStats_v2`: the structure contains the pid.
 pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, next: Next<'_>) -> CUresult {
-    let (Some(seen), Some(asked)) = (Seen::on(of), out_pointer::argument(into)) else {
+    let (Some(seen), Some(asked)) = (Seen::on(of)?, out_pointer::argument(into)) else {
         return next();
     };
     let mut told = asked;

@@ -1,8 +1,9 @@
 //! NVML's calling conventions: arguments, and the macro for the tables.
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
+use std::sync::LazyLock;
 
-use simgpu::{Device, Machine};
+use simgpu::{Device, Faults, Machine, Strike};
 
 pub(crate) use crate::result::{Error, Result, code};
 
@@ -20,6 +21,9 @@ macro_rules! nvml {
     };
     (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) |$machine:pat_param| $body:expr) => {
         pub(crate) extern "C" fn $name($($arg: $ty),*) -> u32 {
+            if let Some(error) = $crate::call::injected(stringify!($name)) {
+                return error;
+            }
             let run = || -> $crate::call::Result {
                 let $machine = $crate::users::machine()?;
                 $body
@@ -29,6 +33,16 @@ macro_rules! nvml {
     };
 }
 pub(crate) use nvml;
+
+/// Returns the error that the next call of a function returns instead of being executed (`SIMGPU_FAULTS`).
+pub(crate) fn injected(name: &str) -> Option<u32> {
+    static FAULTS: LazyLock<Faults> =
+        LazyLock::new(|| Faults::parse(&std::env::var("SIMGPU_FAULTS").unwrap_or_default()));
+    match FAULTS.strike(name)? {
+        Strike::Error(error) => Some(error),
+        Strike::Stop | Strike::Cancel => None,
+    }
+}
 
 /// A caller's `nvmlDevice_t`: the device's index plus 1, so that null is invalid.
 #[repr(transparent)]
