@@ -80,8 +80,8 @@ fn programs_that_start_together_all_finish_in_turns() {
     start_together(&Mount::with(config()));
 }
 
-/// Runs programs that each need three quarters of the card for movable memory, and a little for all else. None
-/// waits for another, so some allocate while memory of others moves.
+/// Runs programs that each need three quarters of the card for movable memory, and a little for all else.
+/// None waits for another, so some allocate while memory of others moves.
 #[track_caller]
 fn start_together(mount: &Mount) {
     const PROGRAMS: usize = 10;

@@ -123,8 +123,8 @@ impl Meter {
         released
     }
 
-    /// Drops what is not yet charged to the quotas above, because the last process has ended. This quota stays
-    /// overrun for later processes, so these use no more of the quotas above in the long run.
+    /// Drops what is not yet charged to the quotas above, because the last process has ended. This quota
+    /// stays overrun for later processes, so these use no more of the quotas above in the long run.
     pub(super) fn drop_deferred(&mut self) {
         self.deferred.clear();
     }
