@@ -62,15 +62,7 @@ pub struct Control {
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub memory_swap_max: AtomicU64,
-    /// Nonzero: the daemon writes `swap_granted` of the usage block.
-    ///
-    /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
-    /// `Acquire` of `magic` pairs with.
-    pub grants_swap: AtomicU32,
-    /// Always 0, or the threads of earlier hooks keep bytes in `memory_current` that they have uncharged.
-    ///
-    /// Ordering: `Relaxed`, never written.
-    reserved_stocks: AtomicU32,
+    reserved_swap: [AtomicU32; 2],
     /// Bytes of host memory that other processes had claimed when claim `host_answer` was answered;
     /// [`crate::NO_LIMIT`]: unknown.
     ///
@@ -141,8 +133,7 @@ const _: () = {
     assert!(offset_of!(Control, grace_msec) == 40);
     assert!(offset_of!(Control, pid) == 44);
     assert!(offset_of!(Control, memory_swap_max) == 48);
-    assert!(offset_of!(Control, grants_swap) == 56);
-    assert!(offset_of!(Control, reserved_stocks) == 60);
+    assert!(offset_of!(Control, reserved_swap) == 56);
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);

@@ -60,7 +60,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");
 
 /// Version of the blocks. Increases when a field moves, changes meaning or is removed, not when a reserved
 /// word is used.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Number of devices in a block. A device has the same index in every block of one daemon.
 pub const MAX_DEVICES: usize = 64;

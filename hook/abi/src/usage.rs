@@ -120,16 +120,7 @@ pub struct Usage {
     /// Ordering: `Relaxed`: stored before the process registers, and ordered by the socket; or afterwards, if
     /// the daemon enables it: one word, no other data depends on it.
     pub can_swap: AtomicU32,
-    /// Nonzero: the process obeys [`UsageDevice::swap_granted`] and requests more. Otherwise
-    /// `memory_swap_max` of the control block must include what the groups above leave it.
-    ///
-    /// Ordering: as `can_swap`, `Relaxed`.
-    pub asks_to_swap: AtomicU32,
-    /// Earlier daemons take another value than 0 to say that threads keep bytes which are in
-    /// `memory_current`.
-    ///
-    /// Ordering: `Relaxed`, never written.
-    reserved_stocks: AtomicU32,
+    reserved_flags: [AtomicU32; 2],
     /// Nonzero: the process measures for how long each device has work while its gate is open.
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
@@ -145,7 +136,8 @@ pub struct Usage {
     /// least as new as the number.
     pub host_request: AtomicU32,
     /// The `suspend_generation` of the control block that the helper thread has seen: it has ended its moves
-    /// and makes no driver calls. 0 once it has seen 0.
+    /// and makes no driver calls. 0 once it has seen 0, asked the driver which GPUs the process has, and
+    /// moved the charges there.
     ///
     /// Ordering: the helper stores `Release` after its last driver call; the daemon loads `Acquire`.
     pub suspend_generation: AtomicU32,
@@ -154,11 +146,7 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
     pub refused_bytes: AtomicU64,
-    /// Nonzero: the process obeys [`ControlDevice::high`](crate::ControlDevice::high). Otherwise its grants
-    /// are not bounded by `memory.high`.
-    ///
-    /// Ordering: as `can_swap`, `Relaxed`.
-    pub heeds_high: AtomicU32,
+    reserved_high: AtomicU32,
     /// Nonzero: the process has, or was about to make, a context that it shares with others by MPS.
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
@@ -168,13 +156,9 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_shared: AtomicU64,
-    /// Nonzero: when an order of `suspend_generation` ends, the helper thread asks the driver which GPUs the
-    /// process has, and moves the charges there, before it stores 0.
-    ///
-    /// Ordering: as `can_swap`, `Relaxed`.
-    pub identifies_devices: AtomicU32,
+    reserved_devices: AtomicU32,
     /// Number of threads that ask for room (`pressure_request`) for what cannot be moved: a context, or
-    /// memory of any kind but a movable allocation. 0 in earlier hooks.
+    /// memory of any kind but a movable allocation.
     ///
     /// Ordering: `Relaxed`, ordered by `pressure_request`.
     pub nr_asking_fixed: AtomicU32,
@@ -305,8 +289,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_max) == 40);
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
-    assert!(offset_of!(Usage, asks_to_swap) == 68);
-    assert!(offset_of!(Usage, reserved_stocks) == 72);
+    assert!(offset_of!(Usage, reserved_flags) == 68);
     assert!(offset_of!(Usage, measures_time) == 76);
     assert!(offset_of!(Usage, host_claim) == 80);
     assert!(offset_of!(Usage, host_request) == 88);
@@ -314,7 +297,6 @@ const _: () = {
     assert!(offset_of!(Usage, refused_bytes) == 96);
     assert!(offset_of!(Usage, uses_mps) == 108);
     assert!(offset_of!(Usage, nr_shared) == 112);
-    assert!(offset_of!(Usage, identifies_devices) == 120);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -174,12 +174,6 @@ impl Blocks {
         if !control.is_understood() {
             return Err(NotOurs::Version(control.version()));
         }
-        if control.grants_swap.load(Relaxed) == 0 {
-            // An earlier daemon does not grant swap; `memory.swap.max` in its block is the only bound.
-            for device in &self.usage().devices {
-                device.swap_granted.store(NO_LIMIT, Relaxed);
-            }
-        }
         new.replace(&self.control)
             .or_else(|_| self.control.cover(file, false))
             .map_err(NotOurs::Forbidden)

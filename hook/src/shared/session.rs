@@ -58,9 +58,6 @@ impl Session {
         }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
-        blocks.usage().asks_to_swap.store(1, Relaxed);
-        blocks.usage().heeds_high.store(1, Relaxed);
-        blocks.usage().identifies_devices.store(1, Relaxed);
         Ok(Self {
             blocks,
             options,

@@ -153,7 +153,6 @@ mod tests {
         let (control, file) = block::of_daemon();
         let asked = swap.usage().devices[0].swap_request.load(Relaxed);
         control.devices[0].swap_answer.store(asked, Relaxed);
-        control.grants_swap.store(1, Relaxed);
         control.publish();
         swap.adopt(&file);
         control
@@ -248,14 +247,5 @@ mod tests {
         assert_eq!(swap.charge_host(0, 10), NOT_GRANTED);
         answer(swap, control, Some(50));
         assert_eq!(swap.charge_host(0, 50), Ok(()));
-    }
-
-    #[test]
-    fn daemon_without_grants_sets_no_bound() {
-        let (swap, _control) = member(10);
-        let (older, file) = block::of_daemon();
-        older.publish();
-        swap.adopt(&file);
-        assert_eq!(swap.charge_host(0, 1 << 40), Ok(()));
     }
 }

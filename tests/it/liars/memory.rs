@@ -122,7 +122,6 @@ fn claimed_memory_of_other_devices_costs_no_more() {
 #[test]
 fn claimed_swap_costs_sibling_at_most_claimers_limit() {
     next_to(|liar| {
-        tell(liar, "set process.asks_to_swap 0 1");
         for word in ["swap_charged", "swap_current", "swap_pool", "swappable"] {
             for device in [0, 63] {
                 tell(liar, &format!("set {word} {device} 2^60"));

@@ -72,7 +72,7 @@ pub(crate) fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word
         }),
         Some(("process", name)) => named!(name, block,
             nr_threads memory_elsewhere memory_peak peak_generation progress_generation nr_max nr_oom
-            nr_unknown_symbols can_swap asks_to_swap),
+            nr_unknown_symbols can_swap),
         Some(("thread", name)) => block.threads.get(index).and_then(|thread| {
             named!(name, thread, device nr_alloc nr_free counted_device unsettled)
         }),

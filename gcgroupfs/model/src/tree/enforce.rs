@@ -34,7 +34,6 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control
         .progress_generation
         .store(usage.progress_generation(), Relaxed);
-    control.grants_swap.store(1, Relaxed);
     control.answers_claims.store(1, Relaxed);
     // An earlier claim is unknown to this daemon: the hook makes another.
     answer_claim(process, usage.host_request(), NO_LIMIT);

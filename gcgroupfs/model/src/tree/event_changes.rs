@@ -30,9 +30,6 @@ impl State {
             return;
         }
         notices.push(Notice::Events(id));
-        if !changes.counts.is_empty() {
-            self.bound_swap(group);
-        }
         let nr_devices = self.devices.len();
         self.each_above(group, |group| {
             group.nr_frozen.resize(nr_places(nr_devices), 0);

@@ -124,8 +124,6 @@ impl State {
         });
         if self.driver.is_some_and(|driver| driver < SINCE) {
             Some("the driver is older than 580 and resumes a process on its own GPU only")
-        } else if !process.usage().identifies_devices() {
-            Some("the library in the process is older than the daemon and cannot follow it to another GPU")
         } else if self.devices.iter().any(Device::is_instance) {
             Some("a GPU is divided by MIG, and the driver then resumes a process on its own GPU only")
         } else if old.name != new.name {
@@ -193,10 +191,10 @@ impl Tree {
     }
 
     /// Ends the order to make no driver calls, and returns whether the library has asked the driver since
-    /// then which GPUs the process has; `None` for a library that does not ask. A process that registers
-    /// again gets the order anew, so call this until it is no longer `false`.
-    pub fn identify(&self, id: ProcessId) -> Option<bool> {
-        let mut has_identified = Some(true);
+    /// then which GPUs the process has. A process that registers again gets the order anew, so call this
+    /// until it is `true`.
+    pub fn identify(&self, id: ProcessId) -> bool {
+        let mut has_identified = true;
         self.update(|state, notices| {
             let Some(process) = state.processes.get(&id) else {
                 return;
@@ -205,10 +203,7 @@ impl Tree {
                 enforce::hold_helper(process, false);
                 notices.push(Notice::Ring(id));
             }
-            let usage = process.usage();
-            has_identified = usage
-                .identifies_devices()
-                .then(|| usage.suspend_generation() == 0);
+            has_identified = process.usage().suspend_generation() == 0;
         });
         has_identified
     }

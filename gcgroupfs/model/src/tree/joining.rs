@@ -65,7 +65,6 @@ impl Tree {
             state.release_group(held, &mut notices);
         }
         state.govern(id, saved.is_awaited);
-        state.bound_swap(saved.group);
         state.note_events(id, &mut Vec::new());
         if goes_on {
             notices.push(Notice::Events(id));
@@ -95,7 +94,6 @@ impl Tree {
         }
         let gone = state.leave(id, end, false, &mut notices);
         if let Some(gone) = &gone {
-            state.bound_swap(gone.group);
             state.reap(gone.group, &mut notices);
         }
         drop(state);

@@ -123,10 +123,6 @@ impl State {
         self.inherit(id, inherited, notices);
         self.grants.move_to(id, to);
         self.swap_grants.move_to(id, to);
-        self.bound_swap_of(id);
-        for group in [from, to] {
-            self.bound_swap(group);
-        }
         for group in &entered {
             self.make_room(*group, notices);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{Control, ControlDevice, Gate, OTHER_DEVICE};
 
 use super::byte_seconds::ByteSeconds;
 use super::events::Events;
@@ -12,7 +12,7 @@ use super::holders::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
 use super::refused::ProcessRefusals;
-use super::settings::{COMPUTE_FREEZE, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Value};
+use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Value};
 use super::stall::totals::ProcessStalls;
 use super::suspension::Suspension;
 use super::{Blocks, Devices, GroupId, Identity, ProcessId, Settings, Untrusted};
@@ -134,9 +134,6 @@ pub struct Process {
     pub(super) has_moved: bool,
     /// Bytes last seen held, indexed as in [`Events`]; empty in the root.
     pub(super) observed: Vec<u64>,
-    /// Bounds in bytes from the groups on what may be swapped out, with the same indices. Empty if there are
-    /// none, or if the process asks before it swaps.
-    pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
     /// State of the process as a whole.
@@ -165,7 +162,6 @@ impl Process {
             inherited: Inherited::nothing(),
             has_moved: false,
             observed: Vec::new(),
-            swap_bounds: Vec::new(),
             written: Written::default(),
             hook_ok: true,
             whole: Kept::default(),
@@ -219,11 +215,6 @@ impl Process {
         self.usage().can_swap()
     }
 
-    /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
-    pub(super) fn asks_to_swap(&self) -> bool {
-        self.usage().asks_to_swap()
-    }
-
     /// Returns whether the hook answers and its usage block is valid.
     pub(super) fn is_hook_ok(&self) -> bool {
         self.hook_ok && self.usage().is_understood()
@@ -234,13 +225,6 @@ impl Process {
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
         let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
         asks(None) || asks(uuid) || self.inherited.freeze(device) || self.suspension.freezes()
-    }
-
-    /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.
-    pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
-        let at = device.map_or(0, |device| device + 1);
-        let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
-        self.settings.get(MEMORY_SWAP_MAX, uuid).number().min(bound)
     }
 
     /// Returns `memory.visible` in force, as a whole or on a device of that index and UUID.

@@ -124,7 +124,7 @@ impl State {
     fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
         let mut is_any = false;
         for process in self.within(group) {
-            if process.id != asker && process.asks_to_swap() && process.usage().has_swap_pool() {
+            if process.id != asker && process.usage().has_swap_pool() {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
                 is_any = true;

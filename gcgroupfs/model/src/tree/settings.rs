@@ -183,14 +183,6 @@ impl Settings {
         self.own(setting, device).or(of_whole).unwrap_or(setting.default)
     }
 
-    /// Returns whether `memory.swap.max` of a group limits anything, as a whole or on a device.
-    pub fn bounds_swap(&self) -> bool {
-        let mut all = self
-            .all()
-            .filter_map(|(_, values)| values.get(MEMORY_SWAP_MAX).value);
-        all.any(|bytes| bytes != Value::MAX)
-    }
-
     /// Returns `compute.priority` in force with these settings below `above`. A number set by a user other
     /// than root is raised to the bound, since it may have been set in another group, or before root wrote.
     pub fn rank(&self, device: Option<&str>, above: Ranked) -> Ranked {

@@ -203,22 +203,11 @@ impl State {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let on = |slot| {
-            let hook = match process.asks_to_swap() {
-                true => 0,
-                false => process
-                    .usage()
-                    .device(slot)
-                    .map_or(0, |usage| usage.swapped(self.devices.host.memory)),
-            };
-            (slot, process.suspension.moved(Some(slot)).saturating_add(hook))
-        };
+        let on = |slot| (slot, process.suspension.moved(Some(slot)));
         let bytes: Vec<_> = slots(self.devices.len()).map(on).collect();
-        let group = process.group;
         for (slot, bytes) in bytes {
             self.swap_grants.set_overhead(id, slot, bytes);
         }
-        self.bound_swap(group);
         self.observe(id);
     }
 

@@ -1,15 +1,12 @@
-//! `memory.swap.max` of groups. Processes are granted parts of it, as of `memory.limit`. Hooks of earlier
-//! versions do not ask; they may use all that a group had left when last computed. It is computed again when
-//! memory has been swapped, and when a process comes or goes. Two such processes that swap at the same moment
-//! may together exceed the bound by what each is moving.
+//! `memory.swap.max` of groups. Processes are granted parts of it, as of `memory.limit`.
 
 use gcgroup_abi::NO_LIMIT;
 
 use super::edit::{CANNOT_SWAP, Target};
-use super::process::{Process, slots};
+use super::process::Process;
 use super::settings::{MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX};
 use super::usage::swapped;
-use super::{Edit, GroupId, ProcessId, State, enforce};
+use super::{Edit, GroupId, State};
 use crate::error::{Error, Result};
 
 impl State {
@@ -45,56 +42,6 @@ impl State {
         let left = chain.map(|group| self.swap_grants.room(group, device));
         left.min().unwrap_or(NO_LIMIT)
     }
-
-    /// Recomputes the bounds of processes that do not ask and share a limit with those of a group.
-    pub(super) fn bound_swap(&mut self, group: Option<GroupId>) {
-        let groups = self.chain(group).into_iter().rev();
-        let mut groups = groups.filter_map(|id| self.groups.get(&id));
-        if let Some(outermost) = groups.find(|group| group.settings.bounds_swap()) {
-            self.bound_swap_within(outermost.id);
-        }
-    }
-
-    /// Recomputes the bounds of all processes in a group that do not ask, also if there is no limit any more.
-    pub(super) fn bound_swap_within(&mut self, group: GroupId) {
-        let within = self.within(group).into_iter();
-        let ids: Vec<ProcessId> = within
-            .filter(|process| goes_by_bounds(process))
-            .map(|process| process.id)
-            .collect();
-        ids.iter().for_each(|id| self.count_swapped(*id));
-        ids.into_iter().for_each(|id| self.bound_swap_of(id));
-    }
-
-    /// Recomputes the bounds of a process, if it does not ask.
-    pub(super) fn bound_swap_of(&mut self, id: ProcessId) {
-        let Some(process) = self.processes.get(&id).filter(|process| goes_by_bounds(process)) else {
-            return;
-        };
-        let nr_devices = self.devices.len();
-        let places = [None].into_iter().chain((0..nr_devices).map(Some));
-        let bounds = places.map(|place| {
-            let left = self.swap_room(process, place);
-            swapped(process, place, &self.devices).saturating_add(left)
-        });
-        let bounds = bounds.collect();
-        if let Some(process) = self.processes.get_mut(&id) {
-            process.swap_bounds = bounds;
-            enforce::setting(process, MEMORY_SWAP_MAX, &self.devices);
-        }
-    }
-
-    /// Charges the groups for what a process that does not ask has swapped out; others are granted the rest.
-    fn count_swapped(&mut self, id: ProcessId) {
-        let Some(process) = self.processes.get(&id) else {
-            return;
-        };
-        let on = |slot| (slot, swapped(process, Some(slot), &self.devices));
-        let swapped: Vec<_> = slots(self.devices.len()).map(on).collect();
-        for (slot, bytes) in swapped {
-            self.swap_grants.set_overhead(id, slot, bytes);
-        }
-    }
 }
 
 impl Edit<'_> {
@@ -117,14 +64,7 @@ impl Edit<'_> {
     pub(super) fn bound_swap(&mut self) -> Result<()> {
         if let Target::Group(id) = self.target()? {
             self.state.bound_group(id, self.device());
-            self.state.bound_swap_within(id);
-            self.state.bound_swap(Some(id));
         }
         Ok(())
     }
-}
-
-/// Returns whether the process swaps and does not ask, but obeys a bound that it is told.
-fn goes_by_bounds(process: &Process) -> bool {
-    process.can_swap() && !process.asks_to_swap()
 }

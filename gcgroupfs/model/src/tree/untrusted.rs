@@ -68,11 +68,6 @@ impl<'a> Untrusted<'a> {
         self.usage.can_swap.load(Relaxed) != 0
     }
 
-    /// Returns whether the hook obeys `memory.high`.
-    pub(super) fn heeds_high(self) -> bool {
-        self.usage.heeds_high.load(Relaxed) != 0
-    }
-
     /// Returns whether the process claims that it has exported memory to other processes or opened theirs.
     pub(super) fn shares_memory(self) -> bool {
         self.usage.nr_shared.load(Relaxed) != 0
@@ -86,11 +81,6 @@ impl<'a> Untrusted<'a> {
     /// Returns whether the process claims to be a client of MPS.
     pub(super) fn uses_mps(self) -> bool {
         self.usage.uses_mps.load(Relaxed) != 0
-    }
-
-    /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
-    pub(super) fn asks_to_swap(self) -> bool {
-        self.usage.asks_to_swap.load(Relaxed) != 0
     }
 
     /// Returns whether the process claims to have a swap pool on any device.
@@ -122,12 +112,6 @@ impl<'a> Untrusted<'a> {
     /// Returns the number of the last order to make no driver calls that the helper thread has acknowledged.
     pub(super) fn suspend_generation(self) -> u32 {
         self.usage.suspend_generation.load(Acquire)
-    }
-
-    /// Returns whether the helper thread asks the driver which GPUs the process has before it acknowledges
-    /// the end of such an order.
-    pub(super) fn identifies_devices(self) -> bool {
-        self.usage.identifies_devices.load(Relaxed) != 0
     }
 
     /// Returns whether the process measures its work while its gate is open.

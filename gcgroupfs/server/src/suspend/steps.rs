@@ -210,11 +210,11 @@ impl Task {
     }
 
     /// Lets the library call the driver, and waits until it has asked which GPUs the process has, at most
-    /// [`IDENTIFY`]. Returns whether it has; `true` for a library that does not.
+    /// [`IDENTIFY`]. Returns whether it has.
     fn is_identified(&self) -> bool {
         let (tree, id) = (&self.tree, self.process.id);
         let deadline = Instant::now() + IDENTIFY;
-        let has_not = || tree.identify(id) == Some(false);
+        let has_not = || !tree.identify(id);
         if has_not() {
             tree.set_suspend_step(id, Some(Step::Identify));
         }

@@ -76,7 +76,6 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub frozen_usec: AtomicU64,
-    /// Earlier hooks counted entries here.
     reserved_entered: [AtomicU64; Submission::COUNT],
     /// Submissions of threads without a slot, by [`Submission`] (read-modify-write).
     ///
@@ -218,7 +217,7 @@ pub struct UsageDevice {
     /// Ordering: as `usage_nsec_before`.
     pub memory_overhead_before: AtomicU64,
     /// Bytes of host memory that the process has for swap or is about to make: `swap_current`, `swap_pool`
-    /// and the needs of the next move. Maintained where [`crate::Usage::asks_to_swap`].
+    /// and the needs of the next move.
     ///
     /// Ordering: as `memory_current` against `memory_granted`.
     pub swap_charged: AtomicU64,
@@ -270,7 +269,7 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub nr_group_max: AtomicU64,
-    /// Bytes of the allocations that can be moved, on the device or on the host; 0 in earlier hooks.
+    /// Bytes of the allocations that can be moved, on the device or on the host.
     ///
     /// Ordering: as `swappable`.
     pub movable: AtomicU64,

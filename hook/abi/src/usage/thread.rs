@@ -31,11 +31,7 @@ impl Submission {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Thread {
-    /// Earlier hooks stored an address here.
     reserved_gate: AtomicU64,
-    /// Earlier hooks stored the thread's id here, or bytes that it kept.
-    ///
-    /// Ordering: `Relaxed`, never written.
     reserved_stock: AtomicU32,
     /// Index of the device.
     ///

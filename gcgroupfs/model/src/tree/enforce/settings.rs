@@ -85,13 +85,12 @@ fn memory_swap_max(process: &Process, slot: Option<Slot<'_>>) -> bool {
     let Some(slot) = slot else {
         let own = process.settings.get(MEMORY_SWAP_MAX, None).number();
         process.control().enables_swap.store(u64::from(own != 0), Relaxed);
-        let bytes = process.swap_max(None, None);
-        let before = process.control().memory_swap_max.swap(bytes, Relaxed);
-        return before != bytes && process.can_swap();
+        let before = process.control().memory_swap_max.swap(own, Relaxed);
+        return before != own && process.can_swap();
     };
     if let Some(control) = slot.of(process) {
-        let (index, uuid) = slot.names();
-        let bytes = uuid.map_or(NO_LIMIT, |_| process.swap_max(index, uuid));
+        let (_, uuid) = slot.names();
+        let bytes = uuid.map_or(NO_LIMIT, |_| process.settings.get(MEMORY_SWAP_MAX, uuid).number());
         control.memory_swap_max.store(bytes, Relaxed);
     }
     false

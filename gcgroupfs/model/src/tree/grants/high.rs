@@ -171,7 +171,7 @@ impl Grants {
 
     /// Returns each `memory.high` that bounds a process at a position.
     fn levels(&self, id: ProcessId, at: usize) -> Vec<Level> {
-        let Some(member) = self.members.get(&id).filter(|member| member.heeds_high()) else {
+        let Some(member) = self.members.get(&id) else {
             return Vec::new();
         };
         let places = [Some(at), None];

@@ -126,11 +126,6 @@ impl Member {
         }
     }
 
-    /// Returns whether the hook obeys `memory.high`, which bounds device memory only.
-    pub(super) fn heeds_high(&self) -> bool {
-        self.resource == Resource::Memory && self.blocks.usage().heeds_high()
-    }
-
     /// Returns the bytes held at a position, overhead included.
     pub(super) fn charged(&self, position: Position) -> u128 {
         match position {

@@ -34,13 +34,6 @@ fn blocks() -> std::sync::Arc<dyn Blocks> {
     blocks
 }
 
-/// Returns those of a process that obeys `memory.high`.
-fn heeding() -> std::sync::Arc<dyn Blocks> {
-    let blocks = blocks();
-    blocks.usage().raw().heeds_high.store(1, Relaxed);
-    blocks
-}
-
 /// Returns grants for two devices, with `LEFT` and `RIGHT` in `TOP`.
 fn grants() -> Grants {
     grants_of(Resource::Memory)
@@ -443,7 +436,7 @@ fn added_group_inherits_limits_and_removed_one_is_not_awaited() {
 fn request_beyond_high_is_granted_exactly() {
     let mut grants = grants();
     for (id, group) in [(A, LEFT), (B, RIGHT)] {
-        grants.join(id, Some(group), heeding());
+        grants.join(id, Some(group), blocks());
     }
     grants.set_group_high(TOP, Some(0), 100 * MIB);
     assert_eq!(
@@ -479,7 +472,7 @@ fn request_beyond_high_is_granted_exactly() {
 #[test]
 fn limit_refuses_what_high_would_allow() {
     let mut grants = grants();
-    grants.join(A, Some(LEFT), heeding());
+    grants.join(A, Some(LEFT), blocks());
     grants.set_process_high(A, None, 10);
     grants.set_limit(LEFT, None, 100);
     assert_eq!(grants.control(A, 0).high.load(Relaxed), HIGH_IN_FORCE);
@@ -489,14 +482,5 @@ fn limit_refuses_what_high_would_allow() {
     grants.set_limit(LEFT, None, NO_LIMIT);
     grants.set_process_high(A, None, NO_LIMIT);
     assert_eq!(grants.word(A, 0), NO_LIMIT, "nothing bounds it any more");
-    assert_eq!(grants.control(A, 0).high.load(Relaxed), 0);
-}
-
-#[test]
-fn hook_that_does_not_know_high_is_not_bounded_by_it() {
-    let mut grants = grants();
-    grants.add(A, LEFT);
-    grants.set_group_high(TOP, None, 0);
-    assert_eq!(grants.word(A, 0), NO_LIMIT);
     assert_eq!(grants.control(A, 0).high.load(Relaxed), 0);
 }

@@ -8,11 +8,9 @@ use crate::tree::process::{ASK_PERIOD, Asks};
 
 const MIB: u64 = 1 << 20;
 
-/// Adds a process that obeys `memory.high`, in a group unless it is empty.
+/// Adds a process, in a group unless it is empty.
 fn join(world: &World, pid: u32, group: &str) -> ProcessId {
-    let blocks = blocks();
-    blocks.usage().raw().heeds_high.store(1, Relaxed);
-    let id = world.join_with(pid, blocks, crate::tree::Settings::default());
+    let id = world.join(pid);
     if !group.is_empty() {
         world.group(group);
         world
@@ -180,7 +178,6 @@ fn count_and_value_outlive_the_daemon() {
     let saved = world.tree.saved(id).unwrap();
     let after = World::new(1);
     let blocks = blocks();
-    blocks.usage().raw().heeds_high.store(1, Relaxed);
     blocks.usage().raw().devices[0]
         .memory_current
         .store(2 * MIB, Relaxed);

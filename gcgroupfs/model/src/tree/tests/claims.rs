@@ -182,7 +182,6 @@ fn swap_claims_are_bounded_by_host_and_limit() {
     let honest = member(&world, 200, "p");
     for id in [id, honest] {
         world.usage(id).can_swap.store(1, Relaxed);
-        world.usage(id).asks_to_swap.store(1, Relaxed);
     }
     let usage = world.usage(id);
     usage.devices[0].swap_charged.store(1 << 60, Relaxed);

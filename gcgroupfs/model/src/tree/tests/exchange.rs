@@ -18,7 +18,6 @@ fn suspended(world: &World) -> ProcessId {
     let id = world.join(100);
     world.store("team/gcgroup.procs", ROOT, "100").unwrap();
     let usage = world.usage(id);
-    usage.identifies_devices.store(1, Relaxed);
     usage.devices[0].memory_current.store(BYTES, Relaxed);
     world.store("100/gcgroup.suspend", ROOT, "1").unwrap();
     world.tree.set_suspended(id);
@@ -144,9 +143,6 @@ fn each_reason_refuses_another_gpu_and_changes_nothing() {
     world.tree.set_driver(Some(579));
     refused("older than 580");
     world.tree.set_driver(Some(580));
-    world.usage(id).identifies_devices.store(0, Relaxed);
-    refused("library");
-    world.usage(id).identifies_devices.store(1, Relaxed);
     world.store("100/1/memory.limit", ROOT, "1M").unwrap();
     refused("memory.limit of the process");
     world.store("100/1/memory.limit", ROOT, "max").unwrap();

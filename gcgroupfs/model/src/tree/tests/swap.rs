@@ -27,48 +27,6 @@ fn swap_is_enabled_by_roots_nearest_bound_alone() {
     assert!(!world.tree.enables_swap(Some(given)), "set by another user");
 }
 
-#[test]
-fn group_swap_max_bounds_all_its_processes() {
-    let world = World::new(1);
-    world.group("a/b");
-    let ids = [world.join(100), world.join(101)];
-    for id in ids {
-        world.usage(id).can_swap.store(1, Relaxed);
-    }
-    for (pid, group) in [("100", "a"), ("101", "a/b")] {
-        world
-            .store(&format!("{pid}/memory.swap.max"), ROOT, "max")
-            .unwrap();
-        world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
-    }
-    let bounds = || ids.map(|id| world.control(id).memory_swap_max.load(Relaxed));
-    assert_eq!(world.show("a/memory.swap.max"), "max\n");
-    assert_eq!(bounds(), [NO_LIMIT; 2]);
-    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
-    assert_eq!(bounds(), [1000, 1000]);
-    let device = &world.usage(ids[0]).devices[0];
-    device.swap_current.store(600, Relaxed);
-    device.nr_swap_out.store(1, Relaxed);
-    world.tree.rung(ids[0]);
-    assert_eq!(bounds(), [1000, 400]);
-    assert_eq!(world.show("a/memory.swap.current"), "600\n");
-    world.store("a/b/memory.swap.max", ROOT, "300").unwrap();
-    world.store("100/memory.swap.max", ROOT, "700").unwrap();
-    assert_eq!(bounds(), [700, 300]);
-    world.store("a/0/memory.swap.max", ROOT, "650").unwrap();
-    assert_eq!(world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed), 50);
-    world.store("gcgroup.procs", ROOT, "100").unwrap();
-    assert_eq!(bounds(), [700, 300]);
-    assert_eq!(
-        world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed),
-        650
-    );
-    for file in ["a/memory.swap.max", "a/b/memory.swap.max"] {
-        world.store(file, ROOT, "max").unwrap();
-    }
-    assert_eq!(bounds(), [700, NO_LIMIT]);
-}
-
 /// Requests as the hook does. Returns the grant in bytes if answered, and whether it was refused.
 fn ask_to_swap(world: &World, id: ProcessId, bytes: u64) -> (Option<u64>, bool) {
     let (usage, control) = (&world.usage(id).devices[0], &world.control(id).devices[0]);
@@ -84,22 +42,17 @@ fn ask_to_swap(world: &World, id: ProcessId, bytes: u64) -> (Option<u64>, bool) 
 }
 
 #[test]
-fn swap_is_granted_to_askers_and_earlier_hooks_get_the_rest() {
+fn swap_is_granted_within_the_limits_of_the_groups_above() {
     let world = World::new(1);
     world.group("a/b");
-    let ids = [world.join(100), world.join(101), world.join(102)];
-    for (id, pid, group) in [(ids[0], "100", "a"), (ids[1], "101", "a/b"), (ids[2], "102", "a")] {
+    let ids = [world.join(100), world.join(101)];
+    for (id, pid, group) in [(ids[0], "100", "a"), (ids[1], "101", "a/b")] {
         world.usage(id).can_swap.store(1, Relaxed);
-        world
-            .usage(id)
-            .asks_to_swap
-            .store(u32::from(pid != "102"), Relaxed);
         world
             .store(&format!("{pid}/memory.swap.max"), ROOT, "max")
             .unwrap();
         world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
     }
-    let bound = |at: usize| world.control(ids[at]).memory_swap_max.load(Relaxed);
     assert_eq!(
         ask_to_swap(&world, ids[0], 5000),
         (Some(NO_LIMIT), false),
@@ -107,30 +60,22 @@ fn swap_is_granted_to_askers_and_earlier_hooks_get_the_rest() {
     );
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
     world.store("a/b/0/memory.swap.max", ROOT, "300").unwrap();
-    assert_eq!([0, 1, 2].map(bound), [NO_LIMIT, NO_LIMIT, 1000]);
     assert_eq!(ask_to_swap(&world, ids[0], 1001), (Some(0), true));
     assert_eq!(ask_to_swap(&world, ids[1], 301), (Some(0), true));
     assert_eq!(ask_to_swap(&world, ids[1], 300), (Some(300), false));
     let charge = |id, bytes| world.usage(id).devices[0].swap_charged.fetch_add(bytes, Relaxed);
     charge(ids[1], 300);
-    let earlier = &world.usage(ids[2]).devices[0];
-    earlier.swap_current.store(200, Relaxed);
-    earlier.nr_swap_out.store(1, Relaxed);
-    world.tree.rung(ids[2]);
-    assert_eq!(bound(2), 700);
-    assert_eq!(ask_to_swap(&world, ids[0], 501), (Some(0), true));
-    assert_eq!(ask_to_swap(&world, ids[0], 500), (Some(500), false));
-    charge(ids[0], 500);
+    assert_eq!(ask_to_swap(&world, ids[0], 701), (Some(0), true));
+    assert_eq!(ask_to_swap(&world, ids[0], 700), (Some(700), false));
+    charge(ids[0], 700);
     // A process that is killed leaves its part.
     world.tree.leave(ids[1], 0);
-    assert_eq!(bound(2), 500);
-    assert_eq!(ask_to_swap(&world, ids[0], 300), (Some(800), false));
+    assert_eq!(ask_to_swap(&world, ids[0], 300), (Some(1000), false));
     world.store("a/memory.swap.max", ROOT, "max").unwrap();
     assert_eq!(
         world.usage(ids[0]).devices[0].swap_granted.load(Relaxed),
         NO_LIMIT
     );
-    assert_eq!(bound(2), NO_LIMIT);
 }
 
 #[test]
@@ -140,7 +85,6 @@ fn swap_is_granted_once_all_have_registered_again() {
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
     world.tree.await_member(group);
     let id = world.join(100);
-    world.usage(id).asks_to_swap.store(1, Relaxed);
     world.usage(id).devices[0].swap_charged.store(100, Relaxed);
     world.store("a/gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(ask_to_swap(&world, id, 50), (None, false));
@@ -156,9 +100,7 @@ fn swap_pool_of_others_is_recalled_when_room_is_short() {
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
     let ids = [100, 101].map(|pid| {
         let id = world.join(pid);
-        for word in [&world.usage(id).can_swap, &world.usage(id).asks_to_swap] {
-            word.store(1, Relaxed);
-        }
+        world.usage(id).can_swap.store(1, Relaxed);
         world.store("a/gcgroup.procs", ROOT, &pid.to_string()).unwrap();
         id
     });
