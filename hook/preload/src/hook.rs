@@ -13,7 +13,7 @@ use core::sync::atomic::{
 use gcgroup_abi::environment::{self, GCGROUP_REQUIRED};
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
-use crate::{arch, complaint, descriptors, elf, objects};
+use crate::{arch, complaint, elf, objects};
 
 const RTLD_NOW: c_int = 2;
 const FILE: &[u8] = b"libgcgroup_hook.so\0";
@@ -94,19 +94,12 @@ pub(crate) fn refuse_to_open() -> *mut c_void {
     }
 }
 
-/// Returns whether the answers of [`substitute`] are final. They are not while the program has no descriptor
-/// for loading the hook.
-pub(crate) fn is_settled() -> bool {
-    !RESOLVE.load(Acquire).is_null()
-}
-
 fn resolve() -> Option<Resolve> {
     let unusable = without_provenance_mut(usize::MAX);
     let mut resolve = RESOLVE.load(Acquire);
     if resolve.is_null() {
         resolve = match load() {
             Ok(resolve) => resolve as *mut c_void,
-            Err(_) if !descriptors::is_any_free() => return None,
             Err(reason) => {
                 complaint::complain(
                     c"gcgroup: not governed, since the hook cannot be loaded: ",
@@ -138,7 +131,7 @@ fn load() -> Result<Resolve, *const c_char> {
     let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen) };
     let start = with_path(|path| {
         // SAFETY: a C string.
-        let handle = descriptors::with_room(|| unsafe { dlopen(path, RTLD_NOW) });
+        let handle = unsafe { dlopen(path, RTLD_NOW) };
         if handle.is_null() {
             return null_mut();
         }

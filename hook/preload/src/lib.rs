@@ -18,7 +18,6 @@
 
 mod arch;
 mod complaint;
-mod descriptors;
 mod elf;
 mod hook;
 mod names;
@@ -161,10 +160,8 @@ unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *m
         };
     };
     let destination = hook::substitute(name, found);
-    if hook::is_settled() {
-        // SAFETY: the stub's own pointer, which lasts as long as this library.
-        unsafe { &*to }.store(destination, Relaxed);
-    }
+    // SAFETY: the stub's own pointer, which lasts as long as this library.
+    unsafe { &*to }.store(destination, Relaxed);
     destination
 }
 

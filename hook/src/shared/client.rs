@@ -13,7 +13,7 @@ use gcgroup_abi::message::{self, Answer, Hello, RegistrationReply, Request, Room
 
 use super::packet_socket::{Packet, connect, is_family, receive, receive_into, send_with_file};
 use crate::sys;
-use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::descriptor::Descriptor;
 
 /// Why the process is not registered.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
             continue;
         }
         let fd = fd()?;
-        if let Some(packet) = descriptor::with_room(|| receive(fd))? {
+        if let Some(packet) = receive(fd)? {
             return Ok(packet);
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use gcgroup_abi::message::MAX_LENGTH;
 
 use crate::sys;
-use crate::sys::descriptor::{self, Descriptor};
+use crate::sys::descriptor::Descriptor;
 
 /// Returns the size of a type as socket calls take it.
 #[expect(clippy::cast_possible_truncation, reason = "small structures only")]
@@ -27,7 +27,7 @@ const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
 pub(super) fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: numbers only.
-    let fd = descriptor::with_room(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
         return Err(sys::failed("socket"));
     }

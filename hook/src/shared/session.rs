@@ -214,7 +214,6 @@ impl Session {
         self.blocks.leave_in_child();
         descriptor::close_in_child(&self.connection);
         self.line.close_in_child();
-        descriptor::restore_limit_in_child();
     }
 
     /// Reports on standard error why CUDA is refused to a process that must be governed.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr::null;
-use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -13,9 +13,7 @@ use super::failed;
 /// Makes a memory file of exactly `size` bytes that cannot be resized. See memfd_create(2).
 pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: a C string, which the kernel copies.
-    let fd = with_room(|| unsafe {
-        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-    });
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if fd < 0 {
         return Err(failed("memfd_create"));
     }
@@ -128,10 +126,8 @@ impl Drop for Descriptor {
     }
 }
 
-/// Soft limit of descriptors up to which all numbers are left to the program.
-const SMALL: u64 = 128;
-/// Amount by which the soft limit is raised while the hook opens descriptors.
-const EXTRA: u64 = 16;
+/// Number of descriptors that the hook keeps open, and some more.
+const OURS: u64 = 16;
 
 /// Returns the least number for which the process's table of descriptors need not grow; all ones if it may.
 /// While a process has several threads, the kernel waits for a grace period of RCU, 10 to 30 ms, before it
@@ -144,7 +140,7 @@ fn last_cheap() -> u64 {
     }
     let last = match super::is_single_threaded() {
         true => u64::MAX,
-        false => table_size().map_or(u64::MAX, |size| size.saturating_sub(EXTRA).max(1)),
+        false => table_size().map_or(u64::MAX, |size| size.saturating_sub(OURS).max(1)),
     };
     LAST.store(last, Relaxed);
     last
@@ -157,108 +153,23 @@ fn table_size() -> Option<u64> {
     size.trim().parse().ok()
 }
 
-/// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2); where
-/// the program may use few numbers, to one beyond them.
+/// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2).
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
-    let limit = change_limit(None)?;
-    let is_small = limit.rlim_cur <= SMALL;
-    let least = if is_small {
-        limit.rlim_cur
-    } else {
-        (limit.rlim_cur.min(1024) - 64).min(last_cheap())
-    };
-    let least = c_int::try_from(least).ok()?;
-    // SAFETY: duplicates a descriptor of ours.
-    let duplicate = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
-    let fd = if is_small {
-        with_raised_limit(duplicate)
-    } else {
-        duplicate()
-    };
-    // SAFETY: just opened and not owned elsewhere.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Runs `open`, which opens descriptors. If none is free, the soft `RLIMIT_NOFILE` is raised meanwhile, as
-/// far as the hard limit allows.
-pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
-    if is_any_free() {
-        open()
-    } else {
-        with_raised_limit(open)
-    }
-}
-
-/// Returns whether the program may open another descriptor.
-fn is_any_free() -> bool {
-    // SAFETY: a socket that is closed at once; numbers only.
-    unsafe {
-        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        fd >= 0 && libc::close(fd) == 0
-    }
-}
-
-/// The soft limit before it was raised; 0 while it is not.
-static LIMIT_BEFORE: AtomicU64 = AtomicU64::new(0);
-
-/// Runs `body` with the soft `RLIMIT_NOFILE` raised by [`EXTRA`], if the hard one allows it and no other
-/// thread does so now.
-fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
-    struct Raised(libc::rlimit);
-    impl Drop for Raised {
-        fn drop(&mut self) {
-            restore_limit(self.0);
-        }
-    }
-    let Some(before) = change_limit(None) else {
-        return body();
-    };
-    let raised = libc::rlimit {
-        rlim_cur: before.rlim_cur.saturating_add(EXTRA).min(before.rlim_max),
-        rlim_max: before.rlim_max,
-    };
-    let is_mine = raised.rlim_cur > before.rlim_cur
-        && LIMIT_BEFORE
-            .compare_exchange(0, before.rlim_cur, AcqRel, Relaxed)
-            .is_ok();
-    if !is_mine {
-        return body();
-    }
-    change_limit(Some(raised));
-    let _raised = Raised(raised);
-    body()
-}
-
-/// Restores the limit that [`with_raised_limit`] has changed, unless the program has set one of its own
-/// meanwhile.
-fn restore_limit(raised: libc::rlimit) {
-    let rlim_cur = LIMIT_BEFORE.load(Relaxed);
-    let found = change_limit(Some(libc::rlimit { rlim_cur, ..raised }));
-    if let Some(theirs) = found.filter(|found| found.rlim_cur != raised.rlim_cur) {
-        change_limit(Some(theirs));
-    }
-    LIMIT_BEFORE.store(0, Release);
-}
-
-/// Restores the limit in a forked child, if another thread of the parent had raised it. Async-signal-safe.
-pub(crate) fn restore_limit_in_child() {
-    if LIMIT_BEFORE.load(Relaxed) != 0
-        && let Some(raised) = change_limit(None)
-    {
-        restore_limit(raised);
-    }
-}
-
-/// Sets the limit of descriptors to `new`, if given, and returns the previous one. See prlimit(2).
-fn change_limit(new: Option<libc::rlimit>) -> Option<libc::rlimit> {
-    let mut old = libc::rlimit {
+    let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    let new = new.as_ref().map_or(null(), std::ptr::from_ref);
-    // SAFETY: null or a limit that outlives the call, and room for the previous one.
-    let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, new, &raw mut old) };
-    (answer == 0).then_some(old)
+    // SAFETY: room for the limit.
+    if unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, null(), &raw mut limit) } != 0 {
+        return None;
+    }
+    let least = limit.rlim_cur.min(1024).saturating_sub(64).min(last_cheap());
+    // Not a standard stream, which the program may have closed.
+    let least = c_int::try_from(least.max(3)).ok()?;
+    // SAFETY: duplicates a descriptor of ours.
+    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
+    // SAFETY: just opened and not owned elsewhere.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(test)]

@@ -167,8 +167,7 @@ pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let mut ends = [-1; 2];
     // SAFETY: room for two descriptors.
-    let make = || unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
-    if descriptor::with_room(make) != 0 {
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return Err(failed("socketpair"));
     }
     // SAFETY: just opened and not owned elsewhere.

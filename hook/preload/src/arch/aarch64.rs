@@ -143,9 +143,7 @@ pub(crate) extern "C" fn resolve() {
     )
 }
 
-pub(super) const SYS_CLOSE: isize = 57;
 pub(super) const SYS_WRITEV: isize = 66;
-pub(super) const SYS_OPENAT: isize = 56;
 
 /// Makes a system call; returns its result, or the negative errno. Not through the C library, which may be
 /// any.

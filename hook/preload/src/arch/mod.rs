@@ -1,13 +1,13 @@
 //! Assembly and system call numbers of each processor, and the data that threads start with.
 
 use core::arch::global_asm;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 mod processor;
 
-use processor::{SYS_CLOSE, SYS_OPENAT, SYS_WRITEV, system_call};
+use processor::{SYS_WRITEV, system_call};
 pub(crate) use processor::{links, resolve, set, stub, thread_offset, unbound};
 
 // Initial thread-local data (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all threads,
@@ -100,27 +100,7 @@ pub(crate) struct Verdict {
     pub(crate) is_jump: usize,
 }
 
-const AT_FDCWD: isize = -100;
 const STDERR: isize = 2;
-
-/// Opens a file and closes it; returns a negative errno if it cannot be opened.
-pub(crate) fn try_open(path: &CStr, flags: c_int) -> isize {
-    // SAFETY: a C string and flags; a descriptor that was just opened and is not owned elsewhere.
-    unsafe {
-        let file = system_call(
-            SYS_OPENAT,
-            [
-                AT_FDCWD,
-                path.as_ptr().expose_provenance().cast_signed(),
-                flags as isize,
-            ],
-        );
-        if file >= 0 {
-            system_call(SYS_CLOSE, [file, 0, 0]);
-        }
-        file
-    }
-}
 
 /// `struct iovec`.
 #[repr(C)]

@@ -129,9 +129,7 @@ pub(crate) extern "C" fn resolve() {
     )
 }
 
-pub(super) const SYS_CLOSE: isize = 3;
 pub(super) const SYS_WRITEV: isize = 20;
-pub(super) const SYS_OPENAT: isize = 257;
 
 /// Makes a system call; returns its result, or the negative errno. Not through the C library, which may be
 /// any.
