@@ -172,7 +172,8 @@ fn ls_lists_governed_processes() {
 fn limit_given_to_run_holds_without_a_daemon() {
     let mut mount = Mount::new();
     mount.stop();
-    let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "6M", "--"]);
+    // The context is expected to take 256 MiB.
+    let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "262M", "--"]);
     command.arg(driver_shell());
     let mut shell = DriverShell::spawn(command);
     assert_eq!(shell.ask(&format!("alloc linear {}", 6 * MIB + 1)), "error 2");

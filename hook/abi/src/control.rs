@@ -78,9 +78,6 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    /// Always 0, or earlier hooks wait for the measurement of each context.
-    ///
-    /// Ordering: `Relaxed`, never written.
     reserved_contexts: AtomicU32,
     /// Nonzero: the hook's helper thread must make no driver calls, because the driver is about to lock the
     /// process, or has locked it. Each such order has another number.
