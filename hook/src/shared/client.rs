@@ -310,6 +310,7 @@ mod tests {
 
     use super::*;
     use crate::shared::packet_socket::pair;
+    use crate::sys::descriptor;
     use gcgroup_abi::map::USAGE_SIZE;
     use gcgroup_abi::message::MAX_LENGTH;
 

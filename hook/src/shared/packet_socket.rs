@@ -227,6 +227,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::sys::descriptor;
     use gcgroup_abi::VERSION;
     use gcgroup_abi::map::CONTROL_SIZE;
     use gcgroup_abi::message::RegistrationReply;
