@@ -31,6 +31,7 @@ mod grants;
 mod group;
 mod group_devices;
 mod groups;
+mod held_time;
 mod high;
 mod holders;
 mod holds;

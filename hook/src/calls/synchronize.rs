@@ -1,6 +1,6 @@
 //! Waits of the program, after which submitted work has completed.
 
-use crate::compute::progress;
+use crate::compute::{progress, watch};
 use crate::driver::cuda::CUresult;
 use crate::driver::interpose::Next;
 use crate::hook;
@@ -35,6 +35,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
             .all(|context| context.base().id() == owner)
     {
         progress::ended(hook.session.usage(), index, submitted);
+        watch::look_if_wanted(hook.session, index);
     }
     hook.memory.context_synchronized();
     Ok(())

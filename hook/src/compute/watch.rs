@@ -17,11 +17,14 @@ use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
 use crate::helper::Step;
 use crate::program::context::{Passed, PendingMarker, ask_all};
+use crate::shared::session::Session;
 use crate::sys;
 
-/// First and longest interval between polls.
+/// First and longest interval between polls, and the part of the time since the work began that it is at most
+/// while other processes wait for the end.
 const SOON: Duration = Duration::from_micros(50);
 const SELDOM: Duration = Duration::from_micros(400);
+const PART: u64 = 8;
 
 #[derive(Debug, Default)]
 struct Round {
@@ -58,6 +61,7 @@ impl Watch {
     pub(crate) fn step(&mut self, compute: &Compute) -> Step {
         let mut is_busy = false;
         let (mut has_ended, mut has_news) = (false, false);
+        let mut next = SELDOM;
         let blocks = compute.control().devices.iter().zip(&compute.usage().devices);
         for (((control, usage), meter), (index, device)) in blocks
             .zip(&compute.meters)
@@ -74,10 +78,17 @@ impl Watch {
             }
             let was_busy = usage.busy_since.load(Relaxed) != 0;
             device.counts = gate == Gate::Track;
-            is_busy |= device.advance(compute, index, meter, usage);
+            let works = device.advance(compute, index, meter, usage);
+            is_busy |= works;
+            let wants_end = control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
+            if works && wants_end {
+                // Another process waits: the end is to be seen soon, in proportion to the length.
+                let since = usage.busy_since.load(Relaxed);
+                next = next.min(Duration::from_nanos(sys::now().saturating_sub(since) / PART).max(SOON));
+            }
             if was_busy && usage.busy_since.load(Relaxed) == 0 {
                 has_ended = true;
-                has_news |= control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
+                has_news |= wants_end;
                 if usage.nr_waiting.load(Relaxed) != 0 {
                     // Nothing is queued, but a thread sleeps until the expected time of room.
                     sys::futex_wake(&control.gate);
@@ -87,13 +98,22 @@ impl Watch {
         if has_ended {
             self.pause = SOON;
         }
-        let wake = is_busy.then_some(self.pause);
+        let wake = is_busy.then_some(self.pause.min(next));
         self.pause = if is_busy {
             (self.pause * 2).min(SELDOM)
         } else {
             SOON
         };
         Step { wake, has_news }
+    }
+}
+
+/// Has the helper look now whether work has ended, if another process waits for that. All work on the device
+/// that was submitted before has probably ended.
+pub(crate) fn look_if_wanted(session: &Session, index: usize) {
+    let control = session.control().devices.get(index);
+    if control.is_some_and(|control| control.wants_bell.load(Relaxed) & BELL_AT_END != 0) {
+        session.line.wake();
     }
 }
 

@@ -14,6 +14,7 @@
 //! submission.
 
 mod costs;
+mod gap;
 mod queued;
 mod shapes;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::costs::{Costs, Load, Longest};
+use self::gap::Gap;
 pub(crate) use self::shapes::Shape;
 use super::context::{Context, PendingMarker};
 use crate::sys;
@@ -70,6 +72,7 @@ pub(crate) struct Window {
     isolates: bool,
     /// GPU time that the daemon has charged to the process.
     charged: u64,
+    gap: Option<Gap>,
     /// The last submission if it was alone in the queue and shared the device.
     unsettled: Option<Unsettled>,
     /// Shortest time in which a marker was set, nanoseconds; 0 before the first.
@@ -110,6 +113,7 @@ impl Window {
             tried: 0,
             isolates: false,
             charged: 0,
+            gap: None,
             unsettled: None,
             marking: 0,
         }
@@ -143,6 +147,10 @@ impl Window {
             true => window.saturating_sub(new).max(window * 3 / 4),
             false => 0,
         };
+        let Some(most) = self.within_gap(new, now) else {
+            return Admission::Later(LATE);
+        };
+        let limit = limit.min(most);
         if self.left(now) <= limit {
             self.tried = 0;
             let is_alone = self.isolates || self.costs.shapes.is_new(shape.key);

@@ -91,6 +91,8 @@ pub struct Activity {
     pub state: State,
     /// GPU time per time, percent; of several GPUs the sum. `None` before the second snapshot.
     pub gpu: Option<f64>,
+    /// Part of the time for which a GPU was kept free for it while others waited, percent.
+    pub held: f64,
     /// Past values of `gpu`, rounded, the latest last.
     pub history: VecDeque<u64>,
     refused: Option<Instant>,
@@ -106,6 +108,7 @@ struct Counts {
     refusals: u64,
     moves: u64,
     stalled_usec: u64,
+    held_usec: u64,
 }
 
 /// Requests of the groups at and above a path that the client may see.
@@ -133,6 +136,7 @@ impl Counts {
             refusals: usage.refusals() + usage.event("max"),
             moves: usage.event("swap_in") + usage.event("swap_out"),
             stalled_usec: pressure.map_or(0, |pressure| pressure.full.total_usec),
+            held_usec: usage.stat("held_usec"),
         }
     }
 }
@@ -219,6 +223,7 @@ fn activity(
     let when = |is: bool, earlier: Option<Instant>| if is { Some(now) } else { earlier };
     let mut activity = Activity {
         gpu: Some(gpu),
+        held: percent(counts.held_usec.saturating_sub(last.held_usec)),
         refused: when(counts.refusals > last.refusals, before.refused),
         moved: when(counts.moves > last.moves, before.moved),
         last: counts,
@@ -349,9 +354,11 @@ mod tests {
         for (seconds, usec) in [(0, 0), (1, 250_000), (3, 1_250_000)] {
             update(&mut activities, start, seconds, |usage| {
                 usage.compute.stat.insert("usage_usec".into(), usec);
+                usage.compute.stat.insert("held_usec".into(), usec / 2);
             });
         }
         let activity = activities.of(&TARGET);
+        assert_eq!(activity.held.round(), 25.0);
         assert_eq!((activity.gpu, activity.history), (Some(50.0), [25, 50].into()));
         assert_eq!(activities.device(0).collect::<Vec<_>>(), [45, 45, 45]);
         for seconds in 4..200 {

@@ -10,7 +10,7 @@ use super::Settings;
 use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::memory_turns::{Holder, Look, MemoryTurn, MemoryTurns};
-use super::plan::{Order, Plan, Quotas, Tick};
+use super::plan::{Order, Plan, Quotas, Tick, Used};
 use super::policy::{Decision, Time, Turns, View};
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
@@ -47,8 +47,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Returns the nanoseconds of GPU time to charge to each observed process, in the order of ids.
-    pub(super) fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<u64> {
+    /// Returns the GPU time of each observed process, in the order of ids.
+    pub(super) fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<Used> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
         let passed = now.saturating_sub(last);
@@ -67,8 +67,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
             member.charge(now, *nsec, beside, one);
         }
         self.lend(now, last, &had, settings);
-        self.charge_idle(passed.saturating_sub(worked));
-        had
+        let held = self.charge_idle(passed.saturating_sub(worked));
+        let each = had.into_iter().zip(held);
+        each.map(|(charged, held)| Used { charged, held }).collect()
     }
 
     /// Aligns `members` with `seen`: from here on the same index means the same process.
@@ -117,18 +118,27 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Charges the processes that have the turn for `nsec` in which they left the GPU idle while others
-    /// waited. Counts for turns only, not for quotas.
-    fn charge_idle(&mut self, nsec: u64) {
-        let Some(turn) = self.turns.regular else { return };
-        if !self.members().any(Member::waits) {
-            return;
-        }
-        let has_turn =
-            |member: &Member| member.priority == turn.priority && member.has_demand && !member.is_parked;
+    /// waited. Counts for turns only, not for quotas. Returns the nanoseconds of each.
+    fn charge_idle(&mut self, nsec: u64) -> Vec<u64> {
+        let wants = |member: &Member| member.has_demand && !member.is_parked;
+        let runs = self.members().filter(|member| wants(member) && !member.is_held);
+        let first = runs.map(|member| member.priority).min();
+        let turn = self.turns.regular.map(|turn| turn.priority).or(first);
+        let turn = turn.filter(|_| nsec > 0 && self.members().any(Member::waits));
+        let has_turn = |member: &Member| wants(member) && Some(member.priority) == turn;
         let sharers = self.members().filter(|member| has_turn(member)).count();
-        for (_, member) in self.members.iter_mut().filter(|(_, member)| has_turn(member)) {
-            member.owe(nsec / sharers.max(1) as u64);
-        }
+        let takes_turns = self.turns.regular.is_some();
+        let charge = |(_, member): &mut (Id, Member)| {
+            if !has_turn(member) {
+                return 0;
+            }
+            let held = nsec / sharers.max(1) as u64;
+            if takes_turns {
+                member.owe(held);
+            }
+            held
+        };
+        self.members.iter_mut().map(charge).collect()
     }
 
     /// Decides the gates.
@@ -159,6 +169,10 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let ends_soon =
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let nr_busy = seen.iter().filter(|one| one.is_busy).count();
+        let gaps: Vec<(u32, Time)> = self
+            .members()
+            .filter_map(|member| Some((member.priority, member.gap_until()?)))
+            .collect();
         let mut orders = Vec::with_capacity(seen.len());
         let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
         for ((((_, member), one), quotas), by_policy) in each {
@@ -195,6 +209,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 gate,
                 window: window(is_narrow, quotas, settings),
                 patience: settings.patience + member.debt_length(quotas.over_until, settings),
+                gap_until: gap_until(&gaps, one.priority),
                 wants_bell: member.is_tracked && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
                 memory,
@@ -297,7 +312,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Returns when to tick next: when the policy's decision changes, and `wide` before that if turns change
-    /// (windows become narrow). When the linger of idle processes ends. While a process waits: after
+    /// (windows become narrow). When another outlook for idle processes begins. While a process waits: after
     /// [`Settings::tick`], since the end of work may not have been rung. While several measured processes are
     /// busy: after [`DIVISION`] or [`COARSE`]; while one is: after [`SELDOM`]. Every other event is rung.
     fn next(
@@ -315,16 +330,17 @@ impl<Id: Copy + Ord> Gpu<Id> {
             (_, 1..) if measures => Some(SELDOM),
             _ => None,
         };
-        let leases = self
+        let is_wanted = self.members().any(|member| member.has_demand);
+        let expected = self
             .members()
-            .filter(|member| (waits || member.is_tracked) && !member.is_held)
-            .filter(|member| !member.is_busy && member.has_demand)
-            .filter_map(|member| member.lease(settings));
+            .filter(|member| (waits || member.is_tracked) && !(member.is_held || member.is_busy))
+            .filter(|member| member.has_demand || is_wanted && member.gap_until().is_some())
+            .filter_map(Member::changes);
         let tick = waits.then_some(now + settings.tick());
         let narrows = decision.next.filter(|_| decision.takes_turns);
         let narrows = narrows.map(|end| end.saturating_sub(wide(settings)));
         let division = division.map(|pause| now + pause);
-        leases
+        expected
             .chain(decision.next)
             .chain(narrows)
             .filter(|when| *when > now)
@@ -345,6 +361,13 @@ fn view(member: &Member) -> View {
         owes_until: member.debt.until(),
         awaited_until: member.awaited_until(),
     }
+}
+
+/// Returns when the work of a process is to have ended, because one of higher priority may have some from
+/// then on; 0: none is expected.
+fn gap_until(gaps: &[(u32, Time)], priority: u32) -> Time {
+    let above = gaps.iter().filter(|(of, _)| *of < priority);
+    above.map(|(_, until)| *until).min().unwrap_or(0)
 }
 
 /// Returns the in-flight window of a process. `is_narrow`: a process of higher priority would wait for what

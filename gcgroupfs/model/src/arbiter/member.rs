@@ -7,6 +7,7 @@ use super::Settings;
 use super::debt::Debt;
 use super::division::Claim;
 use super::memory_turns::Holding;
+use super::pauses::{Outlook, Pauses};
 use super::policy::{Time, virtual_time};
 use super::settings::LONGEST_DEBT;
 
@@ -70,14 +71,6 @@ struct Tail {
     had: u64,
 }
 
-/// Initial value of `Member::pauses`, one bit for each of the last 16 pauses between work: whether lingering
-/// would have bridged it. Initially all count as short.
-const SHORT: u16 = u16::MAX;
-
-/// Divisor of the linger time for a process whose last 16 pauses were all longer: this waits for a pause of
-/// the program, not of its user.
-const BRIEFLY: u64 = 4;
-
 /// State of one process on one GPU from tick to tick.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
@@ -111,9 +104,11 @@ pub(super) struct Member {
     /// Whether it may have work that was submitted before it told that with each submission.
     has_untold: bool,
     last_busy: Option<Time>,
-    /// The pause that ended with the last look, and one bit for each earlier one (see [`SHORT`]).
+    /// The pause that ended with the last look, and earlier ones.
     pause: Option<u64>,
-    pauses: u16,
+    pauses: Pauses,
+    /// While it has no work: what is expected.
+    outlook: Outlook,
     /// When its gate opened with threads waiting, if it has shown no work since.
     opened: Option<Time>,
     /// Whether its waiting threads did not go on when they could: they are ignored until it has shown work.
@@ -151,7 +146,8 @@ impl Member {
             has_untold: true,
             last_busy: None,
             pause: None,
-            pauses: SHORT,
+            pauses: Pauses::default(),
+            outlook: Outlook::Unknown,
             opened: None,
             is_deaf: false,
             tail: None,
@@ -277,7 +273,7 @@ impl Member {
     /// not count.
     pub(super) fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
         if let Some(pause) = self.pause.take() {
-            self.pauses = self.pauses << 1 | u16::from(pause <= settings.linger);
+            self.pauses.add(pause);
         }
         if self.awaited_until().is_some_and(|end| now >= end) {
             // Also if `nr_waiting` changes: otherwise a number that keeps changing would be believed for
@@ -291,9 +287,16 @@ impl Member {
         }
         self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
         let had = self.has_demand && !self.is_parked;
+        self.outlook = match self.last_busy {
+            Some(since) if !(seen.is_busy || seen.is_frozen || is_over) => {
+                self.pauses.outlook(since, now, settings.linger)
+            }
+            _ => Outlook::Unknown,
+        };
+        let is_expected = matches!(self.outlook, Outlook::Soon(_));
         self.has_demand = !seen.is_frozen
             && !is_over
-            && (seen.is_busy || waits || self.lease(settings).is_some_and(|end| now < end));
+            && (seen.is_busy || waits || is_expected || self.awaited_until().is_some());
         self.has_woken = self.has_demand && !had;
     }
 
@@ -307,17 +310,21 @@ impl Member {
         self.is_held && self.has_demand && !self.is_parked
     }
 
-    /// Returns until when it counts as busy without having work: for the linger time, a quarter of it if its
-    /// last 16 pauses were all longer (the GPU stands idle meanwhile), or until
-    /// [`awaited_until`](Self::awaited_until).
-    pub(super) fn lease(&self, settings: &Settings) -> Option<Time> {
-        let linger = if self.pauses == 0 {
-            settings.linger / BRIEFLY
-        } else {
-            settings.linger
+    /// Returns until when others may use the pause that it makes.
+    pub(super) fn gap_until(&self) -> Option<Time> {
+        match self.outlook {
+            Outlook::Later(until) if !self.has_demand => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Returns when it may no longer count as busy, or counts as busy again, although it has no work.
+    pub(super) fn changes(&self) -> Option<Time> {
+        let expected = match self.outlook {
+            Outlook::Soon(until) | Outlook::Later(until) => Some(until),
+            Outlook::Unknown => None,
         };
-        let lingers = self.last_busy.map(|when| when + linger);
-        lingers.max(self.awaited_until())
+        expected.max(self.awaited_until())
     }
 
     /// Returns until when it may show work after its gate opened with threads waiting; `None` if that is not

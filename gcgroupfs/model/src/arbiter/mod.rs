@@ -4,6 +4,7 @@
 //! * `policy`: the table of policies, pure functions.
 //! * `division`: divides time in which several processes had work.
 //! * `debt`: GPU time used out of turn.
+//! * `pauses`: predicts when a process without work has some again.
 //! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
 //! * `plan`: input and result of a decision about a GPU.
 //! * `memory_turns`: which process has its memory on a GPU that is too small for all busy processes.
@@ -18,6 +19,7 @@ mod gpu;
 mod member;
 mod memory_turns;
 mod options;
+mod pauses;
 mod plan;
 mod policy;
 mod quota;

@@ -8,6 +8,14 @@ use super::memory_turns::MemoryTurn;
 use super::memory_turns::{MemoryNews, Share};
 use super::policy::{Policy, Time};
 
+/// GPU time of a process since the last measurement, nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Used {
+    pub charged: u64,
+    /// Time for which the GPU was kept free for the process although others waited.
+    pub held: u64,
+}
+
 /// The state that a gate is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Order {
@@ -16,6 +24,9 @@ pub(super) struct Order {
     pub window: u64,
     /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
     pub patience: u64,
+    /// With [`Gate::Arbitrate`]: when all submitted work is to have ended, because a process of higher
+    /// priority is expected to have work; 0: none is expected.
+    pub gap_until: Time,
     /// Whether the process must ring when its work begins.
     pub wants_bell: bool,
     /// Whether the process must ring when its work ends.
@@ -34,6 +45,7 @@ impl Order {
         gate: Gate::Run,
         window: 0,
         patience: 0,
+        gap_until: 0,
         wants_bell: false,
         wants_end: false,
         memory: Share {

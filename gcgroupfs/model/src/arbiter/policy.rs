@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for &'static Policy {
 pub struct View {
     /// `compute.priority`: a lower number is a higher priority.
     pub priority: u32,
-    /// Whether it has work for the GPU, or counts as busy (linger).
+    /// Whether it has work for the GPU, or is expected to have some soon.
     pub has_demand: bool,
     /// Whether it had no demand at the last tick.
     pub has_woken: bool,

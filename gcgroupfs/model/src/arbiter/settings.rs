@@ -17,7 +17,7 @@ macro_rules! options {
             window_usec => window * USEC: 100..=100_000 = 500,
                 "GPU time that a process may have queued where one of higher priority may come";
             linger_usec => linger * USEC: 0..=1_000_000 = 1_000,
-                "time for which a process counts as busy after its last work";
+                "time for which the GPU is kept free for a process in each of its pauses, at most";
             cycle_usec => cycle * USEC: 1_000..=1_000_000 = 20_000,
                 "each busy process gets a turn within this time, if its share allows one";
             starvation_percent => starvation * PERCENT: 0..=50 = 1,

@@ -6,7 +6,7 @@ use super::Settings;
 use super::gpu::Gpu;
 use super::member::Seen;
 use super::memory_turns::MemoryNews;
-use super::plan::{Order, Quotas, Tick};
+use super::plan::{Order, Quotas, Tick, Used};
 use super::policy::{Policy, Time};
 use super::quota::{Key, Meter, Passed};
 use super::settings::usec;
@@ -94,9 +94,10 @@ impl State {
                 continue;
             }
             self.rests[device] = None;
-            for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen, &self.settings)) {
+            for (one, used) in seen.iter().zip(gpu.measure(now, &seen, &self.settings)) {
+                let nsec = used.charged;
                 let wants = (one.is_busy || one.nr_waiting > 0 || gpu.has_demand(one.id)) && !one.is_frozen;
-                if nsec == 0 && !wants {
+                if used == Used::default() && !wants {
                     continue;
                 }
                 let to = keys(&self.meters, tree, one.id, device);
@@ -106,6 +107,7 @@ impl State {
                     }
                 }
                 tree.charge(one.id, device, nsec);
+                tree.count_held(one.id, device, used.held, now);
                 charge(&mut self.meters, now, &Passed { device, nsec, to });
             }
             all.push(seen);
@@ -185,6 +187,7 @@ impl State {
             gate: order.gate,
             window_usec: usec(order.window),
             patience_usec: usec(order.patience),
+            gap_until: order.gap_until,
             wants_bell: order.wants_bell,
             wants_end: order.wants_end,
             memory: order.memory,

@@ -144,6 +144,14 @@ impl Arbitration<'_> {
         }
     }
 
+    /// Counts time for which a device was kept free for a process although others waited, nanoseconds.
+    pub fn count_held(&mut self, id: ProcessId, device: usize, nsec: u64, now: u64) {
+        let process = self.state.processes.get_mut(&id).filter(|_| nsec > 0);
+        if let Some(kept) = process.and_then(|process| process.kept_mut(Some(device))) {
+            kept.held.add(now, nsec);
+        }
+    }
+
     /// Opens the gates of all processes that are not among `present` on the device, which is sorted by
     /// process. Looks at every process: only for gates that another arbiter has closed.
     pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {

@@ -8,6 +8,7 @@ use gcgroup_abi::{Control, ControlDevice, Gate, OTHER_DEVICE};
 
 use super::byte_seconds::ByteSeconds;
 use super::events::Events;
+use super::held_time::HeldTime;
 use super::holders::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
@@ -32,6 +33,8 @@ pub(super) struct Kept {
     /// Number of its memory turns, and its role in turns now.
     pub(super) nr_memory_turns: u64,
     pub(super) memory_turn: MemoryTurn,
+    /// Time for which the device was kept free for it.
+    pub(super) held: HeldTime,
     /// State of the gate while it is not frozen.
     pub(super) gate: Gate,
     pub(super) evidence: Evidence,
@@ -75,6 +78,7 @@ impl Default for Kept {
             nr_reclaim: 0,
             nr_memory_turns: 0,
             memory_turn: MemoryTurn::None,
+            held: HeldTime::default(),
             gate: Gate::Run,
             evidence: Evidence::default(),
             measured: Measured::default(),

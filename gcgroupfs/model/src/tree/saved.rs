@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::context_sizes::Sizes;
 use super::group::Counted;
+use super::held_time::HeldTime;
 use super::holders::Hold;
 use super::made::{Made, is_default};
 use super::process::Process;
@@ -110,6 +111,7 @@ impl Saved {
             counted.before.nr_over_limit = kept.nr_over_limit;
             counted.before.nr_reclaim = kept.nr_reclaim;
             counted.before.nr_memory_turns = kept.nr_memory_turns;
+            counted.before.held_usec = kept.held.usec();
             counted.peak = kept.peak;
             (device, counted)
         });
@@ -146,6 +148,7 @@ impl Saved {
                 kept.nr_over_limit = counted.before.nr_over_limit;
                 kept.nr_reclaim = counted.before.nr_reclaim;
                 kept.nr_memory_turns = counted.before.nr_memory_turns;
+                kept.held = HeldTime::from_usec(counted.before.held_usec);
                 kept.peak = counted.peak;
             }
         }

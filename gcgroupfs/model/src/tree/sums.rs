@@ -60,6 +60,9 @@ counters! {
         /// Number of memory turns.
         nr_memory_turns as "compute.stat" "nr_memory_turns" "memory turns that it has had, where the memory of the busy \
             processes of a GPU does not fit together";
+        /// Time for which a GPU was kept free.
+        held_usec as "compute.stat" "held_usec" "time for which a GPU was kept free for it, or left idle in its turn, \
+            while others waited; no usage";
         /// Kernels in launched graphs.
         graph_kernels = device.graph_kernels, most kernels;
         /// Kernels known to have completed.

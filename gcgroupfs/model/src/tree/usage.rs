@@ -30,6 +30,7 @@ impl Sums {
             self.nr_over_limit += kept.nr_over_limit;
             self.nr_reclaim += kept.nr_reclaim;
             self.nr_memory_turns += kept.nr_memory_turns;
+            self.held_usec += kept.held.usec();
         };
         match device {
             Some(device) => process.devices.get(device).into_iter().for_each(add),

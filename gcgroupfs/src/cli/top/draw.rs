@@ -14,7 +14,7 @@ use crate::cli::bars::{meter, sparkline};
 use crate::cli::columns::{limit, on_screen};
 use crate::cli::format::size;
 use crate::cli::row::Row;
-use gcgroup_client::node::{Activities, Device, Pressure, State};
+use gcgroup_client::node::{Activities, Device, OnDevice, Pressure, State};
 use gcgroupfs_model::text::word;
 use gcgroupfs_sys::clock::local_time;
 
@@ -90,7 +90,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
     frame.render_widget(Paragraph::new(devices), devices_area);
     frame.render_widget(heading(app, heading_area.width.into()), heading_area);
     rows(frame, app, rows_area, style);
-    let detail = app.selected().map(detail).unwrap_or_default();
+    let detail = app.selected().map(|row| detail(row, &app.rows));
+    let detail = detail.unwrap_or_default();
     frame.render_widget(Line::from(detail).dim(), detail_area);
     frame.render_widget(Paragraph::new(bottom), bottom_area);
     if let Mode::Prompt(question, text) = &app.mode {
@@ -221,8 +222,24 @@ fn heading(app: &App, width: usize) -> Line<'static> {
 }
 
 /// Returns what has no column, of the selected row.
-fn detail(row: &Row) -> String {
+fn detail(row: &Row, rows: &[Row]) -> String {
     let usage = row.whole();
+    // The process for which a GPU was kept free most of the time.
+    let shares = |other: &Row| {
+        let is_here = |on: &OnDevice| row.devices().iter().any(|own| own.index == on.index);
+        other.target != row.target && other.devices().iter().any(is_here)
+    };
+    let others = rows
+        .iter()
+        .filter(|other| !other.is_group() && other.activity.held >= 1.0 && shares(other));
+    let other = others.max_by(|one, other| one.activity.held.total_cmp(&other.activity.held));
+    let held = match other.filter(|_| row.activity.state == State::Throttled) {
+        Some(other) => {
+            let (of, percent) = (other.target.path(), other.activity.held);
+            format!(", GPU kept idle for {of} {percent:.0}%")
+        }
+        None => String::new(),
+    };
     let pressure = |pressure: &Option<Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
     let place = row
         .group()
@@ -233,7 +250,7 @@ fn detail(row: &Row) -> String {
         .quota_usec
         .map_or_else(|| "max".to_owned(), |usec| format!("{usec}us"));
     format!(
-        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%",
+        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%{held}",
         word(row.user()),
         limit(usage.memory.limit),
         size(usage.memory.peak),

@@ -243,7 +243,13 @@ pub struct ControlDevice {
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub is_shared: AtomicU32,
-    reserved_groups: [AtomicU64; 4],
+    /// When all submitted work is to have ended while the gate is [`Gate::Arbitrate`], because a process of
+    /// higher priority is expected to have work then, nanoseconds of `CLOCK_MONOTONIC`; 0: none is expected.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it. A
+    /// submission may still use the time from before the last `gate`.
+    pub gap_until: AtomicU64,
+    reserved_groups: [AtomicU64; 3],
 }
 
 // The layout is the interface: a change requires a new VERSION. Under loom the atomics have other sizes.
@@ -285,4 +291,5 @@ const _: () = {
     assert!(offset_of!(ControlDevice, high) == 212);
     assert!(offset_of!(ControlDevice, high_wait_usec) == 216);
     assert!(offset_of!(ControlDevice, is_shared) == 220);
+    assert!(offset_of!(ControlDevice, gap_until) == 224);
 };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gcgroup_abi::{ControlDevice, Gate, Pressure, UNKNOWN_COST, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
+use crate::compute::meter::ring_if_wanted;
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
 use crate::driver::exit;
 use crate::program::window::{Admission, Window};
@@ -47,6 +48,7 @@ impl Passing<'_> {
             let context = self.compute.program.contexts.numbered(self.bound.context());
             let now = sys::now();
             queue.set_charged(control.usage_nsec.load(Relaxed));
+            queue.set_gap(control.gap_until.load(Relaxed), now);
             let admission = if self.credit {
                 Admission::Room
             } else {
@@ -97,6 +99,8 @@ impl Passing<'_> {
         let before = self.waited;
         let _stalled = Stalled::new(self.compute.usage(), Pressure::Compute);
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
+        // It may wait for the end of a gap that the daemon does not know to be waited for.
+        ring_if_wanted(self.compute.session, self.bound.index());
         let captures = &self.compute.program.contexts.captures;
         // On a change of the gate, `enter` decides what to wait for.
         while control.gate.load(Relaxed) == word && !exit::is_exiting() && !captures.is_any() {
@@ -116,6 +120,7 @@ impl Passing<'_> {
                 if is_disturbed {
                     queue.disturb(window, now);
                 }
+                queue.set_gap(control.gap_until.load(Relaxed), now);
                 queue.admission(context.as_ref(), self.shape, stream, window, now)
             });
             match admission {

@@ -4,6 +4,7 @@ use gcgroup_abi::Submission;
 
 use super::super::marker::Marker;
 use super::costs::{GUESS, SAMPLES, SHORTEST};
+use super::gap::STALE;
 use super::*;
 
 const WINDOW: u64 = 500_000;
@@ -443,4 +444,22 @@ fn cost_is_lowered_if_several_in_a_row_agree() {
         }
     }
     assert_eq!(cost(&shapes), Some((2_000, 9_000 - 9_000 / 64 * 8)));
+}
+
+#[test]
+fn submission_is_admitted_if_it_ends_within_the_gap() {
+    const MSEC: u64 = 1_000_000;
+    let admits = |cost: u64, now: u64| {
+        let mut window = Window::new();
+        window.costs.each = [cost; 3];
+        window.set_gap(3 * MSEC, MSEC);
+        window.set_gap(3 * MSEC, now);
+        window.admission(None, Submission::Kernel, 1, WINDOW, now) == Admission::Room
+    };
+    assert!(admits(MSEC, MSEC + MSEC / 2));
+    assert!(!admits(MSEC, 2 * MSEC));
+    assert!(!admits(1000, 3 * MSEC), "the gap has passed");
+    assert!(admits(9 * MSEC, 2 * MSEC), "it fits no gap");
+    assert!(!admits(9 * MSEC, 2 * MSEC + 1));
+    assert!(admits(MSEC, 3 * MSEC + STALE), "the daemon is gone");
 }

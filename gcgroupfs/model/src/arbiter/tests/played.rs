@@ -120,7 +120,9 @@ fn tick(
     let seen: Vec<_> = each.map(|(id, player)| player.seen(id, now)).collect();
     let charges = gpu.measure(now, &seen, settings);
     let each = players.iter_mut().zip(charges);
-    let quotas: Vec<_> = each.map(|(player, nsec)| player.charge(now, nsec)).collect();
+    let quotas: Vec<_> = each
+        .map(|(player, used)| player.charge(now, used.charged))
+        .collect();
     let tick = Tick {
         now,
         seen: &seen,

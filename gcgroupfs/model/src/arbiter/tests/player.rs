@@ -66,6 +66,8 @@ pub(super) struct Player {
     costs: BTreeMap<u64, Cost>,
     /// By length, the least time of a submission that tells its GPU time.
     sampled: BTreeMap<u64, u64>,
+    /// The end of the gap that was seen last, and since when it has been known.
+    gap: (u64, u64),
     /// The gate at which a thread waits, and since when.
     waiting: Option<(Gate, u64)>,
     submitted: u64,
@@ -103,6 +105,7 @@ impl Player {
             queue: VecDeque::new(),
             costs: BTreeMap::new(),
             sampled: BTreeMap::new(),
+            gap: (0, 0),
             waiting: None,
             submitted: 0,
             queued_until: 0,
@@ -254,6 +257,7 @@ impl Player {
                         false => 0,
                     };
                     let room = match self.queue.is_empty() {
+                        _ if !self.fits(length, now) => None,
                         true => Some(0),
                         false => self.estimate(now).map(|left| left.saturating_sub(limit)),
                     };
@@ -274,6 +278,21 @@ impl Player {
         }
         self.waiting = None;
         None
+    }
+
+    /// Returns whether a submission ends before a process of higher priority is expected.
+    fn fits(&mut self, length: u64, now: u64) -> bool {
+        let until = self.order.gap_until;
+        if self.gap.0 != until {
+            self.gap = (until, now);
+        }
+        let (all, left) = (until.saturating_sub(self.gap.1), until.saturating_sub(now));
+        match (self.cost(length).nsec, self.estimate(now)) {
+            _ if until == 0 => true,
+            (cost, Some(0)) if cost > all / 4 * 3 => left >= all / 2,
+            (cost, Some(queued)) => queued + cost <= left,
+            (_, None) => false,
+        }
     }
 
     /// Returns how long a thread has waited at the gate; it begins to wait there now if it does not.

@@ -194,38 +194,48 @@ fn lower_priority_waits_while_higher_priority_is_busy() {
     assert!(play.after(MSEC).at.is_some());
     play.ends(high);
     play.after(MSEC / 2);
-    assert_eq!(play.gate(low), Gate::Throttled, "it lingers");
+    assert_eq!(play.gate(low), Gate::Throttled, "work may come soon");
     play.after(MSEC);
     assert_eq!(play.gate(low), Gate::Arbitrate);
     assert_eq!(play.woken, [0], "waiting threads are woken");
 }
 
 #[test]
-fn linger_is_short_after_sixteen_long_pauses() {
+fn pause_is_given_to_lower_priority_until_work_is_expected() {
     let mut play = Play::new(1);
+    play.world.store("compute.policy", ROOT, "strict").unwrap();
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(low);
     play.tick();
-    // Runs a kernel of 5 ms and pauses. Returns whether the other process still waits half a millisecond
-    // after the kernel's end.
-    let mut lingers = |pause: u64| {
+    let gap = |play: &Play| play.world.control(low).devices[0].gap_until.load(Relaxed);
+    for _ in 0..16 {
         play.begins(high);
         play.after(5 * MSEC);
+        assert_eq!((play.gate(low), gap(&play)), (Gate::Throttled, 0));
         play.ends(high);
-        play.after(MSEC / 2);
-        let waits = play.gate(low) == Gate::Throttled;
-        play.after(pause);
-        waits
-    };
-    for _ in 0..16 {
-        assert!(lingers(25 * MSEC));
+        play.after(20 * MSEC);
     }
-    assert!(!lingers(25 * MSEC), "all pauses were long");
-    assert!(!lingers(MSEC / 4));
-    for _ in 0..16 {
-        assert!(lingers(25 * MSEC), "one was short");
-    }
-    assert!(!lingers(25 * MSEC));
+    play.begins(high);
+    play.after(5 * MSEC);
+    play.ends(high);
+    let ended = play.now;
+    let next = play.tick();
+    let until = ended + 20 * MSEC - MSEC / 4;
+    assert_eq!((play.gate(low), gap(&play)), (Gate::Arbitrate, until));
+    assert!(next.at.is_some_and(|at| at <= until), "{next:?}");
+    play.now = until;
+    play.ends(low);
+    play.waits(low, 1);
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Throttled, "work is expected");
+    play.after(MSEC);
+    assert_eq!(
+        (play.gate(low), gap(&play)),
+        (Gate::Arbitrate, 0),
+        "the pause is longer"
+    );
+    let held = play.world.show("100/compute.stat");
+    assert!(!held.contains("held_usec 0\n"), "{held}");
 }
 
 #[test]

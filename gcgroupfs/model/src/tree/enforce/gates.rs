@@ -13,6 +13,8 @@ pub struct GateOrder {
     pub gate: Gate,
     pub window_usec: u32,
     pub patience_usec: u32,
+    /// When the work at the gate `arbitrate` is to have ended, nanoseconds; 0: it need not.
+    pub gap_until: u64,
     pub wants_bell: bool,
     pub wants_end: bool,
     pub memory: Share,
@@ -27,6 +29,7 @@ impl GateOrder {
         gate: Gate::Run,
         window_usec: 0,
         patience_usec: 0,
+        gap_until: 0,
         wants_bell: false,
         wants_end: false,
         memory: Share {
@@ -74,6 +77,7 @@ pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &G
     };
     control.window_usec.store(order.window_usec, Relaxed);
     control.patience_usec.store(order.patience_usec, Relaxed);
+    control.gap_until.store(order.gap_until, Relaxed);
     if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
         moved.is_news = true;
     }

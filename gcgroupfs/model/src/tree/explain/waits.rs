@@ -116,6 +116,13 @@ impl Case<'_> {
             } else if usage.nr_waiting() > 0 {
                 waits.push(format!("{threads} on {on} for earlier work to complete"));
             }
+            if usage.nr_waiting() > 0 && !is_closed(control) {
+                waits.extend(
+                    device
+                        .into_iter()
+                        .flat_map(|device| self.held_for_others(process, device)),
+                );
+            }
             if enforce::waits_above_high(process, slot) {
                 let mut files = self.settings_on(MEMORY_HIGH, device);
                 files.dedup();
@@ -134,6 +141,22 @@ impl Case<'_> {
             );
         }
         waits
+    }
+
+    /// Returns for which other processes a device was kept free lately.
+    fn held_for_others(&self, process: &Process, device: usize) -> Vec<String> {
+        let others = self
+            .state
+            .processes
+            .values()
+            .filter(|other| other.id != process.id);
+        let held = others.filter_map(|other| {
+            let percent = other.devices.get(device)?.held.percent(self.now);
+            let pid = other.identity.pid;
+            let text = format!("GPU {device} was kept idle for {pid}, {percent} % of the last 10 s");
+            (percent > 0).then_some(text)
+        });
+        held.collect()
     }
 
     /// Returns the control files of a setting that bound the subject on a device, or as a whole.
