@@ -12,6 +12,7 @@ mod crowd;
 mod daemon;
 mod debts;
 mod freeze;
+mod gaps;
 mod job;
 mod latency;
 mod paced;
@@ -74,10 +75,11 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 14] = [
+const ARMS: [Arm; 15] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
+    ("gaps", gaps::run),
     ("shares", shares::run),
     ("unread", unread::run),
     ("paced", paced::run),

@@ -9,7 +9,7 @@ const FEWEST: usize = 4;
 /// Shortest time that is given to others within a pause, nanoseconds: in less, the GPU would hardly be used.
 const SHORTEST: u64 = 400_000;
 
-/// The last pauses, nanoseconds, the oldest one at `next`.
+/// Lengths of a process's last pauses, nanoseconds, the oldest one at `next`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pauses {
     last: [u64; KEPT],
@@ -17,7 +17,7 @@ pub(super) struct Pauses {
     next: usize,
 }
 
-/// What is expected of a process without work.
+/// Expectation of when a process without work has some again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
     /// Work may come at any time until then: the GPU is kept free for it.
