@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use gcgroupfs_sys as sys;
-use gcgroupfs_sys::checkpoint::{CudaError, Driver, REQUEST_LENGTH, Request, answer_to_bytes};
+use gcgroupfs_sys::checkpoint::{Answer, CudaError, Driver, LONGEST, Request};
 use gcgroupfs_sys::process;
 
 #[derive(Debug, Args)]
@@ -54,15 +54,19 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     let driver = Driver::load();
     let daemon = io::stdin();
     let mut target: Option<Target> = None;
-    let mut packet = [0; REQUEST_LENGTH];
-    while nix::unistd::read(daemon.as_fd(), &mut packet)? == REQUEST_LENGTH {
-        let request = Request::from_bytes(&packet).context("no request")?;
+    let mut packet = [0; LONGEST];
+    loop {
+        let length = nix::unistd::read(daemon.as_fd(), &mut packet)?;
+        let Some(text) = packet.get(..length).filter(|text| !text.is_empty()) else {
+            return Ok(());
+        };
+        let request: Request = serde_json::from_slice(text)?;
         let is_it = |target: &Target| (target.pid, target.start_time) == (request.pid, request.start_time);
         let process = match target.take().filter(is_it) {
             Some(target) => target,
             None => Target::open(request)?,
         };
-        let answer = match &driver {
+        let answer: Answer = match &driver {
             Err(error) => Err(*error),
             // The pid may be another process's now.
             Ok(_) if process.has_ended() => Err(CudaError::INVALID_VALUE),
@@ -72,7 +76,6 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
             }
         };
         target = Some(process);
-        nix::unistd::write(daemon.as_fd(), &answer_to_bytes(answer))?;
+        nix::unistd::write(daemon.as_fd(), &serde_json::to_vec(&answer)?)?;
     }
-    Ok(())
 }

@@ -15,25 +15,24 @@ use nix::sys::stat::Mode;
 use nix::unistd::{mkfifo, read, write};
 use support::{Governed, Mount, artifacts};
 
-/// Requests the state of a process with this pid and start time, and returns the result of the driver and the
-/// state.
-fn state(daemon: &OwnedFd, process: (i32, u64)) -> (u32, u32) {
+/// Requests the state of a process with this pid and start time, and returns the answer.
+fn state(daemon: &OwnedFd, process: (i32, u64)) -> String {
     ask(daemon, process);
     answer(daemon)
 }
 
 fn ask(daemon: &OwnedFd, (pid, start_time): (i32, u64)) {
-    let process = pid.to_le_bytes().into_iter().chain(start_time.to_le_bytes());
-    let get_state: Vec<u8> = process.chain([b's']).chain([0; 36]).collect();
-    write(daemon, &get_state).expect("the helper lives");
+    let request = format!(r#"{{"pid":{pid},"start_time":{start_time},"operation":"GetState"}}"#);
+    write(daemon, request.as_bytes()).expect("the helper lives");
 }
 
-fn answer(daemon: &OwnedFd) -> (u32, u32) {
-    let mut answer = [0; 8];
-    assert_eq!(read(daemon, &mut answer), Ok(8), "the helper has ended");
-    let [a, b, c, d, state @ ..] = answer;
-    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes(state))
+fn answer(daemon: &OwnedFd) -> String {
+    let mut answer = [0; 100];
+    let length = read(daemon, &mut answer).expect("the helper lives");
+    String::from_utf8_lossy(&answer[..length]).into_owned()
 }
+
+const RUNNING: &str = r#"{"Ok":"Running"}"#;
 
 #[test]
 fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
@@ -82,11 +81,11 @@ fn slow_read_of_proc_does_not_pass_for_the_end_of_the_process() {
     assert_eq!(poll(&mut answered, 500_u16), Ok(0), "the helper did not wait");
     file.write_all(text.as_bytes()).expect("the helper reads");
     drop(file);
-    assert_eq!(answer(&daemon), (0, 0), "it runs");
-    assert_eq!(state(&daemon, process), (0, 0), "nothing is read again");
+    assert_eq!(answer(&daemon), RUNNING, "it runs");
+    assert_eq!(state(&daemon, process), RUNNING, "nothing is read again");
     program.signal(Signal::SIGKILL);
     program.wait();
-    assert_eq!(state(&daemon, process), (1, 0), "it has ended");
+    assert_eq!(state(&daemon, process), r#"{"Err":1}"#, "it has ended");
     drop(daemon);
     let _ = helper.wait();
 }

@@ -4,9 +4,10 @@
 use std::ffi::{c_int, c_uint};
 
 use libloading::Library;
+use serde::{Deserialize, Serialize};
 
 /// A result of the driver other than `CUDA_SUCCESS` (`CUresult`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaError(pub u32);
 
 impl CudaError {
@@ -23,7 +24,7 @@ impl CudaError {
 }
 
 /// State of a process in the driver (`CUprocessState`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessState {
     Running,
     /// Its driver calls wait.
@@ -49,21 +50,10 @@ impl ProcessState {
             word => Self::Unknown(word),
         }
     }
-
-    fn word(self) -> u32 {
-        match self {
-            Self::Running => 0,
-            Self::Locked => 1,
-            Self::Checkpointed => 2,
-            Self::Failed => 3,
-            Self::Moving => 4,
-            Self::Unknown(word) => word,
-        }
-    }
 }
 
 /// An operation on a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     GetState,
     /// Makes further driver calls wait, once all work has completed, or fails after so many milliseconds.
@@ -78,84 +68,20 @@ pub enum Operation {
 /// UUID of a GPU (`CUuuid`).
 pub type Uuid = [u8; 16];
 
-/// Length of an encoded operation, bytes: its kind, an argument and two UUIDs.
-const OPERATION_LENGTH: usize = 37;
-
-const NO_UUIDS: [Uuid; 2] = [[0; 16]; 2];
-
-impl Operation {
-    /// Returns the operation as a packet.
-    fn to_bytes(self) -> [u8; OPERATION_LENGTH] {
-        let (kind, argument, uuids) = match self {
-            Self::GetState => (b's', 0, NO_UUIDS),
-            Self::Lock(msec) => (b'l', msec, NO_UUIDS),
-            Self::Checkpoint => (b'c', 0, NO_UUIDS),
-            Self::Restore => (b'r', 0, NO_UUIDS),
-            Self::RestoreOn(old, new) => (b'o', 0, [old, new]),
-            Self::Unlock => (b'u', 0, NO_UUIDS),
-        };
-        let argument = u32::to_le_bytes(argument);
-        let mut bytes = [kind]
-            .into_iter()
-            .chain(argument)
-            .chain(uuids.into_iter().flatten());
-        std::array::from_fn(|_| bytes.next().unwrap_or(0))
-    }
-
-    /// Returns the operation of a packet.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; OPERATION_LENGTH] = bytes.try_into().ok()?;
-        let (kind, rest) = bytes.split_first()?;
-        let (argument, uuids) = rest.split_first_chunk()?;
-        let argument = u32::from_le_bytes(*argument);
-        let (old, new) = uuids.split_first_chunk()?;
-        Some(match kind {
-            b's' => Self::GetState,
-            b'l' => Self::Lock(argument),
-            b'c' => Self::Checkpoint,
-            b'r' => Self::Restore,
-            b'o' => Self::RestoreOn(*old, new.try_into().ok()?),
-            b'u' => Self::Unlock,
-            _ => return None,
-        })
-    }
-}
-
-/// A request to the helper process: an operation on a process, which its start time (clock ticks since boot)
-/// tells from later ones with its pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A request to the helper process, a packet of JSON: an operation on a process, which its start time (clock
+/// ticks since boot) tells from later ones with its pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub pid: u32,
     pub start_time: u64,
     pub operation: Operation,
 }
 
-/// Length of an encoded request, bytes: the pid, the start time and the operation.
-pub const REQUEST_LENGTH: usize = 12 + OPERATION_LENGTH;
+/// The helper process's answer to a request, a packet of JSON: the state that the operation leads to.
+pub type Answer = Result<ProcessState>;
 
-impl Request {
-    /// Returns the request as a packet.
-    pub fn to_bytes(self) -> [u8; REQUEST_LENGTH] {
-        let process = self
-            .pid
-            .to_le_bytes()
-            .into_iter()
-            .chain(self.start_time.to_le_bytes());
-        let mut bytes = process.chain(self.operation.to_bytes());
-        std::array::from_fn(|_| bytes.next().unwrap_or(0))
-    }
-
-    /// Returns the request of a packet.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (pid, rest) = bytes.split_first_chunk()?;
-        let (start_time, operation) = rest.split_first_chunk()?;
-        Some(Self {
-            pid: u32::from_le_bytes(*pid),
-            start_time: u64::from_le_bytes(*start_time),
-            operation: Operation::from_bytes(operation)?,
-        })
-    }
-}
+/// Length of the longest packet, bytes.
+pub const LONGEST: usize = 512;
 
 /// Arguments of a lock (`CUcheckpointLockArgs`).
 #[repr(C)]
@@ -307,68 +233,9 @@ fn check(result: u32) -> Result<()> {
     }
 }
 
-/// Length of an encoded answer, bytes.
-pub const ANSWER_LENGTH: usize = 8;
-
-/// Returns the answer to an operation as a packet.
-pub fn answer_to_bytes(answer: Result<ProcessState>) -> [u8; ANSWER_LENGTH] {
-    let [result, state] = match answer {
-        Ok(state) => [0, state.word()],
-        Err(CudaError(error)) => [error, 0],
-    };
-    let both = u64::from(state) << 32 | u64::from(result);
-    both.to_le_bytes()
-}
-
-/// Returns the answer of a packet.
-pub fn answer_from_bytes(bytes: [u8; ANSWER_LENGTH]) -> Result<ProcessState> {
-    let [a, b, c, d, e, f, g, h] = bytes;
-    check(u32::from_le_bytes([a, b, c, d]))?;
-    Ok(ProcessState::from_word(u32::from_le_bytes([e, f, g, h])))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn operations_and_answers_survive_their_encoding() {
-        for operation in [
-            Operation::GetState,
-            Operation::Lock(10_000),
-            Operation::Checkpoint,
-            Operation::Restore,
-            Operation::RestoreOn([7; 16], *b"another GPU uuid"),
-            Operation::Unlock,
-        ] {
-            let request = Request {
-                pid: 7,
-                start_time: 1 << 40,
-                operation,
-            };
-            assert_eq!(Request::from_bytes(&request.to_bytes()), Some(request));
-        }
-        assert_eq!(ProcessState::from_word(5), ProcessState::Moving);
-        for packet in [
-            &b""[..],
-            b"s",
-            &[b'x'; REQUEST_LENGTH],
-            &[b's'; REQUEST_LENGTH + 1],
-        ] {
-            assert_eq!(Request::from_bytes(packet), None);
-        }
-        for answer in [
-            Ok(ProcessState::Running),
-            Ok(ProcessState::Locked),
-            Ok(ProcessState::Checkpointed),
-            Ok(ProcessState::Failed),
-            Ok(ProcessState::Moving),
-            Ok(ProcessState::Unknown(6)),
-            Err(CudaError::NOT_SUPPORTED),
-        ] {
-            assert_eq!(answer_from_bytes(answer_to_bytes(answer)), answer);
-        }
-    }
 
     #[test]
     fn arguments_are_as_long_as_the_driver_expects() {

@@ -10,9 +10,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use gcgroupfs_sys::checkpoint::{
-    ANSWER_LENGTH, CudaError, Operation, ProcessState, Request, answer_from_bytes,
-};
+use gcgroupfs_sys::checkpoint::{Answer, CudaError, LONGEST, Operation, ProcessState, Request};
 use gcgroupfs_sys::launch::{self, Launcher};
 use gcgroupfs_sys::packet_pair;
 
@@ -141,7 +139,8 @@ impl Helper {
             operation,
         };
         let socket = self.start().ok_or(Failure::Ended)?;
-        let sent = nix::unistd::write(socket, &request.to_bytes());
+        let packet = serde_json::to_vec(&request).map_err(|_| Failure::Ended)?;
+        let sent = nix::unistd::write(socket, &packet);
         sent.map_err(|_| Failure::Ended)?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -152,12 +151,13 @@ impl Helper {
                 Ok(0) => return Err(Failure::TimedOut),
                 _ => {}
             }
-            let mut answer = [0; ANSWER_LENGTH];
-            return match nix::unistd::read(socket, &mut answer) {
+            let mut answer = [0; LONGEST];
+            let length = match nix::unistd::read(socket, &mut answer) {
                 Err(Errno::EINTR) => continue,
-                Ok(ANSWER_LENGTH) => answer_from_bytes(answer).map_err(Failure::Driver),
-                _ => Err(Failure::Ended),
+                length => length.unwrap_or(0),
             };
+            let answer = serde_json::from_slice::<Answer>(answer.get(..length).unwrap_or_default());
+            return answer.map_err(|_| Failure::Ended)?.map_err(Failure::Driver);
         }
     }
 
