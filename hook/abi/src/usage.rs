@@ -162,7 +162,12 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed`, ordered by `pressure_request`.
     pub nr_asking_fixed: AtomicU32,
-    reserved: [AtomicU64; 12],
+    /// Bytes of `memory_current` of all devices that are prepared for blocks that move in, until these are
+    /// settled.
+    ///
+    /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): only shown, and a hint for donors.
+    pub moving_in: AtomicU64,
+    reserved: [AtomicU64; 11],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -297,6 +302,7 @@ const _: () = {
     assert!(offset_of!(Usage, refused_bytes) == 96);
     assert!(offset_of!(Usage, uses_mps) == 108);
     assert!(offset_of!(Usage, nr_shared) == 112);
+    assert!(offset_of!(Usage, moving_in) == 128);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -1,7 +1,7 @@
 //! Charges of blocks: device memory against `memory.limit`, host memory against `memory.swap.max` of the
 //! process (for groups see `grant`). A block is charged in one place. While it moves out, and until it is
 //! settled, it is charged on the device and reserved on the host, where its memory counts in the swap pool,
-//! so that its bytes count once. While it moves in, it is charged in both.
+//! so that its bytes count once. While it moves in, it is charged in both, and shown on the host.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, uncharge};
 
 use super::Swap;
 use super::allocation::Allocation;
-use super::block::{Block, Placed, Where};
+use super::block::{Block, Goal, Placed, Where};
 use super::counts::Outcome;
 use crate::driver::cuda::CUerror;
 use crate::memory::ledger::Entry;
@@ -60,6 +60,20 @@ impl Swap {
     pub(super) fn charge_lost(&self, index: usize, size: u64) {
         self.leave_pool(index, size);
         self.charge_reserved(index, size);
+    }
+
+    /// Counts device memory that has been charged and prepared for a block to move in.
+    pub(super) fn count_moving_in(&self, to: Goal, size: u64) {
+        if to == Goal::Device {
+            self.usage().moving_in.fetch_add(size, Relaxed);
+        }
+    }
+
+    /// Ends [`count_moving_in`](Self::count_moving_in): the block is settled, or the memory is not used.
+    pub(super) fn end_moving_in(&self, to: Goal, size: u64) {
+        if to == Goal::Device {
+            uncharge(&self.usage().moving_in, size);
+        }
     }
 
     pub(super) fn drop_reserved(&self, index: usize, size: u64) {

@@ -44,6 +44,7 @@ pub(super) fn make(
         Ok(aside) => {
             let (block, local) = (Arc::clone(block), block.local);
             let piece = Piece { memory, aside, local };
+            swap.count_moving_in(to, block.size);
             Ok(Move { block, piece })
         }
         // Memory that cannot be unmapped stays charged and belongs to no block.
@@ -98,6 +99,7 @@ impl Piece {
             let Some(Self { memory, aside, local }) = left.take() else {
                 return Ok(());
             };
+            swap.end_moving_in(to, memory.size());
             if aside.unmap().is_err() {
                 return Err(Failed::Stuck);
             }

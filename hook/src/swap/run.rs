@@ -96,8 +96,9 @@ pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran 
             State::Ready(piece) => piece.cancel(swap, index, to),
             State::Charged(piece) => cancel_charged(swap, index, piece, to),
             State::Lost => {
-                if to.place() == Where::Host {
-                    swap.charge_lost(index, block.size);
+                match to.place() {
+                    Where::Host => swap.charge_lost(index, block.size),
+                    Where::Device => swap.end_moving_in(to, block.size),
                 }
                 Err(Failed::Stuck)
             }

@@ -310,7 +310,7 @@ impl State {
         }
         let on = |slot: usize| {
             let most = self.grants.most(process.id, slot);
-            let charged = process.usage().charged(slot, most);
+            let charged = process.usage().current(slot, most);
             charged.saturating_add(usage::overhead(process, slot, &self.devices))
         };
         usage::over_slots(device, self.devices.len(), on)

@@ -140,6 +140,24 @@ impl<'a> Untrusted<'a> {
         self.usage.memory_current(slot).min(most).min(MOST)
     }
 
+    /// Returns the bytes charged on the device of a slot without memory that is prepared there for blocks
+    /// that move in, at most `most`. Until a block is settled it counts on the host.
+    pub(super) fn current(self, slot: usize, most: u64) -> u64 {
+        self.usage
+            .memory_current(slot)
+            .saturating_sub(self.prepared(slot))
+            .min(most)
+            .min(MOST)
+    }
+
+    /// Returns the bytes charged on the device of a slot for blocks that move in.
+    pub(super) fn prepared(self, slot: usize) -> u64 {
+        match self.usage.moving_in.load(Relaxed).min(MOST) {
+            0 => 0,
+            all => Ledger::of(self, slot).map_or(0, |ledger| ledger.prepared().min(all)),
+        }
+    }
+
     /// Returns the bytes swapped out from all devices, at most `most` from each.
     pub(super) fn swapped_in_all(self, most: u64) -> u64 {
         let devices = self.usage.devices.iter();

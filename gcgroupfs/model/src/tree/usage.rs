@@ -70,7 +70,7 @@ pub(super) fn current(process: &Process, device: Option<usize>, devices: &Device
         return 0;
     }
     let on = |slot: usize| {
-        let charged = process.usage().charged(slot, device_total(slot, devices));
+        let charged = process.usage().current(slot, device_total(slot, devices));
         charged.saturating_add(overhead(process, slot, devices))
     };
     over_slots(device, devices.len(), on)

@@ -73,7 +73,10 @@ impl Block {
                 drop(memory);
                 swap.leave_pool(placed.index, self.size);
             }
-            Where::Device => swap.enter_pool(self.local, placed.index, memory),
+            Where::Device => {
+                swap.enter_pool(self.local, placed.index, memory);
+                swap.end_moving_in(Goal::Device, self.size);
+            }
         }
         swap.moved_block(self, placed.index, placed.place);
         unmapped.map_err(|_| Failed::Stuck)

@@ -7,7 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 
 use super::{DELIVERY, Need, Sight};
 use crate::tree::protection::{Protected, Source, choose};
-use crate::tree::{Host, Ledger, Notice, Process, ProcessId, State, enforce};
+use crate::tree::{Host, Notice, Process, ProcessId, State, enforce};
 
 /// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
@@ -32,17 +32,15 @@ impl Candidate {
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.charged(device, u64::MAX);
         let held = sight.held_by(process).unwrap_or(charged);
-        let prepared = Ledger::of(usage, device)?.prepared();
+        let prepared = usage.prepared(device);
         let (on_device, device) = (usage.device(device)?, control.devices.get(device)?);
-        // Without the allocations for which it asks for room.
-        let prepared = prepared.saturating_sub(on_device.pressure_size());
         let left = |limit: u64, used: u64| match limit {
             NO_LIMIT => NO_LIMIT,
             limit => limit.saturating_sub(used),
         };
-        let swappable = on_device.swappable(charged);
-        let bytes = swappable
-            .saturating_add(prepared.min(on_device.movable(charged).saturating_sub(swappable)))
+        let bytes = on_device
+            .swappable(charged)
+            .saturating_add(prepared)
             .min(held)
             .min(left(
                 device.memory_swap_max.load(Relaxed),

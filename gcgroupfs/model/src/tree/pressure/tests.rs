@@ -423,6 +423,7 @@ fn without_nvml_a_users_requests_have_a_pause_between_them() {
 /// A process whose hook prepares so much of its memory on the device, to move it in.
 fn bringing_in(world: &World, pid: u32, bytes: u64) -> ProcessId {
     let id = swapping(world, pid, 8, 0);
+    world.usage(id).moving_in.store(bytes, Relaxed);
     let device = &world.usage(id).devices[0];
     device.movable.store(bytes, Relaxed);
     device.memory_current.store(bytes, Relaxed);

@@ -44,7 +44,7 @@ impl Untrusted<'_> {
         let total = device_total(slot, devices);
         let count = |word: &AtomicU64| at_most(word, most.calls);
         let allocations = self.usage.allocations(slot);
-        let charged = self.charged(slot, total);
+        let charged = self.current(slot, total);
         let contexts = at_most(&usage.context_charged, charged);
         let mut sums = Sums {
             charged,
