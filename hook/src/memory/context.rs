@@ -1,6 +1,5 @@
 //! Charges of contexts. Nothing tells beforehand what a context takes, so its size is estimated and charged
-//! before the driver is called. The daemon measures it afterwards, and the charge is corrected
-//! (`accounting.md`).
+//! before the driver is called. The daemon measures it afterwards, and the charge is corrected.
 
 #[cfg(test)]
 mod tests;
@@ -23,6 +22,8 @@ use crate::{helper, sys};
 
 /// Longest wait of an allocation for the measurement of contexts.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Age of a request that is repeated for a waiting thread, nanoseconds. The daemon hurries for twice as long.
+const ASK_AGAIN: u64 = 50_000_000;
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
 /// Longest wait for another thread that makes a context on the device.
@@ -60,6 +61,8 @@ pub(crate) struct Contexts {
     /// Bytes, [`MOST`] for each estimated charge, by which these may be wrong. 0 after a wait in vain, until
     /// the next context is made or a daemon connects.
     doubt: AtomicU64,
+    /// When a measurement was last requested, nanoseconds of the monotonic clock.
+    asked: AtomicU64,
 }
 
 impl Contexts {
@@ -68,6 +71,7 @@ impl Contexts {
             making: [const { Mutex::new(()) }; MAX_DEVICES],
             charged: Mutex::new(Vec::new()),
             doubt: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
         }
     }
 
@@ -294,10 +298,8 @@ impl Memory {
         if self.settle_contexts() || helper::is_caller() {
             return;
         }
-        let Some(index) = self.ask_sizes_again() else {
-            return;
-        };
-        let Some(control) = self.control().devices.get(index) else {
+        let asked = self.ask_sizes_again();
+        let Some(control) = asked.and_then(|index| self.control().devices.get(index)) else {
             return;
         };
         loop {
@@ -315,18 +317,24 @@ impl Memory {
         }
     }
 
-    /// Repeats the requests for measurements that have no answer. Returns the device of the last.
+    /// Repeats the requests for measurements that have no answer, unless that is recent: an answer to an
+    /// earlier one is void. Returns the device of the last.
     fn ask_sizes_again(&self) -> Option<usize> {
-        let mut last = None;
-        for charged in self.contexts.charged.lock().iter() {
-            if charged.is_estimated && self.answered(charged.index).is_none() && last != Some(charged.index) {
-                last = Some(charged.index);
-                if let Some(device) = self.usage().devices.get(charged.index) {
-                    device.context_request.fetch_add(1, Release);
-                }
+        let all = self.contexts.charged.lock();
+        let unknown = |charged: &&Charged| charged.is_estimated && self.answered(charged.index).is_none();
+        let mut unknown: Vec<usize> = all.iter().filter(unknown).map(|charged| charged.index).collect();
+        unknown.dedup();
+        let (now, asked) = (sys::now(), &self.contexts.asked);
+        if now.saturating_sub(asked.load(Relaxed)) >= ASK_AGAIN {
+            asked.store(now, Relaxed);
+            for device in unknown
+                .iter()
+                .filter_map(|index| self.usage().devices.get(*index))
+            {
+                device.context_request.fetch_add(1, Release);
             }
         }
-        last
+        unknown.pop()
     }
 
     /// Returns the bytes, perhaps negative, that the daemon has found to be missing in the charge of contexts
@@ -384,6 +392,7 @@ impl Memory {
     /// `None` for several.
     fn ask_size(&self, index: usize, kind: Option<ContextKind>) {
         if let Some(device) = self.usage().devices.get(index) {
+            self.contexts.asked.store(sys::now(), Relaxed);
             device.context_kind.store(ContextKind::asked(kind), Relaxed);
             device.context_request.fetch_add(1, Release);
         }
