@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-use gcgroup_client::node::{Lease, State};
+use gcgroup_client::node::{FILES, Lease, State};
 use gcgroupfs_model::text::word;
 
 use super::bars::sparkline;
@@ -121,6 +121,28 @@ pub(super) const TREE: &[&str] = &[
     "lease",
     "kernels",
 ];
+
+/// Files that only these columns are computed from; all other files are read in any case.
+const OF_COLUMNS: &[(&str, &[&str])] = &[
+    ("memory.peak", &["peak"]),
+    ("memory.high", &["high"]),
+    ("memory.swap.max", &[]),
+    ("memory.events", &["refused", "state"]),
+    ("memory.pressure", &["memory_waits"]),
+    ("compute.max", &["quota"]),
+    ("compute.pressure", &["waits", "state"]),
+    ("gcgroup.lease", &["lease"]),
+    ("gcgroup.lease.action", &[]),
+];
+
+/// Returns the files that columns of `ls` are computed from.
+pub(super) fn files(columns: &[&Column]) -> Vec<&'static str> {
+    let is_needed = |file: &&&str| {
+        let row = OF_COLUMNS.iter().find(|(name, _)| name == *file);
+        row.is_none_or(|(_, of)| columns.iter().any(|column| of.contains(&column.name)))
+    };
+    FILES.iter().filter(is_needed).copied().collect()
+}
 
 /// Columns that need two snapshots.
 const RATES: &[&str] = &["state", "usage"];

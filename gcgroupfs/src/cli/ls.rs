@@ -57,6 +57,9 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let is_terminal = out.is_terminal();
     let mut activities = Activities::default();
+    if !arguments.json {
+        reader.only(columns::files(&arguments.columns()));
+    }
     if arguments.columns().iter().any(|column| column.needs_rates()) {
         activities.update(&reader.read()?);
         std::thread::sleep(RATES);
@@ -205,6 +208,7 @@ fn table(rows: &[Row], columns: &[&Column]) -> String {
 mod tests {
     use super::*;
     use gcgroup_client::node::fixture::snapshot;
+    use gcgroup_client::node::{FILES, Files, Lease, Usage};
 
     fn arguments(words: &[&str]) -> Arguments {
         #[derive(Debug, clap::Parser)]
@@ -324,9 +328,44 @@ mod tests {
         assert_eq!(text.matches("  -  soon").count(), 2, "/a and /a/b: {text}");
     }
 
+    /// Tests each column with the files that it is said to need, and with all files.
+    #[test]
+    fn columns_are_computed_from_their_files() {
+        let shown = |column: &str, names: &[&str]| {
+            let mut files = Files::default();
+            for name in names {
+                let text = match *name {
+                    "memory.events" => "oom 3\n",
+                    "compute.stat" => "nr_launches 4\nusage_usec 5\n",
+                    "compute.pressure" | "memory.pressure" => {
+                        "some avg10=7.00 total=8\nfull avg10=0.00 total=0\n"
+                    }
+                    "gcgroup.events" => "frozen 1\nsuspended 1\nlease_expired 0\n",
+                    "gcgroup.lease.action" => "freeze\n",
+                    "compute.max" => "11 100000\n",
+                    "compute.freeze" | "gcgroup.suspend" => "1\n",
+                    _ => "9\n",
+                };
+                files.insert(name, text.to_owned());
+            }
+            let mut snapshot = snapshot();
+            let group = &mut snapshot.groups[0];
+            group.lease = Lease::of(&files);
+            group.usage = Usage::of(files);
+            let text = arguments(&["--tree", "--format", column]).show(snapshot, &Activities::default());
+            text.unwrap()
+        };
+        let names = columns::column("?").unwrap_err().replace("columns are ", "");
+        for name in names.split(", ") {
+            let own = columns::files(&[columns::column(name).unwrap()]);
+            assert!(own.len() < FILES.len());
+            assert_eq!(shown(name, &own), shown(name, FILES), "{name}");
+        }
+    }
+
     #[test]
     fn files_of_the_snapshot_exist() {
-        for file in gcgroup_client::node::FILES {
+        for file in FILES {
             let mut rows = gcgroupfs_model::files::all();
             assert!(rows.any(|row| row.name == *file), "{file}");
         }

@@ -61,13 +61,15 @@ pub fn read_devices(client: &mut Client) -> anyhow::Result<Vec<Device>> {
     Ok(devices(&client.get("devices")??, &client.get(DEVICE_STAT)??))
 }
 
-/// Parses a group's lease; `None` without one.
-pub(super) fn lease(files: &Files) -> Option<Lease> {
-    Some(Lease {
-        seconds: files.number("gcgroup.lease")?,
-        action: files.text("gcgroup.lease.action").unwrap_or_default().to_owned(),
-        expired: files.value("gcgroup.events", "lease_expired") == Some("1"),
-    })
+impl Lease {
+    /// Parses a group's lease; `None` without one.
+    pub fn of(files: &Files) -> Option<Self> {
+        Some(Self {
+            seconds: files.number("gcgroup.lease")?,
+            action: files.text("gcgroup.lease.action").unwrap_or_default().to_owned(),
+            expired: files.value("gcgroup.events", "lease_expired") == Some("1"),
+        })
+    }
 }
 
 /// Parses `devices` and `devices.stat`. The names are the driver's.

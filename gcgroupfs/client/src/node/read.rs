@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::users::Users;
 use super::{
-    DEVICE_STAT, FILES, Files, Group, OnDevice, Process, Snapshot, Usage, VERSION, ancestors, parse,
+    DEVICE_STAT, FILES, Files, Group, Lease, OnDevice, Process, Snapshot, Usage, VERSION, ancestors,
     read_devices,
 };
 use crate::Client;
@@ -20,6 +20,8 @@ use crate::Client;
 pub struct Reader {
     socket: PathBuf,
     client: Option<Client>,
+    /// Files to read; `None`: [`FILES`].
+    files: Option<Vec<&'static str>>,
     users: Users,
 }
 
@@ -49,8 +51,14 @@ impl Reader {
         Self {
             socket: socket.to_owned(),
             client: None,
+            files: None,
             users: Users::default(),
         }
+    }
+
+    /// Reads no other files than these, so that long lists take less time.
+    pub fn only(&mut self, files: Vec<&'static str>) {
+        self.files = Some(files);
     }
 
     /// Uses this connection, whose limits of time are the caller's.
@@ -83,13 +91,14 @@ impl Reader {
     }
 
     fn try_read(&mut self) -> anyhow::Result<Snapshot> {
+        let files = self.files.clone().unwrap_or_else(|| FILES.to_vec());
         let client = self.client()?;
         // The daemon samples the GPUs when it is asked, and shows the sample to the next reader.
         let _ = client.get(DEVICE_STAT)?;
         // Processes first: the groups of all of them are then found, unless they are removed meanwhile.
-        let processes = lines(&client.list(FILES)?.context("cannot list processes")?)?;
+        let processes = lines(&client.list(&files)?.context("cannot list processes")?)?;
         let at = Instant::now();
-        let groups = lines(&client.list_groups(FILES)?.context("cannot list groups")?)?;
+        let groups = lines(&client.list_groups(&files)?.context("cannot list groups")?)?;
         let devices = read_devices(client)?;
         let policy = client.get("compute.policy")??.trim().to_owned();
         let mut snapshot = Snapshot {
@@ -110,7 +119,7 @@ impl Reader {
     fn groups(&mut self, lines: Vec<GroupLine>) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for line in lines {
-            let lease = parse::lease(&line.files);
+            let lease = Lease::of(&line.files);
             let usage = Usage::of(line.files);
             let index = line.device.and_then(|device| device.parse().ok());
             match (groups.last_mut().filter(|group| group.path == line.group), index) {
