@@ -5,9 +5,10 @@
 //! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused
 //! where a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
 
+use parking_lot::Mutex;
+
 use super::ABSURD;
 use super::charge::Charge;
-use super::lock::Lock;
 use super::page_counter::Sums;
 use crate::driver;
 use crate::driver::cuda::{
@@ -150,7 +151,7 @@ pub(crate) fn fit<A: Array>(
 /// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
 /// making an array without memory, asking, and destroying it.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes(Lock<Vec<(Description, u64)>>);
+pub(crate) struct Sizes(Mutex<Vec<(Description, u64)>>);
 
 /// Most cached sizes; beyond that the earliest is dropped.
 const MOST_SIZES: usize = 128;

@@ -4,9 +4,9 @@
 //! of limits.
 
 use gcgroup_abi::{Kind, OTHER_DEVICE};
+use parking_lot::{Mutex, MutexGuard};
 
-use super::fresh::{Fresh, Row};
-use super::lock::{Guard, Lock};
+use super::key::{self, Table};
 use crate::shared::device::LocalDevice;
 
 /// One allocation.
@@ -83,41 +83,6 @@ impl Entry {
     }
 }
 
-/// An [`Entry`] without a context, in 11 bytes without alignment.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Unowned {
-    size: [u8; 8],
-    local: LocalDevice,
-    index: u8,
-    kind: u8,
-}
-
-impl Unowned {
-    #[inline]
-    pub(crate) fn is(&self, kind: Kind) -> bool {
-        usize::from(self.kind) == kind as usize
-    }
-
-    pub(crate) fn of(entry: Entry) -> Self {
-        Self {
-            size: entry.size.to_ne_bytes(),
-            local: entry.local,
-            index: entry.index,
-            kind: entry.kind,
-        }
-    }
-
-    pub(crate) fn entry(&self) -> Entry {
-        Entry {
-            size: u64::from_ne_bytes(self.size),
-            owner: 0,
-            local: self.local,
-            index: self.index,
-            kind: self.kind,
-        }
-    }
-}
-
 /// Kinds whose allocations are charged one by one: bit i stands for `Kind::ALL[i]`.
 const CHARGED: u32 = {
     let (mut kinds, mut at) = (0, 0);
@@ -131,50 +96,14 @@ const CHARGED: u32 = {
     kinds
 };
 
-/// An entry with its key.
-#[derive(Debug, Clone, Copy, Default)]
-struct KeyedEntry {
-    key: u64,
-    entry: Entry,
-}
-
-impl Row for KeyedEntry {
-    #[inline(always)]
-    fn key(&self) -> u64 {
-        self.key
-    }
-
-    fn hash(key: u64) -> u64 {
-        hash(key)
-    }
-}
-
-type Table = Fresh<KeyedEntry, 3>;
-
-/// A shard with cache lines of its own; the latest entries are in them.
-#[repr(align(128))]
+/// A shard with a cache line of its own.
+#[repr(align(64))]
 #[derive(Debug, Default)]
-struct Shard(Lock<Table>);
+struct Shard(Mutex<Table<Entry>>);
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
     shards: Box<[Shard]>,
-}
-
-/// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small
-/// ones, which the driver allocates at consecutive addresses, so a place near the last one is likely in the
-/// cache.
-fn hash(key: u64) -> u64 {
-    let product = u128::from((key >> 14) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
-    #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
-    let region = (product >> 64) as u64 ^ product as u64;
-    // A region of 16 KiB takes 32 places, since the driver's smallest allocation is 512 bytes. Larger regions
-    // would collide more and lengthen lookups; with smaller ones the next place would be in the cache less
-    // often.
-    let position = region.wrapping_add(key >> 9 & 0x1f);
-    // The highest seven bits tell entries in one place apart.
-    let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
-    position & (u64::MAX >> 7) | tag << 57
 }
 
 impl Ledger {
@@ -187,12 +116,10 @@ impl Ledger {
         }
     }
 
-    /// Locks the shard of a key with that hash.
+    /// Locks the shard of a key.
     #[inline(always)]
-    fn shard(&self, hash: u64) -> Option<Guard<'_, Table>> {
-        // The table uses the lowest and highest bits; neighbours share the middle ones. A mask, since a
-        // division would take as long as everything else here.
-        let number = (hash >> 32) as usize & (self.shards.len() - 1);
+    fn shard(&self, key: u64) -> Option<MutexGuard<'_, Table<Entry>>> {
+        let number = key::shard(key, self.shards.len());
         self.shards.get(number).map(|shard| shard.0.lock())
     }
 
@@ -200,32 +127,24 @@ impl Ledger {
     /// replaced.
     #[inline]
     pub(crate) fn insert(&self, key: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
-        let hash = hash(key);
-        let mut table = self.shard(hash)?;
-        let entry = entry();
-        Some(table.insert(hash, KeyedEntry { key, entry })?.entry)
+        let mut table = self.shard(key)?;
+        table.insert(key, entry())
     }
 
     #[inline]
     pub(crate) fn remove(&self, key: u64) -> Option<Entry> {
-        let hash = hash(key);
-        Some(self.shard(hash)?.remove(hash, key)?.entry)
+        self.shard(key)?.remove(&key)
     }
 
     /// Returns the device of an entry.
     pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
-        let hash = hash(key);
-        Some(self.shard(hash)?.find(hash, key)?.entry.local)
+        Some(self.shard(key)?.get(&key)?.local)
     }
 
     /// Calls `change` with an entry, under its shard's lock.
     pub(crate) fn change(&self, key: u64, change: impl FnOnce(&mut Entry)) {
-        let hash = hash(key);
-        if let Some(mut table) = self.shard(hash)
-            && let Some(mut known) = table.remove(hash, key)
-        {
-            change(&mut known.entry);
-            table.insert(hash, known);
+        if let Some(mut table) = self.shard(key) {
+            table.get_mut(&key).map(change);
         }
     }
 
@@ -234,7 +153,11 @@ impl Ledger {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut table = shard.0.lock();
-            table.take_all(|known| is_wanted(&known.entry), |known| taken.push(known.entry));
+            taken.extend(
+                table
+                    .extract_if(|_, entry| is_wanted(entry))
+                    .map(|(_, entry)| entry),
+            );
         }
         taken
     }
@@ -242,12 +165,12 @@ impl Ledger {
     /// Calls `change` with every entry, under its shard's lock.
     pub(crate) fn each(&self, mut change: impl FnMut(&mut Entry)) {
         for shard in &self.shards {
-            shard.0.lock().each(|known| change(&mut known.entry));
+            shard.0.lock().values_mut().for_each(&mut change);
         }
     }
 }
 
-const _: () = assert!(size_of::<KeyedEntry>() == 24 && size_of::<Shard>() == 128);
+const _: () = assert!(size_of::<(u64, Entry)>() == 24 && size_of::<Shard>() == 64);
 
 #[cfg(test)]
 mod tests {
@@ -322,17 +245,6 @@ mod tests {
                 let each = bytes as u64 / number;
                 assert!(each <= 64, "{each} bytes per entry with {number} entries");
             }
-        }
-    }
-
-    #[test]
-    fn neighbours_hash_to_adjacent_places() {
-        let hashes: Vec<u64> = (0..16)
-            .map(|number| hash(0x7f12_3456_0000 + number * 512))
-            .collect();
-        for pair in hashes.windows(2) {
-            assert_eq!((pair[1] & 0xffff).wrapping_sub(pair[0] & 0xffff) & 0xffff, 1);
-            assert_ne!(pair[0] >> 57, pair[1] >> 57);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Holders of physical memory: handles, mappings, multicast objects, sparse arrays. Memory is freed when its
 //! last holder goes.
 //!
-//! Independent of the driver and of charges. An object with one handle and one mapping takes about 60 bytes.
+//! Independent of the driver and of charges. An object with one handle and one mapping takes about 80 bytes.
 //!
 //! Divided into shards, by handle and for mappings by address, so that threads seldom contend. An object is
 //! in the shard of its first handle; a mapping refers to it by [`Number`]. Rare operations that concern
@@ -15,7 +15,9 @@ mod objects;
 mod tests;
 
 use super::ledger::Entry;
-use super::lock::{Guard, Lock};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::key;
 pub(crate) use all::All;
 use bound::Bindings;
 pub(crate) use bound::{Binder, Region};
@@ -62,18 +64,18 @@ struct Held {
     objects: Objects,
 }
 
-/// A shard with cache lines of its own; the latest entries are in them.
-#[repr(align(128))]
+/// A shard with cache lines of its own.
+#[repr(align(64))]
 #[derive(Debug, Default)]
-struct Aligned<T>(Lock<T>);
+struct Aligned<T>(Mutex<T>);
 
-const _: () = assert!(size_of::<Aligned<Held>>() == 128 && size_of::<Aligned<Mappings>>() == 128);
+const _: () = assert!(size_of::<Aligned<Held>>() == 128 && size_of::<Aligned<Mappings>>() == 64);
 
 #[derive(Debug, Default)]
 pub(crate) struct Physical {
     held: [Aligned<Held>; SHARDS],
     mapped: [Aligned<Mappings>; SHARDS],
-    bindings: Lock<Bindings>,
+    bindings: Mutex<Bindings>,
 }
 
 /// Entries that an operation has freed, and entries no longer to be shown.
@@ -83,23 +85,23 @@ pub(crate) struct Gone {
     pub(crate) hidden: Vec<Entry>,
 }
 
-/// Returns the shard of a hash, by bits that the tables do not use and neighbours share.
+/// Returns the shard of a handle or an address.
 #[inline(always)]
-fn shard_of(hash: u64) -> usize {
-    (hash >> 32) as usize % SHARDS
+fn shard_of(key: u64) -> usize {
+    key::shard(key, SHARDS)
 }
 
 impl Physical {
     #[inline(always)]
-    fn held(&self, shard: usize) -> Guard<'_, Held> {
+    fn held(&self, shard: usize) -> MutexGuard<'_, Held> {
         let [first, ..] = &self.held;
         self.held.get(shard).unwrap_or(first).0.lock()
     }
 
     #[inline(always)]
-    fn mapped(&self, hash: u64) -> Guard<'_, Mappings> {
+    fn mapped(&self, address: u64) -> MutexGuard<'_, Mappings> {
         let [first, ..] = &self.mapped;
-        self.mapped.get(shard_of(hash)).unwrap_or(first).0.lock()
+        self.mapped.get(shard_of(address)).unwrap_or(first).0.lock()
     }
 
     /// Locks all shards.
@@ -116,21 +118,19 @@ impl Physical {
     /// [`All::displaced`].
     #[inline]
     pub(crate) fn add(&self, handle: u64, entry: impl FnOnce() -> Entry) -> Option<Number> {
-        let hash = names::hash(handle);
-        let shard = shard_of(hash);
+        let shard = shard_of(handle);
         let mut held = self.held(shard);
         let number = Number::of(shard, held.objects.insert(entry()));
-        held.handles.insert(hash, handle, number)
+        held.handles.insert(handle, number)
     }
 
     /// Adds a hold for a mapping that is about to be made; returns the number, and whether the memory was
     /// imported. `None`: unknown handle.
     #[inline]
     pub(crate) fn hold(&self, handle: u64) -> Result<Option<(Number, bool)>, Rare> {
-        let hash = names::hash(handle);
-        let shard = shard_of(hash);
+        let shard = shard_of(handle);
         let mut held = self.held(shard);
-        let Some(number) = held.handles.get(hash, handle) else {
+        let Some(number) = held.handles.get(handle) else {
             return Ok(None);
         };
         if number.shard() != shard {
@@ -151,8 +151,7 @@ impl Physical {
     /// the driver maps nothing over an existing mapping, so that one is gone.
     #[inline]
     pub(crate) fn map(&self, address: u64, length: u64, number: Number) -> Option<Number> {
-        let hash = names::hash_of_address(address);
-        self.mapped(hash).insert(hash, (address, length, number))
+        self.mapped(address).insert((address, length, number))
     }
 
     /// Removes every mapping that begins within a range; the memory is still held for them.
@@ -162,9 +161,8 @@ impl Physical {
         let end = address.saturating_add(length);
         let mut next = address;
         while next < end {
-            let hash = names::hash_of_address(next);
             // Usually they follow one another; otherwise all mappings are searched.
-            let Some(range) = self.mapped(hash).take_one(hash, next) else {
+            let Some(range) = self.mapped(next).take_one(next) else {
                 self.take_scattered(next, end, &mut taken);
                 break;
             };
@@ -209,12 +207,11 @@ impl Physical {
     /// Drops one hold by a handle, if it is known.
     #[inline]
     pub(crate) fn release(&self, handle: u64) -> Result<Option<Released>, Rare> {
-        let hash = names::hash(handle);
-        let shard = shard_of(hash);
+        let shard = shard_of(handle);
         let mut held = self.held(shard);
         let Held { handles, objects } = &mut *held;
         let mut released = Ok(None);
-        handles.remove_if(hash, handle, |number| {
+        handles.remove_if(handle, |number| {
             let is_here = number.shard() == shard;
             let object = objects.get_mut(number.slot()).filter(|_| is_here);
             let Some(object) = object.filter(|object| object.is_simple()) else {

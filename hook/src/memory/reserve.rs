@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
+use parking_lot::Mutex;
 
 use super::Memory;
 use super::account::{Account, Begun, Over, Want};
-use super::lock::Lock;
 use super::page_counter::{self, Full, Unsettled};
 use super::stream::Stream;
 use crate::driver;
@@ -55,7 +55,7 @@ pub(crate) struct Reserve {
     trims: AtomicUsize,
     /// The device slot in which it is charged; written with the account locked.
     index: AtomicUsize,
-    pub(crate) account: Lock<Account>,
+    pub(crate) account: Mutex<Account>,
 }
 
 impl Reserve {

@@ -8,15 +8,14 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
 use gcgroup_abi::{MAX_DEVICES, Usage, uncharge};
-
-use crate::memory::lock::{Guard, Lock};
+use parking_lot::{Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 pub(super) struct Whole {
     /// Index of the home device plus one, with [`SEVERAL`] if others were charged too. Zero: nothing was
     /// charged yet.
     home: AtomicU32,
-    several: Lock<()>,
+    several: Mutex<()>,
 }
 
 const SEVERAL: u32 = 1 << 31;
@@ -64,7 +63,7 @@ impl Whole {
     }
 
     /// Locks out other charges, where several devices are charged.
-    pub(super) fn alone(&self) -> Guard<'_, ()> {
+    pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
         self.several.lock()
     }
 

@@ -1,17 +1,17 @@
 //! Operations that concern several shards or are rare: they lock all shards.
 
 use gcgroup_abi::Kind;
+use parking_lot::MutexGuard;
 
 use super::bound::{Binding, Bindings};
-use super::names::{self, Mappings};
+use super::names::Mappings;
 use super::{Aligned, Binder, Gone, Held, Number, Object, Region, Released, SHARDS, shard_of};
 use crate::memory::ledger::Entry;
-use crate::memory::lock::Guard;
 
 /// Guard of all shards. Mappings are locked one shard at a time, after these.
 pub(crate) struct All<'a> {
-    pub(super) held: [Guard<'a, Held>; SHARDS],
-    pub(super) bindings: Guard<'a, Bindings>,
+    pub(super) held: [MutexGuard<'a, Held>; SHARDS],
+    pub(super) bindings: MutexGuard<'a, Bindings>,
     pub(super) mapped: &'a [Aligned<Mappings>; SHARDS],
 }
 
@@ -30,22 +30,19 @@ impl All<'_> {
 
     /// Inserts a handle; returns the object that had it before.
     fn name(&mut self, handle: u64, number: Number) -> Option<Number> {
-        let hash = names::hash(handle);
-        self.shard(shard_of(hash)).handles.insert(hash, handle, number)
+        self.shard(shard_of(handle)).handles.insert(handle, number)
     }
 
     /// Returns the object that a handle refers to.
     pub(crate) fn of_handle(&mut self, handle: u64) -> Option<Number> {
-        let hash = names::hash(handle);
-        self.shard(shard_of(hash)).handles.get(hash, handle)
+        self.shard(shard_of(handle)).handles.get(handle)
     }
 
     /// Returns the object mapped at an address. Fast if a mapping begins there; otherwise all mappings are
     /// searched.
     pub(crate) fn at(&self, address: u64) -> Option<Number> {
-        let hash = names::hash_of_address(address);
-        let begins = self.mapped.get(shard_of(hash));
-        let begins = begins.and_then(|shard| shard.0.lock().beginning_at(hash, address));
+        let begins = self.mapped.get(shard_of(address));
+        let begins = begins.and_then(|shard| shard.0.lock().beginning_at(address));
         begins.or_else(|| {
             self.mapped
                 .iter()
@@ -107,10 +104,7 @@ impl All<'_> {
             return Some((number, None));
         }
         let has_others = object.has_others();
-        let hash = names::hash(handle);
-        self.shard(shard_of(hash))
-            .handles
-            .remove_if(hash, handle, |_| true);
+        self.shard(shard_of(handle)).handles.remove_if(handle, |_| true);
         if has_others {
             self.held
                 .iter_mut()
@@ -123,7 +117,7 @@ impl All<'_> {
     pub(crate) fn undo(&mut self, handle: u64, (number, freed): Released) {
         let number = match freed {
             Some(entry) => {
-                let shard = shard_of(names::hash(handle));
+                let shard = shard_of(handle);
                 Number::of(shard, self.shard(shard).objects.insert(entry))
             }
             None => {

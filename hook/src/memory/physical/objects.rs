@@ -1,19 +1,19 @@
-//! Table of physical memory and multicast objects by slot: 20 bytes each.
+//! Table of physical memory and multicast objects by slot: 24 bytes each.
 
 use gcgroup_abi::Kind;
 
-use crate::memory::ledger::{Entry, Unowned};
+use crate::memory::ledger::Entry;
 
 #[derive(Debug)]
 pub(super) struct Object {
-    entry: Unowned,
+    entry: Entry,
     /// Number of holds by handles, with the flag [`OTHERS`].
     handles: u32,
     /// Number of mappings and bindings. In a free slot: the next free slot.
     holds: u32,
 }
 
-const _: () = assert!(size_of::<Object>() == 20);
+const _: () = assert!(size_of::<Object>() == 24);
 
 /// Flag in `handles`: several handles have referred to it at once.
 const OTHERS: u32 = 1 << 31;
@@ -24,11 +24,11 @@ const NONE: u32 = u32::MAX;
 
 impl Object {
     pub(crate) fn entry(&self) -> Entry {
-        self.entry.entry()
+        self.entry
     }
 
     pub(crate) fn set_entry(&mut self, entry: Entry) {
-        self.entry = Unowned::of(entry);
+        self.entry = entry;
     }
 
     pub(crate) fn handles(&self) -> u32 {
@@ -127,7 +127,7 @@ impl Objects {
     /// Inserts an object held by one handle; returns its slot.
     pub(crate) fn insert(&mut self, entry: Entry) -> u32 {
         let object = Object {
-            entry: Unowned::of(entry),
+            entry,
             handles: 1,
             holds: 0,
         };
@@ -162,9 +162,7 @@ impl Objects {
     pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
         let all = self.pieces.iter_mut().flatten();
         for object in all.filter(|object| object.handles != FREE) {
-            let mut entry = object.entry();
-            change(&mut entry);
-            object.set_entry(entry);
+            change(&mut object.entry);
         }
     }
 

@@ -3,26 +3,27 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
+use parking_lot::Mutex;
+
 use super::{Reserve, Source};
 use crate::driver::cuda::{CUerror, CUmemoryPool};
 use crate::memory::Memory;
 use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
-use crate::memory::lock::Lock;
 use crate::memory::page_counter::Unsettled;
 use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
-    list: Lock<Vec<Arc<Reserve>>>,
+    list: Mutex<Vec<Arc<Reserve>>>,
     /// Current pools of devices, as far as the driver has been asked.
-    current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
+    current: Mutex<Vec<(LocalDevice, Arc<Reserve>)>>,
     /// Number of events after which a device's current pool may be another: a pool was added, or a current
     /// pool may have changed.
     changes: AtomicUsize,
     /// Destroyed pools without live allocations, with the streams that they wait for.
-    over: Lock<Vec<(Vec<Stream>, Arc<Reserve>)>>,
+    over: Mutex<Vec<(Vec<Stream>, Arc<Reserve>)>>,
     /// Length of `over`, readable without the lock.
     nr_over: AtomicUsize,
 }
@@ -88,7 +89,7 @@ impl Reserves {
             is_shared: AtomicBool::new(false),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
-            account: Lock::new(Account::new()),
+            account: Mutex::new(Account::new()),
         });
         list.push(Arc::clone(&pool));
         pool
