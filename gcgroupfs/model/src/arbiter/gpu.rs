@@ -171,6 +171,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let nr_busy = seen.iter().filter(|one| one.is_busy).count();
         let gaps: Vec<(u32, Time)> = self
             .members()
+            .filter(|member| !member.is_parked)
             .filter_map(|member| Some((member.priority, member.gap_until()?)))
             .collect();
         let mut orders = Vec::with_capacity(seen.len());
