@@ -33,7 +33,7 @@ use crate::sys;
 const LOOK: u64 = 20_000;
 /// Shortest submission, nanoseconds, whose cost is learned from the charged GPU time: the daemon charges at
 /// least every two milliseconds.
-const CHARGED: u64 = 4_000_000;
+pub(crate) const CHARGED: u64 = 4_000_000;
 /// Longest interval between polls of a late submission, nanoseconds.
 const LATE: u64 = 150_000;
 /// Maximum time since the previous poll at which a poll tells when the work ended, nanoseconds.
@@ -210,6 +210,11 @@ impl Window {
             self.unmarked.push((stream, load, now));
         }
         self.costs.of(shape)
+    }
+
+    /// Returns whether the cost of such submissions has been learned.
+    pub(crate) fn knows(&self, shape: Shape) -> bool {
+        self.costs.knows(shape)
     }
 
     /// Returns how many submissions like this one fill half a window, 1 to 1024.

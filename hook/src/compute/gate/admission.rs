@@ -9,7 +9,7 @@ use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::meter::ring_if_wanted;
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
 use crate::driver::exit;
-use crate::program::window::{Admission, Window};
+use crate::program::window::{Admission, CHARGED, Window};
 use crate::shared::stall::Stalled;
 use crate::sys;
 
@@ -57,10 +57,14 @@ impl Passing<'_> {
             match admission {
                 Admission::Later(nanoseconds) => Some(nanoseconds),
                 Admission::Room => {
+                    let is_known = queue.knows(self.shape);
                     let guess = queue.submit(self.shape, stream, now);
                     let sampler = self.compute.samplers.get(self.bound.index());
                     let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
-                    let cost = sampled.unwrap_or(UNKNOWN_COST + guess);
+                    // The cost of a long submission is learned from the GPU time that is charged for it: it
+                    // must not bound that.
+                    let is_bound = is_known && guess < CHARGED;
+                    let cost = sampled.unwrap_or(if is_bound { guess } else { UNKNOWN_COST + guess });
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);
