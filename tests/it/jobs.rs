@@ -537,3 +537,39 @@ fn rules_say_where_jobs_are_made() {
     let pid = banner.split(' ').nth(1).expect("a pid");
     assert_eq!(mount.read("gpu", "gcgroup.procs"), pid);
 }
+
+#[test]
+fn worker_that_makes_its_job_again_after_a_kill_is_killed() {
+    // The kill is that of the job's group, or after its removal that of the group above.
+    for is_early in [true, false] {
+        let mount = Mount::new();
+        std::fs::create_dir(mount.path().join("team")).expect("root may make groups");
+        let mut worker = Background::new();
+        let mut main = Governed::spawn({
+            let mut command = mount.gcgroupfs(&["run", "--group", "team", "--memory-limit", "64M", "--"]);
+            let both = "sh -c \"$0\" sh \"$1\" \"$2\" \"$3\"; echo $GCGROUP_GROUP; read line";
+            command.args(["sh", "-c", both, LAUNCHERS[0]]).arg(driver_shell());
+            command.args(worker.pipes());
+            command
+        });
+        let group = main.line().expect("the command runs");
+        let began = std::time::Instant::now();
+        wait_until("the worker is older than two units of start times", || {
+            began.elapsed().as_millis() > 20
+        });
+        let kill = |group: &str| mount.write(group, "gcgroup.kill", "1");
+        if is_early {
+            kill(&group);
+        }
+        main.say("");
+        assert!(main.wait().success());
+        wait_until("the job's group is removed", || !has(&mount, &group));
+        if !is_early {
+            kill("team");
+        }
+        worker.say("go");
+        wait_until("the worker is killed", || {
+            mount.log().contains("was killed: by gcgroup.kill")
+        });
+    }
+}

@@ -37,6 +37,8 @@ pub struct Group {
     pub(super) id: GroupId,
     pub(super) name: String,
     pub(super) parent: Option<GroupId>,
+    /// The number that it had before it was removed and made again.
+    pub(super) former: Option<GroupId>,
     /// The uid of the creator.
     pub(super) maker: u32,
     /// True if the group is removed with its last process and last child group.
@@ -126,6 +128,7 @@ impl Group {
             id,
             name: made.name.clone(),
             parent,
+            former: None,
             maker: made.by,
             is_transient: made.is_transient,
             job: made.job.clone(),

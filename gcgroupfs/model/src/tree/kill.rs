@@ -30,9 +30,19 @@ impl Tree {
         }
     }
 
-    /// Returns whether a group exists.
+    /// Returns whether a process may register in a group: it exists, or is made again for one that names it.
     pub fn is_group(&self, id: GroupId) -> bool {
-        self.state.lock().groups.contains_key(&id)
+        let state = self.state.lock();
+        state.groups.contains_key(&id) || state.retained.of_group(id).is_some()
+    }
+
+    /// Returns the groups whose `gcgroup.kill` concerns the processes of a group: it and those above, also by
+    /// the numbers that they had before they were made again.
+    pub fn killed_with(&self, id: GroupId) -> Vec<GroupId> {
+        let state = self.state.lock();
+        let groups = state.chain(Some(id)).into_iter();
+        let numbers = |id: GroupId| [Some(id), state.groups.get(&id).and_then(|group| group.former)];
+        groups.flat_map(numbers).flatten().collect()
     }
 }
 

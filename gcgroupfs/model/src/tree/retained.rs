@@ -190,6 +190,7 @@ impl State {
         let (mut made, access) = (saved.made.take()?, saved.access?);
         made.retained = None;
         let mut group = Group::new(id, parent, &made, access);
+        group.former = Some(old);
         group.origins = saved.origins.clone();
         saved.restore_group(&mut group, &self.devices);
         self.add_group(group);

@@ -68,8 +68,10 @@ impl Registry {
     pub(super) fn kill_late(&mut self, number: u64, key: Key, group: Option<GroupId>) {
         let Some(group) = group else { return };
         let now = host::ticks_since_boot();
-        for uid in self.killed.killers(group, key.start_time, now) {
-            self.kill_one(number, uid);
+        for group in self.tree.killed_with(group) {
+            for uid in self.killed.killers(group, key.start_time, now) {
+                self.kill_one(number, uid);
+            }
         }
     }
 
