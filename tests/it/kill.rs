@@ -122,7 +122,9 @@ fn process_started_without_daemon_is_governed_later() {
     wait_until("the process is registered", || {
         Dir::of(&mount, shell.pid()).exists()
     });
-    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 4 * MIB);
+    wait_until("the estimate for the context is replaced", || {
+        Dir::of(&mount, shell.pid()).number("memory.current") == 4 * MIB
+    });
 }
 
 #[test]

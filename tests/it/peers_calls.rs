@@ -130,7 +130,8 @@ fn calls_with_null_arguments_are_answered_as_by_the_driver() {
 #[test]
 fn program_ends_unchanged_whatever_fails() {
     let ends = |mut command: Command, also: &mut dyn FnMut(i32)| {
-        command.env("GCGROUP_MEMORY_LIMIT", "2M");
+        // Without a daemon, a context is expected to take 256 MiB.
+        command.env("GCGROUP_MEMORY_LIMIT", "300M");
         let mut shell = DriverShell::spawn(command);
         also(shell.pid());
         let answers = ["spin 1 1", "spin 1 1", "sync", "alloc linear 4096", "free 0"];
