@@ -85,9 +85,9 @@ fn programs_that_start_together_all_finish_in_turns() {
 #[track_caller]
 fn start_together(mount: &Mount) {
     const PROGRAMS: usize = 10;
-    const PARTS: u64 = 6;
+    const PARTS: usize = 6;
     let mut programs: Vec<Governed> = (0..PROGRAMS).map(|_| program(mount, 1 << 40)).collect();
-    let large = [("linear", CARD / 4 * 3 / PARTS)].repeat(PARTS as usize);
+    let large = [("linear", CARD / 8)].repeat(PARTS);
     let all: Vec<_> = large.iter().chain(SMALL).collect();
     for program in &mut programs {
         for (api, bytes) in &all {

@@ -221,12 +221,12 @@ fn turns_are_in_proportion_to_weights_or_by_priority() {
 
 #[test]
 fn jobs_that_start_together_have_first_turns_within_twice_the_moves() {
-    const JOBS: u64 = 10;
+    const JOBS: usize = 10;
     // The second does not fit, so not all of a job is on the device in its turn.
     for bytes in [CARD * 3 / 4, CARD * 5 / 4] {
-        let mut sim = Sim::new(&[Job::new(bytes); JOBS as usize]);
+        let mut sim = Sim::new(&[Job::new(bytes); JOBS]);
         let move_nsec = bytes.min(CARD) / RATE * MSEC;
-        sim.run(2 * JOBS * move_nsec / SEC);
+        sim.run(2 * JOBS as u64 * move_nsec / SEC);
         let owners: BTreeSet<usize> = sim.began.iter().copied().collect();
         assert_eq!(owners.len(), sim.jobs.len(), "{:?}", sim.began);
     }
