@@ -3,7 +3,7 @@
 use gcgroup_abi::Submission;
 use hashbrown::HashMap;
 
-use super::Record;
+use super::{LONGEST, Record};
 use crate::program::context::Moment;
 
 /// Nanoseconds by which a stream's next moment must be later than its last work for the stream to have been
@@ -93,25 +93,24 @@ impl Timelines {
                 base: record.end,
                 line: Line::default(),
             });
-            let times = line.place([start, end], record.host);
-            timed.push((times, record.host.epoch, record.what, record.key, record.is_late));
+            let (times, is_known) = line.place([start, end], record.host);
+            let counts = is_known && !record.is_late;
+            timed.push((times, record.host.epoch, record.what, record.key, counts));
         }
         let Some(mut known) = known else {
             return Vec::new();
         };
         timed.sort_by_key(|(times, ..)| times[0]);
-        let runs = timed
-            .into_iter()
-            .filter_map(|(times, epoch, what, key, is_late)| {
-                let [took, alone] = known.line.cover(times, epoch)?;
-                let run = Run {
-                    what,
-                    key,
-                    took,
-                    alone,
-                };
-                (!is_late).then_some(run)
-            });
+        let runs = timed.into_iter().filter_map(|(times, epoch, what, key, counts)| {
+            let [took, alone] = known.line.cover(times, epoch)?;
+            let run = Run {
+                what,
+                key,
+                took,
+                alone,
+            };
+            counts.then_some(run)
+        });
         let runs = runs.collect();
         if known.line.covered < OLD {
             self.0.insert(context, known);
@@ -123,9 +122,10 @@ impl Timelines {
 impl Line {
     /// Returns when a submission ran that lies between these two moments of its stream, as if nothing had
     /// been sampled. If the stream was idle, the GPU has waited for the work's submission, unless it reached
-    /// the start moment late, because of another process's work. Records are given in the order of their
-    /// submission.
-    fn place(&mut self, [start, end]: [i64; 2], host: Host) -> [i64; 2] {
+    /// the start moment late, because of another process's work. False: it may have waited for any part of the
+    /// gap, which was long: the thread did not run, or the driver loaded the function first. Records are given
+    /// in the order of their submission.
+    fn place(&mut self, [start, end]: [i64; 2], host: Host) -> ([i64; 2], bool) {
         if self.epoch != host.epoch {
             self.streams.clear();
             self.epoch = host.epoch;
@@ -136,14 +136,14 @@ impl Line {
         };
         self.last = self.last.max(end);
         let gap = i64::try_from(host.gap).unwrap_or(0) - self.late(start, host.submitted);
-        let (began, delay) = match self.streams.get(&host.stream) {
-            Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay),
-            Some(_) => (start + gap.max(0), self.delay),
-            None => (start, self.delay),
+        let (began, delay, is_known) = match self.streams.get(&host.stream) {
+            Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay, true),
+            Some(_) => (start + gap.max(0), self.delay, host.gap <= LONGEST),
+            None => (start, self.delay, host.gap <= LONGEST),
         };
         self.streams.insert(host.stream, [end, delay]);
         self.delay = self.delay.saturating_add_unsigned(host.after);
-        [began.min(end), end].map(|time| time - delay)
+        ([began.min(end), end].map(|time| time - delay), is_known)
     }
 
     /// Returns how many nanoseconds later than usual the GPU reached a start moment.
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn idle_stream_does_not_run_while_the_host_submits() {
         let mut line = Line::default();
-        let mut place = |start, end, epoch| line.place([start, end], host(7, epoch, start));
+        let mut place = |start, end, epoch| line.place([start, end], host(7, epoch, start)).0;
         assert_eq!(
             place(5_000, 10_000, 1),
             [5_000, 10_000],
@@ -213,9 +213,31 @@ mod tests {
     }
 
     #[test]
+    fn long_gap_tells_no_time_unless_the_stream_was_busy() {
+        let mut line = Line::default();
+        let mut place = |start, gap| {
+            let host = Host {
+                gap,
+                ..host(7, 0, start)
+            };
+            line.place([start, start + 10_000], host).1
+        };
+        assert_eq!(
+            [
+                (0, 30_000),
+                (50_000, 4_000),
+                (60_000, 3_000_000),
+                (5 * MSEC, 3_000_000)
+            ]
+            .map(|(start, gap)| place(start, gap)),
+            [false, true, true, false]
+        );
+    }
+
+    #[test]
     fn work_that_waits_for_another_process_runs_from_its_start_moment() {
         let mut line = Line::default();
-        let mut place = |start, end, late| line.place([start, end], host(7, 1, 300 + start - late));
+        let mut place = |start, end, late| line.place([start, end], host(7, 1, 300 + start - late)).0;
         place(0, 10_000, 0);
         assert_eq!(place(50_000, 64_000, 0), [54_000, 64_000]);
         assert_eq!(
@@ -229,7 +251,7 @@ mod tests {
     #[test]
     fn streams_run_as_if_nothing_delayed_their_submissions() {
         let mut line = Line::default();
-        let mut place = |start, end, stream| line.place([start, end], host(stream, 0, start));
+        let mut place = |start, end, stream| line.place([start, end], host(stream, 0, start)).0;
         place(5_000, 6_000, 1);
         place(5_500, 7_000, 2);
         assert_eq!(place(50_000, 100_000, 1), [54_000, 100_000]);
