@@ -313,7 +313,7 @@ fn all_views_agree_on_state_and_limit() {
         let state = exporter.state();
         let mut processes = state["processes"].as_array().into_iter().flatten();
         let process = processes
-            .find(|process| process["pid"] == pid.to_string())
+            .find(|process| process["pid"].as_str() == Some(&pid.to_string()))
             .cloned();
         process.map(|process| (process["state"].clone(), process["limit"].clone()))
     };

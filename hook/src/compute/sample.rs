@@ -42,8 +42,6 @@ struct Record {
     what: Submission,
     key: u64,
     host: Host,
-    /// Whether the end moment was submitted late: the work may have ended long before.
-    is_late: bool,
 }
 
 /// The samples of one device.
@@ -135,10 +133,9 @@ impl Sampler {
                 submitted: sample.submitted.cast_signed(),
                 gap: now - sample.submitted,
                 before: sample.cost.min(LONGEST),
-                after: late.min(LONGEST),
+                after: late,
                 epoch: self.epoch.load(Relaxed),
             },
-            is_late: late > LONGEST,
         });
     }
 

@@ -16,6 +16,8 @@ const UP: f64 = 1.0 / 16.0;
 /// Shortest submission, nanoseconds, of which samples beside other processes' work are no measure: it always
 /// includes slices of theirs.
 const LONG: f64 = 4e6;
+/// Part of a sample's time that may be unsure: nothing is learned from it if more is.
+const UNSURE: u64 = 16;
 /// Most shapes that are remembered.
 const MOST: usize = 4096;
 
@@ -56,6 +58,13 @@ impl Costs {
     /// Learns from a sample. `is_shared`: other processes had the device meanwhile.
     pub(super) fn learn(&mut self, run: &Run, is_shared: bool) {
         let took = float(run.took);
+        let index = run.what as usize;
+        self.counted[index] = self.counted[index].wrapping_add(1);
+        if run.unsure > run.took / UNSURE {
+            let likely = self.of(run.what, run.key).map_or(took, float);
+            self.nsec += likely.clamp(took - float(run.unsure), took).min(float(run.alone));
+            return;
+        }
         if self.shapes.len() >= MOST && !self.shapes.contains_key(&run.key) {
             self.shapes.clear();
         }
@@ -77,8 +86,6 @@ impl Costs {
             *mean += (took - *mean) * NEXT;
             took
         };
-        let index = run.what as usize;
-        self.counted[index] = self.counted[index].wrapping_add(1);
         if !is_shared {
             (self.took, self.alone) = (self.took + took, self.alone + float(run.alone));
         }
@@ -112,13 +119,14 @@ impl Costs {
         Some(kind.nsec / kind.count * self.part())
     }
 
-    /// Returns the cost of a submission, nanoseconds: that of its shape, or of its kind if no such shape was
-    /// sampled. `None` if neither was, or if a long one was sampled only beside other processes' work.
+    /// Returns the cost of a submission, nanoseconds: that of its shape, or the mean of its kind if it has no
+    /// shape. `None` if no such one was sampled, or a long one only beside other processes' work.
     pub(super) fn of(&self, what: Submission, key: u64) -> Option<u64> {
-        let cost = match self.shapes.get(&key).filter(|_| key != 0) {
-            Some(Known { mean: None, least }) if *least >= LONG => None,
-            Some(known) => Some(known.mean.unwrap_or(known.least) * self.part()),
-            None => self.mean(what as usize),
+        let cost = match (key, self.shapes.get(&key)) {
+            (0, _) => self.mean(what as usize),
+            (_, None) => None,
+            (_, Some(Known { mean: None, least })) if *least >= LONG => None,
+            (_, Some(known)) => Some(known.mean.unwrap_or(known.least) * self.part()),
         };
         #[allow(
             clippy::cast_possible_truncation,
@@ -139,7 +147,27 @@ mod tests {
             key: 3,
             took,
             alone,
+            unsure: 0,
         }
+    }
+
+    #[test]
+    fn sample_that_is_mostly_unsure_counts_as_what_its_shape_costs() {
+        let mut costs = Costs::default();
+        let sure = run(1000, 1000);
+        let unsure = |unsure| Run {
+            unsure,
+            ..run(100_000, 100_000)
+        };
+        costs.learn(&unsure(99_900), false);
+        assert_eq!((costs.of(Submission::Kernel, 3), costs.nsec), (None, 100_000.0));
+        costs.learn(&sure, false);
+        costs.learn(&unsure(99_900), false);
+        assert_eq!(costs.nsec, 102_000.0);
+        costs.learn(&unsure(50_000), false);
+        assert_eq!(costs.nsec, 152_000.0);
+        assert_eq!(costs.of(Submission::Kernel, 3), Some(1000));
+        assert_eq!(costs.counted, [4, 0, 0]);
     }
 
     #[test]
@@ -150,11 +178,12 @@ mod tests {
             costs.learn(&run(1000, 1000), false);
             costs.learn(&run(1000, 0), false);
         }
-        for key in [3, 4] {
+        for key in [3, 0] {
             let cost = costs.of(Submission::Kernel, key).unwrap();
             assert!((490..=510).contains(&cost), "{key}: {cost}");
         }
-        assert_eq!(costs.of(Submission::Graph, 4), None);
+        assert_eq!(costs.of(Submission::Kernel, 4), None, "it may be longer");
+        assert_eq!(costs.of(Submission::Graph, 0), None);
         assert_eq!((costs.counted, costs.nsec), ([2000, 0, 0], 1e6));
     }
 

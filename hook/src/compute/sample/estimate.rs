@@ -124,6 +124,7 @@ mod tests {
             key: 1,
             took,
             alone: took,
+            unsure: 0,
         };
         costs.learn(&run, false);
     }

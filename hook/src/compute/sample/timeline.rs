@@ -26,6 +26,8 @@ pub(super) struct Run {
     pub took: u64,
     /// The part of it in which no earlier sample ran.
     pub alone: u64,
+    /// The part of it in which it may not have run.
+    pub unsure: u64,
 }
 
 /// Times of samples, nanoseconds since a base.
@@ -93,23 +95,22 @@ impl Timelines {
                 base: record.end,
                 line: Line::default(),
             });
-            let (times, is_known) = line.place([start, end], record.host);
-            let counts = is_known && !record.is_late;
-            timed.push((times, record.host.epoch, record.what, record.key, counts));
+            let (times, unsure) = line.place([start, end], record.host);
+            timed.push((times, record.host.epoch, record.what, record.key, unsure));
         }
         let Some(mut known) = known else {
             return Vec::new();
         };
         timed.sort_by_key(|(times, ..)| times[0]);
-        let runs = timed.into_iter().filter_map(|(times, epoch, what, key, counts)| {
+        let runs = timed.into_iter().filter_map(|(times, epoch, what, key, unsure)| {
             let [took, alone] = known.line.cover(times, epoch)?;
-            let run = Run {
+            Some(Run {
                 what,
                 key,
                 took,
                 alone,
-            };
-            counts.then_some(run)
+                unsure: unsure.min(took),
+            })
         });
         let runs = runs.collect();
         if known.line.covered < OLD {
@@ -122,10 +123,10 @@ impl Timelines {
 impl Line {
     /// Returns when a submission ran that lies between these two moments of its stream, as if nothing had
     /// been sampled. If the stream was idle, the GPU has waited for the work's submission, unless it reached
-    /// the start moment late, because of another process's work. False: it may have waited for any part of the
-    /// gap, which was long: the thread did not run, or the driver loaded the function first. Records are given
-    /// in the order of their submission.
-    fn place(&mut self, [start, end]: [i64; 2], host: Host) -> ([i64; 2], bool) {
+    /// the start moment late, because of another process's work. Also returns in how many nanoseconds of that
+    /// it may not have run: a long gap, in which the thread did not run or the driver loaded the function
+    /// first, or a long time until the end moment. Records are given in the order of their submission.
+    fn place(&mut self, [start, end]: [i64; 2], host: Host) -> ([i64; 2], u64) {
         if self.epoch != host.epoch {
             self.streams.clear();
             self.epoch = host.epoch;
@@ -136,14 +137,16 @@ impl Line {
         };
         self.last = self.last.max(end);
         let gap = i64::try_from(host.gap).unwrap_or(0) - self.late(start, host.submitted);
-        let (began, delay, is_known) = match self.streams.get(&host.stream) {
-            Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay, true),
-            Some(_) => (start + gap.max(0), self.delay, host.gap <= LONGEST),
-            None => (start, self.delay, host.gap <= LONGEST),
+        let long = |nsec: u64| if nsec > LONGEST { nsec } else { 0 };
+        let (began, delay, waited) = match self.streams.get(&host.stream) {
+            Some([before, delay]) if start <= before + IDLE => (start.max(*before), *delay, 0),
+            Some(_) if host.gap <= LONGEST => (start + gap.max(0), self.delay, 0),
+            _ => (start, self.delay, long(host.gap)),
         };
         self.streams.insert(host.stream, [end, delay]);
-        self.delay = self.delay.saturating_add_unsigned(host.after);
-        ([began.min(end), end].map(|time| time - delay), is_known)
+        self.delay = self.delay.saturating_add_unsigned(host.after.min(LONGEST));
+        let unsure = waited + long(host.after);
+        ([began.min(end), end].map(|time| time - delay), unsure)
     }
 
     /// Returns how many nanoseconds later than usual the GPU reached a start moment.
@@ -213,25 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn long_gap_tells_no_time_unless_the_stream_was_busy() {
+    fn long_gap_may_be_time_in_which_an_idle_stream_did_not_run() {
         let mut line = Line::default();
-        let mut place = |start, gap| {
+        let mut place = |start, gap, after| {
             let host = Host {
                 gap,
+                after,
                 ..host(7, 0, start)
             };
             line.place([start, start + 10_000], host).1
         };
-        assert_eq!(
-            [
-                (0, 30_000),
-                (50_000, 4_000),
-                (60_000, 3_000_000),
-                (5 * MSEC, 3_000_000)
-            ]
-            .map(|(start, gap)| place(start, gap)),
-            [false, true, true, false]
-        );
+        assert_eq!(place(0, 30_000, 0), 30_000);
+        assert_eq!(place(50_000, 4_000, 0), 0);
+        assert_eq!(place(60_000, 3_000_000, 0), 0, "the stream was busy");
+        assert_eq!(place(5 * MSEC, 3_000_000, 90_000), 3_090_000);
     }
 
     #[test]
