@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use gcgroup_client::Client;
-use gcgroup_client::node::{self, DEVICE_STAT, Device, read_devices};
+use gcgroup_client::node::{DEVICE_STAT, Device, read_devices};
 use nix::errno::Errno;
 use serde::Deserialize;
 
