@@ -273,6 +273,8 @@ fn pods(text: &str) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
 
 #[cfg(test)]
 mod tests {
+    use gcgroup_client::node;
+
     use super::*;
 
     #[test]
