@@ -31,6 +31,19 @@ def get(pid, name):
     return socket_command("get", path(pid, name))
 
 
+def charged(pid):
+    """Returns the bytes charged to a process or group, once no context is charged by an estimate any more: when they
+    have not changed for 0.3 s."""
+    until, since, last = time.monotonic() + 5, time.monotonic(), None
+    while True:
+        current, now = int(get(pid, "memory.current")), time.monotonic()
+        if current != last:
+            since, last = now, current
+        if now - since >= 0.3 or now >= until:
+            return current
+        time.sleep(0.02)
+
+
 def put(pid, name, value):
     """Writes a control file."""
     if MOUNT:

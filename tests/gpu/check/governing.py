@@ -75,7 +75,7 @@ def compared(pid, account, facts):
     """Compares the ledger with NVML's number. Returns a remark for the verdict, empty if the comparison was
     possible."""
     has_overhead(pid)
-    facts["memory_current"] = current = int(control.get(pid, "memory.current"))
+    facts["memory_current"] = current = control.charged(pid)
     try:
         facts["nvml"] = held = account.bytes_of(pid)
     except Untold as reason:
@@ -88,7 +88,7 @@ def compared(pid, account, facts):
 
 def capped(program, facts):
     """Checks that the job sees the limit as its total memory and cannot allocate more."""
-    limit = int(control.get(program.pid, "memory.current")) + 2 * GIB
+    limit = control.charged(program.pid) + 2 * GIB
     control.put(program.pid, "memory.limit", limit)
     info = program.ask("info", "info")
     facts["limit"], facts["info"] = limit, info

@@ -36,7 +36,7 @@ def body(sim, facts):
         facts["contexts_are_measured"] = [has_overhead(program.pid) for program in programs]
         members = sorted(control.get(GROUP, "gcgroup.procs").split())
         require(members == sorted(str(program.pid) for program in programs), f"the group's members are {members}")
-        limit = int(control.get(GROUP, "memory.current")) + BLOCKS * BLOCK
+        limit = control.charged(GROUP) + BLOCKS * BLOCK
         control.put(GROUP, "memory.limit", limit)
         facts["blocks"] = fill(programs)
         # The memory of the contexts may have changed meanwhile.

@@ -13,7 +13,7 @@ from part import load, main, require
 def body(sim, facts):
     with load("obey") as program:
         program.until("ready")
-        limit = int(control.get(program.pid, "memory.current")) + (64 << 20)
+        limit = control.charged(program.pid) + (64 << 20)
         control.put(program.pid, "memory.limit", limit)
         daemon.kill()
         program.ask("launch 1", "launched")

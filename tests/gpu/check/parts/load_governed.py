@@ -16,7 +16,7 @@ def body(sim, facts):
         program.ask("sync", "synchronised")
         require(int(control.flat(pid, "compute.stat")["nr_launches"]) >= 5, "the launches are not counted")
         program.ask("alloc linear 64M", "allocated")
-        limit = int(control.get(pid, "memory.current")) + (64 << 20)
+        limit = control.charged(pid) + (64 << 20)
         control.put(pid, "memory.limit", limit)
         require(int(program.ask("meminfo", "meminfo")[1]) == limit, "the program's total memory is not the limit")
         require(program.ask("alloc linear 128M", "refused")[0] == "CUDA_ERROR_OUT_OF_MEMORY", "another error")
