@@ -25,6 +25,8 @@ use crate::helper::Step;
 /// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(8);
+/// Time in which the daemon usually answers a request for a larger grant.
+const ANSWERED: Duration = Duration::from_millis(20);
 
 const GO_ON: Step = Step {
     wake: Some(Duration::ZERO),
@@ -64,6 +66,8 @@ pub(super) struct Device {
     was_frozen: bool,
     not_before: Option<Instant>,
     pause: Duration,
+    /// Whether the last attempt has asked for a larger grant.
+    has_asked: bool,
     /// Whether the refusal of a move out has been counted.
     is_refused: bool,
     /// Size of the smallest block that the groups above have just not granted, bytes.
@@ -94,6 +98,7 @@ impl Device {
             was_frozen: false,
             not_before: None,
             pause: AGAIN,
+            has_asked: false,
             is_refused: false,
             not_granted: None,
         }

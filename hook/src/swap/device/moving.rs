@@ -11,7 +11,7 @@ use super::super::relocate::relocate;
 use super::super::run::{length, run};
 use super::super::settings::SwapSettings;
 use super::super::task::{Task, excess};
-use super::{AGAIN, Device, GO_ON, Phase};
+use super::{AGAIN, ANSWERED, Device, GO_ON, Phase};
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
@@ -127,7 +127,7 @@ impl Device {
 
     /// Updates the request and the block after a move.
     fn moved(&mut self, block: &Block, task: &Task) {
-        self.pause = AGAIN;
+        (self.pause, self.has_asked) = (AGAIN, false);
         if task.to == Goal::Device {
             return;
         }
@@ -144,8 +144,15 @@ impl Device {
     #[expect(clippy::too_many_arguments, reason = "one step of a move")]
     fn fail(&mut self, swap: &Swap, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
         match failed {
-            // Not a failure: other processes use the device's memory.
-            Failed::NoRoom if to == Goal::Device => return self.put_off(),
+            // Not a failure: other processes use the device's memory. The helper does not wait for a larger
+            // grant, and the daemon takes it back if it is not used soon: the second attempt finds it.
+            Failed::NoRoom if to == Goal::Device => {
+                self.has_asked = !self.has_asked;
+                return match self.has_asked {
+                    true => self.not_before = Some(Instant::now() + ANSWERED),
+                    false => self.put_off(),
+                };
+            }
             Failed::Refused => swap.is_host_refused.store(true, Relaxed),
             Failed::Stuck => swap.is_stuck.store(true, Relaxed),
             Failed::NoRoom | Failed::Driver => {}
