@@ -13,7 +13,8 @@ gcgroupfs() {
 # start_gcgroupfs [CONFIG]. The simulated GPUs are a directory that all programs share.
 start_gcgroupfs() {
     SIMGPU_DIR=$work/gpu SIMGPU_DEVICES=2 SIMGPU_MEMORY=8G LD_LIBRARY_PATH=$dist/simgpu \
-        start gcgroupfs "$dist/bin/gcgroupfs" mount --config "${1-$repo/gcgroupfs/integrations/kubelet-plugin/gcgroupfs.toml}" \
+        start gcgroupfs "$dist/bin/gcgroupfs" mount --context-size 0 \
+        --config "${1-$repo/gcgroupfs/integrations/kubelet-plugin/gcgroupfs.toml}" \
         --state-dir "$work/state" --allow-other "$work/mount"
     wait_for "the daemon answers" 30 gcgroupfs get devices
 }
