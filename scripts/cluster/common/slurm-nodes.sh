@@ -73,8 +73,7 @@ start_daemon() {
     in_background "$WORK/daemon-$1.log" nsenter --mount="/proc/$(cat "$WORK/holder-$1")/ns/mnt" -- \
         env LD_LIBRARY_PATH="$WORK/lib" SIMGPU_DIR="$WORK/gpus" SIMGPU_DEVICES=2 SIMGPU_MEMORY=1G \
         SIMGPU_CONTEXT_MEMORY=0 "$WORK/gcgroupfs" mount --context-size 0 --allow-other \
-            --socket /run/gcgroupfs/gcgroup.sock \
-        --config "$WORK/gcgroupfs-$1.toml" /run/gcgroup
+        --socket /run/gcgroupfs/gcgroup.sock --config "$WORK/gcgroupfs-$1.toml" /run/gcgroup
     echo $! > "$WORK/daemon-$1"
     until_true on "$1" "$WORK/gcgroupfs" get devices
 }
