@@ -19,7 +19,8 @@ pub(crate) fn unlinked() -> PathBuf {
     c_program("ways.c", &["-ldl"])
 }
 
-fn library(flags: &[&str]) -> PathBuf {
+/// Builds `ways.c` as a library that is linked with the driver.
+pub(crate) fn library(flags: &[&str]) -> PathBuf {
     let path = format!("-L{}", artifacts().simgpu().display());
     let mut all = vec!["-shared", "-fPIC", "-DLIBRARY"];
     all.extend(flags);

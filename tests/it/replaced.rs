@@ -7,7 +7,7 @@ use std::process::Command;
 use support::{Governed, Mount, artifacts, c_program, wait_until};
 
 use crate::driver::{Dir, driver_shell, governed_pids};
-use crate::interception::{LAUNCHES, is_counted, unlinked};
+use crate::interception::{LAUNCHES, is_counted, library, unlinked};
 use crate::required::Stopped;
 
 /// Sanitizers of gcc, as options.
@@ -157,4 +157,38 @@ fn program_that_evades_the_library_is_reported_or_refused() {
         assert!(program.stderr().contains(why), "{}", program.stderr());
     }
     assert!(governed_pids(&mount).is_empty());
+}
+
+#[test]
+fn program_that_evades_the_library_is_listed_and_explained() {
+    let mount = Mount::new();
+    let (ours, other) = (artifacts().preload(), replacer("-DWALK"));
+    let library = library(&["-DLINKED"]);
+    let in_library = |how: &str, inner: &str| format!("{how}:{}:{inner}", library.display());
+    let (ours_only, behind) = (joined(&[&ours]), joined(&[&other, &ours]));
+    for (preload, way_) in [
+        (&behind, "dlsym".to_owned()),
+        (&ours_only, "dlmopen".to_owned()),
+        (&ours_only, in_library("deepbind", "linked")),
+        (&ours_only, in_library("deepbind", "dlsym")),
+        (&ours_only, in_library("other", "linked")),
+        (&ours_only, in_library("other", "dlsym")),
+    ] {
+        let mut program = Governed::spawn(way(&mount, preload, &way_));
+        program.expect(&format!("launched {LAUNCHES}"));
+        let begin = format!("{} gpu=0 ", program.pid());
+        let is_listed = |line: &str| line.starts_with(&begin) && line.ends_with("reason=no_hook");
+        wait_until("the process is listed", || {
+            mount.read("", "unmanaged").lines().any(is_listed)
+        });
+        let mut explain = mount.gcgroupfs(&["explain", &program.pid().to_string()]);
+        let text = explain.output().expect("the command runs").stdout;
+        let text = String::from_utf8_lossy(&text);
+        assert!(
+            text.contains("looks driver functions up past the library"),
+            "{way_}: {text}"
+        );
+        program.say("");
+        program.expect("done");
+    }
 }

@@ -13,6 +13,8 @@
  *   next              dlsym(RTLD_NEXT, ...), if linked with -lcuda
  *   default           dlsym(RTLD_DEFAULT, ...), if linked with -lcuda
  *   local:PATH:WAY    runs WAY in this program built as a library at PATH (-shared -fPIC -DLIBRARY), opened with RTLD_LOCAL
+ *   deepbind:PATH:WAY as local, but opened with RTLD_DEEPBIND
+ *   other:PATH:WAY    as local, but opened in a new namespace
  *   lookup:PATH       opens the driver at PATH and looks symbols up, but calls nothing
  *
  * "fork" runs it in a child, which alone uses the driver; "exec" runs it, then executes "ways WAY N".
@@ -170,12 +172,13 @@ int launches(const char *way, int n) {
     else if (!strcmp(way, "linked"))
         driver = linked;
 #endif
-    else if (!strncmp(way, "local:", 6)) {
-        char *path = strdup(way + 6), *rest = strchr(path, ':');
+    else if (!strncmp(way, "local:", 6) || !strncmp(way, "deepbind:", 9) || !strncmp(way, "other:", 6)) {
+        char *path = strdup(strchr(way, ':') + 1), *rest = strchr(path, ':');
         if (!rest)
             fail(way, 2);
         *rest++ = 0;
-        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        void *library = *way == 'o' ? dlmopen(LM_ID_NEWLM, path, RTLD_NOW)
+                                    : dlopen(path, RTLD_NOW | (*way == 'd' ? RTLD_DEEPBIND : RTLD_LOCAL));
         if (!library)
             fail(dlerror(), 0);
         return ((int (*)(const char *, int))looked_up(library, "launches"))(rest, n);

@@ -13,6 +13,10 @@ const DRIVER: &str = "libcuda.so";
 /// Beginning of the paths of the driver's devices.
 const DEVICES: &str = "/dev/nvidia";
 
+/// How a process with the preloaded library may evade it.
+const PAST: &str =
+    "it looks driver functions up past the library (RTLD_DEEPBIND, dlmopen, another preloaded dlsym)";
+
 /// Kind of a program's file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Program {
@@ -156,7 +160,7 @@ fn hooked(observed: &Observed) -> Reason {
             "wait some seconds for its next attempt; then look for its pid in the daemon's log",
         ),
         Daemon::Present => (
-            "it has not called cuInit yet, or the daemon has refused it".to_owned(),
+            format!("it has not called cuInit yet, the daemon has refused it, or {PAST}"),
             "look for its pid in the daemon's log: a hook of another version, or too many processes",
         ),
     }
@@ -170,9 +174,10 @@ fn preloaded(observed: &Observed) -> Reason {
     }
     if observed.has_driver() {
         return (
-            "it has loaded the driver but not the hook: it has used no driver function yet, it looks them up \
-             past the library (RTLD_DEEPBIND, dlmopen, another preloaded dlsym), or its C library is too old for the hook"
-                .to_owned(),
+            format!(
+                "it has loaded the driver but not the hook: it has used no driver function yet, {PAST}, or its C \
+                 library is too old for the hook"
+            ),
             "if it uses the GPU already: use glibc as new as the one that gcgroupfs was built with",
         );
     }
