@@ -27,14 +27,17 @@ mod top;
 mod wait;
 
 use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
+use std::thread;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit};
 
 use self::paths::Named;
 use crate::checkpoint_helper;
@@ -55,6 +58,9 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Bytes of stack that suffice to build the command line; a debug build takes 270 KiB.
+const BUILDER_STACK: usize = 1 << 20;
 
 /// Version, commit and version of the blocks that hooks and daemon share.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -249,8 +255,18 @@ fn handle<A, O: Outcome>(handler: impl FnOnce(Socket, A) -> O, socket: Socket, a
 pub fn main() -> ExitCode {
     // Where this program executes itself through /proc/self/exe, the kernel names it `exe`.
     let _ = prctl::set_name(c"gcgroupfs");
-    let Cli { socket, command } = Cli::parse();
+    let Cli { socket, command } = on_ample_stack(Cli::parse);
     command.run(Socket(socket))
+}
+
+/// Calls `build`; where the process's stack may not be as large as [`BUILDER_STACK`], in a thread.
+fn on_ample_stack<T: Send + 'static>(build: fn() -> T) -> T {
+    let is_ample = getrlimit(Resource::RLIMIT_STACK).is_ok_and(|(soft, _)| soft >= BUILDER_STACK as u64);
+    let builder = thread::Builder::new().stack_size(BUILDER_STACK);
+    match (!is_ample).then(|| builder.spawn(build)) {
+        Some(Ok(builder)) => builder.join().unwrap_or_else(|panic| resume_unwind(panic)),
+        Some(Err(_)) | None => build(),
+    }
 }
 
 fn print_manual(arguments: &Manual) -> anyhow::Result<()> {
@@ -262,14 +278,14 @@ fn print_manual(arguments: &Manual) -> anyhow::Result<()> {
 
 fn completions(shell: Shell) -> Vec<u8> {
     let mut out = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
+    clap_complete::generate(shell, &mut on_ample_stack(Cli::command), "gcgroupfs", &mut out);
     out
 }
 
 /// Returns what the manual pages show of the command line.
 pub(crate) fn interface() -> Interface {
     Interface {
-        command: Cli::command(),
+        command: on_ample_stack(Cli::command),
         keys: top::keys().collect(),
     }
 }

@@ -2,12 +2,13 @@
 //! first.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use support::{Mount, c_program};
+use support::{Mount, artifacts, c_program};
 use tempfile::TempDir;
 
 use crate::driver::{Dir, DriverShell, driver_shell};
@@ -69,18 +70,31 @@ pub(crate) fn small_driver() -> TempDir {
     directory
 }
 
+/// Returns the command of the governed program with these variables.
+fn with(mount: &Mount, settings: &[(&str, &str)]) -> Command {
+    let mut command = mount.command(program());
+    command.envs(settings.iter().copied());
+    command
+}
+
 /// Compares governed with bare calls: the answers on the smallest stack, if the driver itself works on it,
 /// and the stack usage on an ample stack.
 #[track_caller]
 fn little_is_used(when: &str, names: &[String]) {
     let mount = Mount::new();
-    let bare = called(mount.bare_command(program()), when, LEAST, names);
-    let governed = called(mount.command(program()), when, LEAST, names);
+    are_answered_on(LEAST, &mount, &[], when, names);
+    little_more_is_used(&mount, &[], when, names);
+}
+
+#[track_caller]
+fn are_answered_on(size: usize, mount: &Mount, settings: &[(&str, &str)], when: &str, names: &[String]) {
+    let bare = called(mount.bare_command(program()), when, size, names);
+    let governed = called(with(mount, settings), when, size, names);
     let mut compared = 0;
     for (name, answer) in bare {
         let Ok((answer, _)) = answer else { continue };
         let code = governed[&name].as_ref().map(|(code, _)| *code);
-        assert_eq!(code, Ok(answer), "{name}, {when}, on {LEAST} bytes");
+        assert_eq!(code, Ok(answer), "{name}, {when}, on {size} bytes");
         compared += 1;
     }
     assert!(
@@ -88,8 +102,12 @@ fn little_is_used(when: &str, names: &[String]) {
         "only {compared} of {} were compared",
         names.len()
     );
+}
+
+#[track_caller]
+fn little_more_is_used(mount: &Mount, settings: &[(&str, &str)], when: &str, names: &[String]) {
     let bare = called(mount.bare_command(program()), when, AMPLE, names);
-    let governed = called(mount.command(program()), when, AMPLE, names);
+    let governed = called(with(mount, settings), when, AMPLE, names);
     for (name, used) in bare {
         let (Ok((_, bare)), Ok((_, governed))) = (&used, &governed[&name]) else {
             panic!("{name}, {when}: {used:?}, {:?}", governed[&name]);
@@ -111,7 +129,50 @@ fn calls_in_a_context_use_little_stack() {
 
 #[test]
 fn allocations_and_launches_use_little_stack() {
-    little_is_used("work", &["work".to_owned()]);
+    let (mount, work) = (Mount::new(), ["work".to_owned()]);
+    let little = |settings: &[(&str, &str)]| {
+        are_answered_on(LEAST, &mount, settings, "work", &work);
+        little_more_is_used(&mount, settings, "work", &work);
+    };
+    let limit = ("GCGROUP_MEMORY_LIMIT", "80M");
+    little(&[]);
+    little(&[limit]);
+    // Movable memory takes other functions of the driver, which need more stack.
+    let movable = [limit, ("GCGROUP_SWAP", "1")];
+    are_answered_on(2 * LEAST, &mount, &movable, "work", &work);
+    little_more_is_used(&mount, &movable, "work", &work);
+    fs::create_dir(mount.path().join("team")).expect("a group");
+    mount.write("team", "compute.max", "1000 10000");
+    little(&[("GCGROUP_GROUP", "team")]);
+    let _other = mount.load(&["throughput", "--kernel-usec", "500", "--duration", "3600"]);
+    little(&[]);
+}
+
+#[test]
+fn commands_run_with_a_small_stack_limit() {
+    let mount = Mount::new();
+    fs::create_dir(mount.path().join("team")).expect("a group");
+    for kilobytes in [64, 256] {
+        for words in [
+            "run --memory-limit 1G -- true",
+            "hold --priority 9 team -- true",
+            "get memory.current",
+            "set team/memory.limit 4G",
+            "ls",
+            "explain team",
+            "manual",
+            "completions bash",
+            "--help",
+        ] {
+            let mut command = mount.bare_command("sh");
+            command
+                .args(["-c", &format!("ulimit -s {kilobytes} && exec \"$0\" {words}")])
+                .arg(artifacts().gcgroupfs())
+                .env("GCGROUP_SOCKET", mount.socket());
+            let out = command.output().expect("the command runs");
+            assert!(out.status.success(), "{kilobytes} KiB: {words}: {out:?}");
+        }
+    }
 }
 
 /// Uses a small driver, because the simulated driver's cuInit needs more than the smallest stack.

@@ -27,7 +27,7 @@
 
 typedef int (*any)(long, long, long, long, long, long, long, long, long, long, long, long, long, long, long, long);
 
-enum { NO_DRIVER = 240, ABSENT, NO_THREAD, PAGE = 4096, PAINT = 0xa5 };
+enum { NO_DRIVER = 240, ABSENT, NO_THREAD, PAGE = 4096, PAINT = 0xa5, LARGE = 32 << 20 };
 
 struct answer {
     int code;
@@ -67,7 +67,7 @@ static int linked(void)
 /* Runs the steps; returns the result of the first that fails, or 0. */
 static int work(void)
 {
-    uint64_t address = 0, other = 0, microseconds = 1, bytes = 4096, total;
+    uint64_t address = 0, other = 0, large[2] = { 0, 0 }, microseconds = 100, bytes = 4096, total;
     void *stream = NULL, *module, *function;
     void *parameters[] = { &microseconds };
     int code;
@@ -84,7 +84,16 @@ static int work(void)
     STEP("cuMemcpyDtoDAsync_v2", other, address, bytes, stream)
     STEP("cuModuleLoadData", &module, ptx)
     STEP("cuModuleGetFunction", &function, module, "gcgroup_spin")
-    STEP("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL)
+    for (int i = 0; i < 50; i++)
+        STEP("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL)
+    /* The second may be refused, or move the first to the host. */
+    STEP("cuMemAlloc_v2", &large[0], LARGE)
+    STEP("cuMemsetD8_v2", large[0], 1, LARGE)
+    find("cuMemAlloc_v2")(&large[1], LARGE);
+    STEP("cuMemsetD8_v2", large[0], 2, LARGE)
+    if (large[1])
+        STEP("cuMemFree_v2", large[1])
+    STEP("cuMemFree_v2", large[0])
     STEP("cuMemGetInfo_v2", &bytes, &total)
     STEP("cuMemFreeAsync", other, stream)
     STEP("cuStreamSynchronize", stream)
