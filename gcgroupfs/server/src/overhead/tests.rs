@@ -192,6 +192,33 @@ fn new_context_is_compared_with_its_charge() {
 }
 
 #[test]
+fn managed_memory_on_the_device_does_not_pass_for_an_estimated_context() {
+    let world = World::new(1);
+    let id = world.join(100);
+    let usage = world.usage(id);
+    let device = &usage.devices[0];
+    device.memory_current.store(180, Relaxed);
+    device.context_charged.store(80, Relaxed);
+    device.kinds[Kind::Managed as usize].store(100, Relaxed);
+    for (estimated, held, expected) in [
+        // Of the 100 bytes of managed memory all are there; the context takes 10.
+        (80, 110, -70),
+        (60, 110, -60),
+        (0, 110, 0),
+        // 50 of them are there, or 30 and 20 of the context.
+        (80, 50, -80),
+    ] {
+        device.context_estimated.store(estimated, Relaxed);
+        ask(&world, id);
+        assert_eq!(
+            missing(&world, id, &Says(Some(held), NOTHING)),
+            Some(expected),
+            "{estimated} {held}"
+        );
+    }
+}
+
+#[test]
 fn overhead_waits_until_the_charge_of_contexts_is_corrected() {
     let world = World::new(1);
     let id = world.join(100);

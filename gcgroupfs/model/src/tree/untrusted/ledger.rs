@@ -12,6 +12,8 @@ pub struct Ledger {
     charged: u64,
     /// The part of `charged` that is for contexts.
     contexts: u64,
+    /// The part of `contexts` that is an estimate.
+    estimated: u64,
     /// Bytes charged that are on the device only as far as they have been used there.
     managed: u64,
     /// Bytes charged for allocations that exist.
@@ -41,9 +43,11 @@ impl Ledger {
         let charged = sum(|slot| &slot.memory_current);
         let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
         let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
+        let contexts = sum(|slot| &slot.context_charged).min(charged);
         let ledger = Self {
             charged,
-            contexts: sum(|slot| &slot.context_charged).min(charged),
+            contexts,
+            estimated: sum(|slot| &slot.context_estimated).min(contexts),
             managed: both(|counts| counts.kinds[Kind::Managed as usize]),
             allocated: both(allocated),
             counts: [
@@ -96,6 +100,11 @@ impl Ledger {
         self.contexts
     }
 
+    /// Returns the bytes charged for contexts that have been measured.
+    pub fn measured_contexts(&self) -> u64 {
+        self.contexts - self.estimated
+    }
+
     /// Returns the bytes of contexts and of what else is beyond the allocations, of `held` bytes in all and
     /// at most as many. No interface reports how much managed memory is on the device, so the `known` result
     /// is kept as long as it is possible.
@@ -123,6 +132,7 @@ mod tests {
         let ledger = |charged, managed| Ledger {
             charged,
             contexts: 0,
+            estimated: 0,
             managed,
             allocated: charged,
             counts: [0; 4],

@@ -49,11 +49,11 @@ impl Samples {
         if control.context_answer.load(Relaxed) == request {
             return false;
         }
-        let charged = control
-            .memory_overhead
-            .load(Relaxed)
-            .saturating_add(ledger.contexts());
-        let missing = i128::from(ledger.overhead(held, charged)) - i128::from(charged);
+        let beside = control.memory_overhead.load(Relaxed);
+        let charged = beside.saturating_add(ledger.contexts());
+        // An estimate is no earlier result: managed memory on the device would pass for a context.
+        let known = beside.saturating_add(ledger.measured_contexts());
+        let missing = i128::from(ledger.overhead(held, known)) - i128::from(charged);
         let is_whole = ledger.is_settled() && ledger.is_complete() && Some(ledger) == after;
         let is_sure = is_whole && (held > 0 || missing == 0);
         let missing = i64::try_from(missing).ok();
