@@ -5,10 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use nix::unistd::Pid;
+use support::helper;
 
 /// Open descriptors, threads and mapped blocks of a process, by kind.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(super) struct Holdings {
+    /// All but the socket of an idle helper of suspensions.
     descriptors: BTreeMap<String, usize>,
     /// Threads except those that close received descriptors and those that read /proc: their number stays at
     /// the highest number needed at once.
@@ -49,8 +51,13 @@ impl Holdings {
         let mut threads = names("task", comm);
         threads.retain(|name| name != "closer" && name != "procfs");
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("proc(5)");
+        let mut descriptors = count(names("fd", kind));
+        // The daemon keeps the last helper for a minute or two.
+        if let Some(sockets) = descriptors.get_mut("socket") {
+            *sockets -= usize::from(helper(pid, "checkpoint").is_some());
+        }
         Self {
-            descriptors: count(names("fd", kind)),
+            descriptors,
             threads: count(threads),
             blocks: maps.matches("/memfd:").count(),
         }
