@@ -82,6 +82,11 @@ end=$(($(date +%s) + ${MINUTES:-80} * 60))
 foreground=
 [ ! -t 1 ] || foreground=--foreground
 failed=
+output=$(mktemp -d)
+mkfifo "$output/pipe"
+trap 'rm -rf "$output"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 while IFS='|' read -r usual limit needs command <&3; do
     [ -n "$usual" ] || continue
     printf '\n===%s\n' "$command"
@@ -92,11 +97,17 @@ while IFS='|' read -r usual limit needs command <&3; do
     began=$(date +%s)
     limit=$((limit < end - began ? limit : end - began))
     status=124
+    : > "$output/step"
     if [ "$limit" -gt 0 ]; then
         # With default signals: a background job of a shell would ignore SIGINT, and the tests with it.
-        env --default-signal timeout $foreground --kill-after=30 "$limit" sh -c "$command" 3<&-
+        tee "$output/step" < "$output/pipe" &
+        env --default-signal timeout $foreground --kill-after=30 "$limit" sh -c "$command" 3<&- > "$output/pipe" 2>&1
         status=$?
+        # A process that a test has left keeps the pipe open.
+        timeout 10 tail -f --pid=$! /dev/null
+        kill $! 2> /dev/null
     fi
+    [ "$status" = 0 ] || { printf '\n=== the end of%s\n' "$command"; tail -n 60 "$output/step"; } >> "$output/ends"
     case $status in
         0) ;;
         124 | 137) failed="$failed$command (ended after $limit s)
@@ -110,6 +121,7 @@ $steps
 EOF
 
 if [ -n "$failed" ]; then
+    cat "$output/ends"
     printf '\n=== failed:\n%s' "$failed"
     exit 1
 fi

@@ -93,8 +93,11 @@ run_tests() {
             grep -q '^left out' "$output" || echo "ok $name ($(($(date +%s) - began)) s)"
         else
             echo "FAILED $name"
-            cat "$output"
-            tail -n 10 "$WORK/slurmd-${NODES%% *}.log" "$WORK/slurmctld.log" "$WORK/daemon-${NODES%% *}.log"
+            {
+                echo "--- $name"
+                cat "$output"
+                tail -n 10 "$WORK/slurmd-${NODES%% *}.log" "$WORK/slurmctld.log" "$WORK/daemon-${NODES%% *}.log"
+            } >> "$WORK/failures" 2>&1
             # shellcheck disable=SC2086  # a list
             restore_nodes $NODES
         fi
@@ -129,4 +132,4 @@ run_tests 90 "n1 n2" $(chosen plugin_cases.sh "$@") 2>&1 | tee "$WORK/said-plugi
 wait $!
 cat "$WORK/said-others"
 failed=$(sed -n 's/^FAILED //p' "$WORK/said-plugin" "$WORK/said-others" | tr '\n' ' ')
-[ -z "$failed" ] || fail "failed: $failed"
+[ -z "$failed" ] || { cat "$WORK/failures"; fail "failed: $failed"; }
