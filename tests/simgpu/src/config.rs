@@ -18,8 +18,9 @@
 //! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` device memory that are kept for reuse with their content, as
 //!   on a real device. With 0 (the default) freed pages are returned to the system; later allocations fault
 //!   in new pages and read zeros.
-//! - `SIMGPU_PAGE`: size of a page of device memory, with a suffix as below (2 MiB). Linear memory and arrays
-//!   of more than half a page take whole pages; smaller ones are packed.
+//! - `SIMGPU_PAGE`: size of a page of device memory, with a suffix as below (2 MiB). Blocks of linear
+//!   memory and arrays of more than half a page take whole pages; smaller ones of one kind and context share
+//!   pages, unless a page has less than 4096 bytes.
 //! - `SIMGPU_HOST_MEMORY`: total bytes of simulated host memory, with a suffix as below. `meminfo` in the
 //!   machine's directory shows what the processes leave of it, in the format of proc_meminfo(5). No
 //!   allocation is refused because of it.

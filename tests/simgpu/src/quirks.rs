@@ -42,6 +42,8 @@ quirks! {
     /// The checkpoint functions report that another program moves the process's memory while the machine's
     /// directory has a file `checkpointing`.
     Checkpointing = "checkpointing";
+    /// A context keeps pages that small blocks have shared until it is destroyed.
+    KeptPages = "kept-pages";
     /// Devices with an odd index are of another chip.
     TwoChips = "two-chips";
 }

@@ -106,13 +106,14 @@ fn get_memory(call: Call, out: Out<IpcHandle>, address: CUdeviceptr) -> CUresult
 pub(crate) fn end_linear(process: &Process, block: &Block, kind: simgpu::Held) {
     let export = process.ipc.lock().exported.remove(&block.id);
     let Some(export) = export else {
-        process.space.release(block);
-        process.member.uncharge(block.device, kind, block.charged);
+        let regained = block.charged + process.space.release(block);
+        process.member.uncharge(block.device, kind, regained);
         return;
     };
     process.member.uncharge_exported(&export, kind, block.charged);
     if export.let_go() {
-        process.space.release(block);
+        let regained = process.space.release(block);
+        process.member.uncharge(block.device, kind, regained);
     }
 }
 

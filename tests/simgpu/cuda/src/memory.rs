@@ -1,10 +1,7 @@
 //! Linear, pitched, managed and host memory.
 
-use std::sync::OnceLock;
-
 use simgpu::Held;
-use simgpu::config::parse_bytes;
-use simgpu::memory::{Block, Kind};
+use simgpu::memory::{Block, Kind, is_small, page};
 
 use crate::abi::{CUdeviceptr, CUerror, CUresult, Out};
 use crate::call::{Call, driver};
@@ -31,21 +28,6 @@ pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -
         .ok_or(OUT_OF_MEMORY)
 }
 
-/// Returns the bytes that the device loses for a block: whole pages (`SIMGPU_PAGE`), unless it is so small
-/// that it shares pages with others.
-fn in_pages(bytes: u64) -> u64 {
-    static PAGE: OnceLock<u64> = OnceLock::new();
-    let page = *PAGE.get_or_init(|| {
-        let page = std::env::var("SIMGPU_PAGE").ok();
-        page.as_deref().and_then(parse_bytes).unwrap_or(2 << 20).max(1)
-    });
-    if bytes <= page / 2 {
-        bytes
-    } else {
-        bytes.next_multiple_of(page)
-    }
-}
-
 /// Returns the accounting kind of a block.
 fn held(kind: Kind) -> Held {
     match kind {
@@ -67,12 +49,15 @@ pub(crate) fn allocate(
         .ok()
         .filter(|&bytes| bytes > 0)
         .ok_or(INVALID_VALUE)?;
-    let lost = in_pages(bytes);
-    charge(call.process, context.index, held(kind), lost)?;
-    let made = call
-        .process
-        .space
-        .make_device(bytes, kind, context.index, context.owner(), lost);
+    let charge = |bytes| charge(call.process, context.index, held(kind), bytes);
+    let space = call.process.space;
+    if is_small(bytes) {
+        let made = space.make_small(bytes, kind, context.index, context.owner(), || charge(page()))?;
+        return made.ok_or(OUT_OF_MEMORY);
+    }
+    let lost = bytes.checked_next_multiple_of(page()).ok_or(OUT_OF_MEMORY)?;
+    charge(lost)?;
+    let made = space.make_device(bytes, kind, context.index, context.owner(), lost);
     made.ok_or_else(|| {
         call.process.member.uncharge(context.index, held(kind), lost);
         OUT_OF_MEMORY
@@ -87,7 +72,7 @@ pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerro
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let lost = in_pages(bytes);
+    let lost = bytes.next_multiple_of(page());
     charge(call.process, context.index, Held::Linear, lost)?;
     let space = call.process.space;
     let made = space.make_low(bytes, context.index, context.owner(), lost);
@@ -124,15 +109,23 @@ pub(crate) fn free_all_of(process: &'static Process, context: u64) {
         .remove_all(owned)
         .iter()
         .for_each(|block| end(process, block));
+    for (kind, device) in process.space.release_kept_pages(context) {
+        process.member.uncharge(device, held(kind), page());
+    }
 }
 
 fn end(process: &'static Process, block: &Block) {
     match block.kind {
-        Kind::Linear => return crate::ipc::end_linear(process, block, Held::Linear),
-        Kind::Host => process.member.drop_host(Held::HostPinned, block.size),
-        kind => process.member.uncharge(block.device, held(kind), block.charged),
+        Kind::Linear => crate::ipc::end_linear(process, block, Held::Linear),
+        Kind::Host => {
+            process.member.drop_host(Held::HostPinned, block.size);
+            process.space.release(block);
+        }
+        kind => {
+            let regained = block.charged + process.space.release(block);
+            process.member.uncharge(block.device, held(kind), regained);
+        }
     }
-    process.space.release(block);
 }
 
 pub(crate) fn free(call: Call, address: CUdeviceptr) -> CUresult {

@@ -10,6 +10,7 @@ use parking_lot::RwLock;
 use super::arena::{Arena, Bytes};
 use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
 use super::kept::Kept;
+use super::pages::{Pages, page};
 
 /// Size of the address range of device memory. The addresses cannot be dereferenced: the bytes are elsewhere.
 const LINEAR: usize = 4 << 40;
@@ -29,6 +30,7 @@ pub struct Space {
     /// Addresses and bytes of device memory, at equal offsets.
     linear: Arena,
     bytes: Arena,
+    pages: Pages,
     pub(super) reserved: Arena,
     pub(super) physical: Arena,
     pub(super) kept: Kept,
@@ -59,6 +61,7 @@ impl Space {
         Ok(Space {
             linear: Arena::reserve(LINEAR, Bytes::None)?,
             bytes: Arena::reserve(LINEAR, Bytes::Shared)?,
+            pages: Pages::default(),
             reserved: Arena::reserve(VIRTUAL, Bytes::None)?,
             physical: Arena::reserve(PHYSICAL, Bytes::Shared)?,
             kept: Kept::from_env(),
@@ -77,13 +80,35 @@ impl Space {
         context: u64,
         charged: u64,
     ) -> Option<u64> {
-        let base = self.linear.take(size, ALIGN)?;
+        let base = self.linear.take(size.max(charged), ALIGN.max(page()))?;
         let bytes = self.bytes_of(base);
         self.insert(Block {
             charged,
             ..block(base, size, kind, device, context, bytes)
         });
         Some(base)
+    }
+
+    /// Creates a small block in a shared page. A new page is taken if `charge` succeeds.
+    pub fn make_small<E>(
+        &self,
+        size: u64,
+        kind: Kind,
+        device: usize,
+        context: u64,
+        charge: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Option<u64>, E> {
+        let of = (kind, device, context);
+        let made = self.pages.take(&self.linear, size, of, charge)?;
+        if let Some(base) = made {
+            self.make_within(base, size, kind, device, context);
+        }
+        Ok(made)
+    }
+
+    /// Frees the empty pages that a destroyed context has kept. Returns the kind and the device of each.
+    pub fn release_kept_pages(&self, context: u64) -> Vec<(Kind, usize)> {
+        self.pages.give_kept(&self.linear, context)
     }
 
     /// Creates a block of linear device memory that is already charged, at a 32-bit address.
@@ -241,8 +266,9 @@ impl Space {
     }
 
     /// Frees the addresses and bytes of a removed block. Those of a pool, of registered memory and of a
-    /// mapping belong to the pool, the program and the reservation.
-    pub fn release(&self, block: &Block) {
+    /// mapping belong to the pool, the program and the reservation. Returns the bytes of a shared page that
+    /// the device regains.
+    pub fn release(&self, block: &Block) -> u64 {
         match block.kind {
             Kind::Linear if self.is_low(block.base) => {
                 if let Some(Some(low)) = self.low.get() {
@@ -251,12 +277,16 @@ impl Space {
             }
             Kind::Linear | Kind::Array => {
                 self.bytes.discard(block.bytes, block.size);
-                self.linear.give(block.base, block.size.max(1));
+                if let Some(regained) = self.pages.give(&self.linear, block.base, block.size) {
+                    return regained;
+                }
+                self.linear.give(block.base, block.size.max(block.charged).max(1));
             }
             Kind::Imported => self.release_imported(block),
             Kind::Managed | Kind::Host => self.shared.give(block.base, block.size.next_multiple_of(4096)),
             Kind::Pool(_) | Kind::Graph | Kind::Registered | Kind::Mapped(_) => (),
         }
+        0
     }
 
     /// Frees the addresses of a removed block of another process's memory.
