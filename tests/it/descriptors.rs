@@ -50,7 +50,7 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     let dir = Dir::of(mount, shell.pid());
     // The process may be registering now, and again later, because closefrom(3) closes one descriptor after
     // the other.
-    dir.write_when_there("memory.limit", 2 * MIB);
+    dir.write_when_there("memory.limit", 3 * MIB);
     wait_until("the memory limit is enforced", || {
         let answer = shell.ask(&format!("alloc linear {}", 4 * MIB));
         if let Some(id) = answer.strip_prefix("ok ") {
@@ -230,7 +230,7 @@ fn process_without_descriptors_reports_and_registers_later() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, &DRIVERS.to_string()));
     assert!(!mount.governs(shell.pid()));
-    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "ok 0");
     let line = "gcgroup: no file descriptor is free: not governed until one is\n";
     wait_until("the hook reports that no descriptor is free", || {
         shell.stderr() == line
@@ -238,7 +238,7 @@ fn process_without_descriptors_reports_and_registers_later() {
     assert_eq!(shell.ask("unfill 8"), "ok");
     wait_until("the process is governed", || mount.governs(shell.pid()));
     wait_until("the estimate for the context is replaced", || {
-        Dir::of(&mount, shell.pid()).number("memory.current") == MIB
+        Dir::of(&mount, shell.pid()).number("memory.current") == 2 * MIB
     });
     is_governed(&mount, &mut shell);
     assert_eq!(shell.stderr(), line, "the message was repeated");

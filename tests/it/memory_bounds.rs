@@ -5,6 +5,7 @@ use support::{Config, Governed, Mount, Truth, c_program, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
+use crate::memory_model::Random;
 
 const MIB: u64 = 1 << 20;
 /// Growth step in bytes of a pool of the simulated driver.
@@ -181,16 +182,36 @@ fn larger_allocation_after_a_free_on_its_stream_is_granted() {
     }
 }
 
+/// Pages of 2 MiB, with the options of the daemon and of the driver.
+fn paged(is_kept: bool) -> Config {
+    let config = Config::default()
+        .env("SIMGPU_CONTEXT_MEMORY", 0)
+        .env("SIMGPU_PAGE", PAGE)
+        .arg("--device-page")
+        .arg(&PAGE.to_string());
+    if is_kept {
+        config.env("SIMGPU_QUIRKS", "kept-pages").arg("--kept-pages")
+    } else {
+        config
+    }
+}
+
+const PAGE: u64 = 2 * MIB;
+
 /// Blocks of sizes that are no multiples of a page.
 #[test]
 fn blocks_are_charged_in_whole_pages() {
     const LIMIT: u64 = 64 * MIB;
-    let page = (2 * MIB).to_string();
-    let config = Config::default()
-        .env("SIMGPU_CONTEXT_MEMORY", 0)
-        .env("SIMGPU_PAGE", &page);
-    let mount = Mount::with(config.arg("--device-page").arg(&page));
-    for bytes in [MIB + 1, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB + 1] {
+    let mount = Mount::with(paged(false));
+    for bytes in [
+        100 << 10,
+        MIB,
+        MIB + 1,
+        2 * MIB,
+        2 * MIB + 1,
+        3 * MIB,
+        5 * MIB + 1,
+    ] {
         for call in [
             format!("cuMemAlloc_v2 &block {bytes}"),
             format!("cuMemAllocPitch_v2 &block &pitch 1024 {} 4", bytes.div_ceil(1024)),
@@ -203,8 +224,88 @@ fn blocks_are_charged_in_whole_pages() {
                 nr_granted += 1;
                 assert_eq!(dir.number("memory.current"), truth.used(pid, 0), "{call}");
                 assert!(truth.used(pid, 0) <= LIMIT, "{call}");
+                let requested = dir.key("memory.stat", "requested").div_ceil(nr_granted);
+                assert!((bytes..bytes + 1024).contains(&requested), "{call}: {requested}");
             }
-            assert_eq!(nr_granted, LIMIT / bytes.next_multiple_of(2 * MIB), "{call}");
+            let in_page = if bytes <= PAGE / 2 { PAGE / bytes } else { 1 };
+            let pages = bytes.div_ceil(PAGE);
+            assert_eq!(nr_granted, LIMIT / (pages * PAGE) * in_page, "{call}");
         }
+    }
+}
+
+/// Small blocks of two contexts, allocated and freed at random: at each step the charge is what the device
+/// has lost, and each call has the outcome that it has on a card of that size. Where contexts keep empty
+/// pages, a refused block has opened one, beyond the limit.
+#[test]
+fn small_blocks_are_charged_by_the_pages_that_they_share() {
+    const LIMIT: u64 = 40 * MIB;
+    for is_kept in [false, true] {
+        let mount = Mount::with(paged(is_kept));
+        let small = Mount::with(paged(is_kept).env("SIMGPU_MEMORY", LIMIT));
+        let mut sides = vec![Calls::start(&mount)];
+        let pid = sides[0].pid();
+        let (dir, truth) = (Dir::of(&mount, pid), mount.truth());
+        if !is_kept {
+            sides.push(Calls::start_bare(&small));
+        }
+        dir.write("memory.limit", LIMIT);
+        for calls in &mut sides {
+            calls.ok("cuCtxGetCurrent &context0");
+            calls.ok("cuCtxCreate_v2 &context1 0 0");
+        }
+        let mut random = Random(0x5eed);
+        let mut held = Vec::new();
+        let (mut nr_granted, mut nr_refused) = (0, 0);
+        for step in 0..1500 {
+            let (slot, is_free) = (random.below(400), random.below(1 + held.len() as u64) > 150);
+            let lines = if is_free {
+                let at = usize::try_from(random.below(held.len() as u64)).expect("an index");
+                let (slot, _): (u64, u64) = held.swap_remove(at);
+                vec![format!("cuMemFree_v2 $b{slot}")]
+            } else if held.iter().any(|(known, _)| *known == slot) {
+                continue;
+            } else {
+                let bytes = 1 + (random.below(3 * MIB) >> random.below(12));
+                held.push((slot, bytes));
+                vec![
+                    format!("cuCtxSetCurrent $context{}", random.below(2)),
+                    format!("cuMemAlloc_v2 &b{slot} {bytes}"),
+                ]
+            };
+            let mut answers = sides.iter_mut().map(|calls| {
+                let answers: Vec<_> = lines.iter().map(|line| calls.call(line)).collect();
+                answers.last().copied()
+            });
+            let of_limited = answers.next().flatten();
+            for of_card in answers {
+                assert_eq!(of_limited, of_card, "step {step}: {lines:?}");
+            }
+            match of_limited {
+                Some(Ok(())) => nr_granted += 1,
+                answer => {
+                    assert_eq!(answer, Some(OUT_OF_MEMORY));
+                    nr_refused += 1;
+                    held.pop();
+                }
+            }
+            let lost = truth.used(pid, 0);
+            assert_eq!(dir.number("memory.current"), lost, "step {step}: {lines:?}");
+            let most = LIMIT + if is_kept { PAGE } else { 0 };
+            assert!(lost <= most, "step {step}: {lost}");
+            let requested: u64 = held.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(
+                dir.key("memory.stat", "requested"),
+                requested,
+                "step {step}: {lines:?}"
+            );
+        }
+        assert!(nr_granted > 100 && nr_refused > 20, "{nr_granted}, {nr_refused}");
+        sides[0].ok("cuCtxDestroy_v2 $context1");
+        assert_eq!(
+            dir.number("memory.current"),
+            truth.used(pid, 0),
+            "without a context"
+        );
     }
 }

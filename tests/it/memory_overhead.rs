@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
 
-use gcgroup_abi::{Usage, UsageDevice};
+use gcgroup_abi::{MAX_THREADS, Thread, Usage, UsageDevice};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, Mount, is_stopped, wait_until};
@@ -199,12 +199,19 @@ fn context_that_driver_lists_late_is_measured_then() {
 /// Returns how many calls of the process are marked in its usage block as not charged in full on the first
 /// device: what the device holds meanwhile is no overhead.
 fn nr_unsettled(pid: i32) -> u32 {
-    let mut word = [0; size_of::<u32>()];
-    let offset = offset_of!(Usage, devices) + offset_of!(UsageDevice, unsettled);
-    let offset = offset.try_into().expect("a small offset");
-    let read = usage_block(pid).read_exact_at(&mut word, offset);
-    read.expect("the block is whole");
-    u32::from_ne_bytes(word)
+    let block = usage_block(pid);
+    let word = |offset: usize| {
+        let mut word = [0; size_of::<u32>()];
+        let read = block.read_exact_at(&mut word, offset.try_into().expect("a small offset"));
+        read.expect("the block is whole");
+        u32::from_ne_bytes(word)
+    };
+    let of_thread = |slot| {
+        let slot = offset_of!(Usage, threads) + slot * size_of::<Thread>();
+        word(slot + offset_of!(Thread, unsettled)) % 2
+    };
+    let shared = word(offset_of!(Usage, devices) + offset_of!(UsageDevice, unsettled));
+    shared + (0..MAX_THREADS).map(of_thread).sum::<u32>()
 }
 
 #[test]

@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { VARIABLES = 64, SIZE = 512, ARGUMENTS = 20 };
+enum { VARIABLES = 512, SIZE = 512, ARGUMENTS = 20 };
 typedef uint64_t word;
 typedef int function(word, word, word, word, word, word, word, word, word, word, word, word, word, word, word, word,
                      word, word, word, word);

@@ -142,7 +142,7 @@ pub struct Options {
     pub records: BTreeMap<Key, Saved>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
-    /// Size of a page of device memory, bytes.
+    /// Size of a page of device memory, bytes, and [`gcgroup_abi::KEEPS_PAGES`].
     pub device_page: u64,
     /// Starts the receiver of usage blocks.
     pub receiver: StartReceiver,

@@ -21,7 +21,7 @@ use super::service::Watchdog;
 use super::{paths, promise, service, supervise};
 use crate::config;
 use crate::log::{self, Log};
-use gcgroup_abi::DEFAULT_CONTEXT;
+use gcgroup_abi::{DEFAULT_CONTEXT, KEEPS_PAGES};
 use gcgroupfs_fuse as fuse;
 use gcgroupfs_fuse::mount::{self, Mount, Watch};
 use gcgroupfs_fuse::supervisor_state::Inheritance;
@@ -61,9 +61,12 @@ pub(super) struct Arguments {
     /// Grace time without a daemon, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     grace: u32,
-    /// Size of a page of device memory, bytes: blocks of more than half a page are charged in whole pages
+    /// Size of a page of device memory, bytes: blocks are charged by the pages that they take
     #[arg(long, value_name = "BYTES", default_value_t = 2 << 20, value_parser = page)]
     device_page: u64,
+    /// Charge empty pages that small blocks have shared until their context is destroyed
+    #[arg(long)]
+    kept_pages: bool,
     /// Bytes that a context of CUDA is expected to take where its user has had none on the GPU
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_CONTEXT, value_parser = parse_bytes)]
     context_size: u64,
@@ -196,7 +199,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         journal: Arc::new(journal),
         records,
         grace_msec: grace,
-        device_page: arguments.device_page,
+        device_page: arguments.device_page | if arguments.kept_pages { KEEPS_PAGES } else { 0 },
         receiver: Box::new(receiver),
     })?;
     devices::measure(tree.clone(), holders).context("cannot begin to measure")?;

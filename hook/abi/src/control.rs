@@ -13,6 +13,10 @@ pub use device::{
     WANTED_AGAIN, WANTED_BELOW_HIGH,
 };
 
+/// Flag in [`Control::device_page`]: a context keeps the pages that its small blocks have shared until it is
+/// destroyed.
+pub const KEEPS_PAGES: u64 = 1;
+
 /// The control block of a process. Written by the daemon, read by the hook.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -85,7 +89,7 @@ pub struct Control {
     /// Ordering: the daemon stores `Release`; the hook loads `Acquire`: one word, no other data depends on
     /// it.
     pub suspend_generation: AtomicU32,
-    /// Size of a page of device memory, bytes, a power of two; 0: 2 MiB.
+    /// Size of a page of device memory, bytes, a power of two, and [`KEEPS_PAGES`]; 0: 2 MiB.
     ///
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.

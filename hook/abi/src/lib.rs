@@ -48,8 +48,8 @@ pub use charge::{
 };
 pub use context::{ContextKind, DEFAULT_CONTEXT};
 pub use control::{
-    BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, VISIBLE_LIMIT,
-    VISIBLE_SWAP, WANTED_AGAIN, WANTED_BELOW_HIGH,
+    BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, KEEPS_PAGES,
+    VISIBLE_LIMIT, VISIBLE_SWAP, WANTED_AGAIN, WANTED_BELOW_HIGH,
 };
 pub use preload_order::preload_order;
 pub use stall::{Pressure, Stall, StallClock};

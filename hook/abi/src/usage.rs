@@ -34,11 +34,13 @@ pub enum Kind {
     Multicast,
     /// Made at a location type newer than the library: shown, not charged.
     Unknown,
+    /// Charged for linear memory and arrays beyond their sizes, since they take whole pages.
+    Rounding,
 }
 
 impl Kind {
     /// Each kind with its key in `memory.stat` and whether it counts towards `memory.current`.
-    pub const ALL: [(Kind, &'static str, bool); 11] = [
+    pub const ALL: [(Kind, &'static str, bool); 12] = [
         (Kind::Linear, "linear", true),
         (Kind::Managed, "managed", true),
         (Kind::Pool, "pool", true),
@@ -50,6 +52,7 @@ impl Kind {
         (Kind::Host, "host", false),
         (Kind::Multicast, "multicast", false),
         (Kind::Unknown, "unknown", false),
+        (Kind::Rounding, "rounding", true),
     ];
 }
 

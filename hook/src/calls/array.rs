@@ -52,26 +52,30 @@ fn charge_for<A: Array>(
         return next();
     }
     let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
-    let expected = expected.map(|bytes| hook.memory.in_pages(bytes));
-    let (charge, sums) = hook.memory.try_charge(target.index, expected.unwrap_or(0))?;
+    let block = |bytes| {
+        let block = Entry::new(Kind::Array, bytes, target.local, target.index, target.context);
+        block.in_unknown_pages(hook.memory.page_shift())
+    };
+    let expected = expected.map(block);
+    let bytes = expected.map_or(0, |block| block.charged());
+    let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
     // The device holds more than is charged until the array's size is known. Nothing is held while the charge
     // waits.
     let _unsettled = (expected.is_none()).then(|| Unsettled::on(hook.session.usage(), target.index));
     // Moved here to be uncharged while the call is unsettled.
     let charge = charge;
-    let made_it = hook.memory.pressing(target.index, expected.unwrap_or(0), next);
+    let made_it = hook.memory.pressing(target.index, bytes, next);
     made_it.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let Some(array) = written(made) else { return Ok(()) };
-    let bytes = match expected {
-        Some(bytes) => {
+    let made = match expected {
+        Some(block) => {
             charge.keep(sums);
-            Some(bytes)
+            Some(block)
         }
-        None => fit(array, charge, sums, target.local)?,
+        None => fit(array, charge, sums, &block)?,
     };
-    if let Some(bytes) = bytes {
-        let entry = Entry::new(Kind::Array, bytes, target.local, target.index, target.context);
-        hook.memory.remember(&hook.memory.arrays, array.key(), entry);
+    if let Some(block) = made {
+        hook.memory.remember(&hook.memory.arrays, array.key(), block);
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
     if let Some(hook) = hook::get()
         && let Some(closed) = hook.memory.opened.close(address.0)
     {
-        hook.memory.discharge(&closed);
+        hook.memory.discharge(address.0, &closed);
     }
     Ok(())
 }

@@ -3,13 +3,14 @@
 use gcgroup_abi::Kind;
 
 use super::address::{Address, Out};
+use crate::driver;
 use crate::driver::cuda::{CUdeviceptr, CUresult};
 use crate::driver::interpose::Next;
+use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
 use crate::program::no_target;
 use crate::swap::allocation;
-use crate::{driver, hook};
 
 /// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is called, so that a refusal costs nothing.
 pub(crate) fn alloc<A: Address>(
@@ -36,26 +37,28 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     {
         return result;
     }
+    let block = Entry::new(kind, bytes, target.local, target.index, target.context);
     // Managed memory is not in pages of the device's.
-    let bytes = if kind == Kind::Linear {
-        hook.memory.in_pages(bytes)
-    } else {
-        bytes
+    let block = match kind {
+        Kind::Linear => block.in_pages(hook.memory.page_shift()),
+        _ => block,
     };
+    if block.is_small() {
+        let measured = || bytes;
+        return alloc_measured(hook, block, block.likely(), address, &measured, next);
+    }
+    let bytes = block.charged();
     let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
     let made = hook.memory.pressing(target.index, bytes, next);
     made.inspect_err(|_| hook.memory.count_failure(target.index))?;
     if let Some(address) = address.written() {
         charge.keep(sums);
-        let entry = Entry::new(kind, bytes, target.local, target.index, target.context);
-        hook.memory.remember(&hook.memory.blocks, address, entry);
+        hook.memory.remember(&hook.memory.blocks, address, block);
     }
     Ok(())
 }
 
-/// `cuMemAllocPitch`: the driver chooses the pitch. The expected size is charged first, or the requested
-/// bytes if that does not fit; the difference is settled after the call. If the actual size exceeds a limit,
-/// the memory is freed again: the only refusal that reaches the driver.
+/// `cuMemAllocPitch`: the driver chooses the pitch.
 pub(crate) fn alloc_pitched<A: Address>(
     address: *mut A,
     pitch: impl Into<Out>,
@@ -80,35 +83,63 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let Some(target) = hook.program.target() else {
         return hook.memory.without_charge(no_target(), next);
     };
-    let wanted = hook.memory.in_pages(width.saturating_mul(height));
+    let rows = |pitch: u64| {
+        let bytes = pitch.max(width).saturating_mul(height);
+        let block = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
+        block.in_pages(hook.memory.page_shift())
+    };
     let steps = &hook.memory.pitch;
-    let likely = hook.memory.in_pages(steps.foretold(width).saturating_mul(height));
-    let (charge, sums) = hook.memory.try_charge_likely(target.index, likely, wanted)?;
-    // The device may hold more than is charged until the pitch is known. Nothing is held while the charge
+    let (wanted, [likely, _]) = (rows(width), rows(steps.foretold(width)).likely());
+    let [_, least] = wanted.likely();
+    let measured = || {
+        let pitch = pitch.written().unwrap_or(width);
+        steps.learn(width, pitch);
+        rows(pitch).size
+    };
+    alloc_measured(hook, wanted, [likely, least], address, &measured, next)
+}
+
+/// Allocates linear memory for which the driver chooses the size (`measured`, after the call), or a page that
+/// it shares with other memory. What it likely takes is charged first, or the least if that does not fit; the
+/// difference is settled after the call. If the memory exceeds a limit then, it is freed again.
+#[expect(clippy::too_many_arguments, reason = "on the path of each allocation")]
+fn alloc_measured(
+    hook: &Hook,
+    mut block: Entry,
+    [likely, least]: [u64; 2],
+    address: Out,
+    measured: &dyn Fn() -> u64,
+    next: Next<'_>,
+) -> CUresult {
+    let (memory, index) = (hook.memory, block.index());
+    let must_keep = || memory.must_keep_page_of(&block);
+    let least = || if must_keep() { likely } else { least };
+    let (charge, sums) = memory.try_charge_likely(index, likely, least)?;
+    // The device may hold more than is charged until the block is measured. Nothing is held while the charge
     // waits.
-    let _unsettled = Unsettled::on(hook.session.usage(), target.index);
+    let own = hook.program.slots.counts(memory.usage(), index);
+    let _unsettled = Unsettled::of_thread(memory.usage(), own, index);
     // Moved here to be uncharged while the call is unsettled.
     let mut charge = charge;
-    let made = hook.memory.pressing(target.index, wanted, next);
-    made.inspect_err(|_| hook.memory.count_failure(target.index))?;
-    let pitch = pitch.written().unwrap_or(width);
+    let made = memory.pressing(index, block.size, next);
+    made.inspect_err(|_| memory.count_failure(index))?;
     let Some(address) = address.written() else {
         return Ok(());
     };
-    steps.learn(width, pitch);
-    let bytes = hook.memory.in_pages(pitch.max(width).saturating_mul(height));
-    let sums = match charge.fit(sums, bytes) {
-        Ok(sums) => sums,
-        Err(refused) => {
-            let freed = driver::cuMemFree_v2(CUdeviceptr(address));
-            freed.map_err(|error| charge.keep_refused(bytes, error))?;
-            return Err(refused);
-        }
+    block.size = measured();
+    let bytes = block.charged() + memory.enter_pages(address, &block);
+    let (sums, refused) = match charge.fit(sums, bytes) {
+        Ok(sums) => (sums, Ok(())),
+        // Charged until it is freed: another thread's block may lie in a page that it has opened.
+        Err(refused) => (charge.exceed(bytes), Err(refused)),
     };
     charge.keep(sums);
-    let entry = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
-    hook.memory.remember(&hook.memory.blocks, address, entry);
-    Ok(())
+    memory.remember(&memory.blocks, address, block);
+    if refused.is_err() {
+        let free: Next<'_> = &|| driver::cuMemFree_v2(CUdeviceptr(address));
+        memory.free(&memory.blocks, address, free).result?;
+    }
+    refused
 }
 
 /// `cuMemFree`: unknown addresses are left to the driver.

@@ -99,7 +99,7 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
     };
     let result = next();
     match result {
-        Ok(()) => drop(released.1.inspect(|freed| hook.memory.discharge(freed))),
+        Ok(()) => drop(released.1.inspect(|freed| hook.memory.discharge(0, freed))),
         Err(_) => hook.memory.undo_release(handle, released),
     }
     result

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::ABSURD;
 use super::charge::Charge;
+use super::ledger::Entry;
 use super::page_counter::Sums;
 use crate::driver;
 use crate::driver::cuda::{
@@ -123,29 +124,31 @@ impl Describe for crate::driver::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
     }
 }
 
-/// Charges an array by its actual size; `None` if the driver does not tell and no limit is in force.
+/// Charges an array by its actual size, of which `block` makes the entry; `None` if the driver does not tell
+/// and no limit is in force.
 #[cold]
 #[inline(never)]
 pub(crate) fn fit<A: Array>(
     array: A,
     mut charge: Charge<'_>,
     sums: Sums,
-    local: LocalDevice,
-) -> Result<Option<u64>, CUerror> {
-    let bytes = array.bytes(local).map(|bytes| charge.memory.in_pages(bytes));
-    let fitted = match bytes {
-        Err(error) if charge.memory.is_limited() => Err(error),
-        bytes => charge.fit(sums, bytes.unwrap_or(0)),
+    block: &dyn Fn(u64) -> Entry,
+) -> Result<Option<Entry>, CUerror> {
+    let block = array.bytes(block(0).local).map(block);
+    let fitted = match &block {
+        Err(error) if charge.memory.is_limited() => Err(*error),
+        block => charge.fit(sums, block.as_ref().map_or(0, Entry::charged)),
     };
     match fitted {
         Ok(sums) => charge.keep(sums),
         Err(refused) => {
             let destroyed = array.destroy();
-            destroyed.map_err(|error| charge.keep_refused(bytes.unwrap_or(ABSURD), error))?;
+            let bytes = block.map_or(ABSURD, |block| block.charged());
+            destroyed.map_err(|error| charge.keep_refused(bytes, error))?;
             return Err(refused);
         }
     }
-    Ok(bytes.ok())
+    Ok(block.ok())
 }
 
 /// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:

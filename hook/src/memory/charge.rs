@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{ControlDevice, Gate, OTHER_DEVICE};
 
 use super::account::Account;
-use super::page_counter::{self, Full, Sums, Unsettled};
+use super::page_counter::{self, Full, Sums};
 use super::{ABSURD, Memory, grant};
 use crate::driver::cuda::{CUerror, CUresult};
 use crate::driver::interpose::Next;
@@ -49,6 +49,7 @@ impl Charge<'_> {
     }
 
     /// Changes the charge to `bytes`, the size that the allocation turned out to take; returns the new sums.
+    /// The device is marked as unsettled meanwhile.
     #[inline]
     pub(crate) fn fit(&mut self, sums: Sums, bytes: u64) -> Result<Sums, CUerror> {
         match bytes.checked_sub(self.bytes) {
@@ -57,6 +58,18 @@ impl Charge<'_> {
             None => return Ok(self.lessen(sums, bytes)),
         }
         Ok(sums)
+    }
+
+    /// Changes the charge to `bytes`, which are more, even beyond a limit; returns the new sums.
+    #[cold]
+    pub(crate) fn exceed(&mut self, bytes: u64) -> Sums {
+        let more = bytes.saturating_sub(self.bytes);
+        let (memory, usage) = (self.memory, self.memory.usage());
+        memory
+            .page_counter
+            .charge(usage, memory.control(), self.index, more);
+        self.bytes = bytes;
+        Sums::default()
     }
 
     #[cold]
@@ -71,9 +84,6 @@ impl Charge<'_> {
     #[cold]
     #[inline(never)]
     fn lessen(&mut self, sums: Sums, bytes: u64) -> Sums {
-        let usage = self.memory.usage();
-        // Must precede the uncharge.
-        let _unsettled = Unsettled::on(usage, self.index);
         let excess = self.bytes - bytes;
         self.memory.uncharge(self.index, excess);
         self.bytes = bytes;
@@ -87,24 +97,7 @@ impl Drop for Charge<'_> {
     }
 }
 
-/// Size of a page of device memory where the daemon has not said another, bytes.
-const PAGE: u64 = 2 << 20;
-
 impl Memory {
-    /// Returns the bytes that the device loses for a block of `bytes`: blocks of more than half a page have
-    /// pages of their own, smaller ones share pages.
-    #[inline]
-    pub(crate) fn in_pages(&self, bytes: u64) -> u64 {
-        let page = match self.control().device_page.load(Relaxed) {
-            0 => PAGE,
-            page => page,
-        };
-        if bytes <= page / 2 || bytes >= ABSURD {
-            return bytes;
-        }
-        bytes.wrapping_add(page - 1) & !(page - 1)
-    }
-
     /// Charges `bytes` before the driver is called. At a limit, pools are trimmed first.
     #[inline(always)]
     pub(crate) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
@@ -115,19 +108,18 @@ impl Memory {
         Ok((self.charged(index, bytes), sums))
     }
 
-    /// Charges `likely` (at least `bytes`) if it fits, `bytes` otherwise.
+    /// Charges `likely` if it fits, `least` otherwise.
     #[inline(always)]
     pub(crate) fn try_charge_likely(
         &self,
         index: usize,
         likely: u64,
-        bytes: u64,
+        least: impl Fn() -> u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
-        let likely = likely.max(bytes);
         if let Some(sum) = self.charge_freely(index, likely) {
             return Ok((self.charged(index, likely), Sums::of_one(sum)));
         }
-        self.try_charge_likely_in_time(index, likely, bytes)
+        self.try_charge_likely_in_time(index, likely, &least)
     }
 
     pub(crate) fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
@@ -154,7 +146,7 @@ impl Memory {
         &self,
         index: usize,
         likely: u64,
-        bytes: u64,
+        least: &dyn Fn() -> u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
         self.know_contexts(index, likely);
         if likely < ABSURD
@@ -162,6 +154,7 @@ impl Memory {
         {
             return Ok((self.charged(index, likely), sums));
         }
+        let bytes = least();
         let sums = Sums::unpacked(self.charge_in_time(index, bytes))?;
         Ok((self.charged(index, bytes), sums))
     }

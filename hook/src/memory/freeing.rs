@@ -15,7 +15,8 @@ use crate::helper::Step;
 
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
-    list: Mutex<Vec<(Stream, Entry)>>,
+    /// The streams, and the memory with its keys.
+    list: Mutex<Vec<(Stream, (u64, Entry))>>,
     /// Length of `list`, readable without the lock.
     count: AtomicUsize,
 }
@@ -25,7 +26,7 @@ const MANY: usize = 256;
 
 impl Freeing {
     /// Records that the stream has been told to free the entry.
-    pub(super) fn add(&self, memory: &Memory, stream: usize, entry: Entry) {
+    pub(super) fn add(&self, memory: &Memory, stream: usize, entry: (u64, Entry)) {
         let stream = Stream::of(memory.program, stream);
         let count = {
             let mut list = self.list.lock();
@@ -78,10 +79,10 @@ impl Freeing {
 
     /// Uncharges the pending frees of a destroyed context.
     pub(super) fn context_gone(&self, memory: &Memory, context: u32) {
-        self.take(memory, |_, entry| entry.owner == context);
+        self.take(memory, |_, (_, entry)| entry.owner == context);
     }
 
-    fn take(&self, memory: &Memory, is_over: impl Fn(&Stream, &Entry) -> bool) -> bool {
+    fn take(&self, memory: &Memory, is_over: impl Fn(&Stream, &(u64, Entry)) -> bool) -> bool {
         let over: Vec<_> = {
             let mut list = self.list.lock();
             let over = list
@@ -90,12 +91,13 @@ impl Freeing {
             self.count.store(list.len(), Relaxed);
             over
         };
-        over.iter().for_each(|(_, entry)| memory.discharge(entry));
+        over.iter()
+            .for_each(|(_, (key, entry))| memory.discharge(*key, entry));
         !over.is_empty()
     }
 
     pub(super) fn renumber(&self, memory: &Memory) {
-        for (_, entry) in self.list.lock().iter_mut() {
+        for (_, (_, entry)) in self.list.lock().iter_mut() {
             memory.follow(entry);
         }
     }

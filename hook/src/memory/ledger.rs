@@ -21,6 +21,8 @@ pub(crate) struct Entry {
     index: u8,
     /// Index into [`Kind::ALL`], which is smaller than a [`Kind`].
     kind: u8,
+    /// Exponent of the size of the pages that are charged for the bytes; 0: the bytes are charged.
+    shift: u8,
 }
 
 /// Flag in `index`: the memory is shared with another process.
@@ -36,6 +38,7 @@ impl Entry {
             local,
             index: 0,
             kind,
+            shift: 0,
         };
         entry.set_index(index);
         entry
@@ -56,6 +59,16 @@ impl Entry {
 
     pub(crate) fn index(&self) -> usize {
         usize::from(self.index & !SHARED)
+    }
+
+    #[inline]
+    pub(super) fn shift(&self) -> u8 {
+        self.shift
+    }
+
+    #[inline]
+    pub(super) fn set_shift(&mut self, shift: u8) {
+        self.shift = shift;
     }
 
     pub(crate) fn set_index(&mut self, index: usize) {
@@ -148,16 +161,12 @@ impl Ledger {
         }
     }
 
-    /// Removes and returns every entry that `is_wanted`.
-    pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    /// Removes and returns every entry that `is_wanted`, with its key.
+    pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<(u64, Entry)> {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut table = shard.0.lock();
-            taken.extend(
-                table
-                    .extract_if(|_, entry| is_wanted(entry))
-                    .map(|(_, entry)| entry),
-            );
+            taken.extend(table.extract_if(|_, entry| is_wanted(entry)));
         }
         taken
     }
@@ -201,12 +210,9 @@ mod tests {
                 _ => {
                     let limit = random / 4;
                     let mut taken = ledger.take_all(|entry| entry.size < limit);
-                    let mut expected: Vec<_> = model
-                        .extract_if(|_, entry| entry.size < limit)
-                        .map(|(_, entry)| entry)
-                        .collect();
-                    taken.sort_by_key(|entry| entry.size);
-                    expected.sort_by_key(|entry| entry.size);
+                    let mut expected: Vec<_> = model.extract_if(|_, entry| entry.size < limit).collect();
+                    taken.sort_by_key(|(key, _)| *key);
+                    expected.sort_by_key(|(key, _)| *key);
                     assert_eq!(taken, expected);
                 }
             }

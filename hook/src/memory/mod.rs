@@ -29,6 +29,7 @@ mod key;
 pub mod ledger;
 mod opened;
 pub mod page_counter;
+mod pages;
 pub(crate) mod physical;
 mod pitch;
 mod pressure;
@@ -46,6 +47,7 @@ use graph::Graphs;
 use ledger::{Entry, Ledger};
 use opened::Opened;
 use page_counter::{PageCounter, Unsettled};
+use pages::Pages;
 use pitch::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
@@ -58,6 +60,7 @@ pub(crate) struct Memory {
     pub(crate) page_counter: PageCounter,
     /// Keyed by device address: linear, pitched, managed and imported memory, and allocations from pools.
     pub(crate) blocks: Ledger,
+    pages: Pages,
     /// Keyed by host address.
     pub(crate) host: Ledger,
     /// Keyed by the handle of the array or mipmapped array.
@@ -84,6 +87,7 @@ impl Memory {
             program,
             page_counter: PageCounter::default(),
             blocks: Ledger::new(64),
+            pages: Pages::new(),
             host: Ledger::new(32),
             arrays: Ledger::new(32),
             sizes: Sizes::default(),
@@ -114,14 +118,15 @@ impl Memory {
     pub(crate) fn context_gone(&self, context: u32) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
-            for entry in ledger.take_all(owned) {
-                self.discharge(&entry);
+            for (key, entry) in ledger.take_all(owned) {
+                self.discharge(key, &entry);
             }
         }
         self.freeing.context_gone(self, context);
         for entry in self.opened.context_gone(context) {
-            self.discharge(&entry);
+            self.discharge(0, &entry);
         }
+        self.leave_kept_pages(context);
         self.synchronized(None);
     }
 
@@ -165,6 +170,7 @@ impl Memory {
         self.reserves.renumber(self);
         self.freeing.renumber(self);
         self.opened.renumber(self);
+        self.renumber_pages();
         self.physical.renumber(self);
         self.renumber_contexts();
     }
@@ -199,7 +205,7 @@ impl Memory {
         // The driver has reused the address, so the old entry is gone: freed with its context or by a call
         // without a handler.
         if let Some(gone) = displaced {
-            self.discharge(&gone);
+            self.discharge(key, &gone);
         }
     }
 
@@ -220,20 +226,21 @@ impl Memory {
         entry.set_index(index);
     }
 
-    /// Counts the free of an entry and uncharges it.
+    /// Counts the free of an entry and uncharges it. For memory in shared pages, `key` is its address.
     #[inline(never)]
-    pub(crate) fn discharge(&self, entry: &Entry) {
-        self.discharge_on(entry, None);
+    pub(crate) fn discharge(&self, key: u64, entry: &Entry) {
+        self.discharge_on(key, entry, None);
     }
 
     /// Counts the free of an entry and uncharges it; memory of a pool waits for `stream`.
     #[inline(always)]
-    pub(crate) fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
+    pub(crate) fn discharge_on(&self, key: u64, entry: &Entry, stream: Option<usize>) {
         let (page_counter, usage, index) = (&self.page_counter, self.usage(), entry.index());
         let own = self.program.slots.counts(usage, index);
+        let pages = self.leave_pages(key, entry);
         page_counter.leave(usage, own, entry);
         if entry.is_charged() {
-            self.uncharge(index, entry.size);
+            self.uncharge(index, entry.charged() + pages);
         }
         if entry.is_shared() {
             self.unshare();
@@ -265,9 +272,9 @@ impl Memory {
         if result.is_err() {
             self.put_back(ledger, key, entry);
         } else if let Some(stream) = stream.filter(|_| entry.is_charged()) {
-            self.freeing.add(self, stream, entry);
+            self.freeing.add(self, stream, (key, entry));
         } else {
-            self.discharge_on(&entry, stream);
+            self.discharge_on(key, &entry, stream);
         }
         Freed {
             result,

@@ -14,7 +14,7 @@ mod whole;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
 use gcgroup_abi::{
-    Control, NO_LIMIT, Short, Usage, UsageDevice, charge_ungranted, try_charge_granted, uncharge,
+    Control, Kind, NO_LIMIT, Short, Usage, UsageDevice, charge_ungranted, try_charge_granted, uncharge,
 };
 use parking_lot::Mutex;
 
@@ -255,7 +255,7 @@ impl PageCounter {
             Some(own) => own.count_alloc(),
             None => drop(device.nr_alloc.fetch_add(1, Relaxed)),
         }
-        self.count_kind(device, own, entry, entry.size);
+        self.count_kind(device, own, entry, |bytes| bytes);
     }
 
     /// Counts a free. A reader that sees a later uncharge also sees this.
@@ -268,39 +268,59 @@ impl PageCounter {
             Some(own) => own.count_free(),
             None => drop(device.nr_free.fetch_add(1, Relaxed)),
         }
-        self.count_kind(device, own, entry, entry.size.wrapping_neg());
+        self.count_kind(device, own, entry, u64::wrapping_neg);
         fence(Release);
     }
 
     #[inline]
-    fn count_kind(&self, device: &UsageDevice, own: Option<Counts<'_>>, entry: &Entry, bytes: u64) {
-        if !own.is_some_and(|own| own.add_kind(entry.kind(), bytes)) {
-            self.add_kind(device, entry, bytes);
+    fn count_kind(
+        &self,
+        device: &UsageDevice,
+        own: Option<Counts<'_>>,
+        entry: &Entry,
+        sign: impl Fn(u64) -> u64,
+    ) {
+        if own.is_some_and(|own| own.add_kind(entry.kind(), sign(entry.size))) {
+            self.add_padding(device, entry, sign);
+        } else {
+            self.add_kind(device, entry, sign);
         }
     }
 
     /// Shows bytes of a kind that are not an allocation of their own.
     pub(crate) fn show(&self, usage: &Usage, entry: &Entry) {
         if let Some(device) = usage.devices.get(entry.index()) {
-            self.add_kind(device, entry, entry.size);
+            self.add_kind(device, entry, |bytes| bytes);
         }
     }
 
     /// Removes bytes shown by [`show`](Self::show).
     pub(crate) fn hide(&self, usage: &Usage, entry: &Entry) {
         if let Some(device) = usage.devices.get(entry.index()) {
-            self.add_kind(device, entry, entry.size.wrapping_neg());
+            self.add_kind(device, entry, u64::wrapping_neg);
         }
     }
 
     /// Adds to the bytes of a kind. Allocations from a pool are not counted: the pool's reservation is.
     #[inline]
-    fn add_kind(&self, device: &UsageDevice, entry: &Entry, bytes: u64) {
-        if entry.kind() == gcgroup_abi::Kind::Pool {
+    fn add_kind(&self, device: &UsageDevice, entry: &Entry, sign: impl Fn(u64) -> u64) {
+        if entry.is(Kind::Pool) {
             return;
         }
         if let Some(kind) = device.kinds.get(entry.kind() as usize) {
-            kind.fetch_add(bytes, Relaxed);
+            kind.fetch_add(sign(entry.size), Relaxed);
+        }
+        self.add_padding(device, entry, sign);
+    }
+
+    /// Adds what is charged for an entry beyond its size.
+    #[inline]
+    fn add_padding(&self, device: &UsageDevice, entry: &Entry, sign: impl Fn(u64) -> u64) {
+        let padding = entry.padding();
+        if padding != 0
+            && let Some(rounding) = device.kinds.get(Kind::Rounding as usize)
+        {
+            rounding.fetch_add(sign(padding), Relaxed);
         }
     }
 
@@ -309,10 +329,10 @@ impl PageCounter {
         let (Some(from), Some(into)) = (usage.devices.get(entry.index()), usage.devices.get(to)) else {
             return;
         };
-        self.add_kind(into, entry, entry.size);
-        self.add_kind(from, entry, entry.size.wrapping_neg());
+        self.add_kind(into, entry, |bytes| bytes);
+        self.add_kind(from, entry, u64::wrapping_neg);
         if entry.is_charged() {
-            self.transfer_bytes(usage, control, entry.index(), to, entry.size);
+            self.transfer_bytes(usage, control, entry.index(), to, entry.charged());
         }
     }
 

@@ -56,7 +56,7 @@ mod tests {
         let memory = Memory::of_test(1000);
         let usage = memory.usage();
         let current = || memory.page_counter.sum(usage);
-        let (mut charge, sums) = memory.try_charge_likely(0, 600, 500).unwrap();
+        let (mut charge, sums) = memory.try_charge_likely(0, 600, || 500).unwrap();
         assert_eq!(current(), 600);
         let sums = charge.fit(sums, 550).unwrap();
         assert_eq!(current(), 550);
@@ -67,11 +67,11 @@ mod tests {
             "the actual size, not the likely one"
         );
 
-        let (charge, _) = memory.try_charge_likely(0, 451, 450).unwrap();
+        let (charge, _) = memory.try_charge_likely(0, 451, || 450).unwrap();
         assert_eq!(current(), 1000, "no room for the likely size");
         drop(charge);
         assert_eq!(current(), 550);
-        let (mut charge, sums) = memory.try_charge_likely(0, 0, 400).unwrap();
+        let (mut charge, sums) = memory.try_charge_likely(0, 400, || 400).unwrap();
         assert!(charge.fit(sums, 451).is_err());
         let sums = charge.fit(sums, 450).unwrap();
         assert_eq!(current(), 1000);
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(usage.memory_peak.load(Relaxed), 1000);
 
         let (charge, _) = Memory::of_test(NO_LIMIT)
-            .try_charge_likely(0, u64::MAX, 7)
+            .try_charge_likely(0, u64::MAX, || 7)
             .unwrap();
         assert_eq!(charge.bytes, 7, "sizes beyond any device are not used");
     }

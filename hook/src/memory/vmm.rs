@@ -30,7 +30,7 @@ impl Memory {
     }
 
     pub(crate) fn bury(&self, gone: &Gone) {
-        gone.freed.iter().for_each(|entry| self.discharge(entry));
+        gone.freed.iter().for_each(|entry| self.discharge(0, entry));
         gone.hidden
             .iter()
             .for_each(|entry| self.page_counter.hide(self.usage(), entry));
@@ -62,7 +62,7 @@ impl Memory {
     pub(crate) fn let_go_physical(&self, number: Number) {
         match self.physical.objects.let_go(number) {
             Ok(None) => {}
-            Ok(Some(entry)) => self.discharge(&entry),
+            Ok(Some(entry)) => self.discharge(0, &entry),
             Err(Rare) => self.physical(|all, gone| all.let_go(number, gone)),
         }
     }

@@ -64,7 +64,9 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
+        doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; rounding \
+              is charged beyond linear and array, since the device gives whole pages, and requested is what is charged \
+              for allocations without it; context \
               is what the driver holds for contexts and modules; context_estimated is the part of it that is not \
               measured, because the driver does not tell what the process holds, or not yet), swapped (bytes in host memory), \
               swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
@@ -88,6 +90,7 @@ fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
     let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
     let numbers = kinds.chain([
+        ("requested", sums.requested()),
         ("context", sums.contexts.saturating_add(sums.overhead)),
         (
             "context_estimated",

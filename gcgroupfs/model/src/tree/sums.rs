@@ -117,6 +117,12 @@ impl Sums {
             .saturating_sub(self.swap.swappable)
     }
 
+    /// Returns the bytes of the allocations that are charged, as requested.
+    pub fn requested(&self) -> u64 {
+        let beyond = self.kinds[Kind::Rounding as usize].saturating_add(self.contexts);
+        self.charged.saturating_sub(beyond)
+    }
+
     /// Returns `memory.current` in bytes.
     pub fn current(&self) -> u64 {
         self.charged.saturating_add(self.overhead)

@@ -78,7 +78,7 @@ pub(super) struct Options {
     pub journal: Arc<Journal>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
-    /// Size of a page of device memory, bytes.
+    /// Size of a page of device memory, bytes, and [`gcgroup_abi::KEEPS_PAGES`].
     pub device_page: u64,
     /// Records of the journal.
     pub records: BTreeMap<Key, Saved>,
