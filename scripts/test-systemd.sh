@@ -87,16 +87,12 @@ in_namespace() {
     done
     sed "s|@PREFIX@|$dist|" "$repo/scripts/$unit" > "$work/units/$unit"
     cat > "$work/units/$unit.d/test.conf" <<EOT
-[Unit]
-StartLimitIntervalSec=0
 [Service]
 ExecStart=
-ExecStart=$dist/bin/gcgroupfs mount $mnt --allow-other --supervise --socket $GCGROUP_SOCKET \\
+ExecStart=$dist/bin/gcgroupfs mount $mnt --allow-other --socket $GCGROUP_SOCKET \\
     --state-dir $work/state --config $work/gcgroupfs.toml
 Environment=LD_LIBRARY_PATH=$dist/simgpu SIMGPU_DIR=$work/gpu NO_COLOR=1
 StandardError=append:$work/daemon.log
-WatchdogSec=10s
-TimeoutAbortSec=2s
 EOT
     : > "$work/gcgroupfs.toml"
 
@@ -132,7 +128,7 @@ EOT
 
     before=$(mounted)
     exec 3< "$mnt/devices" 4< "$mnt/devices"
-    has NFileDescriptorStore 5 || fail "the manager stores $(show NFileDescriptorStore) descriptors"
+    has NFileDescriptorStore 6 || fail "the manager stores $(show NFileDescriptorStore) descriptors"
     kill -KILL "$main"
     until_true is_up 1
     until_true is_governed
@@ -148,14 +144,14 @@ EOT
     echo "--- stopped by a signal: the watchdog has had it started again"
     exec 3<&- 4<&-
 
-    # The stored descriptors of a mount that is gone are of no use to the next supervisor.
+    # The stored descriptors of a mount that is gone are of no use to the next daemon.
     main=$(show MainPID)
     kill -STOP "$main"
     umount -l "$mnt"
     kill -KILL "$main"
     until_true is_up 3
     until_true is_governed
-    has NFileDescriptorStore 5 || fail "the manager stores $(show NFileDescriptorStore) descriptors"
+    has NFileDescriptorStore 6 || fail "the manager stores $(show NFileDescriptorStore) descriptors"
     echo "--- killed without its mount: the next one has made another"
 
     ctl stop "$unit"

@@ -20,7 +20,6 @@ mod row;
 mod rows;
 mod run;
 mod run_options;
-mod service;
 mod set;
 mod supervise;
 mod top;

@@ -1,17 +1,20 @@
 //! Shuts down the connections of a killed daemon that cannot end: otherwise its clients would take it for
 //! alive and not look for its successor.
 //!
-//! The supervisor runs this in a disposable process: if the daemon ends meanwhile, the last reference to what
-//! clients have sent is dropped here.
+//! This is done in a disposable process: if the daemon ends meanwhile, the last reference to what clients
+//! have sent is dropped here.
 
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use nix::sys::socket::{Shutdown, UnixAddr, getsockname, getsockopt, shutdown, sockopt};
+use tracing::warn;
 
 use gcgroupfs_sys as sys;
+use gcgroupfs_sys::launch::Launcher;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -19,6 +22,17 @@ pub(crate) struct Arguments {
     pid: i32,
     /// The socket on which it accepted connections
     socket: PathBuf,
+}
+
+/// Starts a process that shuts down the connections of the daemon with this pid, which cannot end.
+pub(crate) fn start(pid: u32, socket: &Path, launcher: &Launcher) {
+    warn!("the daemon before this one cannot end ({pid})");
+    let pid = pid.to_string();
+    let words = [OsStr::new("sever"), OsStr::new(&pid), socket.as_os_str()];
+    let started = File::open("/dev/null").and_then(|input| launcher.launch_unwatched(&words, &input));
+    if let Err(error) = started {
+        warn!("cannot disconnect its clients: {error}");
+    }
 }
 
 /// Shuts down every connection that the process has accepted on the socket.

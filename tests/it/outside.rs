@@ -131,18 +131,24 @@ fn socket_of_another_daemon_is_kept_and_reported_once() {
 
 #[test]
 fn aborted_connection_ends_the_daemon_with_failure() {
-    for mut mount in both() {
+    let [mut plain, supervised] = both();
+    for mount in [&plain, &supervised] {
         let device = fs::metadata(mount.path()).expect("the mount answers").dev();
         let control = TempDir::new().expect("a temporary directory");
         let mounted = Mounted::new("fusectl", control.path());
         let abort = control.path().join(minor(device).to_string()).join("abort");
         fs::write(abort, "1").expect("root may write the file");
         drop(mounted);
-        assert_eq!(mount.ended().code(), Some(1), "{}", mount.log());
-        assert!(mount.log().contains("was aborted"), "{}", mount.log());
-        // A service manager would start the daemon again.
-        mount.restart();
-        DriverShell::start(&mount);
+        wait_until("the log reports the end", || count(mount, "was aborted") > 0);
+    }
+    assert_eq!(plain.ended().code(), Some(1), "{}", plain.log());
+    plain.restart();
+    wait_until("the next daemon has mounted", || {
+        supervised.path().join("devices").exists()
+    });
+    assert!(supervised.log().contains("the daemon has ended (exit status: 1)"));
+    for mount in [plain, supervised] {
+        assert!(mount.governs(DriverShell::start(&mount).pid()));
     }
 }
 

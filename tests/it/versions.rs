@@ -192,7 +192,7 @@ fn unknown_state_is_reported_once_and_startup_succeeds() {
             let fault = "damaged or missing";
             assert_eq!(mount.log().matches(fault).count(), 1, "{}", mount.log());
             assert_eq!(
-                mount.log().matches("the daemon was ").count(),
+                mount.log().matches("the daemon has ended").count(),
                 0,
                 "{}",
                 mount.log()

@@ -18,10 +18,13 @@ static int is_daemon(void)
     if (length < 0)
         return 0;
     line[length] = '\0';
-    for (char *word = line; word < line + length; word += strlen(word) + 1)
-        if (!strcmp(word, "--adopt"))
-            return 1;
-    return 0;
+    int is_mount = 0;
+    for (char *word = line; word < line + length; word += strlen(word) + 1) {
+        if (!strcmp(word, "--supervise"))
+            return 0;
+        is_mount |= !strcmp(word, "mount");
+    }
+    return is_mount;
 }
 
 __attribute__((constructor)) static void starve(void)

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::inode;
 use super::table::{Table, uid};
-use crate::supervisor_state::Slots;
+use crate::slots::Slots;
 use gcgroupfs_model::error::Result;
 use gcgroupfs_model::file::PAGE;
 use gcgroupfs_model::tree::Caller;

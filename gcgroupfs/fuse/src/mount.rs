@@ -22,11 +22,10 @@ mod helper;
 mod mountinfo;
 mod watch;
 
-pub use abort::is_connected;
 pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
 pub use watch::Watch;
 
-use abort::abort_dead;
+use abort::{abort_dead, is_connected};
 use mountinfo::{Entry, TYPE, mounts, ours};
 
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
@@ -38,13 +37,15 @@ pub const DEVICE: &str = "/dev/fuse";
 /// Maximum number of symbolic links followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// A mount; dropping it unmounts.
+/// A mount; dropping it unmounts, unless it is [kept](Mount::keep).
 #[derive(Debug)]
 pub struct Mount {
     point: PathBuf,
     /// Mount id, so that a mount made there later by another process is never unmounted.
     id: Option<u64>,
     device: u64,
+    /// Whether it stays when it is dropped.
+    is_kept: bool,
 }
 
 impl Mount {
@@ -78,12 +79,13 @@ impl Mount {
             point,
             id,
             device: number,
+            is_kept: false,
         };
         Ok((mount, device))
     }
 
-    /// Returns the mount with that device number and `source` at `point`, which a process has left that was
-    /// killed; `kernel` is its open /dev/fuse. `None` if it is gone, hidden or no longer connected.
+    /// Returns the mount with that device number and `source` at `point`, which a killed daemon has left;
+    /// `kernel` is its open /dev/fuse. `None` if it is gone, hidden or no longer connected.
     ///
     /// # Errors
     /// The mount table cannot be read.
@@ -99,6 +101,7 @@ impl Mount {
             point,
             id: Some(top.id),
             device,
+            is_kept: true,
         }))
     }
 
@@ -109,6 +112,11 @@ impl Mount {
     /// Returns the device number that stat(2) reports for its files.
     pub fn device(&self) -> u64 {
         self.device
+    }
+
+    /// Leaves the mount to the next daemon, unless this one [unmounts](Self::unmount).
+    pub fn keep(&mut self) {
+        self.is_kept = true;
     }
 
     /// Detaches the mount at once, even while clients hold files open. These files work as long as the daemon
@@ -127,6 +135,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         if let Err(error) = self.unmount() {
             tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
         }

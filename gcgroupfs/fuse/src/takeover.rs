@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use fuser::{Config, Notifier, PollHandle, Session, SessionACL};
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tracing::{debug, warn};
 
 use super::adapter::Adapter;
-use crate::supervisor_state::Slots;
+use crate::connection::Connection;
+use crate::slots::Slots;
 use gcgroupfs_model::tree::{Listener, Notice, Tree};
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::process;
@@ -33,20 +33,13 @@ const STILL: Duration = Duration::from_millis(1500);
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Makes a session on `device` from the FUSE_INIT message `init`. The kernel takes the first reply to it
-/// only.
+/// Makes a session on the device of `connection`. The kernel takes only the first reply to FUSE_INIT.
 pub(super) fn session(
     adapter: Adapter,
-    device: &OwnedFd,
-    init: &[u8],
+    Connection { device, init, .. }: &Connection,
     config: Config,
 ) -> io::Result<Session<Adapter>> {
-    let (ours, theirs) = socketpair(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        None,
-        SockFlag::SOCK_CLOEXEC,
-    )?;
+    let (ours, theirs) = sys::packet_pair()?;
     nix::unistd::write(&ours, init)?;
     let number = theirs.as_raw_fd();
     let session = Session::from_fd(adapter, theirs, SessionACL::All, config)?;
@@ -61,38 +54,11 @@ pub(super) fn session(
     Ok(session)
 }
 
-/// Reads the kernel's FUSE_INIT: a `struct fuse_in_header` (40 bytes; the second word is the opcode), and a
-/// `struct fuse_init_in`, whose fifth word has the flags from bit 32 on.
-pub(super) fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
-    const INIT: u32 = 26;
-    const HAS_RESEND: u32 = 1 << (39 - 32);
-    // The kernel refuses buffers below 8 KiB.
-    let mut message = vec![0; 64 << 10];
-    let length = loop {
-        match nix::unistd::read(device, &mut message) {
-            Err(Errno::EINTR | Errno::ENOENT | Errno::EAGAIN) => {}
-            result => break result?,
-        }
-    };
-    message.truncate(length);
-    let word = |at: usize| {
-        let bytes = message.get(at..)?.first_chunk().copied();
-        bytes.map(u32::from_ne_bytes)
-    };
-    if word(4) != Some(INIT) || word(40 + 16).is_none_or(|flags| flags & HAS_RESEND == 0) {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "the kernel does not support taking over a mount (Linux 6.9 or newer does)",
-        ));
-    }
-    Ok(message)
-}
-
 /// Remaining steps of a takeover, before the first request is answered.
 #[derive(Debug)]
 pub(super) struct Takeover {
     device: OwnedFd,
-    roster: Arc<Slots<24>>,
+    processes: Arc<Slots<24>>,
     pollers: Arc<Slots<8>>,
     /// Processes that the predecessor governed.
     before: Vec<Entry>,
@@ -101,31 +67,21 @@ pub(super) struct Takeover {
 }
 
 impl Takeover {
-    pub(super) fn new(device: OwnedFd, roster: Arc<Slots<24>>, pollers: Arc<Slots<8>>) -> io::Result<Self> {
-        let before = roster.inherit()?.into_iter().filter_map(entry).collect();
-        let sleepers = pollers.inherit()?;
+    pub(super) fn new(connection: &Connection) -> io::Result<Self> {
+        let (processes, pollers) = (connection.processes.clone(), connection.pollers.clone());
         Ok(Self {
-            device,
-            roster,
+            device: connection.device.try_clone()?,
+            before: processes.inherit()?.into_iter().filter_map(entry).collect(),
+            sleepers: pollers.inherit()?,
+            processes,
             pollers,
-            before,
-            sleepers,
         })
-    }
-
-    /// Returns the listener that records processes for the next daemon.
-    pub(super) fn roster(&self) -> Arc<Roster> {
-        Arc::new(Roster(self.roster.clone()))
-    }
-
-    pub(super) fn pollers(&self) -> Arc<Slots<8>> {
-        self.pollers.clone()
     }
 
     /// Waits for the processes, and has requests sent again.
     pub(super) fn finish(self, tree: &Tree, notifier: &Notifier) {
         for entry in wait_for(tree, &self.before) {
-            self.roster.remove(record(entry));
+            self.processes.remove(record(entry));
         }
         if let Err(error) = nix::unistd::write(&self.device, RESEND.map(u32::to_ne_bytes).as_flattened()) {
             warn!("the kernel does not send unanswered requests again: {error}");
@@ -139,9 +95,9 @@ impl Takeover {
     }
 }
 
-/// Records for the next daemon which processes are governed, so that it waits for them.
+/// Records which processes are governed, so that the next daemon waits for them.
 #[derive(Debug)]
-pub(super) struct Roster(pub(super) Arc<Slots<24>>);
+pub(super) struct Governed(pub(super) Arc<Slots<24>>);
 
 /// One record: pid, entity, start time.
 type Entry = (u32, u64, u64);
@@ -163,7 +119,7 @@ fn entry(record: [u8; 24]) -> Option<Entry> {
     Some((pid, u64::from_le_bytes(*entity), u64::from_le_bytes(*start_time)))
 }
 
-impl Listener for Roster {
+impl Listener for Governed {
     fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Joined { id, pid, start_time } => self.0.put(record((*pid, id.0, *start_time))),

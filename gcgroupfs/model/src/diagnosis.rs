@@ -156,7 +156,7 @@ fn hooked(observed: &Observed) -> Reason {
             "the process registers by itself once the daemon runs",
         ),
         Daemon::Later => (
-            "the daemon was absent when the process started, and it has not registered since".to_owned(),
+            "the daemon was started after the process, which has not registered since".to_owned(),
             "wait some seconds for its next attempt; then look for its pid in the daemon's log",
         ),
         Daemon::Present => (
@@ -301,7 +301,7 @@ mod tests {
         );
         check(
             &of(|it| it.daemon = Daemon::Later, &[hook]),
-            "was absent when the process started",
+            "was started after the process",
         );
         check(
             &of(|it| it.socket = "/other".into(), &[hook]),

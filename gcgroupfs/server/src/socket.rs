@@ -28,7 +28,6 @@ mod registry;
 mod room;
 mod rule_queries;
 mod stored;
-mod supervisor;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -38,7 +37,6 @@ mod unregistered;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,8 +103,6 @@ pub struct Server {
     tree: Arc<Tree>,
     journal: Arc<Journal>,
     receivers: Receivers,
-    /// Socket to the supervisor, if there is one.
-    line: Option<OwnedFd>,
     registry: Registry,
     kills: Arc<Kills>,
     rule_queries: RuleQueries,
@@ -129,7 +125,7 @@ pub struct Server {
     /// Next check for processes that have not registered again after a restart.
     all_back: Option<Instant>,
     /// Next check that the socket's file exists.
-    next_look: Option<Instant>,
+    next_look: Instant,
 }
 
 /// Parts that a server works with.
@@ -174,7 +170,6 @@ impl Server {
             EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()),
         )?;
         epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
-        let next_look = listener.next_look(Instant::now());
         let bells = Arc::new(Bells::default());
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
@@ -214,7 +209,6 @@ impl Server {
             tree,
             journal,
             receivers,
-            line: None,
             registry,
             kills,
             rule_queries,
@@ -232,7 +226,7 @@ impl Server {
             next_lease: Instant::now(),
             next_unused: None,
             all_back: Some(Instant::now() + RETURN),
-            next_look,
+            next_look: Instant::now(),
         })
     }
 
@@ -254,6 +248,7 @@ impl Server {
     /// # Errors
     /// The kernel refuses to report events.
     pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
+        self.listener.serve()?;
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
             let ends_asked = self.tree.nr_ends_asked();
@@ -271,7 +266,6 @@ impl Server {
                     Token::Listener => self.accept(),
                     Token::Wake => self.drain_wake(),
                     Token::Receiver => self.take_usage_blocks(),
-                    Token::Supervisor => self.answer_supervisor(),
                     Token::Connection(number) => self.note_event(number, event.events()),
                     Token::Process(number) => self.registry.died(number),
                 }

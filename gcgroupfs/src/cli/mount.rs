@@ -12,19 +12,16 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 
-use super::reload::{Parts, Reload};
-use super::service::Watchdog;
-use super::{paths, promise, service, supervise};
-use crate::config;
+use super::reload::{InForce, Parts, Reload};
+use super::{paths, promise, supervise};
 use crate::log::{self, Log};
+use crate::{config, sever};
 use gcgroup_abi::{DEFAULT_CONTEXT, KEEPS_PAGES};
-use gcgroupfs_fuse as fuse;
-use gcgroupfs_fuse::mount::{self, Mount, Watch};
-use gcgroupfs_fuse::supervisor_state::Inheritance;
+use gcgroupfs_fuse::mount;
+use gcgroupfs_fuse::{self as fuse, Connection};
 use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
 use gcgroupfs_model::text::parse_bytes;
 use gcgroupfs_model::tree::{Owner, Tree};
@@ -36,6 +33,7 @@ use gcgroupfs_server::suspend;
 use gcgroupfs_server::ticks;
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::launch::Launcher;
+use gcgroupfs_sys::manager::{self, Stored, Watchdog};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -73,15 +71,10 @@ pub(super) struct Arguments {
     /// Serve only the socket, without a mount
     #[arg(long)]
     no_fuse: bool,
-    /// Keep the mount and the socket in a supervisor that restarts the daemon when it dies, so that no read
-    /// fails (Linux 6.9; ignored before)
+    /// Do what systemd does for the service: keep the mount and the socket while a daemon that has died is
+    /// replaced, so that no read fails (Linux 6.9; before, the next daemon mounts again)
     #[arg(long, conflicts_with = "no_fuse")]
     supervise: bool,
-    #[arg(long, hide = true, conflicts_with = "no_fuse")]
-    adopt: Option<Inheritance>,
-    /// A killed predecessor cannot exit
-    #[arg(long, hide = true, requires = "adopt")]
-    beside_killed: bool,
     /// Log level: error, warn, info, debug or trace, also by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
@@ -137,25 +130,22 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         None if arguments.no_fuse => PathBuf::new(),
         None => paths::mount_point()?,
     };
-    if arguments.supervise && supervise::run(&socket, &point, arguments.allow_other)? {
-        return Ok(());
+    if arguments.supervise {
+        return supervise::run(&socket, &point);
     }
-    let inherited = arguments.adopt.as_ref().map(Inheritance::take).transpose();
-    let mut inherited = inherited.context("--adopt is reserved for the supervisor")?;
+    let mut stored = Stored::from_environment();
     let source = config::Source::new(arguments.config.clone(), paths::configuration());
-    let note = inherited
-        .as_ref()
-        .map(|inherited| inherited.configuration.clone());
+    let in_force = InForce::open(&mut stored).context("cannot store the configuration")?;
     let (config, text) = source.read().or_else(|error| {
         // Processes governed by a predecessor must not lose the daemon because the configuration was damaged
         // since.
-        let Some(text) = note.as_ref().and_then(|note| note.get()) else {
+        let Some(text) = in_force.get() else {
             return Err(error);
         };
         warn!("the configuration stays as it was: {error:#}");
         source.understand(text)
     })?;
-    note.iter().for_each(|note| note.put(&text));
+    in_force.put(&text);
     let state_dir = arguments
         .state_dir
         .as_deref()
@@ -169,20 +159,16 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     // Done before there is any client.
     let launcher = Arc::new(Launcher::start().context("cannot start the launcher of helpers")?);
     // Done first, so that a second daemon changes nothing.
-    let listener = match &mut inherited {
-        None => Listener::bind(&socket)?,
-        Some(inherited) => {
-            // Without the supervisor no daemon would replace this one.
-            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-            Listener::inherited(inherited.listener.try_clone()?)
-        }
-    };
+    let listener = Listener::open(&mut stored, &socket)?;
+    let stuck = listener.stuck();
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found, host::this()));
-    let (journal, mut records) = if arguments.beside_killed {
-        Journal::open_beside_killed(state_dir, socket::sift)?
-    } else {
-        Journal::open(state_dir, socket::sift)?
+    let (journal, mut records) = match stuck {
+        Some(pid) => {
+            sever::start(pid, &socket, &launcher);
+            Journal::open_beside_killed(state_dir, socket::sift)?
+        }
+        None => Journal::open(state_dir, socket::sift)?,
     };
     socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
     tree.set_default_context(arguments.context_size);
@@ -210,7 +196,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server.rules().set(config.rules);
     let parts = Parts {
         source,
-        note,
+        in_force,
         policy: arguments.policy,
         tree: tree.clone(),
         arbiter: arbiter.bell(),
@@ -218,39 +204,37 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         socket: socket.clone(),
     };
     let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
-    // Dropping it unmounts.
-    let mut shown = None;
+    let mut connection = None;
     let place = if arguments.no_fuse {
         String::new()
-    } else if let Some(inherited) = inherited {
-        server.report_to(inherited.line.try_clone()?)?;
-        let ended = ended(stop.clone(), std::path::absolute(&point)?, inherited.number);
-        fuse::serve(tree, fuse::Link::Inherited(inherited), ended)?;
-        format!("{}, ", point.display())
     } else {
         let cannot = || paths::cannot_mount(&point);
-        let (mount, device) = Mount::new(&point, &socket, arguments.allow_other).with_context(cannot)?;
-        let watch = Watch::new(mount.point(), mount.device()).with_context(cannot)?;
-        let ended = ended(stop.clone(), mount.point().to_owned(), mount.device());
-        fuse::serve(tree, fuse::Link::Fresh(device), ended).with_context(cannot)?;
-        let (mount, _) = shown.insert((mount, watch));
-        format!("{}, ", mount.point().display())
+        let opened = Connection::open(&mut stored, &point, &socket, arguments.allow_other);
+        let connection = connection.insert(opened.with_context(cannot)?);
+        let (point, device) = (connection.mount().point().to_owned(), connection.mount().device());
+        let place = format!("{}, ", point.display());
+        fuse::serve(tree.clone(), connection, ended(stop.clone(), point, device)).with_context(cannot)?;
+        connection.store();
+        place
     };
-    service::ready();
+    manager::ready();
     let ready = format!("gcgroupfs: ready: {place}socket {}\n", socket.display());
     Log::new().write_all(ready.as_bytes())?;
     let mut watchdog = Watchdog::from_environment();
     server.run(|| {
-        watchdog.reset();
+        // Whether the lock of the tree can be had.
+        watchdog.reset(|| drop(tree.processes()));
         reload.if_asked();
-        if let Some((_, watch)) = &mut shown {
-            watch.look(Instant::now());
+        if let Some(connection) = &mut connection {
+            connection.look(Instant::now());
         }
         !stop.is_asked()
     })?;
     info!("stopping");
-    service::stopping();
-    drop(shown);
+    manager::stopping();
+    if let Some(connection) = &mut connection {
+        connection.unmount();
+    }
     if stop.has_failed() {
         bail!("the mount has failed");
     }

@@ -9,20 +9,26 @@ mod block_map;
 pub mod checkpoint;
 pub mod clock;
 pub mod launch;
+pub mod manager;
 mod packet;
 pub mod process;
 pub mod procfs;
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::atomic::AtomicU32;
 
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{self, SockFlag};
+use nix::unistd::{getpid, getppid};
 
 pub use self::block_map::{ControlMap, UsageMap};
 #[cfg(any(test, feature = "fixture"))]
@@ -98,8 +104,45 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: it is open, and its number came with the command line: it has no other owner here.
+    // SAFETY: it is open, and the parent process has named its number: it has no other owner here.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Starts a process that has `files` as its descriptors from [`manager::FIRST`] on. It blocks no signal, and
+/// is killed when the calling thread ends.
+///
+/// # Errors
+/// Out of processes, memory or descriptors.
+pub fn spawn_with_files(mut command: Command, files: &[OwnedFd]) -> io::Result<Child> {
+    // The numbers are in use here, so that neither the copies nor the descriptor by which the child reports
+    // an error of execve(2) gets one of them.
+    let mut reserved = vec![File::open("/dev/null")?];
+    let end = manager::FIRST.saturating_add(i32::try_from(files.len()).unwrap_or(i32::MAX));
+    while reserved.last().is_some_and(|file| file.as_raw_fd() < end) {
+        reserved.push(File::open("/dev/null")?);
+    }
+    let copies = files
+        .iter()
+        .map(OwnedFd::try_clone)
+        .collect::<io::Result<Vec<_>>>()?;
+    let numbers: Vec<i32> = copies.iter().map(AsRawFd::as_raw_fd).collect();
+    let parent = getpid();
+    let prepare = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // The parent may have ended before.
+        if getppid() != parent {
+            return Err(Errno::ESRCH.into());
+        }
+        SigSet::empty().thread_set_mask()?;
+        for (number, to) in numbers.iter().zip(manager::FIRST..) {
+            // SAFETY: takes integers; no object of the child owns `to`, since all are closed on exec.
+            Errno::result(unsafe { libc::dup2(*number, to) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls only.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn()
 }
 
 /// Makes descriptor `number` refer to the file of `with`.

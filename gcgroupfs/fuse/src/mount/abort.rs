@@ -52,7 +52,7 @@ fn by_place(point: &Path, device: u64) -> io::Result<()> {
 }
 
 /// Returns whether the connection of this end still exists (otherwise fuse_dev_poll() returns POLLERR).
-pub fn is_connected(kernel: &impl AsFd) -> bool {
+pub(super) fn is_connected(kernel: &impl AsFd) -> bool {
     let mut watched = [PollFd::new(kernel.as_fd(), PollFlags::empty())];
     let answer = poll(&mut watched, PollTimeout::ZERO);
     answer == Ok(0)

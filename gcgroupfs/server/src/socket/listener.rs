@@ -13,13 +13,13 @@ use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
-    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
-    shutdown, socket, sockopt,
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, listen, shutdown, socket,
 };
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use tracing::warn;
 
+use gcgroupfs_sys::manager::{self, Stored};
 use gcgroupfs_sys::process;
 
 mod restore;
@@ -29,9 +29,6 @@ use restore::restore;
 /// Length of the accept queue. Clients beyond it wait in connect(2), where the kernel lets them in one by
 /// one: a client with many connections delays others by no more than this many.
 const BACKLOG: i32 = 64;
-
-/// Interval between checks of the socket's file.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// How long to wait for another daemon that is starting at the same path.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(2);
@@ -43,58 +40,102 @@ fn id(file: &Metadata) -> FileId {
     (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
 }
 
-/// A listening `SOCK_SEQPACKET` socket, for root's daemon open to all users. Its file is removed on drop.
+/// Name under which the service manager stores the socket.
+const NAME: &str = "socket";
+
+/// A listening `SOCK_SEQPACKET` socket, for root's daemon open to all users. Its file is removed on drop,
+/// unless the service manager has stored the socket for the next daemon.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// Path and identity of its file, if it is ours to remove; the identity protects a successor's file.
-    file: Option<(PathBuf, FileId)>,
+    path: PathBuf,
+    /// Identity of its file; it protects a successor's file.
+    file: FileId,
+    is_stored: bool,
+    /// Pid of the killed daemon from which it was taken over, if that cannot end.
+    stuck: Option<u32>,
     /// Last logged reason why the file cannot be created again.
     complaint: String,
 }
 
 impl Listener {
-    /// Creates the socket, and its directory if missing.
+    /// Interval between checks of the socket's file.
+    pub(super) const LOOK: Duration = Duration::from_millis(500);
+
+    /// Takes over the socket that a killed daemon has stored, or else creates it, and its directory if
+    /// missing.
     ///
     /// # Errors
     /// Another daemon listens there, the file there is not a socket, or the path cannot be written.
-    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+    pub fn open(stored: &mut Stored, path: &Path) -> anyhow::Result<Self> {
         let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        if let Some(socket) = stored.take(NAME) {
+            return Self::take_over(socket, path, &address);
+        }
         make_directory(path)?;
         // Of two daemons that start at once, one finds its file replaced by the other's later.
         clear(path, &address)?;
         let (socket, file) = make(path, &address)?;
-        Ok(Self {
-            socket,
-            file: Some((path.to_owned(), file)),
-            complaint: String::new(),
-        })
+        Ok(Self::of(socket, path, file))
     }
 
-    /// Returns a listener for a socket that belongs to the supervisor.
-    pub fn inherited(socket: OwnedFd) -> Self {
+    /// Takes the file at `path` for the socket's, unless another process listens there.
+    fn take_over(socket: OwnedFd, path: &Path, address: &UnixAddr) -> anyhow::Result<Self> {
+        let (predecessor, ..) = process::owner(&socket)?;
+        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        let is_another = connect(probe.as_raw_fd(), address).is_ok()
+            && process::owner(&probe).is_ok_and(|(pid, ..)| pid != predecessor);
+        let file = fs::symlink_metadata(path).ok().filter(|_| !is_another);
+        let file = file.filter(|file| file.file_type().is_socket());
+        let is_stuck = Path::new(&format!("/proc/{predecessor}")).exists();
+        let mut listener = Self::of(socket, path, file.map_or((0, 0, 0, 0), |file| id(&file)));
+        (listener.is_stored, listener.stuck) = (true, is_stuck.then_some(predecessor));
+        Ok(listener)
+    }
+
+    fn of(socket: OwnedFd, path: &Path, file: FileId) -> Self {
         Self {
             socket,
-            file: None,
+            path: path.to_owned(),
+            file,
+            is_stored: false,
+            stuck: None,
             complaint: String::new(),
         }
     }
 
-    /// Returns when to [look](Self::look) next, if there is a file to check.
-    pub fn next_look(&self, now: Instant) -> Option<Instant> {
-        self.file.is_some().then(|| now + LOOK)
+    /// Returns the pid of the killed daemon from which the socket was taken over, if that cannot end.
+    pub fn stuck(&self) -> Option<u32> {
+        self.stuck
+    }
+
+    /// Names this process to clients as the one that listens, and has the service manager store the socket.
+    ///
+    /// # Errors
+    /// Those of listen(2).
+    pub(super) fn serve(&mut self) -> anyhow::Result<()> {
+        listen(&self.socket, Backlog::new(BACKLOG)?)?;
+        if !self.is_stored {
+            self.is_stored = manager::store(NAME, &self.socket);
+        }
+        Ok(())
+    }
+
+    /// Has the service manager store the socket in place of the one that it has replaced.
+    pub(super) fn store_anew(&mut self) {
+        manager::forget(NAME);
+        self.is_stored = manager::store(NAME, &self.socket);
     }
 
     /// Checks the socket's file. If it was removed or replaced, creates another socket there and returns the
     /// old one, which can no longer be reached. Does not wait. Failures are logged once and the check is
     /// repeated: another daemon that listens there is left alone. Any other file there is renamed to
     /// `NAME.displaced`.
-    pub fn look(&mut self) -> Option<OwnedFd> {
-        let (path, ours) = self.file.as_mut()?;
-        match restore(path, ours) {
+    pub(super) fn look(&mut self) -> Option<OwnedFd> {
+        match restore(&self.path, &mut self.file) {
             Ok(None) => self.complaint.clear(),
             Ok(Some(socket)) => {
-                let path = path.display();
+                let path = self.path.display();
                 warn!("{path} was removed or replaced; another socket is there now");
                 self.complaint.clear();
                 return Some(std::mem::replace(&mut self.socket, socket));
@@ -110,24 +151,11 @@ impl Listener {
         None
     }
 
-    /// Replaces the socket and returns the old one.
-    pub fn replace(&mut self, socket: OwnedFd) -> OwnedFd {
-        std::mem::replace(&mut self.socket, socket)
-    }
-
-    /// Refuses further connections, unless the socket belongs to a supervisor.
-    pub fn refuse(&self) {
-        if self.file.is_some() {
-            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
-        }
-    }
-
-    /// Duplicates the socket for daemons that accept on it. The file is still removed by this process.
-    ///
-    /// # Errors
-    /// Out of descriptors.
-    pub fn share(&self) -> io::Result<OwnedFd> {
-        self.socket.try_clone()
+    /// Refuses further connections for good.
+    pub(super) fn refuse(&mut self) {
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        manager::forget(NAME);
+        self.is_stored = false;
     }
 }
 
@@ -139,11 +167,9 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some((path, ours)) = &self.file
-            && fs::symlink_metadata(path).is_ok_and(|file| id(&file) == *ours)
-        {
+        if !self.is_stored && fs::symlink_metadata(&self.path).is_ok_and(|file| id(&file) == self.file) {
             // A failure cannot be reported any more; the next daemon removes the file.
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -215,11 +241,9 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
                 return fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()));
             }
             Err(Errno::ENOENT) => return Ok(()),
-            // The daemon was killed while it started a process: that copy of the socket is closed when the
-            // process executes its program.
-            Ok(()) if is_orphan(&probe) && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            // A daemon that was killed may still be ending, or have left a copy of the socket in a process
+            // that it was starting.
+            Ok(()) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
             // Includes a full backlog and a socket of another type: a process listens there.
             _ => bail!(
                 "another daemon listens on {} (give this one another --socket)",
@@ -229,21 +253,19 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Returns whether the process that called listen(2) on the other end is dead; see `SO_PEERCRED` in unix(7).
-fn is_orphan(probe: &OwnedFd) -> bool {
-    let listener = getsockopt(probe, sockopt::PeerCredentials).map(|peer| u32::try_from(peer.pid()));
-    matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid) == Err(Errno::ESRCH))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn open(path: &Path) -> anyhow::Result<Listener> {
+        Listener::open(&mut Stored::default(), path)
+    }
 
     #[test]
     fn socket_has_its_mode_and_is_removed_with_its_listener() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/s.sock");
-        let listener = Listener::bind(&path).unwrap();
+        let listener = open(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode());
         drop(listener);
         assert!(!path.exists());
@@ -253,8 +275,8 @@ mod tests {
     fn socket_of_a_living_daemon_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let _listener = Listener::bind(&path).unwrap();
-        let error = Listener::bind(&path).unwrap_err().to_string();
+        let _listener = open(&path).unwrap();
+        let error = open(&path).unwrap_err().to_string();
         assert!(error.contains("another daemon"), "{error}");
         assert!(path.exists());
     }
@@ -263,10 +285,10 @@ mod tests {
     fn dead_daemon_does_not_remove_its_successors_socket() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let mut dead = Listener::bind(&path).unwrap();
+        let mut dead = open(&path).unwrap();
         // As after `kill -9`: the file exists and no process listens.
         dead.socket = new_socket(SockFlag::empty()).unwrap();
-        let _successor = Listener::bind(&path).unwrap();
+        let _successor = open(&path).unwrap();
         drop(dead);
         assert!(path.exists());
     }
@@ -275,7 +297,7 @@ mod tests {
     fn removed_socket_is_made_again_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let mut listener = Listener::bind(&path).unwrap();
+        let mut listener = open(&path).unwrap();
         assert!(listener.look().is_none());
         fs::remove_file(&path).unwrap();
         assert!(listener.look().is_some() && listener.look().is_none());
@@ -294,7 +316,7 @@ mod tests {
         let held = fs::File::open(directory.path()).unwrap();
         held.lock().unwrap();
         let begun = Instant::now();
-        let mut listener = Listener::bind(&path).unwrap();
+        let mut listener = open(&path).unwrap();
         assert!(begun.elapsed() < TAKEOVER_PATIENCE);
         fs::remove_file(&path).unwrap();
         assert!(listener.look().is_some() && path.exists());
@@ -314,7 +336,7 @@ mod tests {
                     }
                 }
             });
-            (0..200).for_each(|_| drop(Listener::bind(&path).unwrap()));
+            (0..200).for_each(|_| drop(open(&path).unwrap()));
             is_over.store(true, std::sync::atomic::Ordering::Relaxed);
         });
     }
@@ -323,7 +345,7 @@ mod tests {
     fn changed_permissions_do_not_replace_the_socket() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let mut listener = Listener::bind(&path).unwrap();
+        let mut listener = open(&path).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         assert!(listener.look().is_none());
         drop(listener);
@@ -334,7 +356,7 @@ mod tests {
     fn file_in_place_of_the_socket_is_moved_away() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let mut listener = Listener::bind(&path).unwrap();
+        let mut listener = open(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();
         assert!(listener.look().is_some());
@@ -346,9 +368,9 @@ mod tests {
     fn another_daemon_in_place_of_the_socket_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
-        let mut listener = Listener::bind(&path).unwrap();
+        let mut listener = open(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        let mut other = Listener::bind(&path).unwrap();
+        let mut other = open(&path).unwrap();
         assert!(listener.look().is_none() && listener.complaint.contains("another daemon"));
         assert!(other.look().is_none());
         drop(other);
@@ -360,14 +382,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.sock");
         fs::write(&path, "precious").unwrap();
-        assert!(Listener::bind(&path).is_err());
+        assert!(open(&path).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]
     fn path_too_long_for_a_socket_is_reported() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-        let error = format!("{:#}", Listener::bind(&path).unwrap_err());
+        let error = format!("{:#}", open(&path).unwrap_err());
         assert!(error.contains("File name too long"), "{error}");
     }
 }

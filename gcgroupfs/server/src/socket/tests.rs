@@ -8,7 +8,7 @@ mod requests;
 mod rules;
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -28,6 +28,7 @@ use super::*;
 use crate::block::theirs::{good_usage_file, usage_file};
 use gcgroupfs_model::file::{Node, resolve};
 use gcgroupfs_model::tree::{Caller, Device, Owner};
+use gcgroupfs_sys::manager::Stored;
 use gcgroupfs_sys::process;
 
 const ROOT: Caller = Caller {
@@ -67,7 +68,7 @@ impl World {
         let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
         let (journal, mut records) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut records, false);
-        let listener = Listener::bind(&directory.path().join("s")).unwrap();
+        let listener = Listener::open(&mut Stored::default(), &directory.path().join("s")).unwrap();
         let mut server = Server::new(Options {
             listener,
             tree: tree.clone(),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
-use super::{RETURN, Server, TICK};
+use super::{Listener, RETURN, Server, TICK};
 use gcgroupfs_model::tree::Tree;
 
 /// Maximum number of connections whose timers are handled in one turn of the loop: thousands may expire at
@@ -25,7 +25,7 @@ impl Server {
             Some(self.next_journal),
             Some(self.next_lease),
             self.next_unused,
-            self.next_look,
+            Some(self.next_look),
         ]
         .into_iter()
         .flatten()
@@ -86,10 +86,12 @@ impl Server {
         if self.all_back.is_some_and(|when| when <= now) {
             self.all_back = self.registry.tend_unregistered().then_some(now + RETURN);
         }
-        if self.next_look.is_some_and(|when| when <= now) {
-            self.next_look = self.listener.next_look(now);
+        if self.next_look <= now {
+            self.next_look = now + Listener::LOOK;
             if let Some(old) = self.listener.look() {
                 self.listen_anew(old);
+                // Not before, because the manager's reference may be the last to what clients have sent.
+                self.listener.store_anew();
             }
         }
         if self.full_until.is_some_and(|when| when <= now) {

@@ -7,8 +7,6 @@ pub(super) enum Token {
     Wake,
     /// A receiver process has answered.
     Receiver,
-    /// The supervisor checks that the daemon answers, or sends a new listening socket.
-    Supervisor,
     Connection(u64),
     /// A process's pidfd, readable when the process has ended.
     Process(u64),
@@ -20,7 +18,6 @@ impl From<Token> for u64 {
             Token::Listener => 0,
             Token::Wake => 1,
             Token::Receiver => u64::MAX,
-            Token::Supervisor => u64::MAX - 1,
             Token::Connection(number) => number << 1,
             Token::Process(number) => (number << 1) | 1,
         }
@@ -34,7 +31,6 @@ impl From<u64> for Token {
             (0, _) => Self::Listener,
             (1, _) => Self::Wake,
             (u64::MAX, _) => Self::Receiver,
-            (word, _) if word == u64::MAX - 1 => Self::Supervisor,
             (_, 0) => Self::Connection(word >> 1),
             _ => Self::Process(word >> 1),
         }
