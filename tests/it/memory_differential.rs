@@ -248,14 +248,17 @@ fn limit_gives_what_a_card_of_its_size_gives() {
     }
 }
 
+/// While no thread is in a call, nothing is refused that would leave a growth step of a pool.
 #[test]
-fn threads_exceed_no_limit_by_more_than_their_steps() {
+fn threads_exceed_no_limit_and_are_refused_nothing_beyond_their_steps() {
     const THREADS: u64 = 8;
-    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
+    let page = (2 * MIB).to_string();
+    let config = Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT);
+    let mount = Mount::with(config.env("SIMGPU_PAGE", &page).arg("--device-page").arg(&page));
     std::fs::create_dir(mount.path().join("team")).expect("the group is made");
     for is_group in [false, true] {
         let mut command = mount.command(c_program("memory_mix.c", &["-pthread", "-ldl"]));
-        command.args([THREADS.to_string(), "400".to_owned(), (16 << 10).to_string()]);
+        command.args([THREADS.to_string(), "250".to_owned(), (16 << 10).to_string()]);
         let mut program = Governed::spawn(command);
         let ready = program.expect("ready ");
         let pid = ready.trim_start_matches("ready ").parse().expect("a pid");
@@ -270,9 +273,22 @@ fn threads_exceed_no_limit_by_more_than_their_steps() {
         let mut most = 0;
         let done = loop {
             most = most.max(truth.used(pid, 0));
-            if let Some(line) = program.line_now() {
+            let Some(line) = program.line_now() else {
+                continue;
+            };
+            let Some(refused) = line.strip_prefix("refused ") else {
                 break line;
-            }
+            };
+            let (bytes, kind) = refused.split_once(' ').expect("bytes and a kind");
+            let bytes: u64 = bytes.parse().expect("bytes");
+            let lost = truth.used(pid, 0);
+            let would_be = lost + bytes.max(CONTEXT) + STEP;
+            let charged = dir.number("memory.current");
+            assert!(
+                would_be > LIMIT,
+                "{bytes} of kind {kind} refused, {lost} lost, {charged} charged"
+            );
+            program.say("go on");
         };
         let counts: Vec<u64> = done.split(' ').filter_map(|word| word.parse().ok()).collect();
         let [granted, refused] = counts[..] else {

@@ -1,6 +1,8 @@
 /* Allocates every kind of device memory and frees it, until refused and beyond: THREADS threads, each with a
  * stream of its own, ROUNDS calls each, of up to MOST KiB. Prints "ready PID", waits for a line, and prints
- * "done GRANTED REFUSED" after the last call; frees nothing more until its input ends. */
+ * "done GRANTED REFUSED" after the last call; frees nothing more until its input ends. A refused call is repeated
+ * while no other thread is in a call and all streams are idle. If it is refused again, prints "refused BYTES" and
+ * waits for a line before any other call. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,6 +21,8 @@ static word context;
 static int rounds;
 static size_t most;
 static _Atomic long granted, refused;
+/* Held for reading in each call, for writing where no other thread may be in one. */
+static pthread_rwlock_t calls = PTHREAD_RWLOCK_INITIALIZER;
 static void *cuda;
 
 /* Calls a driver function with up to six arguments. */
@@ -78,6 +82,23 @@ static void release(const struct slot *slot, word stream)
     call(names[slot->kind], slot->handle, stream, 0, 0, 0, 0);
 }
 
+/* Repeats a refused call alone. */
+static int make_alone(struct slot *slot, enum kind kind, size_t bytes, word stream)
+{
+    char line[64];
+    pthread_rwlock_wrlock(&calls);
+    call("cuCtxSynchronize", 0, 0, 0, 0, 0, 0);
+    int code = make(slot, kind, bytes, stream);
+    if (code) {
+        printf("refused %zu %d\n", bytes, kind);
+        fflush(stdout);
+        if (!fgets(line, sizeof line, stdin))
+            exit(4);
+    }
+    pthread_rwlock_unlock(&calls);
+    return code;
+}
+
 static void *mix(void *number)
 {
     unsigned seed = 1 + (unsigned)(size_t)number;
@@ -89,10 +110,16 @@ static void *mix(void *number)
         struct slot *slot = &slots[rand_r(&seed) % SLOTS];
         enum kind kind = LINEAR + rand_r(&seed) % (KINDS - 1);
         size_t bytes = 1 + (size_t)rand_r(&seed) % (most << 10);
-        if (slot->kind) {
+        int code = 0;
+        pthread_rwlock_rdlock(&calls);
+        if (slot->kind)
             release(slot, stream);
+        else
+            code = make(slot, kind, bytes, stream);
+        pthread_rwlock_unlock(&calls);
+        if (slot->kind) {
             slot->kind = NONE;
-        } else if (make(slot, kind, bytes, stream)) {
+        } else if (code && make_alone(slot, kind, bytes, stream)) {
             refused++;
         } else {
             slot->kind = kind;
@@ -118,7 +145,8 @@ int main(int argc, char **argv)
     call("cuDevicePrimaryCtxRetain", AT(context), 0, 0, 0, 0, 0);
     printf("ready %d\n", getpid());
     fflush(stdout);
-    if (getchar() == EOF)
+    char line[64];
+    if (!fgets(line, sizeof line, stdin))
         return 0;
     for (size_t number = 0; number < (size_t)count; number++)
         if (pthread_create(&threads[number], NULL, mix, (void *)number))
