@@ -108,12 +108,12 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Starts a process that has `files` as its descriptors from [`manager::FIRST`] on. It blocks no signal, and
-/// is killed when the calling thread ends.
+/// Starts a process that has `files` as its descriptors from 3 on. It blocks no signal, and is killed when
+/// the calling thread ends.
 ///
 /// # Errors
 /// Out of processes, memory or descriptors.
-pub fn spawn_with_files(mut command: Command, files: &[OwnedFd]) -> io::Result<Child> {
+pub(crate) fn spawn_with_files(mut command: Command, files: &[OwnedFd]) -> io::Result<Child> {
     // The numbers are in use here, so that neither the copies nor the descriptor by which the child reports
     // an error of execve(2) gets one of them.
     let mut reserved = vec![File::open("/dev/null")?];

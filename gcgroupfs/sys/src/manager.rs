@@ -124,10 +124,10 @@ impl Stored {
         Some(self.files.swap_remove(at))
     }
 
-    /// Returns a command's process that receives the descriptors.
+    /// Starts a command that receives the descriptors, and is killed when the calling thread ends.
     ///
     /// # Errors
-    /// Those of [`crate::spawn_with_files`].
+    /// Out of processes, memory or descriptors.
     pub fn pass_to(&self, mut command: Command) -> io::Result<Child> {
         command
             .env("LISTEN_FDS", self.files.len().to_string())
