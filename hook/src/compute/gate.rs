@@ -68,6 +68,7 @@ pub(crate) fn admit(
         credit: false,
         timeouts: 0,
         waited: 0,
+        unknown: None,
     };
     passing.enter(call);
     passing.sample(call.stream());
@@ -116,6 +117,7 @@ pub(crate) fn submit(
         credit: false,
         timeouts: 0,
         waited: 0,
+        unknown: None,
     };
     passing.enter(Call::Handled(stream, devices));
     compute.graph_devices.launch(devices, || {
@@ -147,6 +149,8 @@ struct Passing<'a> {
     /// Nanoseconds for which it has waited for admission, including waits interrupted by a change of the
     /// gate.
     waited: u64,
+    /// As in [`Sample`](crate::program::slot::Sample).
+    unknown: Option<u64>,
 }
 
 impl Passing<'_> {
@@ -247,7 +251,7 @@ impl Passing<'_> {
         };
         let is_known = !self.is_nested && !self.shape.overlaps() && self.compute.program.current().is_some();
         if is_known && !self.compute.program.contexts.captures.is_any() {
-            sampler.begin(self.compute.program, self.bound, self.shape, stream);
+            sampler.begin(self.compute.program, self.bound, self.shape, stream, self.unknown);
         } else {
             sampler.skip();
         }

@@ -86,14 +86,23 @@ impl Compute {
             return;
         };
         let is_shared = control.is_shared.load(Relaxed) != 0;
-        in_driver(|| sampler.settle(is_shared));
+        let excess = in_driver(|| sampler.settle(is_shared)).unwrap_or(0);
         let more = sampler.advance(&Seen {
             entered: self.program.slots.entered(self.session, index),
             passed,
             progress,
             is_shared,
         });
-        usage.submitted_nsec.fetch_add(more, Relaxed);
+        usage.submitted_nsec.fetch_add(more.wrapping_sub(excess), Relaxed);
+    }
+
+    /// Corrects the published GPU time when all work on the device with that index has ended that has been
+    /// submitted since `since`.
+    fn settle_unknown(&self, index: usize, since: u64) {
+        let busy = sys::now().saturating_sub(since);
+        if let (Some(sampler), Some(usage)) = (self.samplers.get(index), self.usage().devices.get(index)) {
+            usage.submitted_nsec.fetch_sub(sampler.end_unknown(busy), Relaxed);
+        }
     }
 
     /// Blocks new submissions to the devices. The caller must wait for threads already inside a submission.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::Submission;
+use gcgroup_abi::{Submission, UNKNOWN_COST};
 use parking_lot::Mutex;
 
 use crate::program::Program;
@@ -42,6 +42,7 @@ struct Record {
     what: Submission,
     key: u64,
     host: Host,
+    unknown: Option<u64>,
 }
 
 /// The samples of one device.
@@ -51,6 +52,8 @@ pub(crate) struct Sampler {
     /// I.371), nanoseconds.
     due: AtomicU64,
     epoch: AtomicU32,
+    /// Submissions for which [`UNKNOWN_COST`] is published.
+    unknown: AtomicU64,
     pending: Mutex<VecDeque<Record>>,
     /// Used by the helper alone, which calls the driver meanwhile.
     timelines: Mutex<Timelines>,
@@ -69,6 +72,7 @@ impl Sampler {
         Self {
             due: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
+            unknown: AtomicU64::new(0),
             pending: Mutex::default(),
             timelines: Mutex::default(),
             results: Mutex::default(),
@@ -85,9 +89,28 @@ impl Sampler {
         self.epoch.fetch_add(1, Relaxed);
     }
 
+    /// Records that [`UNKNOWN_COST`] is published for a submission.
+    pub(super) fn note_unknown(&self) {
+        self.unknown.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the nanoseconds published in excess for submissions of unknown cost, all of which have ended,
+    /// if there was work for `busy` nanoseconds.
+    pub(super) fn end_unknown(&self, busy: u64) -> u64 {
+        (self.unknown.swap(0, Relaxed) * UNKNOWN_COST).saturating_sub(busy)
+    }
+
     /// Begins a sample of the submission that the calling thread is about to make. Not to be called while any
-    /// stream of the process is being captured.
-    pub(super) fn begin(&self, program: &Program, bound: Bound<'_>, shape: Shape, stream: usize) {
+    /// stream of the process is being captured. `unknown`: as in [`Sample`].
+    #[expect(clippy::too_many_arguments, reason = "one submission")]
+    pub(super) fn begin(
+        &self,
+        program: &Program,
+        bound: Bound<'_>,
+        shape: Shape,
+        stream: usize,
+        unknown: Option<u64>,
+    ) {
         let now = sys::now();
         let has_room = self.pending.lock().len() < MOST;
         let start = (has_room && self.may(now))
@@ -103,6 +126,7 @@ impl Sampler {
             stream,
             submitted,
             cost: submitted - now,
+            unknown,
         });
     }
 
@@ -136,12 +160,15 @@ impl Sampler {
                 after: late,
                 epoch: self.epoch.load(Relaxed),
             },
+            unknown: sample.unknown,
         });
     }
 
-    /// Evaluates the samples that have ended, up to the first that has not. `is_shared`: other processes had
-    /// the device meanwhile. Called in the helper, which may call the driver.
-    pub(super) fn settle(&self, is_shared: bool) {
+    /// Evaluates the samples that have ended, up to the first that has not, and returns the nanoseconds that
+    /// were published in excess for those whose cost was unknown. `is_shared`: other processes had the device
+    /// meanwhile. Called in the helper, which may call the driver.
+    pub(super) fn settle(&self, is_shared: bool) -> u64 {
+        let mut excess = 0;
         loop {
             let Some(context) = self
                 .pending
@@ -149,7 +176,7 @@ impl Sampler {
                 .front()
                 .map(|first| Arc::clone(first.start.context()))
             else {
-                return;
+                return excess;
             };
             let ended = context.with_current(|| self.take_ended(&context));
             let Some(ended) = ended else {
@@ -159,11 +186,20 @@ impl Sampler {
                 continue;
             };
             if ended.is_empty() {
-                return;
+                return excess;
             }
             let runs = context.with_current(|| self.timelines.lock().runs(context.id(), ended));
             let costs = &mut self.results.lock().costs;
-            runs.iter().flatten().for_each(|run| costs.learn(run, is_shared));
+            for run in runs.iter().flatten() {
+                costs.learn(run, is_shared);
+                let takes_one = |count: u64| count.checked_sub(1);
+                if let Some(guess) = run.unknown
+                    && self.unknown.fetch_update(Relaxed, Relaxed, takes_one).is_ok()
+                {
+                    let cost = costs.of(run.what, run.key).unwrap_or(run.took);
+                    excess += UNKNOWN_COST.saturating_sub(cost.saturating_sub(guess));
+                }
+            }
         }
     }
 

@@ -76,7 +76,7 @@ impl Watch {
                 device.stop(meter, compute.usage(), index);
                 continue;
             }
-            let was_busy = usage.busy_since.load(Relaxed) != 0;
+            let since = usage.busy_since.load(Relaxed);
             device.counts = gate == Gate::Track;
             let works = device.advance(compute, index, meter, usage);
             is_busy |= works;
@@ -86,8 +86,9 @@ impl Watch {
                 let since = usage.busy_since.load(Relaxed);
                 next = next.min(Duration::from_nanos(sys::now().saturating_sub(since) / PART).max(SOON));
             }
-            if was_busy && usage.busy_since.load(Relaxed) == 0 {
+            if since != 0 && usage.busy_since.load(Relaxed) == 0 {
                 has_ended = true;
+                compute.settle_unknown(index, since);
                 has_news |= wants_end;
                 if usage.nr_waiting.load(Relaxed) != 0 {
                     // Nothing is queued, but a thread sleeps until the expected time of room.
@@ -288,7 +289,7 @@ mod tests {
     use super::*;
     use crate::shared::block;
     use crate::shared::device::LocalDevice;
-    use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission};
+    use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission, UNKNOWN_COST};
 
     #[test]
     fn busy_without_context_ends_unless_thread_is_inside() {
@@ -312,13 +313,21 @@ mod tests {
         assert_eq!(watch.step(compute), Step::default());
         slot.enter(Submission::Kernel);
         meter.note(compute.session, slot, 1);
+        compute.samplers[OTHER_DEVICE].note_unknown();
+        usage.submitted_nsec.store(UNKNOWN_COST + 7, Relaxed);
         for _ in 0..3 {
             assert!(watch.step(compute).wake.is_some());
             assert!(usage.busy(u64::MAX).1);
         }
+        assert!(usage.submitted_nsec.load(Relaxed) > UNKNOWN_COST);
         slot.uncount(Submission::Kernel);
         while watch.step(compute).wake.is_some() {}
         assert!(!usage.busy(u64::MAX).1);
+        let (busy, told) = (usage.busy(u64::MAX).0, usage.submitted_nsec.load(Relaxed));
+        assert!(
+            (busy..UNKNOWN_COST / 2).contains(&told),
+            "{told}: it had work for {busy} ns"
+        );
     }
 
     #[test]

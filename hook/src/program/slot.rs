@@ -69,6 +69,9 @@ pub(crate) struct Sample {
     /// When the start moment had been submitted, and what that took, nanoseconds.
     pub(crate) submitted: u64,
     pub(crate) cost: u64,
+    /// Nanoseconds published together with [`UNKNOWN_COST`](gcgroup_abi::UNKNOWN_COST), if the submission's
+    /// cost was unknown.
+    pub(crate) unknown: Option<u64>,
 }
 
 /// A slot on the heap, for threads that have none in the usage block.

@@ -187,14 +187,15 @@ impl Member {
             // Exact if it was busy at the last look and then ended; otherwise slightly early.
             self.last_busy = Some(last + busy);
         }
-        let more = seen.submitted_nsec.saturating_sub(self.submitted_nsec);
+        // Less than before if the process has learned what a submission of unknown cost took.
+        let more = seen.submitted_nsec.cast_signed() - self.submitted_nsec.cast_signed();
         if seen.is_busy || busy > 0 || more > 0 {
             (self.opened, self.is_deaf) = (None, false);
         }
         self.submitted_nsec = seen.submitted_nsec;
-        self.owed = self.owed.saturating_add(more).min(MOST_OWED);
+        self.owed = self.owed.saturating_add_signed(more).min(MOST_OWED);
         self.worked = self.worked.saturating_add(busy);
-        let guess = more % UNKNOWN_COST;
+        let guess = more.rem_euclid(UNKNOWN_COST.cast_signed()).cast_unsigned();
         self.queued = self.queued.saturating_add(guess).min(MOST_QUEUED);
         if let Some(tail) = &mut self.tail {
             tail.queued = tail.queued.saturating_add(guess).min(MOST_QUEUED);

@@ -8,7 +8,7 @@ use super::Submission;
 
 /// Addition to [`UsageDevice::submitted_nsec`] for a submission whose cost is not known, nanoseconds: the
 /// daemon then charges the time for which there is work. The guess from which the process estimates its queue
-/// is added too.
+/// is added too. When the submission has ended and a sample has told its cost, this is subtracted again.
 pub const UNKNOWN_COST: u64 = 1_000_000_000;
 
 /// Usage of one process on one device.

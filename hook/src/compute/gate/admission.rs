@@ -32,14 +32,15 @@ impl Passing<'_> {
 
     /// Admits a submission; if there is no room, returns the nanoseconds until there may be.
     pub(super) fn take_room(
-        &self,
+        &mut self,
         control: &ControlDevice,
         usage: &UsageDevice,
         stream: usize,
     ) -> Option<u64> {
         let window = window(control);
         let captures = &self.compute.program.contexts.captures;
-        self.with_window(|queue| {
+        let mut unknown = None;
+        let left = self.with_window(|queue| {
             // A marker could become part of a graph. A capturing program does not keep a device busy for
             // long.
             if captures.is_any() {
@@ -63,15 +64,20 @@ impl Passing<'_> {
                     let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
                     // The cost of a long submission is learned from the GPU time that is charged for it: it
                     // must not bound that.
-                    let is_bound = is_known && guess < CHARGED;
-                    let cost = sampled.unwrap_or(if is_bound { guess } else { UNKNOWN_COST + guess });
+                    if sampled.is_none() && !(is_known && guess < CHARGED) {
+                        unknown = Some(guess);
+                        sampler.inspect(|sampler| sampler.note_unknown());
+                    }
+                    let cost = sampled.unwrap_or(guess) + unknown.map_or(0, |_| UNKNOWN_COST);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);
                     None
                 }
             }
-        })
+        });
+        self.unknown = unknown;
+        left
     }
 
     /// Returns the nanoseconds until a queued submission of the thread ends: polling then teaches its cost.
@@ -179,6 +185,7 @@ mod tests {
             credit: false,
             timeouts: 0,
             waited: 0,
+            unknown: None,
         }
     }
 
@@ -186,7 +193,7 @@ mod tests {
     #[test]
     fn admission_publishes_gpu_time() {
         let compute = Compute::of_test(NO_LIMIT);
-        let passing = passing(compute);
+        let mut passing = passing(compute);
         let (control, usage) = blocks(compute, passing.bound).unwrap();
         let began = sys::now();
         assert_eq!(passing.take_room(control, usage, 1), None);

@@ -55,16 +55,26 @@ fn float(nsec: u64) -> f64 {
 }
 
 impl Costs {
-    /// Learns from a sample. `is_shared`: other processes had the device meanwhile.
+    /// Learns from a sample, unless it may overlap with work that was not sampled. `is_shared`: other
+    /// processes had the device meanwhile.
     pub(super) fn learn(&mut self, run: &Run, is_shared: bool) {
-        let took = float(run.took);
-        let index = run.what as usize;
-        self.counted[index] = self.counted[index].wrapping_add(1);
-        if run.unsure > run.took / UNSURE {
-            let likely = self.of(run.what, run.key).map_or(took, float);
-            self.nsec += likely.clamp(took - float(run.unsure), took).min(float(run.alone));
+        if !run.is_apart {
             return;
         }
+        let took = float(run.took);
+        let index = run.what as usize;
+        if run.unsure > run.took / UNSURE {
+            let known = self.of(run.what, run.key).map(float);
+            let Some(likely) = known.or_else(|| self.mean(index)) else {
+                return;
+            };
+            // Other processes may have had the rest of the time too.
+            let least = if is_shared { 0.0 } else { took - float(run.unsure) };
+            self.nsec += likely.clamp(least, took).min(float(run.alone));
+            self.counted[index] = self.counted[index].wrapping_add(1);
+            return;
+        }
+        self.counted[index] = self.counted[index].wrapping_add(1);
         if self.shapes.len() >= MOST && !self.shapes.contains_key(&run.key) {
             self.shapes.clear();
         }
@@ -148,6 +158,8 @@ mod tests {
             took,
             alone,
             unsure: 0,
+            is_apart: true,
+            unknown: None,
         }
     }
 
@@ -160,14 +172,22 @@ mod tests {
             ..run(100_000, 100_000)
         };
         costs.learn(&unsure(99_900), false);
-        assert_eq!((costs.of(Submission::Kernel, 3), costs.nsec), (None, 100_000.0));
+        assert_eq!((costs.of(Submission::Kernel, 3), costs.counted), (None, [0; 3]));
         costs.learn(&sure, false);
         costs.learn(&unsure(99_900), false);
-        assert_eq!(costs.nsec, 102_000.0);
+        assert_eq!(costs.nsec, 2000.0);
         costs.learn(&unsure(50_000), false);
-        assert_eq!(costs.nsec, 152_000.0);
+        assert_eq!(costs.nsec, 52_000.0);
+        costs.learn(&unsure(50_000), true);
+        assert_eq!(costs.nsec, 53_000.0, "the rest may be another process's slice");
+        let other = Run {
+            key: 4,
+            ..unsure(50_000)
+        };
+        costs.learn(&other, false);
+        assert_eq!(costs.nsec, 103_000.0, "more than the mean of all kernels");
         assert_eq!(costs.of(Submission::Kernel, 3), Some(1000));
-        assert_eq!(costs.counted, [4, 0, 0]);
+        assert_eq!(costs.counted, [5, 0, 0]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The GPU time of all submissions to a device, from their number and the costs of those that were sampled.
 //!
-//! A sampled submission counts as what it took, every other one as the mean of its kind. Until there is a
-//! mean, and where a long kernel is seen to run, time counts in which the device surely had work.
+//! A sampled submission counts as what it took, every other one as the mean of its kind. Where a long kernel
+//! is seen to run, time counts in which the device surely had work. Until there is a mean, all time counts in
+//! which there may have been work; what that was too much is subtracted from later submissions.
 
 use gcgroup_abi::Submission;
 
@@ -46,13 +47,17 @@ pub(super) struct Estimate {
     all: f64,
     ended: f64,
     published: f64,
+    /// Whether some submissions have no price yet: `ended` has all time in which they may have run. Those of
+    /// them that have ended, by kind.
+    is_open: bool,
+    unpriced: [u64; Submission::COUNT],
 }
 
 impl Estimate {
     /// Returns the nanoseconds to add to the published GPU time.
     pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> u64 {
         let before = self.all;
-        let mut is_priced = true;
+        let (mut is_priced, mut late) = (true, 0.0);
         for index in KINDS.map(|kind| kind as usize) {
             let new = seen.entered[index]
                 .wrapping_sub(self.entered[index])
@@ -61,32 +66,48 @@ impl Estimate {
                 .wrapping_sub(self.counted[index])
                 .cast_signed();
             match costs.mean(index) {
-                #[allow(clippy::cast_precision_loss, reason = "a number of submissions")]
-                Some(mean) => self.all += (new - sampled) as f64 * mean,
+                #[allow(clippy::cast_precision_loss, reason = "numbers of submissions")]
+                Some(mean) => {
+                    self.all += (new - sampled) as f64 * mean;
+                    late += std::mem::take(&mut self.unpriced[index]) as f64 * mean;
+                }
                 None => {
-                    is_priced &= new == 0;
+                    is_priced &= new == 0 && self.unpriced[index] == 0;
                     continue;
                 }
             }
             (self.entered[index], self.counted[index]) = (seen.entered[index], costs.counted[index]);
         }
+        #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
+        let passed = seen.passed as f64;
+        if std::mem::replace(&mut self.is_open, !is_priced) && is_priced {
+            self.all += late.min((self.ended - before).max(0.0));
+            self.ended = before;
+        }
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
         match seen.progress {
             Progress::Elsewhere => {
                 self.entered = seen.entered;
-                (self.ended, self.published) = (self.all, self.all);
+                (self.ended, self.published, self.is_open) = (self.all, self.all, false);
                 return 0;
             }
-            #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
-            Progress::None if !(is_priced && seen.is_shared) => self.ended += seen.passed as f64,
+            Progress::None if !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
             Progress::Some if is_priced => self.ended = self.ended.max(before),
-            #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
-            Progress::Some => self.ended = self.ended.max(before) + seen.passed as f64,
-            Progress::Idle => {
-                // What has been published for submissions without a price is taken for their time.
+            Progress::Some => self.ended = self.ended.max(before) + passed,
+            Progress::Idle if is_priced => {
                 self.all = self.all.max(self.ended);
                 (self.ended, self.entered) = (self.all, seen.entered);
+            }
+            Progress::Idle => {
+                for (count, (new, old)) in self
+                    .unpriced
+                    .iter_mut()
+                    .zip(seen.entered.iter().zip(self.entered))
+                {
+                    *count += new.wrapping_sub(old);
+                }
+                (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
         }
         let total = self.all.max(self.ended);
@@ -125,6 +146,8 @@ mod tests {
             took,
             alone: took,
             unsure: 0,
+            is_apart: true,
+            unknown: None,
         };
         costs.learn(&run, false);
     }
@@ -150,7 +173,33 @@ mod tests {
         assert_eq!(estimate.advance(&seen(1, 300, Progress::None), &costs), 300);
         assert_eq!(estimate.advance(&seen(1, 100, Progress::Idle), &costs), 0);
         learn(&mut costs, 5000);
-        assert_eq!(estimate.advance(&seen(2, 10, Progress::Some), &costs), 5000);
+        assert_eq!(
+            estimate.advance(&seen(2, 10, Progress::Some), &costs),
+            5000,
+            "the first one took at most the 1000 ns for which there was work"
+        );
+    }
+
+    #[test]
+    fn time_before_the_first_sample_is_subtracted_from_later_work() {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let mut total = 0;
+        // A kernel of 10 us waits for another process's slice of 2 ms, twice.
+        for kernels in 1..=2 {
+            let look = |passed, progress| Seen {
+                is_shared: true,
+                ..seen(kernels, passed, progress)
+            };
+            total += estimate.advance(&look(1_500_000, Progress::None), &costs);
+            total += estimate.advance(&look(500_000, Progress::Some), &costs);
+            total += estimate.advance(&look(100, Progress::Idle), &costs);
+        }
+        assert_eq!(total, 4_000_000);
+        for kernels in 3..=1000 {
+            learn(&mut costs, 10_000);
+            total += estimate.advance(&seen(kernels, 300_000, Progress::Idle), &costs);
+        }
+        assert_eq!(total, 10_000_000);
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub(super) struct Run {
     pub alone: u64,
     /// The part of it in which it may not have run.
     pub unsure: u64,
+    /// Whether no submission that was not sampled can have run at the same time.
+    pub is_apart: bool,
+    pub unknown: Option<u64>,
 }
 
 /// Times of samples, nanoseconds since a base.
@@ -75,8 +78,8 @@ struct Timeline {
 pub(super) struct Timelines(HashMap<u32, Timeline>);
 
 impl Timelines {
-    /// Returns when the GPU ran these submissions of a context, which have ended, without those that overlap
-    /// with work that was not sampled. Call with the context kept from being destroyed.
+    /// Returns when the GPU ran these submissions of a context, which have ended. Call with the context kept
+    /// from being destroyed.
     pub(super) fn runs(&mut self, context: u32, records: Vec<Record>) -> Vec<Run> {
         let mut known = self.0.remove(&context);
         let mut timed = Vec::with_capacity(records.len());
@@ -93,24 +96,36 @@ impl Timelines {
             };
             let Timeline { line, .. } = known.get_or_insert_with(|| Timeline {
                 base: record.end,
-                line: Line::default(),
+                line: Line {
+                    covered: i64::MIN,
+                    ..Line::default()
+                },
             });
             let (times, unsure) = line.place([start, end], record.host);
-            timed.push((times, record.host.epoch, record.what, record.key, unsure));
+            let run = Run {
+                what: record.what,
+                key: record.key,
+                took: 0,
+                alone: 0,
+                unsure,
+                is_apart: false,
+                unknown: record.unknown,
+            };
+            timed.push((times, record.host.epoch, run));
         }
         let Some(mut known) = known else {
             return Vec::new();
         };
         timed.sort_by_key(|(times, ..)| times[0]);
-        let runs = timed.into_iter().filter_map(|(times, epoch, what, key, unsure)| {
-            let [took, alone] = known.line.cover(times, epoch)?;
-            Some(Run {
-                what,
-                key,
+        let runs = timed.into_iter().map(|(times, epoch, run)| {
+            let (took, alone) = known.line.cover(times, epoch);
+            Run {
                 took,
-                alone,
-                unsure: unsure.min(took),
-            })
+                alone: alone.unwrap_or(took),
+                unsure: run.unsure.min(took),
+                is_apart: alone.is_some(),
+                ..run
+            }
         });
         let runs = runs.collect();
         if known.line.covered < OLD {
@@ -162,23 +177,20 @@ impl Line {
 
     /// Returns for how long a submission ran, and for how long of that no earlier one did; `None` if it may
     /// have overlapped with work that was not sampled. Submissions are given in the order of their starts.
-    fn cover(&mut self, [start, end]: [i64; 2], epoch: u32) -> Option<[u64; 2]> {
+    fn cover(&mut self, [start, end]: [i64; 2], epoch: u32) -> (u64, Option<u64>) {
         if self.covered_epoch != epoch {
             (self.covered_epoch, self.searched, self.covered) = (epoch, SEARCHED, i64::MAX);
         }
         let is_after_gap = start > self.covered.saturating_add(IDLE);
         let counts = is_after_gap || self.searched == 0;
-        let alone = end - start.max(self.covered.min(end));
+        let [took, alone] =
+            [start, start.max(self.covered.min(end))].map(|from| u64::try_from(end - from).unwrap_or(0));
         self.covered = match self.covered {
             i64::MAX => end,
             covered => covered.max(end),
         };
-        if !counts {
-            self.searched -= 1;
-            return None;
-        }
-        self.searched = 0;
-        Some([end - start, alone].map(|nsec| u64::try_from(nsec).unwrap_or(0)))
+        self.searched = if counts { 0 } else { self.searched - 1 };
+        (took, counts.then_some(alone))
     }
 }
 
@@ -265,15 +277,16 @@ mod tests {
     fn overlapping_runs_are_counted_once_from_an_idle_time_on() {
         let mut line = Line::default();
         let mut cover = |start, end, epoch| line.cover([start * MSEC, end * MSEC], epoch);
-        let msec = |took: u64, alone: u64| Some([took * 1_000_000, alone * 1_000_000]);
-        assert_eq!(cover(0, 5, 1), None, "something else may have run");
-        assert_eq!(cover(4, 6, 1), None);
+        let msec = |took: u64, alone: u64| (took * 1_000_000, Some(alone * 1_000_000));
+        let unsure = |took: u64| (took * 1_000_000, None);
+        assert_eq!(cover(0, 5, 1), unsure(5), "something else may have run");
+        assert_eq!(cover(4, 6, 1), unsure(2));
         assert_eq!(cover(8, 10, 1), msec(2, 2));
         assert_eq!(cover(9, 12, 1), msec(3, 2));
         assert_eq!(cover(9, 11, 1), msec(2, 0));
-        assert_eq!(cover(20, 21, 2), None, "not all was sampled");
+        assert_eq!(cover(20, 21, 2), unsure(1), "not all was sampled");
         for at in 0..i64::from(SEARCHED) - 1 {
-            assert_eq!(cover(21 + at, 22 + at, 2), None);
+            assert_eq!(cover(21 + at, 22 + at, 2), unsure(1));
         }
         assert_eq!(cover(28, 29, 2), msec(1, 1), "never idle");
     }

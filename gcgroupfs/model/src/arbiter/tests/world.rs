@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Gate};
+use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Gate, UNKNOWN_COST};
 
 use crate::arbiter::settings::Settings;
 use crate::arbiter::state::{Next, State};
@@ -276,6 +276,29 @@ fn work_begun_before_bell_is_requested_is_seen() {
         device.busy_since.store(now, Relaxed);
         assert!(tree.has_begun(0, seen));
     });
+}
+
+#[test]
+fn work_of_unknown_cost_is_charged_until_the_cost_is_known() {
+    let mut play = Play::new(1);
+    let (_, low) = (play.join(100, 2), play.join(101, 10));
+    play.tick();
+    let usage = play.world.usage(low);
+    let submitted = &usage.devices[0].submitted_nsec;
+    submitted.fetch_add(UNKNOWN_COST + 200_000, Relaxed);
+    play.now += MSEC;
+    play.begins(low);
+    play.after(5 * MSEC);
+    let charged = |play: &Play| play.world.control(low).devices[0].usage_nsec.load(Relaxed);
+    assert_eq!(charged(&play), 5 * MSEC);
+    submitted.fetch_sub(UNKNOWN_COST - 10_000, Relaxed);
+    for _ in 0..10 {
+        play.after(10 * MSEC);
+    }
+    assert_eq!(charged(&play), 5 * MSEC, "it had work, and was never seen idle");
+    submitted.fetch_add(MSEC, Relaxed);
+    play.after(10 * MSEC);
+    assert_eq!(charged(&play), 6 * MSEC);
 }
 
 #[test]
