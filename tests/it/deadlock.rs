@@ -196,3 +196,26 @@ fn dependent_streams_progress_while_measured_or_frozen() {
         );
     }
 }
+
+#[test]
+fn per_thread_streams_run_beside_each_other_while_tracked() {
+    let mount = Mount::new();
+    let (mut program, _other) = (program(&mount, 2), program(&mount, 10));
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(4096).expect("the file can grow");
+    share_word(&mut program, file.path());
+    // Stream 1 is the legacy default stream, 2 that of the thread.
+    program.run(
+        "from threading import Thread
+         behind = lambda: [ok(cu.cuCtxSetCurrent(context)), ok(cu.cuStreamWaitValue32_v2(2, flag, 1, 0)), ok(launch(spin, 20, stream=2))]
+         thread = Thread(target=behind)
+         thread.start()
+         thread.join()",
+    );
+    // Markers are set behind the work that waits meanwhile.
+    program.run("for _ in range(500): ok(launch(spin, 20, stream=2)), ok(cu.cuStreamSynchronize(2))");
+    program.calls(
+        0,
+        "cu.cuStreamWriteValue32_v2(2, flag, 1, 0)\ncu.cuCtxSynchronize()",
+    );
+}

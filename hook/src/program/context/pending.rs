@@ -103,22 +103,27 @@ impl Context {
     /// proceed.
     pub(crate) fn mark(self: &Arc<Self>, pending: &mut Vec<PendingMarker>) -> Passed {
         self.visit(|inner| {
-            if let Some(green) = self.green() {
-                return self.mark_green(green, pending);
-            }
-            if let Ok(marker) = self.markers.record_context(self.handle()) {
-                pending.push(PendingMarker::new(self, marker, false));
-                self.mark_orphans(&inner.orphans, pending);
-                return Passed::Yes;
-            }
-            let own: Vec<usize> = inner
-                .streams
-                .iter()
-                .filter(|entry| entry.1)
-                .map(|entry| entry.0)
-                .collect();
-            self.mark_each(inner, std::iter::once(LEGACY).chain(own), pending)
+            let own = inner.streams.iter().filter(|entry| entry.1).map(|entry| entry.0);
+            self.mark_all(inner, std::iter::once(LEGACY).chain(own), pending)
         })
+    }
+
+    /// Marks the whole context, or these streams if the driver cannot do that.
+    fn mark_all(
+        self: &Arc<Self>,
+        inner: &Inner,
+        streams: impl Iterator<Item = usize>,
+        pending: &mut Vec<PendingMarker>,
+    ) -> Passed {
+        if let Some(green) = self.green() {
+            return self.mark_green(green, pending);
+        }
+        if let Ok(marker) = self.markers.record_context(self.handle()) {
+            pending.push(PendingMarker::new(self, marker, false));
+            self.mark_orphans(&inner.orphans, pending);
+            return Passed::Yes;
+        }
+        self.mark_each(inner, streams, pending)
     }
 
     /// Adds markers for everything in flight that no stream waits for; `None` if the driver has set none.
@@ -139,7 +144,8 @@ impl Context {
         is_set.then_some(marked)
     }
 
-    /// Adds markers for the work on those of `streams` that still exist, and on all destroyed ones.
+    /// Adds markers for the work on those of `streams` that still exist, and on all destroyed ones. Marks the
+    /// whole context for a default stream, as [`Self::mark`] does.
     pub(crate) fn mark_streams(
         self: &Arc<Self>,
         streams: &[usize],
@@ -152,10 +158,10 @@ impl Context {
                 .map(|stream| if *stream == PER_THREAD { LEGACY } else { *stream })
                 .filter(|stream| inner.has(*stream))
                 .collect();
-            if let Some(green) = self.green().filter(|_| known.contains(&LEGACY)) {
-                return self.mark_green(green, pending);
+            match known.contains(&LEGACY) {
+                true => self.mark_all(inner, known.into_iter(), pending),
+                false => self.mark_each(inner, known.into_iter(), pending),
             }
-            self.mark_each(inner, known.into_iter(), pending)
         })
     }
 
