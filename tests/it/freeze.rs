@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt as _;
 
 use support::{Config, Mount, wait_until};
 
+use crate::contended::program;
 use crate::driver::{Dir, DriverShell};
 
 #[test]
@@ -46,6 +47,70 @@ fn frozen_is_not_reported_while_a_kernel_runs() {
         drained
     });
     assert!(seen_running, "the work had drained before the first query");
+}
+
+/// Each kind of work that is not a plain launch: its name, what prepares it, what submits 20 kernels of 5 ms.
+const UNUSUAL: [(&str, &str, &str); 7] = [
+    ("graph", "", "cu.cuGraphLaunch(executable, 0)"),
+    (
+        "graph on a stream that waits for no other",
+        "",
+        "cu.cuGraphLaunch(executable, apart)",
+    ),
+    (
+        "graph on the thread's default stream",
+        "",
+        "cu.cuGraphLaunch(executable, 2)",
+    ),
+    (
+        "graph in a graph",
+        "outer = graph_of()
+         ok(cu.cuGraphAddChildGraphNode(numbers(1), outer, None, 0, graph))
+         executable = got(c_uint64, 'cuGraphInstantiateWithFlags', outer, 0)",
+        "cu.cuGraphLaunch(executable, 0)",
+    ),
+    (
+        "cooperative launch",
+        "",
+        "max(together(apart) for _ in range(20))",
+    ),
+    (
+        "cooperative launch on the thread's default stream",
+        "",
+        "max(together(2) for _ in range(20))",
+    ),
+    (
+        "green context",
+        "green, view = green_of(16)
+         part = got(c_uint64, 'cuGreenCtxStreamCreate', green, 1, 0)",
+        "cu.cuGraphLaunch(executable, part)",
+    ),
+];
+
+#[test]
+fn frozen_is_not_reported_while_unusual_work_runs() {
+    let mount = Mount::new();
+    let truth = mount.truth();
+    for (what, prepare, submit) in UNUSUAL {
+        let mut program = program(&mount, 8);
+        let dir = Dir::of(&mount, program.pid());
+        program.run(
+            "apart = got(c_uint64, 'cuStreamCreate', 1)
+             graph, node = graph_of(), kernel_node(spin, 5000)
+             nodes = [got(c_uint64, 'cuGraphAddKernelNode', graph, None, 0, node) for _ in range(20)]
+             executable = got(c_uint64, 'cuGraphInstantiateWithFlags', graph, 0)
+             usec = c_uint64(5000)
+             list = (c_void_p * 1)(ctypes.addressof(usec))
+             together = lambda stream: cu.cuLaunchCooperativeKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, list)",
+        );
+        program.run(prepare);
+        program.calls(0, submit);
+        dir.write("compute.freeze", 1);
+        wait_until("the process is frozen", || dir.is_frozen());
+        let ran = truth.usage_usec(program.pid(), 0);
+        assert!(ran >= 100_000, "{what}: frozen after {ran} of 100 000 usec");
+        dir.write("compute.freeze", 0);
+    }
 }
 
 #[test]
