@@ -104,6 +104,16 @@ gets_nothing() {
     esac
 }
 
+# cannot_use_a_gpu POD CONTAINER: a program that is executed in a container is refused by cuInit.
+cannot_use_a_gpu() {
+    local said
+    said=$(load "$1" "$2")
+    case $said in
+        *CUDA_ERROR_SYSTEM_NOT_READY*) ;;
+        *) fail "exec in container $2 of pod $1 while no daemon runs: $said" ;;
+    esac
+}
+
 limit_holds_for_exec_without_environment() {
     gets_nothing one main
 }
@@ -193,6 +203,7 @@ metrics_name_namespace_pod_and_container() {
 unhealthy_without_daemon_and_limits_hold_after_its_restart() {
     kill9 gcgroupfs
     wait_for "nothing is offered" 30 has_allocatable gcgroup.io/gpu-memory 0
+    cannot_use_a_gpu one main
     start_gcgroupfs
     wait_for "units are offered again" 30 has_allocatable gcgroup.io/gpu-memory 16
     wait_for "the pods are back" 30 gcgroupfs get "pods/$(uid one)/memory.limit"

@@ -104,10 +104,9 @@ pub(crate) fn call(callback: Callback, spank: &Spank) -> anyhow::Result<()> {
             Some(failure) => bail!("the step is not started without a group for its GPU work: {failure}"),
             None => Ok(()),
         },
-        Callback::TaskInit => match &state.step {
-            Some(step) => step.set_variables(spank, &state.arguments),
-            None => Ok(()),
-        },
+        // Left alone by `best-effort`.
+        Callback::TaskInit if state.failure.is_some() => Ok(()),
+        Callback::TaskInit => Step::set_variables(state.step.as_ref(), spank, &state.arguments),
         Callback::TaskPostFork => {
             if let Some(step) = state.step.as_ref().filter(|_| !state.is_watched) {
                 state.is_watched = true;

@@ -148,11 +148,16 @@ impl Step {
         Ok(begun)
     }
 
-    /// Sets the variables of a task: the library that governs it, and its group.
+    /// Sets the variables of a task: the library that governs it, also where the step has no group, and the
+    /// group.
     ///
     /// # Errors
     /// There is no library.
-    pub(crate) fn set_variables(&self, spank: &Spank, arguments: &Arguments) -> anyhow::Result<()> {
+    pub(crate) fn set_variables(
+        step: Option<&Self>,
+        spank: &Spank,
+        arguments: &Arguments,
+    ) -> anyhow::Result<()> {
         let library = match &arguments.library {
             Some(library) => library.clone(),
             None => beside_plugin()?,
@@ -162,13 +167,14 @@ impl Step {
             let library = library.to_string_lossy();
             let order: Vec<_> = preload_order(before.as_bytes(), library.as_bytes()).collect();
             spank.set_variable("LD_PRELOAD", &String::from_utf8_lossy(&order.join(&b':')))?;
-        } else if self.is_required {
+        } else if step.is_some_and(|step| step.is_required) {
             return Err(anyhow!("no preload library at {}", library.display()));
         }
-        spank.set_variable(GCGROUP_GROUP.name, &self.group)?;
-        spank.set_variable(GCGROUP_JOB.name, &self.group)?;
         spank.set_variable(GCGROUP_SOCKET.name, &arguments.socket.to_string_lossy())?;
-        let word = if self.is_required { "1" } else { "0" };
+        let Some(step) = step else { return Ok(()) };
+        spank.set_variable(GCGROUP_GROUP.name, &step.group)?;
+        spank.set_variable(GCGROUP_JOB.name, &step.group)?;
+        let word = if step.is_required { "1" } else { "0" };
         spank.set_variable(GCGROUP_REQUIRED.name, word)
     }
 }

@@ -202,6 +202,26 @@ test_step_fails_without_a_daemon() {
     start_daemon n1
 }
 
+test_full_step_gets_nothing_more_while_no_daemon_runs() {
+    # Each new program is refused by cuInit (802), with the variables of the step and without them.
+    start away '^error 2' srun -w n1 -J away --gpu-memory=64M sh -c "
+        $WORK/gpu --hold 'alloc linear $((40 * MIB))' 'alloc linear $((40 * MIB))' &
+        while ! [ -e $WORK/out/killed ]; do sleep 0.1; done
+        $WORK/gpu 'alloc linear $MIB'
+        env -u GCGROUP_GROUP -u GCGROUP_REQUIRED -u GCGROUP_SOCKET $WORK/gpu 'alloc linear $MIB'
+        wait"
+    stop_daemon n1
+    : > "$WORK/out/killed"
+    until_true sh -c "[ \$(grep -c '^ready .* 802' $WORK/out/away) = 2 ]"
+    # A further step, which asks for no GPU.
+    as_user srun -w n1 --overlap "--jobid=$(job_of away)" "$WORK/gpu" "alloc linear $MIB" > "$WORK/out/more" 2>&1
+    grep -q '^ready .* 802' "$WORK/out/more" || check "another step" "$(cat "$WORK/out/more")" "ready PID 802"
+    start_daemon n1
+    check "allocations" "$(grep -c '^ok' "$WORK/out/away")" 1
+    until_true shows "slurm/job_$(job_of away)/memory.current" $((40 * MIB))
+    end away
+}
+
 test_limit_outlives_daemon_and_slurmd() {
     start outlive '^ok' srun -w n1 -J outlive --gpu-memory=64M sh -c "$WORK/gpu 'alloc linear 1000'
         while ! [ -e $WORK/out/restarted ]; do sleep 0.1; done
