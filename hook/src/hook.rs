@@ -73,7 +73,8 @@ pub(crate) fn get() -> Option<&'static Hook> {
     }
     log::line(|| "this process is a copy of a governed one, and registers by itself".to_owned());
     reset();
-    None
+    // Made by clone(2), without fork handlers: the driver may take it for its parent and serve it.
+    thread::uncanceled(start)
 }
 
 /// Handles `cuInit`: the first successful call registers the process with the daemon.

@@ -3,7 +3,7 @@
 
 use support::Mount;
 
-use crate::driver::{Dir, DriverShell};
+use crate::driver::{Dir, DriverShell, driver_shell};
 
 const MIB: u64 = 1 << 20;
 
@@ -67,4 +67,22 @@ fn launches_work_with_an_overwritten_usage_block() {
 #[test]
 fn raw_clone_child_cannot_write_parents_block() {
     child_writes_where_the_block_was("clone");
+}
+
+#[test]
+fn raw_clone_child_is_held_to_the_limit() {
+    let mount = Mount::new();
+    let mut command = mount.command(driver_shell());
+    command.env("GCGROUP_MEMORY_LIMIT", "8M");
+    let mut shell = DriverShell::spawn(command);
+    shell.tell("clone");
+    let child = [shell.answer(), shell.answer()]
+        .iter()
+        .find_map(|line| line.strip_prefix("child ")?.parse().ok())
+        .expect("a child");
+    // The parent waits, so commands reach the child.
+    assert_eq!(shell.ask(&format!("alloc linear {}", 16 * MIB)), "error 2");
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    assert_eq!(Dir::of(&mount, child).number("memory.current"), MIB);
+    shell.quit();
 }

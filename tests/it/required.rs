@@ -276,3 +276,14 @@ fn required_rule_insists_on_the_requested_group() {
     assert!(banner.ends_with(" 0"), "{banner}");
     assert_eq!(mount.read("users", "gcgroup.procs"), inside.pid().to_string());
 }
+
+#[test]
+fn program_that_clears_its_environment_keeps_its_settings() {
+    let mount = Mount::new();
+    let mut command = run(&mount, &["--name", "job", "--memory-limit", "8M"]);
+    command.arg("forget");
+    let mut shell = DriverShell::spawn(command);
+    assert_eq!(mount.read("job", "gcgroup.procs"), shell.pid().to_string());
+    assert_eq!(shell.ask(&format!("alloc linear {}", 16 * MIB)), "error 2");
+    shell.quit();
+}

@@ -18,7 +18,8 @@
  *   lookup NAME          cuGetProcAddress, for version 12.8               -> ok STATUS | error CODE
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
  *   gpu INDEX            uses that device from now on                      -> ok | error CODE
- *   fork                 the child answers the rest of the lines           -> parent PID / child
+ *   fork, clone          the child answers the rest of the lines; clone: without fork handlers
+ *                                                                          -> parent PID / child
  *   vandal fork|clone [files]  runs the child of vandal.h as another user  -> FAULTS FILES STATUS
  *   closefrom FD         closes all descriptors from FD on                 -> ok | error ERRNO
  *   over FD FILE         creates FILE and opens it as descriptor FD         -> ok | error ERRNO
@@ -379,13 +380,28 @@ static void show_uuid(void)
         printf("ok %d\n", uuid[15]);
 }
 
+/* Removes the variables of gcgroupfs from the environment. */
+static void forget(void)
+{
+    extern char **environ;
+    for (char **one = environ; *one;) {
+        char name[64];
+        if (sscanf(*one, "GCGROUP_%55[A-Z_]", name + 8) == 1)
+            unsetenv(memcpy(name, "GCGROUP_", 8));
+        else
+            one++;
+    }
+}
+
 int main(int argc, char **argv)
 {
     char line[256], kind[32], name[128];
     unsigned long long a, b;
     size_t free_bytes, total, pitch;
     CUdeviceptr pointer;
-    if (argc > 1)
+    if (argc > 1 && !strcmp(argv[1], "forget"))
+        forget();
+    else if (argc > 1)
         fill(atoi(argv[1]));
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!refuse())
@@ -451,15 +467,15 @@ int main(int argc, char **argv)
         } else if (!strncmp(line, "totalmem", 8)) {
             status = cuDeviceTotalMem_v2(&total, device);
             printf("%zu\n", status ? 0 : total);
-        } else if (!strncmp(line, "fork", 4)) {
-            pid_t child = fork();
+        } else if (!strncmp(line, "fork", 4) || !strncmp(line, "clone", 5)) {
+            pid_t child = *line == 'f' ? fork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
             if (child) {
                 int how;
                 printf("parent %d\n", (int)child);
                 waitpid(child, &how, 0);
                 return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
             }
-            printf("child %d\n", (int)getpid());
+            printf("child %d\n", (int)syscall(SYS_getpid));
         } else if (!strncmp(line, "vandal ", 7)) {
             struct vandal said;
             if (vandal(!strncmp(line + 7, "fork", 4), !!strstr(line, "files"), launch_one, &said))

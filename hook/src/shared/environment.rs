@@ -10,6 +10,7 @@ use gcgroup_abi::environment::{
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
 
+use crate::driver::thread;
 use crate::sys;
 
 #[derive(Debug)]
@@ -28,9 +29,17 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the environment.
+    /// Reads the environment; where a program has cleared it, the one with which it was executed.
     pub(crate) fn from_environment() -> Self {
-        Self::from(sys::variable)
+        if VARIABLES
+            .iter()
+            .any(|variable| sys::variable(variable.name).is_some())
+        {
+            return Self::from(sys::variable);
+        }
+        // Reading a file is a cancellation point.
+        let executed = thread::uncanceled(sys::executed_environment);
+        Self::from(|name| sys::variable_in(&executed, name))
     }
 
     fn from(get: impl Fn(&str) -> Option<OsString>) -> Self {

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
@@ -58,9 +58,28 @@ pub(crate) fn gettid() -> u32 {
 /// Returns an environment variable. `None` in a program that runs with elevated privileges (set-user-ID),
 /// whose environment is not trusted: see secure_getenv(3).
 pub(crate) fn variable(name: &str) -> Option<OsString> {
+    if is_secure() { None } else { std::env::var_os(name) }
+}
+
+fn is_secure() -> bool {
     // SAFETY: takes a number, cannot fail.
-    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    if is_secure { None } else { std::env::var_os(name) }
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Returns the environment with which the process was executed, as C strings; nothing in a program with
+/// elevated privileges. Read from the memory of the process, which may have overwritten it, as by
+/// setproctitle(3).
+pub(crate) fn executed_environment() -> Vec<u8> {
+    let environment = (!is_secure()).then(|| std::fs::read("/proc/self/environ").ok());
+    environment.flatten().unwrap_or_default()
+}
+
+/// Returns the value of a variable in a list of C strings.
+pub(crate) fn variable_in(list: &[u8], name: &str) -> Option<OsString> {
+    let value = |one: &[u8]| Some(one.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
+    list.split(|byte| *byte == 0)
+        .find_map(value)
+        .map(OsString::from_vec)
 }
 
 /// Returns the path that a variable of ours is set to; `None` if it is empty or too long.
