@@ -149,7 +149,8 @@ const PTHREAD_CANCEL_DEFERRED: c_int = 0;
 const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
 
 /// Makes pthread_cancel(3) of the calling thread deferred; returns whether it was asynchronous, that is,
-/// could unwind the stack from any instruction.
+/// could unwind the stack from any instruction. Before glibc 2.37, a signal on its way looks at
+/// this type only, and not at whether cancellation is disabled.
 #[inline]
 pub(crate) fn defer_cancellation() -> bool {
     let mut before = PTHREAD_CANCEL_DEFERRED;
