@@ -45,7 +45,7 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     };
     if block.is_small() {
         let measured = || bytes;
-        return alloc_measured(hook, block, block.likely(), address, &measured, next);
+        return alloc_measured(hook, block, block.likely(), address, measured, next);
     }
     let bytes = block.charged();
     let (charge, sums) = hook.memory.try_charge(target.index, bytes)?;
@@ -83,20 +83,19 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let Some(target) = hook.program.target() else {
         return hook.memory.without_charge(no_target(), next);
     };
-    let rows = |pitch: u64| {
-        let bytes = pitch.max(width).saturating_mul(height);
-        let block = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
-        block.in_pages(hook.memory.page_shift())
-    };
+    let bytes = width.saturating_mul(height);
+    let wanted = Entry::new(Kind::Linear, bytes, target.local, target.index, target.context);
+    let wanted = wanted.in_pages(hook.memory.page_shift());
     let steps = &hook.memory.pitch;
-    let (wanted, [likely, _]) = (rows(width), rows(steps.foretold(width)).likely());
-    let [_, least] = wanted.likely();
+    let mut foretold = wanted;
+    foretold.size = steps.foretold(width).saturating_mul(height);
+    let ([likely, _], [_, least]) = (foretold.likely(), wanted.likely());
     let measured = || {
         let pitch = pitch.written().unwrap_or(width);
         steps.learn(width, pitch);
-        rows(pitch).size
+        pitch.max(width).saturating_mul(height)
     };
-    alloc_measured(hook, wanted, [likely, least], address, &measured, next)
+    alloc_measured(hook, wanted, [likely, least], address, measured, next)
 }
 
 /// Allocates linear memory for which the driver chooses the size (`measured`, after the call), or a page that
@@ -108,7 +107,7 @@ fn alloc_measured(
     mut block: Entry,
     [likely, least]: [u64; 2],
     address: Out,
-    measured: &dyn Fn() -> u64,
+    measured: impl Fn() -> u64,
     next: Next<'_>,
 ) -> CUresult {
     let (memory, index) = (hook.memory, block.index());
@@ -117,8 +116,7 @@ fn alloc_measured(
     let (charge, sums) = memory.try_charge_likely(index, likely, least)?;
     // The device may hold more than is charged until the block is measured. Nothing is held while the charge
     // waits.
-    let own = hook.program.slots.counts(memory.usage(), index);
-    let _unsettled = Unsettled::of_thread(memory.usage(), own, index);
+    let _unsettled = Unsettled::on(memory.usage(), index);
     // Moved here to be uncharged while the call is unsettled.
     let mut charge = charge;
     let made = memory.pressing(index, block.size, next);

@@ -178,7 +178,9 @@ impl Entry {
     /// a small block nothing is charged, so that this is negative.
     #[inline]
     pub(super) fn padding(&self) -> u64 {
-        if self.is_small() {
+        if self.shift() == 0 {
+            0
+        } else if self.is_small() {
             self.size.wrapping_neg()
         } else {
             self.size.wrapping_neg() & ((1 << self.shift()) - 1)
