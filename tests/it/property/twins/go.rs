@@ -264,7 +264,8 @@ impl Twins<'_> {
                 self.is_loose &= which % 3 != 0;
             }
             Step::SecondContext => {
-                if !self.has_second && self.both("cuCtxCreate_v2 &second 0 0", None)? {
+                // It takes nothing, and is refused while a limit is exceeded.
+                if !self.has_second && self.both("cuCtxCreate_v2 &second 0 0", Some(0))? {
                     (self.has_second, self.in_second) = (true, true);
                 }
             }
