@@ -67,7 +67,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
             member.charge(now, *nsec, beside, one);
         }
         self.lend(now, last, &had, settings);
-        let held = self.charge_idle(passed.saturating_sub(worked));
+        let unused = passed.saturating_sub(had.iter().sum());
+        let held = self.charge_idle(passed.saturating_sub(worked), unused);
         let each = had.into_iter().zip(held);
         each.map(|(charged, held)| Used { charged, held }).collect()
     }
@@ -117,26 +118,26 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Charges the processes that have the turn for `nsec` in which they left the GPU idle while others
-    /// waited. Counts for turns only, not for quotas. Returns the nanoseconds of each.
-    fn charge_idle(&mut self, nsec: u64) -> Vec<u64> {
+    /// Charges the processes that have the turn for `idle` nanoseconds in which they surely left the GPU idle
+    /// while others waited. Counts for turns only, not for quotas. Returns the part of each in the `unused`
+    /// nanoseconds: these include the time until the end of work was seen.
+    fn charge_idle(&mut self, idle: u64, unused: u64) -> Vec<u64> {
         let wants = |member: &Member| member.has_demand && !member.is_parked;
         let runs = self.members().filter(|member| wants(member) && !member.is_held);
         let first = runs.map(|member| member.priority).min();
         let turn = self.turns.regular.map(|turn| turn.priority).or(first);
-        let turn = turn.filter(|_| nsec > 0 && self.members().any(Member::waits));
+        let turn = turn.filter(|_| unused > 0 && self.members().any(Member::waits));
         let has_turn = |member: &Member| wants(member) && Some(member.priority) == turn;
-        let sharers = self.members().filter(|member| has_turn(member)).count();
+        let sharers = self.members().filter(|member| has_turn(member)).count().max(1) as u64;
         let takes_turns = self.turns.regular.is_some();
         let charge = |(_, member): &mut (Id, Member)| {
             if !has_turn(member) {
                 return 0;
             }
-            let held = nsec / sharers.max(1) as u64;
             if takes_turns {
-                member.owe(held);
+                member.owe(idle / sharers);
             }
-            held
+            unused / sharers
         };
         self.members.iter_mut().map(charge).collect()
     }
