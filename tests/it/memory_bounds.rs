@@ -174,7 +174,7 @@ fn larger_allocation_after_a_free_on_its_stream_is_granted() {
     calls.ok("cuStreamCreate &stream 1");
     for stream in ["$stream", "0", "2"] {
         calls.ok(&format!("cuMemAllocAsync &one {} {stream}", 600 * MIB));
-        calls.ok(&format!("cuMemsetD8Async $one 0 {} {stream}", 600 * MIB));
+        calls.ok(&format!("cuMemsetD8Async $one 0 {} {stream}", 16 * MIB));
         calls.ok(&format!("cuMemFreeAsync $one {stream}"));
         calls.ok(&format!("cuMemAllocAsync &other {} {stream}", 700 * MIB));
         calls.ok(&format!("cuMemFreeAsync $other {stream}"));
