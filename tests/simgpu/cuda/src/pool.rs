@@ -187,10 +187,18 @@ impl Pool {
     }
 
     /// Records that a stream will free a block. Returns the number of the freeing.
-    pub(crate) fn begin_freeing(&self, stream: StreamId, address: u64, size: u64) -> Result<u64, CUerror> {
+    pub(crate) fn begin_freeing(
+        &self,
+        process: &Process,
+        stream: StreamId,
+        block: &simgpu::memory::Block,
+    ) -> Result<u64, CUerror> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let (address, size) = (block.base, block.size);
         let mut state = self.state.lock();
-        if state.freeing.iter().any(|freeing| freeing.address == address) {
+        // An earlier freeing may have ended the block meanwhile.
+        let is_there = (process.space.find(address)).is_some_and(|found| found.id == block.id);
+        if !is_there || state.freeing.iter().any(|freeing| freeing.address == address) {
             return Err(INVALID_VALUE);
         }
         let number = NEXT.fetch_add(1, Relaxed);

@@ -222,11 +222,12 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
         return call.enqueue(&stream, graph_memory::free_op(call, address)?);
     }
     let number = match block.kind {
-        Kind::Pool(handle) => call
-            .process
-            .pools
-            .get(handle, INVALID_VALUE)?
-            .begin_freeing(stream.id, address, block.size)?,
+        Kind::Pool(handle) => {
+            call.process
+                .pools
+                .get(handle, INVALID_VALUE)?
+                .begin_freeing(call.process, stream.id, &block)?
+        }
         Kind::Linear => 0,
         Kind::Graph => {
             graph_memory::begin_freeing(call.process, address)?;
