@@ -290,6 +290,7 @@ impl Twins<'_> {
                 self.dir.write("memory.peak", 0);
                 self.limit = limit;
                 self.was_loose = self.is_loose;
+                self.most_growth = 0;
                 self.most = limit.map_or(u64::MAX, |limit| limit.max(current));
             }
         }
