@@ -65,8 +65,9 @@ fn clock_jumps_delay_no_file_freeze_or_quota() {
         let usage = dir.key("compute.stat", "usage_usec");
         assert!(usage < 60_000_000, "{usage} after {seconds} s");
     }
+    // Within the 5 % to which GPU time is known.
     wait_until("the GPU time of all kernels is charged", || {
-        dir.key("compute.stat", "usage_usec") >= 4 * 50_000
+        dir.key("compute.stat", "usage_usec") >= 4 * 47_500
     });
     assert!(!mount.log().contains("panicked"), "{}", mount.log());
 }
