@@ -145,7 +145,7 @@ impl Supervisor {
     /// Runs a daemon until its end.
     ///
     /// # Errors
-    /// It cannot be started or watched, or cannot end. The next one needs nothing that it holds.
+    /// The daemon cannot be started or watched, or does not end after SIGKILL. Another can be started then.
     fn run_daemon(&mut self) -> anyhow::Result<ExitStatus> {
         let mut daemon = self.start()?;
         let ended = self.attend(&mut daemon);

@@ -2,7 +2,7 @@
 //!
 //! A sampled submission counts as what it took, every other one as the mean of its kind. Where a long kernel
 //! is seen to run, time counts in which the device surely had work. Until there is a mean, all time counts in
-//! which there may have been work; what that was too much is subtracted from later submissions.
+//! which there may have been work; the excess is subtracted from later submissions.
 
 use gcgroup_abi::Submission;
 
