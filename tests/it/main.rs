@@ -191,6 +191,8 @@ mod rapid_exec;
 #[cfg(test)]
 mod record;
 #[cfg(test)]
+mod refusal_counts;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod refused_calls;

@@ -184,6 +184,10 @@ impl Memory {
         if matches!(full, Full::Group(_)) && control.is_some_and(grant::is_alone) {
             return Ok(());
         }
+        if let Full::Group(index) = full {
+            // The daemon refuses it too, and so learns which group has the limit.
+            let _ = self.charge_granted(index, ABSURD - 1, || Err::<(), _>(full));
+        }
         self.count_hit(full);
         Err(self.refused_by(index, bytes, full))
     }

@@ -68,10 +68,8 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`]; [`Error::IsDirectory`] at the root.
     pub fn explain(&self, directory: Directory, visible: &BTreeSet<GroupId>) -> Result<Explanation> {
-        if let Entity::Process(id) = directory.whose() {
-            // Refusals whose doorbell has not been handled yet.
-            self.note_events(id);
-        }
+        // Refusals whose doorbell has not been handled yet.
+        self.update(|state, notices| state.note_events_below(directory, notices));
         let state = self.state.lock();
         let subject = match directory.whose() {
             Entity::Root => return Err(Error::NotSupported("name a process or a group")),

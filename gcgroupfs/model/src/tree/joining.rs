@@ -135,6 +135,7 @@ impl State {
         notices: &mut Vec<Notice>,
     ) -> Option<Box<Process>> {
         self.leave_stalls(id);
+        self.note_refusals(id, notices);
         self.sample_bytes(id);
         self.charge_rest(id);
         if let Some(process) = self.processes.get(&id) {

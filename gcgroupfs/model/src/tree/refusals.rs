@@ -4,11 +4,13 @@
 #[cfg(test)]
 mod tests;
 
+use gcgroup_abi::OTHER_DEVICE;
+
 use super::process::{Process, slots};
 use super::refused::{Cause, OomGroup, ProcessRefusals, Refused};
 use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
 use super::untrusted::GrantRequest;
-use super::{Directory, GroupId, Notice, ProcessId, State, usage};
+use super::{Directory, GroupId, Notice, ProcessId, State, Sums, usage};
 use crate::tree::grants::Refusal;
 
 /// Nanoseconds within which a process gives up after a refusal: its hook waits for 5 s at most. What it
@@ -19,7 +21,7 @@ impl ProcessRefusals {
     /// Takes the counts of a usage block that may be older than this daemon as noted.
     pub(super) fn begin(&mut self, process: &Process, nr_devices: usize) {
         for slot in slots(nr_devices) {
-            *self.seen_mut(slot) = counts(process, slot).0;
+            self.slot_mut(slot).seen = counts(process, slot).0;
         }
         self.seen_whole = process.usage().nr_oom();
     }
@@ -35,7 +37,7 @@ fn counts(process: &Process, slot: usize) -> ([u64; 3], u64) {
 impl State {
     /// Notes the refusals that a process has counted since the last call.
     pub(super) fn note_refusals(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
-        let mut doomed = None;
+        let (mut doomed, mut by_groups) = (None, Vec::new());
         let (now, nr_devices) = ((self.devices.host.now)(), self.devices.len());
         let Some(process) = self.processes.get_mut(&id) else {
             return;
@@ -44,11 +46,11 @@ impl State {
         let process = &*process;
         for slot in slots(nr_devices) {
             let (counts, bytes) = counts(process, slot);
-            let before = std::mem::replace(refusals.seen_mut(slot), counts);
+            let before = std::mem::replace(&mut refusals.slot_mut(slot).seen, counts);
             let grown = [0, 1, 2].map(|which: usize| counts[which].wrapping_sub(before[which]));
             // A failure is counted after its cause.
             if grown[0] == 0 {
-                *refusals.seen_mut(slot) = before;
+                refusals.slot_mut(slot).seen = before;
                 continue;
             }
             let whole = process.usage().nr_oom();
@@ -82,13 +84,10 @@ impl State {
                 used: current(None),
                 ..refused
             };
-            let by_group = refusals.by_group.filter(|hit| hit.device == slot);
-            let by_group = by_group.map(|hit| Refused {
-                at: now,
-                count: grown[2],
-                ..hit
-            });
             // What the process counts is a claim; that a group has refused it something is not.
+            let by_group = refusals.slot_mut(slot).give_up(grown[2]);
+            let by_group = by_group.map(|refused| Refused { at: now, ..refused });
+            by_groups.extend(by_group);
             if grown[2] != 0 {
                 let marked = refusals.oom_group.take();
                 doomed = marked
@@ -109,8 +108,40 @@ impl State {
         if let Some(process) = self.processes.get_mut(&id) {
             process.refusals = refusals;
         }
+        for refused in by_groups.into_iter().filter(|refused| refused.count != 0) {
+            self.count_group_refusals(refused, notices);
+        }
         if let Some(doomed) = doomed {
             self.kill_oom_group(id, doomed, notices);
+        }
+    }
+
+    /// Notes refused allocations in the group whose limit refused them, and counts them there and above.
+    fn count_group_refusals(&mut self, refused: Refused, notices: &mut Vec<Notice>) {
+        let Cause::Group(id, device) = refused.cause else {
+            return;
+        };
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        group.refusals.note(refused);
+        let device = device.filter(|device| *device != OTHER_DEVICE);
+        let nr_refused = |state: &Self| {
+            state
+                .groups
+                .get(&id)
+                .map_or(0, |group| group.counted(None).before.nr_oom)
+        };
+        let before = nr_refused(self);
+        let count = |sums: &mut Sums| {
+            sums.nr_max = sums.nr_max.saturating_add(refused.count);
+            sums.nr_oom = sums.nr_oom.saturating_add(refused.count);
+        };
+        self.count_in_group(id, device, count, notices);
+        let now = nr_refused(self);
+        // Not every count is written to the journal, since a process can provoke refusals at will.
+        if before.checked_ilog2() != now.checked_ilog2() || before / 64 != now / 64 {
+            notices.extend(self.chain(Some(id)).into_iter().map(Notice::GroupChanged));
         }
     }
 
@@ -143,8 +174,8 @@ impl State {
         }
     }
 
-    /// Notes that a group refused to grant `bytes` on a device to a process: in the group, and for the
-    /// process, in case it gives up. A request to return memory below `memory.high` fails no allocation.
+    /// Notes that a group refused to grant `bytes` on a device to a process, in case the process gives up. A
+    /// request to return memory below `memory.high` fails no allocation.
     pub(super) fn note_group_refusal(
         &mut self,
         id: ProcessId,
@@ -167,13 +198,10 @@ impl State {
             limit: limit.settings.of_group(MEMORY_LIMIT, uuid).number(),
             used: self.current_in(Some(group), device),
         };
-        if let Some(group) = self.groups.get_mut(&group) {
-            group.refusals.note(refused);
-        }
         // As of now: a later write does not concern this refusal.
         let oom_group = self.oom_group(id, refusal.group);
         if let Some(process) = self.processes.get_mut(&id) {
-            process.refusals.by_group = Some(refused);
+            process.refusals.refuse(refused);
             if !request.below_high {
                 let at = refused.at;
                 process.refusals.oom_group = oom_group.map(|group| OomGroup { group, device, at });

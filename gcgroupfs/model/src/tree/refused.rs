@@ -70,13 +70,20 @@ impl Refusals {
 #[derive(Debug, Default)]
 pub(super) struct ProcessRefusals {
     pub(super) last: Refusals,
-    /// Counts seen by slot: failures, refusals by the device's limit, refusals by groups.
-    pub(super) seen: Vec<[u64; 3]>,
+    slots: Vec<SlotRefusals>,
     /// Refusals by the process's limit.
     pub(super) seen_whole: u64,
-    /// The last refusal by a group, which the process counts when it gives up.
-    pub(super) by_group: Option<Refused>,
     pub(super) oom_group: Option<OomGroup>,
+}
+
+/// Refusals on one device that have been noted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SlotRefusals {
+    /// Counts seen: failures, refusals by the device's limit, refusals by groups.
+    pub(super) seen: [u64; 3],
+    /// The last request that a group refused, with the number of refused requests. A process repeats a
+    /// request after it has made room, and counts one refusal if it gives up.
+    pub(super) by_group: Option<Refused>,
 }
 
 /// The group to be killed if a process gives up after a refusal by a group.
@@ -90,10 +97,28 @@ pub(super) struct OomGroup {
 }
 
 impl ProcessRefusals {
-    pub(super) fn seen_mut(&mut self, slot: usize) -> &mut [u64; 3] {
-        if self.seen.len() <= slot {
-            self.seen.resize(slot + 1, [0; 3]);
+    pub(super) fn slot_mut(&mut self, slot: usize) -> &mut SlotRefusals {
+        if self.slots.len() <= slot {
+            self.slots.resize(slot + 1, SlotRefusals::default());
         }
-        &mut self.seen[slot]
+        &mut self.slots[slot]
+    }
+
+    /// Notes a request that a group refused.
+    pub(super) fn refuse(&mut self, refused: Refused) {
+        let SlotRefusals { by_group, .. } = self.slot_mut(refused.device);
+        let count = by_group.map_or(0, |before| before.count).saturating_add(1);
+        *by_group = Some(Refused { count, ..refused });
+    }
+}
+
+impl SlotRefusals {
+    /// Returns the refusal by a group of which the process claims that it gave up `claimed` times, with as
+    /// many of them as there were refused requests.
+    pub(super) fn give_up(&mut self, claimed: u64) -> Option<Refused> {
+        let requests = self.by_group.as_mut()?;
+        let count = claimed.min(requests.count);
+        requests.count -= count;
+        Some(Refused { count, ..*requests })
     }
 }

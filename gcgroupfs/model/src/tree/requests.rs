@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::NO_LIMIT;
 
 use super::claims::device_total;
 use super::enforce::SwapAnswer;
-use super::grants::{Outcome, Refusal, Resource};
+use super::grants::{Outcome, Resource};
 use super::process::{Process, slots};
 use super::protection::{Source, choose};
 use super::untrusted::GrantRequest;
@@ -85,7 +85,6 @@ impl State {
             notices.push(Notice::Answered { id, device });
             if let Outcome::Refused(refusal) = outcome {
                 self.note_group_refusal(id, device, request, refusal);
-                self.count_refusal(refusal, notices);
             }
         }
         self.grants.look(id);
@@ -150,25 +149,6 @@ impl State {
             self.grants.set_overhead(id, device, overhead);
         }
         self.heed_high(id);
-    }
-
-    /// Counts a refusal in the group whose limit was reached, and above.
-    fn count_refusal(&mut self, refusal: Refusal, notices: &mut Vec<Notice>) {
-        let Refusal { group, device } = refusal;
-        let device = device.filter(|device| *device != OTHER_DEVICE);
-        let count = |sums: &mut Sums| {
-            sums.nr_max += 1;
-            sums.nr_oom += 1;
-        };
-        self.count_in_group(group, device, count, notices);
-        let nr_oom = self
-            .groups
-            .get(&group)
-            .map_or(0, |group| group.counted(None).before.nr_oom);
-        // Not every count is written to the journal, since a process can provoke refusals at will.
-        if nr_oom.is_power_of_two() || nr_oom.is_multiple_of(64) {
-            notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
-        }
     }
 
     /// Counts an event of a group as a whole, and on `device` if given, there and above.
