@@ -244,12 +244,13 @@ def run_jobs(daemon, engine, unit, load, wanted=None):
             members = daemon.get(f"{group}/gcgroup.procs").split()
             settings["compute.priority"] = daemon.get(f"{members[0]}/compute.priority")
             pids.update(members)
+            current, swapped = memory_of(daemon, group)
             found[job.name] = Found(
                 settings=settings,
                 device=daemon.device(group),
                 refused=sum(daemon.key(f"{group}/memory.events", key) for key in ("group_max", "oom")),
-                current=int(daemon.get(f"{group}/memory.current")),
-                swapped=int(daemon.get(f"{group}/memory.swap.current")),
+                current=current,
+                swapped=swapped,
                 share=shares[job.name],
             )
     finally:
@@ -269,6 +270,22 @@ def is_running(pid):
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def memory_of(daemon, group):
+    """Return a group's bytes on the device and in host memory, between two moves.
+
+    What moves between two reads would be in neither.
+    """
+
+    def read(file):
+        return int(daemon.get(f"{group}/memory.{file}"))
+
+    def between_moves():
+        swapped, current = read("swap.current"), read("current")
+        return (current, swapped) if swapped == read("swap.current") else None
+
+    return wait_until("no move between two reads", between_moves)
 
 
 def usage(daemon, group):
