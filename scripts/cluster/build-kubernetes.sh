@@ -37,13 +37,13 @@ fail() {
     exit 1
 }
 
-# has_all: whether all is built, of this version of the servers' program.
+# has_all: whether all is built, by this version of this script and of the servers' program.
 has_all() {
     local program
     for program in $servers kubectl; do
         [ -x "$cache/bin/$program" ] || return 1
     done
-    cmp -s "$here/kubernetes-node.go" "$cache/bin/kubernetes-node.go"
+    cmp -s "$here/kubernetes-node.go" "$cache/bin/kubernetes-node.go" && cmp -s "$here/build-kubernetes.sh" "$cache/bin/built-by"
 }
 
 if [ "$mode" = has ]; then
@@ -141,6 +141,13 @@ build() {
             -h hack/boilerplate/boilerplate.generatego.txt -r /dev/null --output-base "$GOPATH/src"
     fi
 
+    # This kubelet names a plugin's socket by its path as the :authority of its requests, which HTTP/2
+    # does not allow. Newer ones (gRPC 1.34) say localhost.
+    plugins=pkg/kubelet/cm/devicemanager/endpoint.go
+    grep -q WithAuthority "$plugins" ||
+        sed -i 's/DialContext(ctx, unixSocketPath, /&grpc.WithAuthority("localhost"), /' "$plugins"
+    grep -q WithAuthority "$plugins" || { echo "$plugins has another text"; return 1; }
+
     mkdir -p cmd/node
     cp "$here/kubernetes-node.go" cmd/node/main.go
     go build "${options[@]}" -ldflags "$linked" -o "$cache/bin/kubernetes-node" k8s.io/kubernetes/cmd/node
@@ -148,6 +155,7 @@ build() {
         ln -sf kubernetes-node "$cache/bin/$server"
     done
     cp "$here/kubernetes-node.go" "$cache/bin"
+    cp "$here/build-kubernetes.sh" "$cache/bin/built-by"
 }
 
 : > "$cache/build.log"

@@ -1,6 +1,5 @@
 //! Talks to the kubelet and the API server. Nothing here knows the daemon.
 
-mod authority;
 mod checkpoint;
 mod pods;
 mod registration;

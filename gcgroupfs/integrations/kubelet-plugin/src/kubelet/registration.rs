@@ -12,11 +12,9 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 
-use super::authority::repaired;
 use super::service::{Devices, Node, Service, options};
 use super::v1beta1::RegisterRequest;
 use super::v1beta1::device_plugin_server::DevicePluginServer;
@@ -127,8 +125,7 @@ fn listen<N: Node>(
         .with_context(|| format!("cannot protect {name}"))?;
     let file = id(path).with_context(|| format!("{name} is gone"))?;
     let server = Server::builder().add_service(DevicePluginServer::new(service));
-    let connections = UnixListenerStream::new(listener).map(|accepted| accepted.map(repaired));
-    servers.spawn(server.serve_with_incoming(connections));
+    servers.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
     Ok(file)
 }
 

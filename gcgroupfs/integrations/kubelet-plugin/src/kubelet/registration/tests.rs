@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
