@@ -6,14 +6,14 @@
 # conformance_pod JOB: prints the pod of a job.
 conformance_pod() {
     local swap=
-    [ "$JOB_SWAP" = no ] || swap=', gcgroup.io/memory.swap.max: max'
+    [ "$JOB_SWAP" = no ] || swap=', gcgroup.io/memory-swap-max: max'
     cat <<YAML
 apiVersion: v1
 kind: Pod
 metadata:
   name: conformance-$1
   namespace: default
-  annotations: {gcgroup.io/compute.max: "${JOB_MAX}000 100000", gcgroup.io/compute.priority: "$JOB_PRIORITY"$swap}
+  annotations: {gcgroup.io/compute-max: "${JOB_MAX}000 100000", gcgroup.io/priority: "$JOB_PRIORITY"$swap}
 spec:
   terminationGracePeriodSeconds: 0
   automountServiceAccountToken: false

@@ -12,6 +12,7 @@ steps=(
     limit_holds_for_exec_without_environment
     containers_of_a_pod_are_each_held_to_their_share
     annotations_and_class_set_priority_quota_and_swap
+    annotations_change_a_running_pod
     whole_card_is_not_given_in_units_and_a_request_waits
     metrics_name_namespace_pod_and_container
     unhealthy_without_daemon_and_limits_hold_after_its_restart
@@ -77,8 +78,8 @@ pod_without_devices_is_reported_and_has_no_memory() {
 }
 
 two_pods_share_a_card_and_each_is_held_to_its_share() {
-    local annotations='gcgroup.io/compute.priority: "9", gcgroup.io/compute.max: 20000 100000'
-    pod one "$(units 2)" "$annotations, gcgroup.io/memory.swap.max: 1G" | kubectl apply -f - > /dev/null
+    local annotations='gcgroup.io/priority: "9", gcgroup.io/compute-max: 20000 100000'
+    pod one "$(units 2)" "$annotations, gcgroup.io/memory-swap-max: 1G" | kubectl apply -f - > /dev/null
     holds one 2
     # A static pod.
     pod two "$(units 3)" | static_pod two
@@ -167,9 +168,9 @@ annotations_and_class_set_priority_quota_and_swap() {
     wait_for "the swap is that of the annotation" 10 shows one memory.swap.max "$gib"
     # Without requests of CPU or memory the class is BestEffort.
     wait_for "the priority is that of the class" 10 shows two-node compute.priority 12
-    kubectl annotate pod one --overwrite gcgroup.io/compute.priority=10 > /dev/null
+    kubectl annotate pod one --overwrite gcgroup.io/priority=10 > /dev/null
     wait_for "the priority follows the annotation" 20 shows one compute.priority 10
-    pod greedy "$(units 1)" 'gcgroup.io/compute.priority: "0"' | kubectl apply -f - > /dev/null
+    pod greedy "$(units 1)" 'gcgroup.io/priority: "0"' | kubectl apply -f - > /dev/null
     wait_for "the annotation is refused" 60 events_have greedy "pods may have 6 to 15, not 0"
     kubectl delete pod greedy --wait=false > /dev/null
 }
@@ -177,6 +178,39 @@ annotations_and_class_set_priority_quota_and_swap() {
 # events_have POD TEXT
 events_have() {
     kubectl get events --field-selector "involvedObject.name=$1" -o 'jsonpath={.items[*].message}' | grep -F "$2"
+}
+
+# stays POD FILE TEXT REASON: the pod's events have the reason, and the file has not changed.
+stays() {
+    wait_for "the event of the refused value" 30 events_have "$1" "$4"
+    shows "$1" "$2" "$3" > "$work/last" || fail "$(cat "$work/last")"
+}
+
+annotations_change_a_running_pod() {
+    local limit=memory.limit container=container-main
+    annotate() { kubectl annotate pod --overwrite "$@" > /dev/null; }
+    pod fixed "$(units 2)" | kubectl apply -f - > /dev/null
+    pod live "$(units 2)" 'gcgroup.io/memory-swap-max: "4Gi"' | kubectl apply -f - > /dev/null
+    holds fixed 2
+    annotate fixed gcgroup.io/memory-limit=lots
+    stays fixed $limit $((2 * gib)) '"lots": no number of bytes'
+    annotate fixed gcgroup.io/memory-limit=3Gi
+    stays fixed $limit $((2 * gib)) '"3Gi": more than the resources'
+    annotate fixed gcgroup.io/memory-limit=1Gi
+    stays fixed $limit $((2 * gib)) '"1Gi": less than is in use'
+    annotate fixed gcgroup.io/compute-max=sometimes
+    stays fixed compute.max "max 100000" '"sometimes"'
+    kubectl delete pod fixed --wait=false > /dev/null
+    annotate live gcgroup.io/memory-limit=1Gi gcgroup.io/compute-max="30000 100000" priority.gcgroup.io/main=11
+    wait_for "the limit is lowered where memory may move" 30 shows live $limit "$gib"
+    wait_for "the quota follows the annotation" 30 shows live compute.max "30000 100000"
+    wait_for "the container's priority follows the annotation" 30 shows live $container/compute.priority 11
+    shows live compute.priority 12 > /dev/null || fail "the pod has its container's priority"
+    annotate live gcgroup.io/memory-limit- memory-limit.gcgroup.io/main=1536Mi priority.gcgroup.io/main-
+    wait_for "the granted limit is back" 30 shows live $limit $((2 * gib))
+    wait_for "the container's limit follows the annotation" 30 shows live $container/$limit $((3 * gib / 2))
+    wait_for "the container's priority is its pod's" 30 shows live $container/compute.priority 12
+    kubectl delete pod live --wait=false > /dev/null
 }
 
 whole_card_is_not_given_in_units_and_a_request_waits() {
@@ -208,6 +242,7 @@ unhealthy_without_daemon_and_limits_hold_after_its_restart() {
     wait_for "units are offered again" 30 has_allocatable gcgroup.io/gpu-memory 16
     wait_for "the pods are back" 30 gcgroupfs get "pods/$(uid one)/memory.limit"
     wait_until_held
+    shows one compute.priority 10 > /dev/null || fail "the annotated priority is lost"
     limit_holds_for_exec_without_environment
     starts after-daemon 1
 }
@@ -226,9 +261,11 @@ wait_until_held() {
 
 plugin_killed_comes_back() {
     kill_plugin
+    kubectl annotate pod one --overwrite gcgroup.io/priority=11 > /dev/null
     wait_for "its container is started again" 60 has_restarted
     wait_for "the plugin is registered" 60 plugin_logs registered
     all_held
+    wait_for "the priority that was annotated meanwhile holds" 20 shows one compute.priority 11
     wait_for "units are offered" 30 has_allocatable gcgroup.io/gpu-memory 16
     starts after-plugin 1
 }

@@ -4,15 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use gcgroup_client::Client;
 use gcgroup_client::node::{DEVICE_STAT, Device, read_devices};
-use nix::errno::Errno;
 use serde::Deserialize;
 
 use crate::cards::Card;
-use crate::policy::Setting;
+use crate::policy::{LIMIT, Setting};
 use crate::processes;
+
+mod group;
+
+use self::group::{Group, make};
 
 /// Group above all pods' groups. The daemon's rule puts the processes of a container into
 /// `pods/UID/container-NAME`.
@@ -24,7 +27,7 @@ const LIFE: Duration = Duration::from_secs(15);
 /// Most memory on each card by UUID: `None` without a limit. On cards that are missing it is 0.
 pub(crate) type Limits = BTreeMap<String, Option<u64>>;
 
-/// Limits and settings of a pod.
+/// Limits and settings of a pod. Without settings, those in force stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// Limits of all containers together.
@@ -35,14 +38,27 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Returns the groups below the pod's, the pod's own first, with their limits.
-    fn groups(&self, uid: &str) -> impl Iterator<Item = (String, &Limits)> {
+    /// Returns the groups of the pod and its containers, the pod's own first.
+    fn groups(&self, uid: &str) -> Vec<Group<'_>> {
         let pod = format!("{PODS}/{uid}");
-        let of_containers = self.containers.iter();
-        let of_containers: Vec<_> = of_containers
-            .map(|(name, limits)| (container_group(&pod, name), limits))
-            .collect();
-        std::iter::once((pod, &self.limits)).chain(of_containers)
+        let of_containers = self.containers.iter().map(|(name, limits)| Group {
+            path: container_group(&pod, name),
+            limits,
+            settings: self.settings_of(Some(name)),
+        });
+        let own = Group {
+            path: pod.clone(),
+            limits: &self.limits,
+            settings: self.settings_of(None),
+        };
+        std::iter::once(own).chain(of_containers).collect()
+    }
+
+    fn settings_of(&self, container: Option<&str>) -> Vec<&Setting> {
+        let settings = self.settings.iter();
+        settings
+            .filter(|it| it.container.as_deref() == container)
+            .collect()
     }
 }
 
@@ -101,39 +117,44 @@ impl Daemon {
     }
 
     /// Makes the groups of a pod and its containers with their limits and settings, or changes what differs.
+    /// Returns which settings change nothing, and why; they are tried again at the next call.
     ///
     /// # Errors
-    /// The daemon does not answer, or refuses. Limits of memory are set before anything else.
-    pub(crate) fn enforce(&mut self, uid: &str, terms: &Terms, cards: &[Card]) -> anyhow::Result<()> {
+    /// The daemon does not answer, or refuses a group or what is granted. That is set before anything else.
+    pub(crate) fn enforce(
+        &mut self,
+        uid: &str,
+        terms: &Terms,
+        cards: &[Card],
+    ) -> anyhow::Result<Vec<String>> {
         let mut client = self.client()?;
-        // A limit that is set last tells whether a group is complete, also after another plugin's work.
-        let mut is_complete = |group: &str, limits| {
-            let last = client.get(&format!("{group}/memory.limit"))?;
-            Ok::<_, anyhow::Error>(last.is_ok_and(|text| text.trim() == sum(limits)))
-        };
+        let groups = terms.groups(uid);
         let mut is_applied = self.applied.get(uid) == Some(terms);
-        for (group, limits) in terms.groups(uid) {
-            is_applied = is_applied && is_complete(&group, limits)?;
+        for group in &groups {
+            // Also tells whether the daemon still has the group.
+            let total = client.get(&format!("{}/{LIMIT}", group.path))?;
+            is_applied = is_applied && total.is_ok_and(|text| group.is_set(text.trim()));
         }
         if is_applied {
-            return Ok(());
+            return Ok(Vec::new());
         }
         self.applied.remove(uid);
         make(&mut client, PODS)?;
-        for (group, limits) in terms.groups(uid) {
-            make(&mut client, &group)?;
-            for card in cards {
-                let limit = limits.get(&card.uuid).copied();
-                let path = format!("{group}/{}/memory.limit", card.index);
-                set(&mut client, &path, &shown(limit.unwrap_or(Some(0))))?;
+        for group in &groups {
+            group.grant(&mut client, cards)?;
+        }
+        let mut refused = Vec::new();
+        for group in &groups {
+            for setting in &group.settings {
+                if let Err(reason) = group.write(&mut client, setting)? {
+                    refused.push(setting.refused(&reason));
+                }
             }
-            set(&mut client, &format!("{group}/memory.limit"), &sum(limits))?;
         }
-        for (file, value) in &terms.settings {
-            set(&mut client, &format!("{PODS}/{uid}/{file}"), value)?;
+        if refused.is_empty() {
+            self.applied.insert(uid.to_owned(), terms.clone());
         }
-        self.applied.insert(uid.to_owned(), terms.clone());
-        Ok(())
+        Ok(refused)
     }
 
     /// Moves each governed process of a pod that is in no group into its pod's. Returns their pids with the
@@ -180,41 +201,6 @@ impl Daemon {
         }
         Ok(())
     }
-}
-
-/// Makes a group, if it is not there.
-///
-/// # Errors
-/// The daemon does not answer, or refuses.
-fn make(client: &mut Client, path: &str) -> anyhow::Result<()> {
-    match client.make(path)? {
-        Err(refusal) if refusal.errno != Errno::EEXIST => {
-            bail!("cannot make group {path}: {}", refusal.reason())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Writes a control file.
-///
-/// # Errors
-/// The daemon does not answer, or refuses.
-fn set(client: &mut Client, path: &str, value: &str) -> anyhow::Result<()> {
-    client
-        .set(path, value)?
-        .map_err(|refusal| anyhow!("cannot write {value} to {path}: {}", refusal.reason()))
-}
-
-/// Returns the limit over all cards, as the daemon shows it.
-fn sum(limits: &Limits) -> String {
-    let sum = limits
-        .values()
-        .try_fold(0_u64, |sum, limit| limit.map(|limit| sum.saturating_add(limit)));
-    shown(sum)
-}
-
-fn shown(limit: Option<u64>) -> String {
-    limit.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string())
 }
 
 fn cards(devices: Vec<Device>) -> Vec<Card> {
@@ -275,6 +261,7 @@ fn pods(text: &str) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
 mod tests {
     use gcgroup_client::node;
 
+    use super::group::sum;
     use super::*;
 
     #[test]
@@ -297,8 +284,8 @@ mod tests {
 
     #[test]
     fn whole_card_lifts_the_limit_over_all_cards() {
-        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", Some(4))])), "7");
-        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", None)])), "max");
+        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", Some(4))])), Some(7));
+        assert_eq!(sum(&limits(&[("a", Some(3)), ("b", None)])), None);
     }
 
     #[test]
@@ -310,19 +297,14 @@ mod tests {
                 .into(),
             settings: Vec::new(),
         };
-        let groups: Vec<_> = terms
-            .groups("u")
-            .map(|(group, limits)| (group, sum(limits)))
-            .collect();
+        let groups = terms.groups("u").into_iter();
+        let groups: Vec<_> = groups.map(|group| (group.path, sum(group.limits))).collect();
         let expected = [
-            ("pods/u", "5"),
-            ("pods/u/container-7", "2"),
-            ("pods/u/container-main", "3"),
+            ("pods/u", Some(5)),
+            ("pods/u/container-7", Some(2)),
+            ("pods/u/container-main", Some(3)),
         ];
-        assert_eq!(
-            groups,
-            expected.map(|(group, sum)| (group.to_owned(), sum.to_owned()))
-        );
+        assert_eq!(groups, expected.map(|(group, sum)| (group.to_owned(), sum)));
     }
 
     #[test]

@@ -51,6 +51,8 @@ struct State {
     pending: Vec<Pending>,
     activity: Activity,
     report: Report,
+    /// Annotations that change nothing: the pod's UID, and the reason.
+    refused: BTreeSet<(String, String)>,
     /// Why pods are not governed, once that was seen: nothing is offered until the plugin starts again.
     ungoverned: Option<String>,
 }
@@ -73,6 +75,7 @@ impl PluginNode {
             pending: Vec::new(),
             activity: Activity::default(),
             report: Report::default(),
+            refused: BTreeSet::new(),
             ungoverned: None,
         };
         Self {
@@ -89,20 +92,26 @@ impl PluginNode {
 
     /// Reads everything again, and makes the terms of all pods hold. Problems are logged when they change.
     pub(crate) async fn refresh(self: &Arc<Self>) {
-        let pods = self.list_pods().await;
+        let source = self.setup.pods.as_ref();
+        let pods = match source {
+            Some(source) => source.changed().await,
+            None => None,
+        };
         let node = Arc::clone(self);
-        let refreshed = spawn_blocking(move || node.refresh_with(pods)).await;
-        if let Err(error) = refreshed {
-            eprintln!("gcgroup-kubelet-plugin: {error}");
+        let warnings = match spawn_blocking(move || node.refresh_with(pods)).await {
+            Ok(warnings) => warnings,
+            Err(error) => return eprintln!("gcgroup-kubelet-plugin: {error}"),
+        };
+        let Some(source) = source else { return };
+        for (pod, warning) in warnings {
+            if let Err(error) = source.warn(&pod, &warning).await {
+                eprintln!("gcgroup-kubelet-plugin: {error:#}");
+            }
         }
     }
 
-    /// Lists the pods, where that is possible.
-    async fn list_pods(&self) -> Option<anyhow::Result<Vec<Pod>>> {
-        Some(self.setup.pods.as_ref()?.pods().await)
-    }
-
-    fn refresh_with(&self, pods: Option<anyhow::Result<Vec<Pod>>>) {
+    /// Returns the warnings that the pods' events are to have.
+    fn refresh_with(&self, pods: Option<anyhow::Result<Vec<Pod>>>) -> Vec<(Pod, String)> {
         let mut state = self.lock();
         let state = &mut *state;
         let mut problems = Vec::new();
@@ -145,8 +154,16 @@ impl PluginNode {
             problems.push(format!("{error:#}"));
         }
         self.publish(state);
-        if let Err(error) = self.enforce_all(state, &mut problems) {
-            problems.push(format!("{error:#}"));
+        let mut warnings = Vec::new();
+        match self.enforce_all(state, &mut problems) {
+            Ok(refused) => {
+                problems.extend(refused.iter().map(|(uid, reason)| format!("pod {uid}: {reason}")));
+                let fresh = refused.difference(&state.refused);
+                let fresh = fresh.filter_map(|(uid, reason)| Some((state.activity.pod(uid)?, reason)));
+                warnings.extend(fresh.map(|(pod, reason)| (pod.clone(), reason.clone())));
+                state.refused = refused;
+            }
+            Err(error) => problems.push(format!("{error:#}")),
         }
         let State {
             report,
@@ -161,6 +178,7 @@ impl PluginNode {
             problems.push(format!("{error:#}"));
         }
         report.log(problems);
+        warnings
     }
 
     /// Reads what the kubelet has stored, and forgets allocations that are stored by now.
@@ -198,20 +216,28 @@ impl PluginNode {
         });
     }
 
-    /// Makes the terms of all active pods hold, and removes the groups of the others.
-    fn enforce_all(&self, state: &mut State, problems: &mut Vec<String>) -> anyhow::Result<()> {
+    /// Makes the terms of all active pods hold, and removes the groups of the others. Returns which
+    /// annotations of which pods change nothing, and why.
+    fn enforce_all(
+        &self,
+        state: &mut State,
+        problems: &mut Vec<String>,
+    ) -> anyhow::Result<BTreeSet<(String, String)>> {
         let claims = active(&state.stored, &state.activity);
         let uids: BTreeSet<String> = claims.iter().filter_map(|claim| claim.pod.clone()).collect();
+        let mut refused = BTreeSet::new();
         for uid in &uids {
-            if let Err(error) = self.enforce(state, uid) {
-                problems.push(format!("pod {uid}: {error:#}"));
+            match self.enforce(state, uid) {
+                Ok(reasons) => refused.extend(reasons.into_iter().map(|reason| (uid.clone(), reason))),
+                Err(error) => problems.push(format!("pod {uid}: {error:#}")),
             }
         }
-        state.daemon.retain(&uids)
+        state.daemon.retain(&uids)?;
+        Ok(refused)
     }
 
-    /// Makes the terms of one pod hold.
-    fn enforce(&self, state: &mut State, uid: &str) -> anyhow::Result<()> {
+    /// Makes the terms of one pod hold. Returns which annotations change nothing, and why.
+    fn enforce(&self, state: &mut State, uid: &str) -> anyhow::Result<Vec<String>> {
         let own = |claim: &&Claim| claim.pod.as_deref() == Some(uid);
         let claims: Vec<&Claim> = state.stored.iter().filter(own).collect();
         let mut containers: BTreeMap<String, Vec<&Claim>> = BTreeMap::new();
@@ -219,22 +245,17 @@ impl PluginNode {
             containers.entry(claim.container.clone()).or_default().push(claim);
         }
         let containers = containers.into_iter();
-        let containers = containers.map(|(name, claims)| (name, limits(&claims))).collect();
+        let containers: BTreeMap<_, _> = containers.map(|(name, claims)| (name, limits(&claims))).collect();
         let limits = limits(&claims);
+        let highest = self.setup.highest_priority;
         let pod = state.activity.pod(uid);
-        let settings = pod.map(|pod| policy::settings(pod, self.setup.highest_priority));
-        // The limit holds whatever the annotations are.
-        let (settings, invalid) = match settings.transpose() {
-            Ok(settings) => (settings.unwrap_or_default(), Ok(())),
-            Err(error) => (Vec::new(), Err(error)),
-        };
+        let settings = pod.map(|pod| policy::settings(pod, containers.keys(), highest));
         let terms = Terms {
             limits,
             containers,
-            settings,
+            settings: settings.unwrap_or_default(),
         };
-        state.daemon.enforce(uid, &terms, &state.cards)?;
-        invalid
+        state.daemon.enforce(uid, &terms, &state.cards)
     }
 
     /// Checks and notes an allocation.
@@ -280,7 +301,10 @@ impl PluginNode {
         let others: Vec<Claim> = others.cloned().collect();
         let ids: Vec<String> = ids.iter().cloned().collect();
         check(&state.cards, &others, resource, &ids)?;
-        self.enforce(state, &uid)
+        match self.enforce(state, &uid)?.first() {
+            Some(refused) => bail!("{refused}"),
+            None => Ok(()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -348,7 +372,10 @@ impl kubelet::Node for PluginNode {
 
     async fn pre_start(self: Arc<Self>, resource: Resource, ids: Vec<String>) -> anyhow::Result<()> {
         // The pod is newer than the last list; without a list its limits hold all the same.
-        let pods = self.list_pods().await;
+        let pods = match &self.setup.pods {
+            Some(source) => Some(source.pods().await),
+            None => None,
+        };
         spawn_blocking(move || {
             if let Some(Ok(pods)) = pods {
                 self.lock().activity.set_pods(Some(pods));

@@ -1,6 +1,7 @@
-//! Settings of a pod's group: from its annotations, otherwise from its quality-of-service class.
+//! Settings of the groups of a pod and its containers: from annotations, otherwise from the pod's
+//! quality-of-service class.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 
 use crate::kubelet::Pod;
 
@@ -10,68 +11,154 @@ const PRIORITIES: [(&str, u8); 3] = [("Guaranteed", 6), ("Burstable", 8), ("Best
 /// Lowest priority.
 const LOWEST: u8 = 15;
 
-/// Setting of a group: control file, and annotation of pods that sets it.
+/// Domain of the annotations.
+const DOMAIN: &str = "gcgroup.io";
+
+/// Control file with the limit of memory.
+pub(crate) const LIMIT: &str = "memory.limit";
+
+/// Setting of a group.
 struct Row {
+    /// Control file.
     file: &'static str,
-    annotation: &'static str,
-    /// Value where the annotation is missing; `None`: nothing is written.
+    /// Name of the annotation; the control file's name is another.
+    name: &'static str,
+    /// Returns the value where the annotation is missing; `None`: nothing is written.
     default: fn(&Pod) -> Option<String>,
+    /// Whether a container without the annotation has its pod's value.
+    is_inherited: bool,
+    /// Returns what is written.
+    value: fn(&str, u8) -> anyhow::Result<String>,
 }
 
-const ROWS: [Row; 3] = [
+/// The limit comes last: whether it can be lowered depends on the others.
+const ROWS: [Row; 4] = [
     Row {
         file: "compute.priority",
-        annotation: "gcgroup.io/compute.priority",
+        name: "priority",
         default: priority,
+        is_inherited: true,
+        value: permitted,
     },
     Row {
         file: "compute.max",
-        annotation: "gcgroup.io/compute.max",
+        name: "compute-max",
         default: |_| Some("max".to_owned()),
+        is_inherited: false,
+        value: |text, _| Ok(text.to_owned()),
     },
     Row {
         file: "memory.swap.max",
-        annotation: "gcgroup.io/memory.swap.max",
+        name: "memory-swap-max",
         default: |_| None,
+        is_inherited: false,
+        value: |text, _| Ok(text.to_owned()),
+    },
+    Row {
+        file: LIMIT,
+        name: "memory-limit",
+        default: |_| None,
+        is_inherited: false,
+        value: |text, _| bytes(text),
     },
 ];
 
-/// Control file and what is written to it.
-pub(crate) type Setting = (&'static str, String);
+/// Value for a control file of the group of a pod, or of one of its containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) container: Option<String>,
+    pub(crate) file: &'static str,
+    /// `None`: the group's default. An annotation that a pod may not have: the reason.
+    pub(crate) value: Result<Option<String>, String>,
+    /// The annotation that asks for it, and its value.
+    asked: Option<(String, String)>,
+}
+
+impl Setting {
+    /// Returns the message that the setting changes nothing, for people who read the pod's events.
+    pub(crate) fn refused(&self, reason: &str) -> String {
+        match &self.asked {
+            Some((key, value)) => format!("annotation {key}: {value:?}: {reason}"),
+            None => format!("{}: {reason}", self.file),
+        }
+    }
+}
 
 fn priority(pod: &Pod) -> Option<String> {
     let class = PRIORITIES.iter().find(|(class, _)| *class == pod.qos_class());
     class.map(|(_, priority)| priority.to_string())
 }
 
-/// Returns the settings of a pod's group. The daemon checks all values; a pod may not ask for a higher
-/// priority than `highest`.
-///
-/// # Errors
-/// The annotation of the priority is none that the pod may have.
-pub(crate) fn settings(pod: &Pod, highest: u8) -> anyhow::Result<Vec<Setting>> {
-    let mut settings = Vec::new();
-    for row in &ROWS {
-        let asked = pod.annotation(row.annotation);
-        if let Some(asked) = asked.filter(|_| row.file == "compute.priority") {
-            let priority: u8 = asked
-                .trim()
-                .parse()
-                .with_context(|| format!("annotation {}: {asked:?} is no number", row.annotation))?;
-            ensure!(
-                (highest..=LOWEST).contains(&priority),
-                "annotation {}: pods may have {highest} to {LOWEST}, not {priority}",
-                row.annotation
-            );
+fn permitted(text: &str, highest: u8) -> anyhow::Result<String> {
+    let priority: u8 = text.parse().context("no number")?;
+    ensure!(
+        (highest..=LOWEST).contains(&priority),
+        "pods may have {highest} to {LOWEST}, not {priority}"
+    );
+    Ok(priority.to_string())
+}
+
+/// Returns a number of bytes without its suffix (`Ki` to `Ti`, also `K` and `KB` as in control files: powers
+/// of 1024).
+fn bytes(text: &str) -> anyhow::Result<String> {
+    const FORM: &str = "no number of bytes, as 512Mi or 4Gi";
+    let (number, suffix) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let shift = match suffix.to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "kb" | "ki" | "kib" => 10,
+        "m" | "mb" | "mi" | "mib" => 20,
+        "g" | "gb" | "gi" | "gib" => 30,
+        "t" | "tb" | "ti" | "tib" => 40,
+        _ => bail!(FORM),
+    };
+    let number: u64 = number.parse().context(FORM)?;
+    let bytes = number.checked_mul(1 << shift).context(FORM)?;
+    Ok(bytes.to_string())
+}
+
+/// Returns the annotation of a pod for a setting: `gcgroup.io/NAME` for the pod, `NAME.gcgroup.io/CONTAINER`
+/// for a container.
+fn asked(pod: &Pod, container: Option<&str>, row: &Row) -> Option<(String, String)> {
+    [row.name, row.file].into_iter().find_map(|name| {
+        let key = match container {
+            None => format!("{DOMAIN}/{name}"),
+            Some(container) => format!("{name}.{DOMAIN}/{container}"),
+        };
+        let value = pod.annotation(&key)?.trim().to_owned();
+        Some((key, value))
+    })
+}
+
+/// Returns the settings of the groups of a pod and its containers. The daemon checks what is not checked
+/// here; no priority may be higher than `highest`.
+pub(crate) fn settings<'a>(
+    pod: &Pod,
+    containers: impl Iterator<Item = &'a String>,
+    highest: u8,
+) -> Vec<Setting> {
+    let mut settings: Vec<Setting> = Vec::new();
+    for container in std::iter::once(None).chain(containers.map(Some)) {
+        for (number, row) in ROWS.iter().enumerate() {
+            let asked = asked(pod, container.map(String::as_str), row);
+            let own = settings
+                .get(number)
+                .filter(|_| container.is_some() && row.is_inherited);
+            let value = match (&asked, own) {
+                (Some((_, text)), _) => (row.value)(text, highest)
+                    .map(Some)
+                    .map_err(|error| format!("{error:#}")),
+                (None, Some(own)) => Ok(own.value.clone().ok().flatten()),
+                (None, None) => Ok((row.default)(pod)),
+            };
+            settings.push(Setting {
+                container: container.cloned(),
+                file: row.file,
+                value,
+                asked,
+            });
         }
-        let value = asked.map(|asked| asked.trim().to_owned());
-        settings.extend(
-            value
-                .or_else(|| (row.default)(pod))
-                .map(|value| (row.file, value)),
-        );
     }
-    Ok(settings)
+    settings
 }
 
 #[cfg(test)]
@@ -81,34 +168,92 @@ mod tests {
     use super::*;
     use crate::kubelet::tests::pod;
 
-    fn of(annotations: serde_json::Value) -> anyhow::Result<Vec<Setting>> {
-        settings(&pod("u", "p", annotations, "Running"), 4)
+    /// Returns what is set for the pod and for its container `c`, and what is refused.
+    fn of(annotations: serde_json::Value) -> (Vec<String>, Vec<String>, Vec<String>) {
+        let pod = pod("u", "p", annotations, "Running");
+        let (mut own, mut container, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        for setting in settings(&pod, std::iter::once(&"c".to_owned()), 4) {
+            let of_group = if setting.container.is_none() {
+                &mut own
+            } else {
+                &mut container
+            };
+            match &setting.value {
+                Ok(value) => of_group.extend(value.as_ref().map(|value| format!("{} {value}", setting.file))),
+                Err(reason) => refused.push(setting.refused(reason)),
+            }
+        }
+        (own, container, refused)
     }
 
     #[test]
     fn annotations_win_over_the_class() {
-        let own = of(json!({})).unwrap();
-        assert_eq!(
-            own,
-            [
-                ("compute.priority", "8".to_owned()),
-                ("compute.max", "max".to_owned())
-            ]
-        );
-        let asked = of(json!({
-            "gcgroup.io/compute.priority": " 4 ",
-            "gcgroup.io/compute.max": "50000 100000",
-            "gcgroup.io/memory.swap.max": "8G",
+        let (own, container, _) = of(json!({}));
+        assert_eq!(own, ["compute.priority 8", "compute.max max"]);
+        assert_eq!(container, own);
+        let (own, _, refused) = of(json!({
+            "gcgroup.io/memory-limit": "512Mi",
+            "gcgroup.io/priority": " 4 ",
+            "gcgroup.io/compute-max": "50000 100000",
+            "gcgroup.io/memory-swap-max": "8G",
         }));
-        let asked: Vec<_> = asked.unwrap().into_iter().map(|(_, value)| value).collect();
-        assert_eq!(asked, ["4", "50000 100000", "8G"]);
+        let expected = [
+            "compute.priority 4",
+            "compute.max 50000 100000",
+            "memory.swap.max 8G",
+            "memory.limit 536870912",
+        ];
+        assert_eq!(own, expected);
+        assert!(refused.is_empty());
     }
 
     #[test]
-    fn priority_beyond_what_pods_may_have_is_refused() {
+    fn control_files_name_annotations_too() {
+        let (own, container, _) = of(json!({ "gcgroup.io/compute.priority": "5" }));
+        assert_eq!(
+            (own[0].as_str(), container[0].as_str()),
+            ("compute.priority 5", "compute.priority 5")
+        );
+    }
+
+    #[test]
+    fn container_has_annotations_of_its_own() {
+        let (own, container, _) = of(json!({
+            "memory-limit.gcgroup.io/c": "1Gi",
+            "priority.gcgroup.io/c": "9",
+            "priority.gcgroup.io/other": "10",
+        }));
+        assert_eq!(own, ["compute.priority 8", "compute.max max"]);
+        assert_eq!(
+            container,
+            ["compute.priority 9", "compute.max max", "memory.limit 1073741824"]
+        );
+    }
+
+    #[test]
+    fn unreadable_annotation_changes_nothing_and_others_hold() {
         for text in ["3", "16", "-1", "high", ""] {
-            let error = of(json!({ "gcgroup.io/compute.priority": text })).unwrap_err();
-            assert!(error.to_string().contains("compute.priority"), "{text}: {error}");
+            let (own, container, refused) = of(json!({ "gcgroup.io/priority": text }));
+            assert_eq!(own, ["compute.max max"], "{text}");
+            assert_eq!(container, own, "{text}");
+            assert!(
+                refused[0].contains("annotation gcgroup.io/priority"),
+                "{refused:?}"
+            );
+        }
+        for text in ["lots", "", "-1", "1.5Gi", "Gi", "9E", "20000000000000Ti", "1Gii"] {
+            let (own, _, refused) = of(json!({ "gcgroup.io/memory-limit": text }));
+            assert_eq!(own, ["compute.priority 8", "compute.max max"], "{text}");
+            assert_eq!(refused.len(), 1, "{text}");
+        }
+        for (text, bytes) in [
+            ("4Gi", 4_u64 << 30),
+            ("4gb", 4 << 30),
+            ("1K", 1024),
+            ("7", 7),
+            ("2TiB", 2 << 40),
+        ] {
+            assert_eq!(super::bytes(text).unwrap(), bytes.to_string(), "{text}");
         }
     }
 }

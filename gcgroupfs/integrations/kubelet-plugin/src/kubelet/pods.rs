@@ -1,16 +1,17 @@
 //! The node's pods, as the API server or the kubelet's read-only port lists them: names, annotations, phase.
-//! Limits of memory do not depend on it.
+//! What is granted does not depend on it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::{ACCEPT, AUTHORIZATION};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use hyper::http::request::Builder;
 use hyper::{Request, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -20,11 +21,17 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::cards::Resource;
 
-/// Longest wait for the list.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the server is asked to wait for a change, seconds: a connection that it has lost without a word
+/// is noticed as late.
+const WATCH: u64 = 15;
 
 /// Longest list, bytes.
 const MAX_LENGTH: usize = 64 << 20;
@@ -86,7 +93,15 @@ struct ContainerStatus {
 
 #[derive(Debug, Deserialize)]
 struct List {
+    #[serde(default)]
+    metadata: ListMetadata,
     items: Option<Vec<Pod>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: String,
 }
 
 impl Pod {
@@ -146,13 +161,13 @@ fn is_hash(uid: &str) -> bool {
     uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Parses a `PodList`.
+/// Parses a `PodList`. Returns the pods and the list's version, empty if it has none.
 ///
 /// # Errors
 /// The text is none.
-pub(crate) fn parse(text: &[u8]) -> anyhow::Result<Vec<Pod>> {
+pub(crate) fn parse(text: &[u8]) -> anyhow::Result<(Vec<Pod>, String)> {
     let list: List = serde_json::from_slice(text)?;
-    Ok(list.items.unwrap_or_default())
+    Ok((list.items.unwrap_or_default(), list.metadata.resource_version))
 }
 
 /// Where the list comes from.
@@ -161,7 +176,9 @@ pub(crate) struct PodSource {
     uri: Uri,
     /// Read at each request: the kubelet replaces it.
     token: Option<PathBuf>,
-    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Ends when the list may have changed.
+    watch: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl PodSource {
@@ -195,6 +212,7 @@ impl PodSource {
             uri,
             token: token.map(Path::to_owned),
             client: Client::builder(TokioExecutor::new()).build(connector),
+            watch: Mutex::new(None),
         })
     }
 
@@ -203,13 +221,101 @@ impl PodSource {
     /// # Errors
     /// The server does not answer within 5 seconds, refuses, or answers with something else.
     pub(crate) async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
-        let mut request = Request::get(self.uri.clone()).header(ACCEPT, "application/json");
+        Ok(self.list().await?.0)
+    }
+
+    /// Returns the pods if they may have changed since the last call.
+    pub(crate) async fn changed(&self) -> Option<anyhow::Result<Vec<Pod>>> {
+        let is_same = |watch: &JoinHandle<()>| !watch.is_finished();
+        if self.watching().as_ref().is_some_and(is_same) {
+            return None;
+        }
+        *self.watching() = None;
+        let (pods, version) = match self.list().await {
+            Ok(listed) => listed,
+            Err(error) => return Some(Err(error)),
+        };
+        // Read-only ports of kubelets have no versions: there each look is a list.
+        if !version.is_empty() {
+            *self.watching() = self.watch(&version).ok();
+        }
+        Some(Ok(pods))
+    }
+
+    fn watching(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the first change after a version, in a task that then ends.
+    fn watch(&self, version: &str) -> anyhow::Result<JoinHandle<()>> {
+        let join = if self.uri.query().is_some() { '&' } else { '?' };
+        let uri = format!(
+            "{}{join}watch=1&resourceVersion={version}&timeoutSeconds={WATCH}",
+            self.uri
+        );
+        let request = self.request(Request::get(uri), Bytes::new())?;
+        let answer = self.client.request(request);
+        Ok(tokio::spawn(async move {
+            let change = async { answer.await.ok()?.into_body().frame().await };
+            // A change, the end or an error: the next list tells.
+            let _ = timeout(Duration::from_secs(WATCH) + PATIENCE, change).await;
+        }))
+    }
+
+    async fn list(&self) -> anyhow::Result<(Vec<Pod>, String)> {
+        let request = self.request(Request::get(self.uri.clone()), Bytes::new())?;
+        let text = self.answer(request).await;
+        let text = text.with_context(|| format!("cannot list pods at {}", self.uri))?;
+        parse(&text).with_context(|| format!("{}: no list of pods", self.uri))
+    }
+
+    /// Adds a warning to the events of a pod, if the source is an API server.
+    ///
+    /// # Errors
+    /// The server does not answer within 5 seconds, or refuses.
+    pub(crate) async fn warn(&self, pod: &Pod, message: &str) -> anyhow::Result<()> {
+        if self.token.is_none() {
+            return Ok(());
+        }
+        let Metadata {
+            uid, name, namespace, ..
+        } = &pod.metadata;
+        let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let event = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": { "generateName": format!("{name}."), "namespace": namespace },
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "name": name, "namespace": namespace, "uid": uid,
+            },
+            "type": "Warning",
+            "reason": "SettingRefused",
+            "message": message,
+            "source": { "component": "gcgroup-kubelet-plugin" },
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        });
+        let mut parts = self.uri.clone().into_parts();
+        parts.path_and_query = Some(format!("/api/v1/namespaces/{namespace}/events").parse()?);
+        let request = Request::post(Uri::from_parts(parts)?).header(CONTENT_TYPE, "application/json");
+        let request = self.request(request, serde_json::to_vec(&event)?.into())?;
+        let answer = self.answer(request).await;
+        answer.with_context(|| format!("cannot add an event to pod {namespace}/{name}"))?;
+        Ok(())
+    }
+
+    fn request(&self, request: Builder, body: Bytes) -> anyhow::Result<Request<Full<Bytes>>> {
+        let mut request = request.header(ACCEPT, "application/json");
         if let Some(file) = &self.token {
             let token =
                 fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.trim()));
         }
-        let request = request.body(Empty::new())?;
+        Ok(request.body(Full::new(body))?)
+    }
+
+    async fn answer(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Bytes> {
         let answer = async {
             let answer = self.client.request(request).await?;
             let status = answer.status();
@@ -217,11 +323,9 @@ impl PodSource {
             let body = Limited::new(answer.into_body(), MAX_LENGTH).collect().await;
             Ok(body.map_err(|error| anyhow::anyhow!(error))?.to_bytes())
         };
-        let text = tokio::time::timeout(PATIENCE, answer)
+        timeout(PATIENCE, answer)
             .await
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", PATIENCE.as_secs())));
-        let text = text.with_context(|| format!("cannot list pods at {}", self.uri))?;
-        parse(&text).with_context(|| format!("{}: no list of pods", self.uri))
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", PATIENCE.as_secs())))
     }
 }
 
@@ -247,8 +351,10 @@ pub(crate) mod tests {
     #[test]
     fn list_has_uids_names_and_containers() {
         let text = br#"{"kind":"PodList","items":[{"metadata":{"uid":"u"}},{}]}"#;
-        assert_eq!(parse(text).unwrap()[0].uid(), "u");
-        assert!(parse(br#"{"kind":"PodList","items":null}"#).unwrap().is_empty());
+        assert_eq!(parse(text).unwrap().0[0].uid(), "u");
+        let (pods, version) = parse(br#"{"metadata":{"resourceVersion":"7"},"items":null}"#).unwrap();
+        assert!(pods.is_empty());
+        assert_eq!(version, "7");
         assert!(parse(b"Unauthorized").is_err());
 
         let pod = pod("u", "p", serde_json::json!({}), "Running");
