@@ -1,17 +1,19 @@
 /* Allocates every kind of device memory and frees it, until refused and beyond: THREADS threads, each with a
  * stream of its own, ROUNDS calls each, of up to MOST KiB. Prints "ready PID", waits for a line, and prints
- * "done GRANTED REFUSED" after the last call; frees nothing more until its input ends. A refused call is repeated
- * while no other thread is in a call and all streams are idle. If it is refused again, prints "refused BYTES" and
- * waits for a line before any other call. */
+ * "done GRANTED REFUSED" after the last call; frees nothing more until its input ends. For a refused call prints
+ * "crowded BYTES KIND BEGUN", where BEGUN is the time of CLOCK_MONOTONIC at which it began, in nanoseconds. Then
+ * the call is repeated while no other thread is in a call and all streams are idle. If it is refused again, prints
+ * "refused BYTES KIND" and waits for a line before any other call. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 12, OUT_OF_MEMORY = 2, PAGE = 2 << 20 };
+enum { SLOTS = 24, OUT_OF_MEMORY = 2, PAGE = 2 << 20 };
 enum kind { NONE, LINEAR, PITCHED, MANAGED, ASYNC, PHYSICAL, ARRAY, CONTEXT, GRAPH, KINDS };
 
 typedef uint64_t word;
@@ -82,6 +84,19 @@ static void release(const struct slot *slot, word stream)
     call(names[slot->kind], slot->handle, stream, 0, 0, 0, 0);
 }
 
+/* Makes the call while other threads may be in one. */
+static int make_in_crowd(struct slot *slot, enum kind kind, size_t bytes, word stream)
+{
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    int code = make(slot, kind, bytes, stream);
+    if (code) {
+        printf("crowded %zu %d %lld\n", bytes, kind, begun.tv_sec * 1000000000LL + begun.tv_nsec);
+        fflush(stdout);
+    }
+    return code;
+}
+
 /* Repeats a refused call alone. */
 static int make_alone(struct slot *slot, enum kind kind, size_t bytes, word stream)
 {
@@ -115,7 +130,7 @@ static void *mix(void *number)
         if (slot->kind)
             release(slot, stream);
         else
-            code = make(slot, kind, bytes, stream);
+            code = make_in_crowd(slot, kind, bytes, stream);
         pthread_rwlock_unlock(&calls);
         if (slot->kind) {
             slot->kind = NONE;

@@ -66,6 +66,18 @@ impl Truth {
             .unwrap_or(0)
     }
 
+    /// Returns the most bytes of a GPU's memory that a process has held at one moment.
+    pub fn peak(&self, pid: i32, gpu: usize) -> u64 {
+        self.on_device(pid, gpu).map_or(0, |here| here.peak)
+    }
+
+    /// Returns the bytes of a GPU's memory that a process has taken since it began, and at least how many of
+    /// them it has given back. An allocation that is just being made may be missing.
+    pub fn taken_and_freed(&self, pid: i32, gpu: usize) -> (u64, u64) {
+        self.on_device(pid, gpu)
+            .map_or((0, 0), |here| (here.taken, here.taken.saturating_sub(here.used)))
+    }
+
     /// Returns the bytes of one kind that a living process holds, of the GPU's memory or, for host kinds, of
     /// host memory.
     pub fn held(&self, pid: i32, gpu: usize, kind: Held) -> u64 {

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::config::Config;
 use crate::held::Held;
@@ -30,6 +30,8 @@ pub struct OnDevice {
     pub used: u64,
     /// Peak of `used`.
     pub peak: u64,
+    /// Bytes of all charges since the process began; `used` was read after it.
+    pub taken: u64,
     /// `used` divided by kind. Kinds without memory are listed with 0.
     pub held: Vec<(Held, u64)>,
     /// Nanoseconds for which the device has run the process's kernels.
@@ -50,6 +52,7 @@ impl Account {
                 .filter(move |kind| kind.is_on_device() == on_device)
         };
         let on_device = |here: &SlotDevice| OnDevice {
+            taken: here.taken.load(SeqCst),
             used: here.used.load(Relaxed),
             peak: here.peak.load(Relaxed),
             held: kinds(true)

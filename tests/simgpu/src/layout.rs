@@ -105,7 +105,8 @@ pub(crate) struct SlotDevice {
     pub(crate) seen_usec: AtomicU64,
     /// `used` divided by kind.
     pub(crate) held: [AtomicU64; Held::ON_DEVICE],
-    reserved: [AtomicU64; 8 - Held::ON_DEVICE],
+    /// Bytes of all charges since the process began.
+    pub(crate) taken: AtomicU64,
 }
 
 impl Layout {
@@ -185,6 +186,7 @@ impl Slot {
             device.contexts.store(0, Relaxed);
             let rest = [
                 &device.peak,
+                &device.taken,
                 &device.copy_ns,
                 &device.began_usec,
                 &device.seen_usec,

@@ -90,6 +90,8 @@ impl Member {
         let here = self.here(device);
         let used = here.used.fetch_add(bytes, Relaxed) + bytes;
         here.peak.fetch_max(used, Relaxed);
+        // After `used`, so that a reader of `taken` and then `used` sees each such charge in both.
+        here.taken.fetch_add(bytes, SeqCst);
         here.held[kind.index()].fetch_add(bytes, Relaxed);
         self.see(device);
         true
