@@ -36,6 +36,8 @@ pub(crate) struct Arm {
     pairs: u8,
     /// Number of hooked calls, including those that wait.
     pub calls: u8,
+    /// Number of them after which the hook asks the driver what a pool has reserved.
+    pub measures: u8,
 }
 
 impl Arm {
@@ -57,6 +59,7 @@ const fn arm(api: &'static str) -> Arm {
         name: "allocate and free",
         pairs: 1,
         calls: 2,
+        measures: 0,
     }
 }
 
@@ -69,10 +72,12 @@ pub(crate) const ARMS: [Arm; 10] = [
     arm("managed"),
     Arm {
         calls: 3,
+        measures: 2,
         ..arm("async")
     },
     Arm {
         calls: 3,
+        measures: 2,
         ..arm("pool")
     },
     Arm {

@@ -170,7 +170,6 @@ fn alloc_from(
             hook.memory.count_failure(pool.index());
             return result;
         };
-        pool.account.lock().learn(bytes, held.begun);
         let Err(full) = settled else {
             let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
             hook.memory.remember(&hook.memory.blocks, address.0, entry);

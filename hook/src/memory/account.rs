@@ -308,9 +308,10 @@ impl Account {
             && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
-    /// Learns the growth step from a call for `bytes` that has been settled: the least step that explains the
+    /// Learns the growth step from a call that has been settled: the least step that explains the
     /// growth, unless the present one does. Nothing is learnt if other calls were in progress.
-    pub(crate) fn learn(&mut self, bytes: u64, begun: Begun) {
+    pub(crate) fn learn(&mut self, begun: Begun) {
+        let bytes = begun.bytes;
         let grown = self.reserved().saturating_sub(begun.reserved);
         if grown == 0 || self.held != 0 || self.begun != begun.measurements + 1 {
             return;

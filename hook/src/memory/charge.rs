@@ -148,7 +148,7 @@ impl Memory {
         likely: u64,
         least: &dyn Fn() -> u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
-        self.know_contexts(index, likely);
+        self.know_contexts(index, || likely);
         if likely < ABSURD
             && let Ok(sums) = self.reserve(index, likely)
         {
@@ -166,7 +166,7 @@ impl Memory {
         if bytes >= ABSURD {
             return Sums::packed(self.absurd(index, bytes).map(|()| Sums::default()));
         }
-        self.know_contexts(index, bytes);
+        self.know_contexts(index, || bytes);
         let charge = || self.charge(index, bytes);
         let charged = charge().or_else(|full| self.with_room(index, full, charge));
         Sums::packed(charged.map_err(|full| self.refused_by(index, bytes, full)))
@@ -214,9 +214,14 @@ impl Memory {
     }
 
     /// Charges `bytes` if they fit.
+    #[inline]
     pub(crate) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        self.page_counter
-            .try_reserve(self.usage(), self.control(), index, bytes)
+        match self.charge_freely(index, bytes) {
+            Some(sum) => Ok(Sums::of_one(sum)),
+            None => self
+                .page_counter
+                .try_reserve(self.usage(), self.control(), index, bytes),
+        }
     }
 
     /// Counts an allocation that hit a limit and rings the daemon, which notifies pollers of `memory.events`.

@@ -283,9 +283,9 @@ impl Memory {
     /// Waits until contexts are measured, if limits leave less on the device than `bytes` and what is in
     /// doubt: the estimate must not decide.
     #[inline]
-    pub(super) fn know_contexts(&self, index: usize, bytes: u64) {
+    pub(super) fn know_contexts(&self, index: usize, bytes: impl FnOnce() -> u64) {
         let doubt = self.contexts.doubt.load(Relaxed);
-        if doubt > 0 && Room::on(self, index).free < bytes.saturating_add(doubt) {
+        if doubt > 0 && Room::on(self, index).free < bytes().saturating_add(doubt) {
             self.await_sizes();
         }
     }
@@ -362,7 +362,7 @@ impl Memory {
 
     /// Charges `bytes` for a context, or what limits leave if that is less, since they are an estimate.
     fn charge_at_most(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
-        self.know_contexts(index, bytes);
+        self.know_contexts(index, || bytes);
         let free = || Room::on(self, index).free;
         if free() < bytes {
             self.release();

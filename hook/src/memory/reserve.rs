@@ -153,7 +153,7 @@ impl Reserve {
         if self.account.lock().is_unknown() {
             self.measure_first(memory)?;
         }
-        memory.know_contexts(self.index(), self.growth(want()));
+        memory.know_contexts(self.index(), || self.growth(want()));
         let hold = || self.hold(memory, &want);
         let held = hold().or_else(|full| memory.with_room(self.index(), full, hold));
         held.map_err(|full| memory.refused_by(self.index(), self.growth(want()), full))
@@ -185,9 +185,10 @@ impl Reserve {
             let mut account = self.account.lock();
             let (growth, index) = (account.growth(want), self.index());
             // Peaks are raised after the call, by the actual growth.
-            let (usage, control) = (memory.usage(), memory.control());
-            memory.page_counter.try_reserve(usage, control, index, growth)?;
-            self.add_kind(memory, index, growth);
+            memory.reserve(index, growth)?;
+            if growth != 0 {
+                self.add_kind(memory, index, growth);
+            }
             Ok(account.begin(want, growth))
         };
         let (begun, is_above_high) = match try_hold() {
@@ -226,13 +227,13 @@ impl Reserve {
         if self.is_elsewhere {
             return Ok(());
         }
-        let growth = held.map_or(0, |held| held.begun.growth);
-        let settled = self.settle_by_ledger(memory, growth, after);
+        let settled = self.settle_by_ledger(memory, held.map(|held| held.begun), after);
         memory.return_unused(self.index());
         settled.or_else(|Over| memory.cover(self.index(), held.is_some_and(|held| held.is_above_high)))
     }
 
-    fn settle_by_ledger(&self, memory: &Memory, held: u64, after: After) -> Result<(), Over> {
+    fn settle_by_ledger(&self, memory: &Memory, begun: Option<Begun>, after: After) -> Result<(), Over> {
+        let held = begun.map_or(0, |begun| begun.growth);
         loop {
             let has_waited = matches!(after, After::Waiting(_));
             let number = self.account.lock().measure(has_waited);
@@ -260,6 +261,9 @@ impl Reserve {
                 |bytes| page_counter.charge(usage, control, index, bytes),
                 |bytes| page_counter.uncharge(usage, index, bytes),
             );
+            if let Some(begun) = begun {
+                account.learn(begun);
+            }
             self.add_kind(memory, index, account.paid().wrapping_sub(before));
             page_counter.raise_to_current(usage, control, index);
             after.passed(&mut account);

@@ -84,11 +84,11 @@ fn growth_step_is_learnt_from_lone_calls() {
     const M: u64 = 1 << 20;
     let step = |one: &Account| one.growth(block(1, 1));
     let grow = |one: &mut Account, bytes, by| {
-        let begun = one.begin(Want::Graph(0, 0), 0);
+        let begun = one.begin(Want::Graph(bytes, 0), 0);
         let reserved = one.reserved() + by;
         one.measure(false);
         let _ = settle(one, 0, reserved, i64::MAX);
-        one.learn(bytes, begun);
+        one.learn(begun);
         let _ = settle(one, 0, 0, i64::MAX);
     };
     let mut one = account(0, 0);

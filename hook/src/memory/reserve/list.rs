@@ -131,37 +131,46 @@ impl Reserves {
             return;
         }
         let stream = stream.map(|stream| Stream::of(memory.program, stream));
-        let restless: Vec<_> = {
-            let list = self.list.lock();
-            list.iter().filter(|pool| !pool.passed(stream)).cloned().collect()
-        };
-        for pool in restless {
-            pool.synchronized(memory, stream);
-        }
+        self.each(
+            |pool| !pool.passed(stream),
+            |pool| pool.synchronized(memory, stream),
+        );
         memory.release_excess();
+    }
+
+    /// Calls `act` without the lock for each reserve that `is_meant`, the last first: `act` may remove it.
+    fn each(&self, is_meant: impl Fn(&Reserve) -> bool, act: impl Fn(&Arc<Reserve>)) {
+        let mut before = usize::MAX;
+        loop {
+            let found = {
+                let list = self.list.lock();
+                let mut rest = list.iter().enumerate().rev().filter(|(at, _)| *at < before);
+                rest.find(|(_, pool)| is_meant(pool))
+                    .map(|(at, pool)| (at, Arc::clone(pool)))
+            };
+            let Some((at, pool)) = found else {
+                return;
+            };
+            act(&pool);
+            before = at;
+        }
     }
 
     /// Measures every reserve with a charge.
     pub(crate) fn settle_all(&self, memory: &Memory) {
-        let mut number = 0;
-        loop {
-            // Not locked meanwhile; a reserve that is skipped because another was removed is measured the
-            // next time.
-            let Some(pool) = self.list.lock().get(number).cloned() else {
-                return;
-            };
-            number += 1;
-            let (is_wanted, is_over) = {
-                let account = pool.account.lock();
-                (account.paid() != 0, account.is_over())
-            };
+        let is_meant = |pool: &Reserve| {
+            let account = pool.account.lock();
+            account.paid() != 0 || account.is_over()
+        };
+        self.each(is_meant, |pool| {
+            let is_over = pool.account.lock().is_over();
             if is_over {
-                self.end_if_over(memory, &pool);
-            } else if is_wanted {
+                self.end_if_over(memory, pool);
+            } else {
                 // A pool that exceeds the limit stays so until its memory is freed.
                 let _ = pool.settle(memory, None);
             }
-        }
+        });
     }
 
     /// Settles the frees that streams have reached; returns whether there were any.
@@ -190,8 +199,7 @@ impl Reserves {
 
     /// Returns whether a limit is exceeded on a device with reserves.
     pub(crate) fn exceed(&self, memory: &Memory) -> bool {
-        let (usage, control) = (memory.usage(), memory.control());
-        let has_room = |index| memory.page_counter.try_reserve(usage, control, index, 0).is_ok();
+        let has_room = |index| memory.reserve(index, 0).is_ok();
         self.list.lock().iter().any(|pool| !has_room(pool.index()))
     }
 
