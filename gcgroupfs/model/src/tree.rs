@@ -112,7 +112,6 @@ pub use exited::Exited;
 pub use explain::{Explanation, Line, Section};
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use group_devices::{VisibleDevices, check_device_list};
-pub use holders::Holder;
 pub use holds::NewHold;
 pub use identity::Identity;
 pub use kill::Doomed;
@@ -178,8 +177,8 @@ pub struct State {
     host_claims: host_claims::HostClaims,
     holders: holders::Holders,
     retained: retained::RetainedGroups,
-    /// The leases that have not expired: the end in milliseconds since boot, and the group.
-    leases: BTreeSet<(u64, GroupId)>,
+    /// Ends of the leases that have not expired, in milliseconds since boot.
+    leases: BTreeMap<GroupId, u64>,
     contexts: context_sizes::Contexts,
     /// By device.
     device_samples: Vec<DeviceSample>,
@@ -237,7 +236,7 @@ impl Tree {
             host_claims: host_claims::HostClaims::default(),
             holders: holders::Holders::default(),
             retained: retained::RetainedGroups::default(),
-            leases: BTreeSet::new(),
+            leases: BTreeMap::new(),
             contexts: context_sizes::Contexts::default(),
             device_samples: Vec::new(),
             critical_xids: BTreeMap::new(),

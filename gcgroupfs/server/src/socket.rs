@@ -16,7 +16,6 @@ mod connections;
 mod ends;
 mod faulty;
 mod initial_group;
-mod jobs;
 mod journal_listener;
 mod kill;
 mod leases;

@@ -81,7 +81,7 @@ pub fn make_transient_group(tree: &Tree, new: &NewGroup<'_>, transient: Transien
     tree.make_transient_group(new, transient)
 }
 
-/// Makes a transient group for a job, which is held until [`Tree::end_job`].
+/// Makes a transient group for a job, which is held until [`Tree::end_holder`].
 ///
 /// # Errors
 /// As [`make_group`].

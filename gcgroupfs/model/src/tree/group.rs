@@ -7,7 +7,6 @@ use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
 use super::events::{Events, Standing, nr_places};
-use super::holders::Hold;
 use super::inherited::Inherited;
 use super::made::{Job, Made, is_default};
 use super::origin::Origins;
@@ -47,8 +46,7 @@ pub struct Group {
     pub(super) job: Option<Job>,
     pub(super) access: Access,
     pub(super) settings: Settings,
-    pub(super) holds: Vec<Hold>,
-    pub(super) lease: Lease,
+    pub(super) has_lease_expired: bool,
     pub(super) children: BTreeMap<String, GroupId>,
     /// Processes directly in this group.
     pub(super) members: BTreeSet<ProcessId>,
@@ -83,14 +81,6 @@ pub struct Group {
     pub(super) is_requested: bool,
     /// `memory.current` of processes that have left over time, bytes times seconds.
     pub(super) byte_seconds: u128,
-}
-
-/// State of a group's lease that is derived from its settings.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Lease {
-    /// The end that is waited for, in milliseconds since boot.
-    pub(super) awaited: Option<u64>,
-    pub(super) has_expired: bool,
 }
 
 /// Counts of a group that its processes do not report, and the highest usage seen.
@@ -138,8 +128,7 @@ impl Group {
             byte_seconds: made.byte_seconds,
             access,
             settings: Settings::default(),
-            holds: Vec::new(),
-            lease: Lease::default(),
+            has_lease_expired: false,
             children: BTreeMap::new(),
             members: BTreeSet::new(),
             nr_members: 0,
@@ -157,11 +146,6 @@ impl Group {
             origins: Origins::default(),
             refusals: Refusals::default(),
         }
-    }
-
-    /// Returns whether the group is held for a command that has not ended.
-    pub(super) fn is_held_for_job(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| !job.has_ended)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -262,7 +246,7 @@ impl Group {
             let standing = Standing {
                 is_populated: self.is_populated(),
                 is_frozen: self.is_frozen(at.checked_sub(1)),
-                has_expired: at == 0 && self.lease.has_expired,
+                has_expired: at == 0 && self.has_lease_expired,
                 is_suspended: self.is_suspended(),
                 nr_suspended: self.nr_suspended,
                 ..Standing::default()

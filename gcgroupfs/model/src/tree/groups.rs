@@ -143,11 +143,7 @@ impl Tree {
             });
             let mut group = Group::new(id, parent, &made, access);
             saved.restore_group(&mut group, &state.devices);
-            let is_held = group.is_held_for_job();
-            state.add_group(group);
-            if is_held {
-                state.count_holds(id, |nr_holds| nr_holds + 1, &mut Vec::new());
-            }
+            state.add_group(group, &mut Vec::new());
         }
     }
 }
@@ -200,13 +196,9 @@ impl State {
         let mut group = Group::new(id, above, &made, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         group.origins = origins.unwrap_or_default();
-        let is_held = group.is_held_for_job();
-        self.add_group(group);
+        self.add_group(group, notices);
         let path = self.path(Some(id));
         self.retained.drop_path(&path, notices);
-        if is_held {
-            self.count_holds(id, |nr_holds| nr_holds + 1, notices);
-        }
         notices.push(Notice::GroupChanged(id));
         Ok(id)
     }
@@ -232,13 +224,11 @@ impl State {
         Ok(id)
     }
 
-    pub(super) fn add_group(&mut self, mut group: Group) {
+    pub(super) fn add_group(&mut self, mut group: Group, notices: &mut Vec<Notice>) {
         let (id, name) = (group.id, group.name.clone());
         let above = group.parent.and_then(|parent| self.groups.get(&parent));
         let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
-        self.first_lease(&mut group);
-        self.first_held(&mut group);
-        self.note_holds(&group.holds, id.0);
+        self.holders.note(&group.settings.holds, id.0);
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
         group.stalls = Stalls::new(self.now());
@@ -249,7 +239,13 @@ impl State {
         };
         self.grants.add_group(id, group.parent);
         self.swap_grants.add_group(id, group.parent);
+        let job = group.job.clone().filter(|job| !job.has_ended);
         self.groups.insert(id, group);
+        if let Some(job) = job {
+            self.holders.note_job(job.pid, job.start_time, id);
+            self.count_holds(id, |nr_holds| nr_holds + 1, notices);
+        }
+        self.arm_lease(id, notices);
         self.note_quotas(id.0);
         let places = [None].into_iter().chain((0..self.devices.len()).map(Some));
         places.for_each(|place| self.bound_group(id, place));
@@ -270,8 +266,8 @@ impl State {
         self.leave_stalls_of_group(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
         self.note_quotas(id.0);
-        self.drop_lease(&group);
-        self.drop_holds(&group.holds, id.0);
+        self.leases.remove(&id);
+        self.holders.drop_target(&group.settings.holds, id.0);
         self.grants.remove_group(id);
         self.swap_grants.remove_group(id);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {

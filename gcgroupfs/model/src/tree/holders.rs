@@ -1,11 +1,11 @@
-//! The processes that hold values of settings, and how many values they may hold.
+//! The holders: processes that hold values of settings or the groups of their jobs; and how many values they
+//! may hold.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
-use super::settings::{SETTINGS, Setting, Value};
+use super::GroupId;
+use super::settings::{Hold, Holder};
 use crate::error::{Error, Result};
 use crate::user_counts::UserCounts;
 
@@ -30,43 +30,14 @@ const MAX_ON_TARGET: usize = 64;
 /// Number of values held on one process or group at which only root may hold another there.
 const MAX_ON_TARGET_OF_OTHERS: usize = 48;
 
-/// A process that holds values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Holder {
-    pub pid: u32,
-    /// Clock ticks since boot.
-    pub start_time: u64,
-    /// Its user when it began to hold.
-    pub uid: u32,
-}
-
-/// One value that a process holds on a process or group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hold {
-    #[serde(flatten)]
-    pub(super) holder: Holder,
-    /// UUID of a device; `None`: the whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) device: Option<String>,
-    /// [`Setting::key`].
-    pub(super) setting: String,
-    pub(super) value: Value,
-}
-
-/// The living holders, and the numbers of the processes and groups on which each holds values.
+/// The living holders.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
+    /// Numbers of the processes and groups on which each holds values.
     targets: BTreeMap<Holder, BTreeSet<u64>>,
     users: UserCounts,
-}
-
-impl Hold {
-    /// Returns the setting; `None` if this daemon cannot hold it or the value is invalid.
-    pub(super) fn setting(&self) -> Option<&'static Setting> {
-        let mut settings = SETTINGS.iter().copied();
-        let setting = settings.find(|setting| setting.key == self.setting)?;
-        (setting.hold_option.is_some() && setting.kind.has(self.value)).then_some(setting)
-    }
+    /// Groups that are held for jobs, by the pids and start times of their commands.
+    jobs: BTreeSet<(u32, u64, GroupId)>,
 }
 
 fn max_targets(is_root: bool) -> usize {
@@ -120,15 +91,17 @@ impl Holders {
         self.targets.contains_key(&holder)
     }
 
-    /// Notes that a holder holds values on a process or group.
-    pub(super) fn note(&mut self, holder: Holder, target: u64) {
-        self.add(holder);
-        if let Some(targets) = self.targets.get_mut(&holder) {
-            targets.insert(target);
+    /// Notes the holds on a process or group that is new in the tree.
+    pub(super) fn note(&mut self, holds: &[Hold], target: u64) {
+        for hold in holds.iter().filter(|hold| !hold.holder.is_lease()) {
+            self.add(hold.holder);
+            if let Some(targets) = self.targets.get_mut(&hold.holder) {
+                targets.insert(target);
+            }
         }
     }
 
-    /// Notes that a process or group is gone.
+    /// Notes that a process or group is gone, with the holds on it.
     pub(super) fn drop_target(&mut self, holds: &[Hold], target: u64) {
         for hold in holds {
             if let Some(targets) = self.targets.get_mut(&hold.holder) {
@@ -137,21 +110,39 @@ impl Holders {
         }
     }
 
-    /// Removes a process that has ended; returns the processes and groups on which it held values.
-    pub(super) fn end(&mut self, pid: u32, start_time: u64) -> BTreeSet<u64> {
-        let [first, last] = [0, u32::MAX].map(|uid| Holder { pid, start_time, uid });
-        let ended = self.targets.range(first..=last);
-        let ended: Vec<Holder> = ended.map(|(holder, _)| *holder).collect();
-        let mut all = BTreeSet::new();
-        for holder in ended {
-            all.extend(self.targets.remove(&holder).unwrap_or_default());
-            self.users.remove(holder.uid);
-        }
-        all
+    /// Notes a group that is held for a job.
+    pub(super) fn note_job(&mut self, pid: u32, start_time: u64, group: GroupId) {
+        self.jobs.insert((pid, start_time, group));
     }
 
-    /// Returns all holders.
-    pub(super) fn all(&self) -> impl Iterator<Item = Holder> {
-        self.targets.keys().copied()
+    /// Returns the innermost group that is held for the process with this pid, of any start time if its own
+    /// is unknown.
+    pub(super) fn job_of(&self, pid: u32, start_time: Option<u64>) -> Option<GroupId> {
+        let (first, last) = start_time.map_or((0, u64::MAX), |start_time| (start_time, start_time));
+        let jobs = self
+            .jobs
+            .range((pid, first, GroupId::FIRST)..=(pid, last, GroupId::END));
+        jobs.map(|(.., group)| *group).max()
+    }
+
+    /// Removes a process that has ended. Returns the processes and groups on which it held values, and the
+    /// groups that were held for its jobs, inner ones last.
+    pub(super) fn end(&mut self, pid: u32, start_time: u64) -> (BTreeSet<u64>, BTreeSet<GroupId>) {
+        let [first, last] = [0, u32::MAX].map(|uid| Holder { pid, start_time, uid });
+        let mut targets = BTreeSet::new();
+        for (holder, its) in self.targets.extract_if(first..=last, |_, _| true) {
+            targets.extend(its);
+            self.users.remove(holder.uid);
+        }
+        let range = (pid, start_time, GroupId::FIRST)..=(pid, start_time, GroupId::END);
+        let jobs = self.jobs.extract_if(range, |_| true);
+        (targets, jobs.map(|(.., group)| group).collect())
+    }
+
+    /// Returns the pids and start times of all holders.
+    pub(super) fn all(&self) -> BTreeSet<(u32, u64)> {
+        let jobs = self.jobs.iter().map(|(pid, start_time, _)| (*pid, *start_time));
+        let others = self.targets.keys().map(|holder| (holder.pid, holder.start_time));
+        jobs.chain(others).collect()
     }
 }

@@ -1,16 +1,16 @@
-//! Holds: values of settings that a process holds on processes and groups while it lives.
+//! Holds: values of settings that a process holds on processes and groups while it lives, or that an expired
+//! lease holds on its group; and groups that are held for jobs.
 //!
-//! A hold belongs to a process, identified by pid and start time, and is stored with the record of what it
+//! A hold belongs to a process, identified by pid and start time, and is stored with the settings of what it
 //! holds. So it outlives the connection that it was made on, the program that the holder executes, and the
 //! daemon. It ends with its holder: the server watches each, and asks for those of earlier daemons at its
 //! start. Values of several holders and the written one apply together: the strictest is in force.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::holders::{Hold, Holder, max_on_target, too_many};
-use super::lease;
-use super::settings::{HeldValue, HeldValues, SETTINGS, Setting, Settings};
-use super::{Caller, Change, Directory, Edit, Entity, Notice, Process, Saved, State, Tree, enforce};
+use super::holders::{max_on_target, too_many};
+use super::settings::{Hold, Holder, SETTINGS, Setting};
+use super::{Caller, Change, Directory, Edit, GroupId, Notice, Saved, State, Tree};
 use crate::error::Result;
 
 /// A value to be held in a directory, in the format of its control file.
@@ -19,12 +19,6 @@ pub struct NewHold<'a> {
     pub directory: Directory,
     pub setting: &'static Setting,
     pub text: &'a str,
-}
-
-/// Returns whether one of the values in `new` takes the place of `old`.
-fn is_replaced(old: &Hold, new: &[Hold]) -> bool {
-    let mut new = new.iter();
-    new.any(|new| (new.holder, &new.device, &new.setting) == (old.holder, &old.device, &old.setting))
 }
 
 impl Tree {
@@ -40,30 +34,41 @@ impl Tree {
         Ok(Change::new(notices))
     }
 
-    /// Ends all holds of a process. Does nothing if it has none.
+    /// Ends all holds of a process, and releases the groups of its jobs. Does nothing if it has none.
     pub fn end_holder(&self, pid: u32, start_time: u64) {
         self.update(|state, notices| {
-            for target in state.holders.end(pid, start_time) {
-                let whole = Directory {
-                    entity: target,
-                    device: None,
-                };
-                let is_its = |hold: &Hold| (hold.holder.pid, hold.holder.start_time) == (pid, start_time);
-                state.change_holds(whole, |holds| holds.retain(|hold| !is_its(hold)), notices);
+            let (targets, jobs) = state.holders.end(pid, start_time);
+            let is_its = |hold: &Hold| (hold.holder.pid, hold.holder.start_time) == (pid, start_time);
+            for target in targets {
+                state.change_holds(target, |holds| holds.retain(|hold| !is_its(hold)), notices);
             }
+            // Inner groups first: an outer one is not removed before them.
+            jobs.into_iter()
+                .rev()
+                .for_each(|group| state.end_job(group, notices));
         });
     }
 
-    /// Returns all holders.
-    pub fn holders(&self) -> Vec<Holder> {
-        self.state.lock().holders.all().collect()
+    /// Returns the pids and start times of the processes that hold values or groups.
+    pub fn holders(&self) -> BTreeSet<(u32, u64)> {
+        self.state.lock().holders.all()
+    }
+
+    /// Returns the innermost group that is held for a job of the process with this pid, and whether the job
+    /// was started by a governed process. Without a start time, the pid decides.
+    pub fn job_of(&self, pid: u32, start_time: Option<u64>) -> Option<(GroupId, bool)> {
+        let state = self.state.lock();
+        let group = state.holders.job_of(pid, start_time)?;
+        let job = state.groups.get(&group)?.job.as_ref()?;
+        Some((group, job.is_inherited))
     }
 
     /// Takes the holders in the record of a process over from an earlier daemon. They count as living until
     /// [`end_holder`](Self::end_holder).
     pub fn know_holders(&self, saved: &Saved) {
         let mut state = self.state.lock();
-        saved.holds.iter().for_each(|hold| state.holders.add(hold.holder));
+        let holds = saved.settings.holds.iter();
+        holds.for_each(|hold| state.holders.add(hold.holder));
     }
 }
 
@@ -85,168 +90,69 @@ impl State {
             self.check_owner(directory.whole(), caller)?;
             let edit = Edit::new(self, *directory, caller);
             let (value, device) = edit.parse_held(setting, text)?;
+            let there = holds.entry(directory.entity);
+            let there = there.or_insert_with(|| {
+                edit.settings()
+                    .map_or_else(|_| Vec::new(), |own| own.holds.clone())
+            });
             let new = Hold {
                 holder,
                 device,
                 setting: setting.key.to_owned(),
                 value,
             };
-            let there = holds.entry(directory.entity).or_default();
-            there.retain(|old| !is_replaced(old, std::slice::from_ref(&new)));
+            there.retain(|old| !old.is_replaced_by(&new));
             there.push(new);
         }
         let is_root = self.is_root(caller);
         (self.holders).admit(holder, is_root, &holds.keys().copied().collect())?;
-        for (entity, new) in &holds {
-            let there = self.holds_on(*entity).iter();
-            let nr_others = there.filter(|old| !is_replaced(old, new)).count();
-            if nr_others + new.len() > max_on_target(is_root) {
-                return Err(too_many(is_root));
-            }
+        let is_full = |holds: &Vec<Hold>| {
+            let processes = holds.iter().filter(|hold| !hold.holder.is_lease());
+            processes.count() > max_on_target(is_root)
+        };
+        if holds.values().any(is_full) {
+            return Err(too_many(is_root));
         }
         for (entity, new) in holds {
-            self.holders.note(holder, entity);
-            let whole = Directory { entity, device: None };
-            let add = |holds: &mut Vec<Hold>| {
-                holds.retain(|old| !is_replaced(old, &new));
-                holds.extend(new.iter().cloned());
-            };
-            self.change_holds(whole, add, notices);
+            self.holders.note(&new, entity);
+            self.change_holds(entity, |holds| *holds = new, notices);
         }
         Ok(())
     }
 
-    /// Returns the values that are held on a process or group.
-    fn holds_on(&self, entity: u64) -> &[Hold] {
-        let whole = Directory { entity, device: None };
-        match whole.whose() {
-            Entity::Root => &[],
-            Entity::Process(id) => self.processes.get(&id).map_or(&[], |process| &process.holds),
-            Entity::Group(id) => self.groups.get(&id).map_or(&[], |group| &group.holds),
-        }
-    }
-
-    /// Changes the holds on a process or group, and applies the change.
-    fn change_holds(
+    /// Changes the holds on a process or group, and applies the change as a write of the settings.
+    pub(super) fn change_holds(
         &mut self,
-        whole: Directory,
+        entity: u64,
         change: impl FnOnce(&mut Vec<Hold>),
         notices: &mut Vec<Notice>,
     ) {
-        let (holds, notice) = match whole.whose() {
-            Entity::Root => return,
-            Entity::Process(id) => match self.processes.get_mut(&id) {
-                Some(process) => (&mut process.holds, Notice::SettingsChanged(id)),
-                None => return,
-            },
-            Entity::Group(id) => match self.groups.get_mut(&id) {
-                Some(group) => (&mut group.holds, Notice::GroupChanged(id)),
-                None => return,
-            },
-        };
-        change(holds);
-        notices.push(notice);
-        self.renew_held(whole, notices);
-    }
-
-    /// Returns the values that follow from holds.
-    fn held_values(&self, holds: &[Hold]) -> HeldValues {
-        let mut held = HeldValues::default();
-        for hold in holds {
-            if let Some(setting) = hold.setting() {
-                held.add(HeldValue {
-                    setting,
-                    device: hold.device.clone(),
-                    value: hold.value,
-                    by_root: hold.holder.uid == 0 || hold.holder.uid == self.owner.uid,
-                });
-            }
-        }
-        held
-    }
-
-    /// Computes again what is held on a process or group, by holders or its lease, and applies what has
-    /// changed.
-    pub(super) fn renew_held(&mut self, whole: Directory, notices: &mut Vec<Notice>) {
-        let before: Settings;
-        match whole.whose() {
-            Entity::Root => return,
-            Entity::Process(id) => {
-                let Some(process) = self.processes.get(&id) else {
-                    return;
-                };
-                let held = self.held_values(&process.holds);
-                let Some(process) = self.processes.get_mut(&id) else {
-                    return;
-                };
-                before = process.settings.clone();
-                if !process.settings.set_held(held) {
-                    return;
-                }
-                if enforce::settings(process, &self.devices) {
-                    notices.push(Notice::Ring(id));
-                }
-            }
-            Entity::Group(id) => {
-                let Some(group) = self.groups.get(&id) else {
-                    return;
-                };
-                let mut held = self.held_values(&group.holds);
-                lease::held(group).into_iter().for_each(|value| held.add(value));
-                let Some(group) = self.groups.get_mut(&id) else {
-                    return;
-                };
-                before = group.settings.clone();
-                if !group.settings.set_held(held) {
-                    return;
-                }
-                self.hand_down(id, notices);
-            }
-        }
-        self.follow_up(whole, &before, notices);
-    }
-
-    /// Does what must be done after a write, for each value of a process or group that differs from `before`.
-    fn follow_up(&mut self, whole: Directory, before: &Settings, notices: &mut Vec<Notice>) {
         let daemon = Caller {
             uid: self.owner.uid,
             gid: self.owner.gid,
             pid: 0,
         };
-        let devices = (0..self.devices.len()).filter_map(|device| whole.on(device));
-        for directory in [whole].into_iter().chain(devices.collect::<Vec<_>>()) {
+        let whole = Directory { entity, device: None };
+        let devices = 0..self.devices.len();
+        let mut edit = Edit::new(self, whole, daemon);
+        let Ok(before) = edit.settings().cloned() else {
+            return;
+        };
+        // Cannot fail: the process or group exists, and the values have been checked.
+        let _ = edit.change(|settings, _| {
+            change(&mut settings.holds);
+            Ok(())
+        });
+        for directory in [Some(whole)]
+            .into_iter()
+            .chain(devices.map(|device| whole.on(device)))
+            .flatten()
+        {
+            edit.directory = directory;
             for setting in SETTINGS.iter().filter(|setting| setting.hold_option.is_some()) {
-                let mut edit = Edit::new(self, directory, daemon);
-                // Cannot fail: the directory exists, and the values have been checked.
-                let _ = edit.follow_up(setting, before);
-                notices.extend(edit.into_notices());
+                let _ = edit.follow_up(setting, &before);
             }
         }
-    }
-
-    /// Puts the holds of its record on a process that joins, without those of holders that have ended.
-    pub(super) fn restore_holds(&self, saved: &Saved, process: &mut Process) {
-        let living = saved.holds.iter().filter(|hold| self.holders.has(hold.holder));
-        process.holds = living.cloned().collect();
-        process.settings.set_held(self.held_values(&process.holds));
-    }
-
-    /// Notes the holds on a process or group that is new in the tree.
-    pub(super) fn note_holds(&mut self, holds: &[Hold], target: u64) {
-        holds
-            .iter()
-            .for_each(|hold| self.holders.note(hold.holder, target));
-    }
-
-    /// Notes that a process or group is gone, with the holds on it.
-    pub(super) fn drop_holds(&mut self, holds: &[Hold], target: u64) {
-        self.holders.drop_target(holds, target);
-    }
-
-    /// Computes what is held on a group that is not in the tree yet.
-    pub(super) fn first_held(&self, group: &mut super::Group) {
-        let mut held = self.held_values(&group.holds);
-        lease::held(group).into_iter().for_each(|value| held.add(value));
-        group.settings.set_held(held);
+        notices.extend(edit.into_notices());
     }
 }

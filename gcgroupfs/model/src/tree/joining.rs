@@ -43,8 +43,9 @@ impl Tree {
         process.settings = saved.settings.clone();
         process.origins = origins;
         saved.restore(&mut process, &state.devices);
-        state.restore_holds(&saved, &mut process);
-        let holds = process.holds.clone();
+        let holds = &mut process.settings.holds;
+        holds.retain(|hold| state.holders.has(hold.holder));
+        state.holders.note(holds, id.0);
         let mut refusals = std::mem::take(&mut process.refusals);
         refusals.begin(&process, state.devices.len());
         process.refusals = refusals;
@@ -58,7 +59,6 @@ impl Tree {
         state.processes.insert(id, Box::new(process));
         state.note_users(id);
         state.note_quotas(id.0);
-        state.note_holds(&holds, id.0);
         state.enter(id, saved.group, &mut notices);
         state.begin_stalls(id);
         if let Some(held) = held {
@@ -154,7 +154,7 @@ impl State {
         let process = self.processes.remove(&id)?;
         self.device_users.remove(id);
         self.note_quotas(id.0);
-        self.drop_holds(&process.holds, id.0);
+        self.holders.drop_target(&process.settings.holds, id.0);
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {
             self.pids.remove(&pid);

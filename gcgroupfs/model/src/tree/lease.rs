@@ -1,11 +1,10 @@
 //! Leases of groups: a time, and what holds for the group once it is over.
 //!
 //! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
-//! What the action requires is derived from the time, not stored: a new lease ends it.
+//! What the action requires is derived from the time at each start, write and end: a new lease ends it.
 
-use super::group::Lease;
 use super::lease_action::{Effect, LEASE_ACTIONS, LeaseAction, lease_action};
-use super::settings::{COMPUTE_FREEZE, HeldValue, LEASE, LEASE_ACTION, SUSPEND, Value};
+use super::settings::{COMPUTE_FREEZE, Hold, Holder, LEASE, LEASE_ACTION, SUSPEND, Value};
 use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
 use crate::error::Result;
 
@@ -31,24 +30,29 @@ fn action(settings: &Settings) -> &'static LeaseAction {
     lease_action(rank).unwrap_or(&LEASE_ACTIONS[0])
 }
 
-/// Returns the value that the group's lease holds now.
-pub(super) fn held(group: &Group) -> Option<HeldValue> {
+/// Returns the value that the expired lease of a group holds.
+fn held(group: &Group) -> Option<Hold> {
     let setting = match action(&group.settings).effect {
         Effect::Freezes => COMPUTE_FREEZE,
         Effect::Suspends => SUSPEND,
         Effect::Kills => return None,
     };
-    group.lease.has_expired.then(|| HeldValue {
-        setting,
+    let is_roots = group.settings.root(LEASE, None).is_some();
+    Some(Hold {
+        holder: Holder {
+            pid: 0,
+            start_time: 0,
+            uid: if is_roots { 0 } else { group.access.owner.uid },
+        },
         device: None,
+        setting: setting.key.to_owned(),
         value: Value::Flag(true),
-        by_root: group.settings.root(LEASE, None).is_some(),
     })
 }
 
 /// Returns whether processes in the group itself are to be killed.
 fn kills(group: &Group) -> bool {
-    group.lease.has_expired && action(&group.settings).effect == Effect::Kills
+    group.has_lease_expired && action(&group.settings).effect == Effect::Kills
 }
 
 impl Tree {
@@ -58,8 +62,9 @@ impl Tree {
         self.update(|state, notices| {
             let now = state.since_boot();
             let mut expired = Vec::new();
-            while let Some(&(end, id)) = state.leases.first().filter(|(end, _)| *end <= now) {
-                state.leases.remove(&(end, id));
+            let ends = state.leases.iter().filter(|(_, end)| **end <= now);
+            let over: Vec<GroupId> = ends.map(|(id, _)| *id).collect();
+            for id in over {
                 state.arm_lease(id, notices);
                 expired.extend(state.groups.get(&id).map(|group| Expired {
                     path: state.path(Some(id)),
@@ -67,7 +72,7 @@ impl Tree {
                     action: action(&group.settings).name,
                 }));
             }
-            let next = state.leases.first().map(|(end, _)| end.saturating_sub(now));
+            let next = state.leases.values().min().map(|end| end.saturating_sub(now));
             (expired, next)
         })
     }
@@ -90,38 +95,24 @@ impl State {
         }
     }
 
-    /// Computes the state of a lease from the settings of a group that is not in the tree yet.
-    pub(super) fn first_lease(&mut self, group: &mut Group) {
-        let end = end(&group.settings);
-        let has_expired = end.is_some_and(|end| end <= self.since_boot());
-        let awaited = end.filter(|_| !has_expired);
-        group.lease = Lease { awaited, has_expired };
-        self.leases.extend(awaited.map(|end| (end, group.id)));
-    }
-
-    /// Stops waiting for the end of a removed group's lease.
-    pub(super) fn drop_lease(&mut self, group: &Group) {
-        if let Some(end) = group.lease.awaited {
-            self.leases.remove(&(end, group.id));
-        }
-    }
-
     /// Applies the lease of a group: waits for its end, or carries out the action if it has expired.
     pub(super) fn arm_lease(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         let now = self.since_boot();
+        self.leases.remove(&id);
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        if let Some(end) = group.lease.awaited {
-            self.leases.remove(&(end, id));
-        }
         let end = end(&group.settings);
-        let has_expired = end.is_some_and(|end| end <= now);
-        let awaited = end.filter(|_| !has_expired);
-        group.lease = Lease { awaited, has_expired };
-        self.leases.extend(awaited.map(|end| (end, id)));
+        group.has_lease_expired = end.is_some_and(|end| end <= now);
+        let awaited = end.filter(|_| !group.has_lease_expired);
+        self.leases.extend(awaited.map(|end| (id, end)));
         let killer = kills(group).then_some(group.access.owner.uid);
-        self.renew_held(Directory::group(id), notices);
+        let held = held(group).filter(|_| group.has_lease_expired);
+        let change = |holds: &mut Vec<Hold>| {
+            holds.retain(|hold| !hold.holder.is_lease());
+            holds.extend(held);
+        };
+        self.change_holds(id.0, change, notices);
         self.change_standing(id, |_| {}, notices);
         if let Some(uid) = killer {
             notices.push(Notice::KillAsked(Directory::group(id), uid));
@@ -161,7 +152,7 @@ impl View<'_> {
     /// Returns whether the group's lease has expired; `None` without a lease.
     pub fn has_expired(&self) -> Option<bool> {
         let group = self.whole_group()?;
-        end(&group.settings).map(|_| group.lease.has_expired)
+        end(&group.settings).map(|_| group.has_lease_expired)
     }
 }
 
@@ -170,7 +161,7 @@ impl State {
     pub(super) fn describe_lease(&self, group: &Group) -> Option<String> {
         let (end, action) = (end(&group.settings)?, action(&group.settings).name);
         let left = end.saturating_sub(self.since_boot()).div_ceil(1000);
-        Some(match group.lease.has_expired {
+        Some(match group.has_lease_expired {
             true => format!("has expired: {action}"),
             false => format!("ends in {left} s, then {action}"),
         })

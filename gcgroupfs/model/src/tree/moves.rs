@@ -86,7 +86,7 @@ impl State {
         let is_held = |id| {
             self.groups
                 .get(id)
-                .is_some_and(|group| group.settings.is_stopped_by_root())
+                .is_some_and(|group| group.settings.is_stopped_by_root([0, self.owner.uid]))
         };
         if !self.is_root(caller) && left.iter().any(is_held) {
             return Err(Error::StoppedByRoot);

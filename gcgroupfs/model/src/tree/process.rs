@@ -9,7 +9,6 @@ use gcgroup_abi::{Control, ControlDevice, Gate, OTHER_DEVICE};
 use super::byte_seconds::ByteSeconds;
 use super::events::Events;
 use super::held_time::HeldTime;
-use super::holders::Hold;
 use super::inherited::Inherited;
 use super::origin::Origins;
 use super::refused::ProcessRefusals;
@@ -129,7 +128,6 @@ pub struct Process {
     pub(super) identity: Identity,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) settings: Settings,
-    pub(super) holds: Vec<Hold>,
     /// The group of the process; `None` for the root.
     pub(super) group: Option<GroupId>,
     /// Settings in force from the groups above.
@@ -161,7 +159,6 @@ impl Process {
             identity,
             blocks,
             settings: Settings::default(),
-            holds: Vec::new(),
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,

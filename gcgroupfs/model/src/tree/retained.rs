@@ -136,7 +136,9 @@ impl State {
     ) -> crate::error::Result<()> {
         let path = self.path(Some(id));
         let is_retained = |group: &&Group| {
-            let has_settings = group.settings.without_held() != Settings::default();
+            let mut settings = group.settings.clone();
+            settings.holds.clear();
+            let has_settings = settings != Settings::default();
             group.is_job || group.is_requested && has_settings || self.retained.has_below(&path)
         };
         let saved = self.groups.get(&id).filter(is_retained).map(|group| {
@@ -186,14 +188,14 @@ impl State {
         let Record {
             id: old, mut saved, ..
         } = self.retained.0.remove(path)?;
-        saved.holds.retain(|hold| self.holders.has(hold.holder));
+        saved.settings.holds.retain(|hold| self.holders.has(hold.holder));
         let (mut made, access) = (saved.made.take()?, saved.access?);
         made.retained = None;
         let mut group = Group::new(id, parent, &made, access);
         group.former = Some(old);
         group.origins = saved.origins.clone();
         saved.restore_group(&mut group, &self.devices);
-        self.add_group(group);
+        self.add_group(group, notices);
         notices.extend([
             Notice::RootChanged,
             Notice::GroupChanged(old),

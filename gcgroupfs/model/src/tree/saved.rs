@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::context_sizes::Sizes;
 use super::group::Counted;
 use super::held_time::HeldTime;
-use super::holders::Hold;
 use super::made::{Made, is_default};
 use super::process::Process;
 use super::suspension::Exchange;
@@ -20,9 +19,6 @@ use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
 pub struct Saved {
     #[serde(flatten)]
     pub settings: Settings,
-    /// Values that other processes hold on a process or a group.
-    #[serde(skip_serializing_if = "is_default")]
-    pub(super) holds: Vec<Hold>,
     /// The group of a process, or the parent of a group; `None` for the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
@@ -117,8 +113,7 @@ impl Saved {
         });
         let counts = counts(process, devices);
         Self {
-            settings: process.settings.without_held(),
-            holds: process.holds.clone(),
+            settings: process.settings.clone(),
             group: process.group,
             has_moved: process.has_moved,
             is_locked: process.suspension.is_locked,
@@ -157,8 +152,7 @@ impl Saved {
     pub(super) fn of_group(group: &Group, devices: &[Device]) -> Self {
         let counted = group.counted.iter().map(|(device, counted)| (*device, **counted));
         Self {
-            settings: group.settings.without_held(),
-            holds: group.holds.clone(),
+            settings: group.settings.clone(),
             group: group.parent,
             made: Some(Made {
                 name: group.name.clone(),
@@ -203,7 +197,6 @@ impl Saved {
             .map(|(device, counted)| (device, Box::new(counted)))
             .collect();
         group.settings = self.settings;
-        group.holds = self.holds;
     }
 }
 

@@ -17,7 +17,7 @@ use gcgroup_abi::message::Hello;
 use serde::{Deserialize, Serialize};
 
 use self::devices::DeviceList;
-pub(in crate::tree) use self::held::{HeldValue, HeldValues};
+pub(in crate::tree) use self::held::Hold;
 pub(in crate::tree) use self::row::{AfterWrite, Check, Computed, Publish};
 use self::values::{Bounded, Values};
 use crate::arbiter::Policy;
@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::quota::Quota;
 
 pub use self::devices::DeviceSet;
+pub use self::held::Holder;
 pub use self::row::{HoldOption, RunOption, Setting};
 pub use self::table::*;
 pub use self::value::{Kind, Tighter, Value};
@@ -46,9 +47,9 @@ pub struct Settings {
     /// Set for groups only.
     #[serde(skip_serializing_if = "is_default")]
     device_list: DeviceList,
-    /// Stored with the holds, not here.
-    #[serde(skip)]
-    held: HeldValues,
+    /// Values that are held beside these.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(in crate::tree) holds: Vec<Hold>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -209,13 +210,14 @@ impl Settings {
         self.rank(device, Ranked::default()).in_force()
     }
 
-    /// Returns whether root froze or suspended the process or group, or holds it so, as a whole or on a
-    /// device.
-    pub fn is_stopped_by_root(&self) -> bool {
-        [COMPUTE_FREEZE, SUSPEND].into_iter().any(|setting| {
+    /// Returns whether root froze or suspended the process or group, or a user of `root` holds it so, as a
+    /// whole or on a device.
+    pub fn is_stopped_by_root(&self, root: [u32; 2]) -> bool {
+        let is_stopped = |setting: &Setting| {
             let mut all = self.all().filter_map(|(_, values)| values.get(setting).root);
-            all.any(Value::is_on) || self.held.is_by_root(setting)
-        })
+            all.any(Value::is_on)
+        };
+        is_stopped(COMPUTE_FREEZE) || is_stopped(SUSPEND) || self.is_held_stopped(root)
     }
 
     /// Sets a value. One that inherits, for the process as a whole, also replaces those on its devices.

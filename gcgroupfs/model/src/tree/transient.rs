@@ -11,14 +11,14 @@ pub struct Transient {
     pub settings: Settings,
     /// Where the settings come from.
     pub origins: Origins,
-    /// The command for which the group is held until [`Tree::end_job`].
+    /// The command for which the group is held until [`Tree::end_holder`].
     pub job: Option<Job>,
     /// Whether a process or a job asked for the group.
     pub is_requested: bool,
 }
 
 impl Tree {
-    /// Makes a transient group for a job and holds it until [`end_job`](Self::end_job).
+    /// Makes a transient group for a job and holds it until [`end_holder`](Self::end_holder).
     ///
     /// # Errors
     /// As [`make_group`](Self::make_group).
@@ -26,30 +26,6 @@ impl Tree {
         let (id, change) = self.make(new, Some(transient))?;
         self.finish(change);
         Ok(id)
-    }
-
-    /// Returns the groups that are held for jobs, by their numbers.
-    pub fn job_groups(&self) -> Vec<(GroupId, Job)> {
-        let state = self.state.lock();
-        let jobs = state.groups.values();
-        let mut jobs: Vec<_> = jobs
-            .filter(|group| group.is_held_for_job())
-            .filter_map(|group| Some((group.id, group.job.clone()?)))
-            .collect();
-        jobs.sort_unstable_by_key(|(id, _)| *id);
-        jobs
-    }
-
-    /// Releases the group that is held for a job. Does nothing if it is held for none.
-    pub fn end_job(&self, id: GroupId) {
-        self.update(|state, notices| {
-            let group = state.groups.get_mut(&id).filter(|group| group.is_held_for_job());
-            if let Some(job) = group.and_then(|group| group.job.as_mut()) {
-                job.has_ended = true;
-                notices.push(Notice::GroupChanged(id));
-                state.release_group(id, notices);
-            }
-        });
     }
 
     /// Makes a transient group, charged to the caller's number of groups whatever its owner. An existing
@@ -101,6 +77,15 @@ impl Tree {
 }
 
 impl State {
+    /// Releases the group that was held for a job.
+    pub(super) fn end_job(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        if let Some(job) = self.groups.get_mut(&id).and_then(|group| group.job.as_mut()) {
+            job.has_ended = true;
+            notices.push(Notice::GroupChanged(id));
+            self.release_group(id, notices);
+        }
+    }
+
     /// Undoes one [`hold_group`](Tree::hold_group).
     pub(super) fn release_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         self.count_holds(id, |nr_holds| nr_holds.saturating_sub(1), notices);

@@ -27,7 +27,6 @@ use super::activity_log::ActivityLog;
 use super::awaited_members::AwaitedMembers;
 use super::bells::{Bells, Mapped};
 use super::initial_group::Credentials;
-use super::jobs::Jobs;
 use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
@@ -52,7 +51,6 @@ pub(super) struct Registry {
     unregistered: Unregistered,
     awaited: AwaitedMembers,
     killed: Killed,
-    jobs: Jobs,
     log_limit: LogLimit,
     activity_log: Arc<ActivityLog>,
 }
@@ -94,7 +92,6 @@ impl Registry {
             awaited: AwaitedMembers::new(options.tree.clone(), &options.records),
             unregistered: Unregistered::new(options.tree.clone(), options.records),
             killed: Killed::default(),
-            jobs: Jobs::new(options.tree.clone()),
             log_limit: LogLimit::default(),
             activity_log: options.activity_log,
             tree: options.tree,

@@ -1,66 +1,65 @@
-//! Values that are held on a process or group beside those that were written (`tree/holds.rs`).
+//! Values that are held on a process or group beside the written ones (`tree/holds.rs`).
 
-use super::{COMPUTE_PRIORITY, Setting, Settings, Value};
+use serde::{Deserialize, Serialize};
 
-/// The strictest value of a setting that is held in one place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::tree) struct HeldValue {
-    pub(in crate::tree) setting: &'static Setting,
-    /// UUID of a device; `None`: the whole.
-    pub(in crate::tree) device: Option<String>,
-    pub(in crate::tree) value: Value,
-    /// True if root holds a value here.
-    pub(in crate::tree) by_root: bool,
+use super::{COMPUTE_FREEZE, COMPUTE_PRIORITY, SUSPEND, Setting, Settings, Value};
+
+/// A process that holds values, or the expired lease of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Holder {
+    /// 0: the lease of the group.
+    pub pid: u32,
+    /// Clock ticks since boot.
+    pub start_time: u64,
+    /// Its user when it began to hold; of a lease 0 if root has set it.
+    pub uid: u32,
 }
 
-/// Held values, one for each setting and place.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::tree) struct HeldValues(Vec<HeldValue>);
+/// One held value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::tree) struct Hold {
+    #[serde(flatten)]
+    pub(in crate::tree) holder: Holder,
+    /// UUID of a device; `None`: the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::tree) device: Option<String>,
+    /// [`Setting::key`].
+    pub(in crate::tree) setting: String,
+    pub(in crate::tree) value: Value,
+}
 
-impl HeldValues {
-    /// Adds a value; the strictest of a setting in a place stays.
-    pub(in crate::tree) fn add(&mut self, new: HeldValue) {
-        let same = |held: &&mut HeldValue| held.setting == new.setting && held.device == new.device;
-        match self.0.iter_mut().find(same) {
-            Some(held) => {
-                held.value = new.setting.tighter.stricter(held.value, new.value);
-                held.by_root |= new.by_root;
-            }
-            None => self.0.push(new),
-        }
+impl Holder {
+    pub(in crate::tree) fn is_lease(self) -> bool {
+        self.pid == 0
+    }
+}
+
+impl Hold {
+    /// Returns whether this is a valid value of a setting in a place.
+    pub(in crate::tree) fn is_of(&self, setting: &Setting, device: Option<&str>) -> bool {
+        (self.setting == setting.key && self.device.as_deref() == device)
+            && (setting.hold_option.is_some() && setting.kind.has(self.value))
     }
 
-    fn get(&self, setting: &Setting, device: Option<&str>) -> Option<&HeldValue> {
-        let is_it = |held: &&HeldValue| held.setting == setting && held.device.as_deref() == device;
-        self.0.iter().find(is_it)
-    }
-
-    /// Returns whether root holds a value of the setting, as a whole or on a device.
-    pub(super) fn is_by_root(&self, setting: &Setting) -> bool {
-        let mut held = self.0.iter();
-        held.any(|held| held.setting == setting && held.by_root)
+    /// Returns whether another value of its holder takes its place.
+    pub(in crate::tree) fn is_replaced_by(&self, new: &Self) -> bool {
+        (self.holder, &self.device, &self.setting) == (new.holder, &new.device, &new.setting)
     }
 }
 
 impl Settings {
     /// Returns the strictest value that is held in a place.
     pub fn held(&self, setting: &Setting, device: Option<&str>) -> Option<Value> {
-        Some(self.held.get(setting, device)?.value)
+        let here = self.holds.iter().filter(|hold| hold.is_of(setting, device));
+        let values = here.map(|hold| hold.value);
+        values.reduce(|one, other| setting.tighter.stricter(one, other))
     }
 
-    /// Replaces the held values. Returns whether there was a change.
-    pub(in crate::tree) fn set_held(&mut self, held: HeldValues) -> bool {
-        let changed = self.held != held;
-        self.held = held;
-        changed
-    }
-
-    /// Returns these settings without the held values.
-    pub(in crate::tree) fn without_held(&self) -> Self {
-        Self {
-            held: HeldValues::default(),
-            ..self.clone()
-        }
+    /// Returns whether one of `root` holds it frozen or suspended, as a whole or on a device.
+    pub(super) fn is_held_stopped(&self, root: [u32; 2]) -> bool {
+        let stops = [COMPUTE_FREEZE.key, SUSPEND.key];
+        let mut by_root = self.holds.iter().filter(|hold| root.contains(&hold.holder.uid));
+        by_root.any(|hold| stops.contains(&hold.setting.as_str()) && hold.value.is_on())
     }
 
     /// Returns the priority number that is held in a place: the highest of the device's, the whole's and

@@ -221,7 +221,7 @@ fn job_whose_command_has_ended_is_one_after_a_restart() {
     };
     world.join_with(101, blocks(), child);
     let (_, before) = kept(&world, &["job"]);
-    world.tree.end_job(id);
+    world.tree.end_holder(1, 1);
     let (_, ended) = kept(&world, &["job"]);
     assert_eq!(job_line(&world), None, "a process is left");
     // A record of an earlier version has neither of the fields, and more than 64 bits are read back.
@@ -241,7 +241,7 @@ fn job_whose_command_has_ended_is_one_after_a_restart() {
         let after = World::new(1);
         after.tree.restore(Saved::default(), [(id, saved)].into());
         live_in(&after, (101, id), 500, (10, 2));
-        after.tree.end_job(id);
+        after.tree.end_holder(1, 1);
         let line = job_line(&after).unwrap();
         assert!(
             line.contains(&format!(" memory.byte_seconds={byte_seconds} ")),

@@ -64,7 +64,7 @@ fn job_that_is_named_again_has_its_settings_and_counts() {
     ] {
         world.store(&format!("users/job/{file}"), OWNER, value).unwrap();
     }
-    world.tree.end_job(id);
+    world.tree.end_holder(100, 1);
     assert!(!has(&world, "users"));
     assert_eq!(world.tree.job_wish("/users/job/"), Some(Some("asked".to_owned())));
     world.tree.revive("users/job", OTHER_USER);
@@ -86,12 +86,12 @@ fn job_that_is_named_again_has_its_settings_and_counts() {
 #[test]
 fn removed_job_is_dropped_after_a_day_and_by_a_group_of_its_name() {
     let world = World::new(1);
-    let id = begin(&world, "job", 100);
+    begin(&world, "job", 100);
     world.store("users/job/memory.limit", OWNER, "4096").unwrap();
-    world.tree.end_job(id);
-    let again = begin(&world, "job", 101);
+    world.tree.end_holder(100, 1);
+    begin(&world, "job", 101);
     assert_eq!(world.show("users/job/memory.limit"), "max\n");
-    world.tree.end_job(again);
+    world.tree.end_holder(101, 1);
     set_uptime(2 * DAY + Duration::from_secs(1));
     world.tree.revive("users/job", OWNER);
     assert!(!has(&world, "users"));
@@ -104,15 +104,15 @@ fn user_with_many_removed_jobs_loses_only_own_ones() {
         caller: OTHER_USER,
         ..new_group(Directory::ROOT, "other")
     };
-    let other = world
+    world
         .tree
         .make_job_group(&other, transient(OTHER_USER, Some(99)))
         .unwrap();
-    world.tree.end_job(other);
+    world.tree.end_holder(99, 1);
     for number in 0..300 {
         set_uptime(DAY + Duration::from_secs(number));
-        let id = begin(&world, &format!("job{number}"), 100);
-        world.tree.end_job(id);
+        begin(&world, &format!("job{number}"), 100);
+        world.tree.end_holder(100, 1);
     }
     let revived = |name: &str| {
         world.tree.revive(name, ROOT);
@@ -132,7 +132,7 @@ fn record_of_a_removed_job_outlives_the_daemon() {
     let id = begin(&world, "job", 100);
     let (root, mut groups) = kept(&world, &["users", "users/job"]);
     world.store("users/job/memory.limit", OWNER, "4096").unwrap();
-    world.tree.end_job(id);
+    world.tree.end_holder(100, 1);
     for (id, saved) in &mut groups {
         let text = serde_json::to_string(&world.tree.saved_group(*id)).unwrap();
         *saved = serde_json::from_str(&text).unwrap();

@@ -63,7 +63,6 @@ impl Registry {
                 if self.may_log_of(who.uid) {
                     info!("{} of user {} starts job {path:?}", job.pid, who.uid);
                 }
-                self.jobs.add(made, job);
                 Ok(path)
             }
             Err(error) => {

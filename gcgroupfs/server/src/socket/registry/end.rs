@@ -6,6 +6,7 @@ use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
 use super::{Registry, now};
+use crate::journal::Key;
 use crate::socket::{TEND, TICK};
 use gcgroupfs_sys::process;
 
@@ -41,7 +42,6 @@ impl Registry {
         self.end_registration(process);
         if let Some(key) = self.live.remove(process) {
             self.unregistered.ended(key);
-            self.jobs.ended(key);
             self.tree.end_holder(key.pid, key.start_time);
         }
     }
@@ -64,17 +64,15 @@ impl Registry {
             .or(later)
     }
 
-    /// Watches the remembered processes that are in groups, those of jobs and those that hold settings, so
-    /// that their end is noticed at once: a group held for a process is not removed.
+    /// Watches the remembered processes that are in groups and the holders, so that their end is noticed at
+    /// once: a group held for a process is not removed.
     pub(in crate::socket) fn watch_unregistered(&mut self, mut new_number: impl FnMut() -> u64) {
-        let jobs = self.jobs.keys();
-        let others = jobs.into_iter().chain(self.holders());
-        for key in self.unregistered.in_groups().into_iter().chain(others) {
+        let holders = self.holders().into_iter();
+        for key in self.unregistered.in_groups().into_iter().chain(holders) {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => {
                     self.unregistered.ended(key);
-                    self.jobs.ended(key);
                     self.tree.end_holder(key.pid, key.start_time);
                 }
                 // They are also checked periodically.
@@ -83,20 +81,17 @@ impl Registry {
         }
     }
 
-    /// Removes remembered processes that have ended, transient groups that only they were in, and jobs whose
-    /// process could not be watched and has ended. Returns whether any of these processes are left.
+    /// Removes remembered processes that have ended, transient groups that only they were in, and holders
+    /// that could not be watched and have ended. Returns whether any of these processes are left.
     pub(in crate::socket) fn tend_unregistered(&mut self) -> bool {
         let mut is_any_left = false;
-        for key in self.jobs.keys() {
-            if self.live.find(key).is_some() {
-                continue;
-            }
-            match process::is_alive(key.pid, key.start_time) {
+        let holders = self.holders().into_iter();
+        for Key { pid, start_time } in holders.filter(|key| self.live.find(*key).is_none()) {
+            match process::is_alive(pid, start_time) {
                 true => is_any_left = true,
-                false => self.jobs.ended(key),
+                false => self.tree.end_holder(pid, start_time),
             }
         }
-        is_any_left |= self.tend_holders();
         is_any_left |= self.unregistered.tend();
         self.tree.reap_transient(None);
         is_any_left

@@ -12,7 +12,7 @@ use super::super::rule_queries::DevicesRequest;
 use super::Registry;
 use crate::journal::Key;
 use gcgroupfs_model::rules::{Group, Verdict};
-use gcgroupfs_model::tree::{GroupId, Job, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
+use gcgroupfs_model::tree::{GroupId, MEMORY_SWAP_MAX, Origin, Origins, Saved, Settings, Value};
 use gcgroupfs_sys::process::{self, Peer, Stat};
 
 /// Attempts to choose and hold a group that may be emptied and removed meanwhile.
@@ -194,8 +194,8 @@ impl Registry {
     /// # Errors
     /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
     pub(super) fn origin(&self, key: Key, stat: &Stat) -> nix::Result<Option<Ancestry>> {
-        if let Some((group, job)) = self.jobs.find(key) {
-            return Ok(Some(Ancestry::of_job(group, job)));
+        if let Some(job) = self.tree.job_of(key.pid, Some(key.start_time)) {
+            return Ok(Some(Ancestry::of_job(job)));
         }
         let (mut parent, mut start_time) = (stat.parent, stat.start_time);
         for _ in 0..MAX_ANCESTORS {
@@ -208,13 +208,14 @@ impl Registry {
                         start_time: stat.start_time,
                     };
                     let (known, saved) = (self.live.find(key), self.unregistered.get(key));
-                    (Some(stat), known, saved, self.jobs.find(key))
+                    let job = self.tree.job_of(parent, Some(key.start_time));
+                    (Some(stat), known, saved, job)
                 }
                 Err(Errno::ETIMEDOUT) => (
                     None,
                     self.live.find_pid(parent),
                     self.unregistered.find_pid(parent),
-                    self.jobs.find_pid(parent),
+                    self.tree.job_of(parent, None),
                 ),
                 Err(_) => return Ok(None),
             };
@@ -228,8 +229,8 @@ impl Registry {
                     is_inherited: true,
                 }));
             }
-            if let Some((group, job)) = job {
-                return Ok(Some(Ancestry::of_job(group, job)));
+            if let Some(job) = job {
+                return Ok(Some(Ancestry::of_job(job)));
             }
             let stat = stat.ok_or(Errno::EAGAIN)?;
             (parent, start_time) = (stat.parent, stat.start_time);
@@ -260,11 +261,11 @@ pub(super) struct Ancestry {
 }
 
 impl Ancestry {
-    fn of_job(group: GroupId, job: &Job) -> Self {
+    fn of_job((group, is_inherited): (GroupId, bool)) -> Self {
         Self {
             group: Some(group),
             wish: GroupName::NONE,
-            is_inherited: job.is_inherited,
+            is_inherited,
         }
     }
 }

@@ -6,7 +6,7 @@ use tracing::info;
 use super::{Registry, key};
 use crate::journal::Key;
 use gcgroupfs_model::tree::{Caller, Holder, NewHold};
-use gcgroupfs_sys::process::{self, Peer};
+use gcgroupfs_sys::process::Peer;
 
 impl Registry {
     /// Holds settings for a process until it ends. `number` is its number unless it has one.
@@ -54,28 +54,9 @@ impl Registry {
         Ok(())
     }
 
-    /// Returns the processes that hold settings.
+    /// Returns the processes that hold settings or the groups of their jobs.
     pub(super) fn holders(&self) -> Vec<Key> {
         let holders = self.tree.holders().into_iter();
-        let keys = holders.map(|holder| Key {
-            pid: holder.pid,
-            start_time: holder.start_time,
-        });
-        keys.collect()
-    }
-
-    /// Ends the holds of processes that could not be watched and have ended. Returns whether any such process
-    /// is left.
-    pub(super) fn tend_holders(&self) -> bool {
-        let unwatched = self.holders().into_iter();
-        let unwatched = unwatched.filter(|key| self.live.find(*key).is_none());
-        let mut is_any_left = false;
-        for Key { pid, start_time } in unwatched {
-            match process::is_alive(pid, start_time) {
-                true => is_any_left = true,
-                false => self.tree.end_holder(pid, start_time),
-            }
-        }
-        is_any_left
+        holders.map(|(pid, start_time)| Key { pid, start_time }).collect()
     }
 }
