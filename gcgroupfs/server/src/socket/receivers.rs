@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, sendmsg, shutdown};
+use nix::sys::socket::{MsgFlags, Shutdown, shutdown};
 use tracing::{debug, warn};
 
 use super::Token;
-use crate::receive::{READY, Taken, Task};
+use crate::receive::{Answer, LONGEST, Task, send};
 use gcgroupfs_sys as sys;
 
 /// How long a receiver may take to start, and for one message. It does not wait for other processes before it
@@ -128,34 +128,36 @@ impl Receivers {
         loop {
             let now = Instant::now();
             let running = self.running.as_mut()?;
-            let mut buffer = [0; Taken::LENGTH];
+            let mut buffer = [0; LONGEST];
             let received = match sys::receive(&running.socket, &mut buffer) {
                 Ok(received) => received,
                 Err(Errno::EAGAIN | Errno::EINTR) => return None,
                 Err(_) => return self.abandon(now),
             };
             let packet = buffer.get(..received.length).unwrap_or_default();
-            if packet == [READY] {
-                running.is_ready = true;
-                self.pump(now);
-                continue;
-            }
-            let Some(taken) = Taken::from_bytes(packet) else {
+            let (error, has_kept) = match serde_json::from_slice(packet) {
+                Ok(Answer::Ready) => {
+                    running.is_ready = true;
+                    self.pump(now);
+                    continue;
+                }
+                Ok(Answer::Taken { error, has_kept }) => (error, has_kept),
                 // It has ended.
-                return self.abandon(now);
+                Err(_) => return self.abandon(now),
             };
             let (busy, _) = self.busy.take()?;
-            if taken.has_kept {
+            if has_kept {
                 *running.kept.entry(busy.uid).or_default() += 1;
             }
+            let number = busy.number;
             drop(busy);
             self.pump(now);
-            let usage = match (taken.error, received.descriptors.into_iter().next()) {
+            let usage = match (error, received.descriptors.into_iter().next()) {
                 (0, Some(usage)) => Ok(usage),
                 (0, None) => Err(Errno::EINVAL),
                 (error, _) => Err(Errno::from_raw(error)),
             };
-            return Some((taken.number, usage));
+            return Some((number, usage));
         }
     }
 
@@ -226,7 +228,7 @@ impl Receivers {
             let first = self.unread.len().saturating_sub(MAX_PASSED);
             let passed = self.unread.get(first..).unwrap_or_default();
             let raw: Vec<_> = passed.iter().map(|(_, socket)| socket.as_raw_fd()).collect();
-            if let Err(error) = transmit(&running.socket, Task::Keep, &[ControlMessage::ScmRights(&raw)]) {
+            if let Err(error) = send(&running.socket, &Task::Keep, &raw, MsgFlags::MSG_DONTWAIT) {
                 debug!("connections with packets stay open: {error}");
                 return;
             }
@@ -251,9 +253,8 @@ impl Receivers {
             return;
         };
         let raw = [next.socket.as_raw_fd()];
-        let rights = [ControlMessage::ScmRights(&raw)];
         // A receiver that has ended hangs up, which `answer` notices.
-        match transmit(&running.socket, Task::Take(next.number), &rights) {
+        match send(&running.socket, &Task::Take, &raw, MsgFlags::MSG_DONTWAIT) {
             Ok(()) => self.busy = Some((next, now)),
             Err(_) => self.waiting.push_front(next),
         }
@@ -309,10 +310,4 @@ impl Receivers {
             }
         }
     }
-}
-
-fn transmit(to: &OwnedFd, task: Task, rights: &[ControlMessage]) -> nix::Result<()> {
-    let bytes = task.to_bytes();
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&bytes)], rights, flags, None).map(drop)
 }
