@@ -80,6 +80,26 @@ fn green_context_memory_lives_until_primary_context_ends() {
 }
 
 #[test]
+fn memory_freed_on_green_stream_is_charged_until_its_work_ends() {
+    let mount = Mount::new();
+    let mut program = with_green(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    let before = dir.key("memory.stat", "linear");
+    program.run(&format!(
+        "hold(stream)
+         ok(cu.cuCtxSetCurrent(context))
+         ok(cu.cuMemFreeAsync(alloc({MIB}), stream))"
+    ));
+    program.calls(0, "cu.cuGreenCtxDestroy(green)");
+    let linear = || dir.key("memory.stat", "linear");
+    let held = || mount.truth().held(program.pid(), 0, simgpu::Held::Linear);
+    assert_eq!((linear(), held()), (before + MIB, before + MIB));
+    let_go(&mount);
+    wait_until("the memory is uncharged", || linear() == before);
+    assert_eq!(held(), before);
+}
+
+#[test]
 fn limit_holds_in_green_context_that_made_the_primary() {
     let mount = Mount::new();
     let mut program = program(&mount, USUAL);

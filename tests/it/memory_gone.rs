@@ -4,6 +4,7 @@ use support::{Mount, Truth, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
+use crate::memory_model::Random;
 
 const MIB: u64 = 1 << 20;
 
@@ -138,4 +139,79 @@ fn stream_ordered_free_uncharges_without_further_calls() {
         calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
         calls.ok("cuStreamSynchronize $other");
     }
+}
+
+/// Streams that wait for words are destroyed while memory is freed on them: at each step at least what the
+/// device has lost is charged, and in the end as much.
+#[test]
+fn memory_freed_on_destroyed_streams_is_charged_until_their_work_ends() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let (dir, truth, pid) = (Dir::of(&mount, calls.pid()), mount.truth(), calls.pid());
+    calls.put("properties", 0, 4, 1);
+    calls.put("properties", 8, 4, 1);
+    calls.ok("cuMemPoolCreate &pool &properties");
+    calls.ok("cuMemAlloc_v2 &words 4096");
+    calls.ok("cuMemsetD32_v2 $words 0 1024");
+    let words = calls.get("words");
+    let mut random = Random(0x5eed);
+    let mut streams = [None; 3];
+    let (mut blocks, mut closed) = (Vec::new(), Vec::new());
+    let (mut nr_words, mut nr_destroyed) = (0, 0);
+    for step in 0..600 {
+        let number = random.below(streams.len() as u64);
+        let at = usize::try_from(number).expect("an index");
+        let Some(word) = streams[at] else {
+            calls.ok(&format!("cuStreamCreate &stream{number} 1"));
+            let word = words + 4 * nr_words;
+            calls.ok(&format!("cuStreamWaitValue32_v2 $stream{number} {word} 1 0"));
+            streams[at] = Some(word);
+            nr_words += 1;
+            continue;
+        };
+        let bytes = 1 + random.below(8 * MIB);
+        match random.below(8) {
+            0 | 1 => {
+                calls.ok(&format!("cuMemAlloc_v2 &b{step} {bytes}"));
+                blocks.push(step);
+            }
+            2 | 3 => {
+                let (call, from) = match random.below(2) {
+                    0 => ("cuMemAllocAsync", ""),
+                    _ => ("cuMemAllocFromPoolAsync", "$pool "),
+                };
+                calls.ok(&format!("{call} &b{step} {bytes} {from}$stream{number}"));
+                blocks.push(step);
+            }
+            4 | 5 if !blocks.is_empty() => {
+                let block = blocks.swap_remove(usize::try_from(random.below(blocks.len() as u64)).unwrap());
+                calls.ok(&format!("cuMemFreeAsync $b{block} $stream{number}"));
+            }
+            6 => {
+                calls.ok(&format!("cuStreamDestroy_v2 $stream{number}"));
+                streams[at] = None;
+                closed.push(word);
+                nr_destroyed += 1;
+            }
+            _ if !closed.is_empty() => {
+                let word = closed.swap_remove(usize::try_from(random.below(closed.len() as u64)).unwrap());
+                calls.ok(&format!("cuMemsetD32_v2 {word} 1 1"));
+            }
+            _ => {}
+        }
+        let charged = dir.number("memory.current");
+        let lost = truth.used(pid, 0);
+        assert!(charged >= lost, "step {step}: {charged} charged, {lost} lost");
+    }
+    assert!(nr_destroyed > 20, "{nr_destroyed} streams were destroyed");
+    calls.ok("cuMemPoolDestroy $pool");
+    calls.ok("cuMemsetD32_v2 $words 1 1024");
+    for block in blocks {
+        calls.ok(&format!("cuMemFree_v2 $b{block}"));
+    }
+    calls.ok("cuCtxSynchronize");
+    wait_until("the charge is what the device has lost", || {
+        dir.number("memory.current") == truth.used(pid, 0)
+    });
+    assert_eq!(truth.used(pid, 0), 4096);
 }

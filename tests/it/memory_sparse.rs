@@ -1,6 +1,6 @@
 //! Tests sparse arrays: memory is charged where it is created and held by its mappings.
 
-use support::{Mount, Truth};
+use support::{Mount, Truth, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
@@ -19,8 +19,19 @@ fn array(calls: &mut Calls, flags: u64) {
     calls.ok("cuArray3DCreate_v2 &array &descriptor");
 }
 
-/// Maps a part of `array` to `pool`, or unmaps it.
-fn map(calls: &mut Calls, is_mapped: bool, [x, y]: [u64; 2], [width, height, depth]: [u64; 3]) {
+/// Maps a part of `array` to `pool`, or unmaps it, on the default stream.
+fn map(calls: &mut Calls, is_mapped: bool, corner: [u64; 2], extent: [u64; 3]) {
+    map_on(calls, "0", is_mapped, corner, extent);
+}
+
+/// Maps a part of `array` to `pool`, or unmaps it, when a stream reaches the call.
+fn map_on(
+    calls: &mut Calls,
+    stream: &str,
+    is_mapped: bool,
+    [x, y]: [u64; 2],
+    [width, height, depth]: [u64; 3],
+) {
     let (array, pool) = (calls.get("array"), calls.get("pool"));
     for (offset, size, value) in [
         (8, 8, array),
@@ -35,7 +46,7 @@ fn map(calls: &mut Calls, is_mapped: bool, [x, y]: [u64; 2], [width, height, dep
     ] {
         calls.put("info", offset, size, value);
     }
-    calls.ok("cuMemMapArrayAsync &info 1 0");
+    calls.ok(&format!("cuMemMapArrayAsync &info 1 {stream}"));
 }
 
 #[test]
@@ -91,4 +102,33 @@ fn deferred_mapping_array_holds_its_mapped_memory() {
     map(&mut calls, false, [0, 0], [0, 0, 0]);
     calls.ok("cuCtxSynchronize");
     assert_eq!(dir.number("memory.current"), 0);
+}
+
+#[test]
+fn tiles_unmapped_on_a_destroyed_stream_hold_memory_until_its_work_ends() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let (dir, truth, pid) = (Dir::of(&mount, calls.pid()), mount.truth(), calls.pid());
+    for (offset, size, value) in [(0, 4, 1), (8, 4, 1), (26, 2, TILE_POOL)] {
+        calls.put("properties", offset, size, value);
+    }
+    array(&mut calls, SPARSE);
+    calls.ok("cuMemAlloc_v2 &word 4");
+    calls.ok("cuMemsetD32_v2 $word 0 1");
+    calls.ok(&format!("cuMemCreate &pool {} &properties 0", 2 * MIB));
+    calls.ok("cuStreamCreate &stream 1");
+    map_on(&mut calls, "$stream", true, [0, 0], [128, 256, 1]);
+    calls.ok("cuStreamSynchronize $stream");
+    calls.ok("cuMemRelease $pool");
+    calls.ok("cuStreamWaitValue32_v2 $stream $word 1 0");
+    map_on(&mut calls, "$stream", false, [0, 0], [128, 256, 1]);
+    calls.ok("cuStreamDestroy_v2 $stream");
+    calls.ok("cuStreamCreate &other 1");
+    calls.ok("cuStreamSynchronize $other");
+    let used = || (dir.number("memory.current"), truth.used(pid, 0));
+    assert_eq!(used(), (2 * MIB + 4, 2 * MIB + 4));
+    calls.ok("cuMemsetD32_v2 $word 1 1");
+    wait_until("the device has freed it", || truth.used(pid, 0) == 4);
+    calls.ok("cuCtxSynchronize");
+    assert_eq!(used(), (4, 4));
 }

@@ -68,7 +68,10 @@ pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     else {
         return context_switch::switch(next);
     };
-    part.leave_markers();
+    let left = part.leave_markers();
+    for stream in part.streams() {
+        hook.memory.stream_leaves(stream, left.clone(), part.base().id());
+    }
     let device = part.local.device();
     let destroy = || {
         part.leave();

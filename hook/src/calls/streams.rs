@@ -161,7 +161,8 @@ pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(context) = hook.program.contexts.holder(leaving) else {
         return next();
     };
-    let needs_own = context.take_out(leaving);
+    let (needs_own, left) = context.take_out(leaving);
+    hook.memory.stream_leaves(leaving, left, context.base().id());
     let result = next();
     match result {
         Ok(()) => hook.program.contexts.captures.forget(leaving),

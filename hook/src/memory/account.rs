@@ -263,6 +263,12 @@ impl Account {
         self.leave(bytes);
     }
 
+    /// Has what waits for a stream wait for another one; returns whether anything does.
+    pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
+        let waiting = self.waiting.iter_mut().filter(|block| block.stream == stream);
+        waiting.map(|block| block.stream = by).count() != 0
+    }
+
     /// Notes that an allocation has waited in vain for what waits now.
     pub(crate) fn give_up_waiting(&mut self) {
         self.waiting.iter_mut().for_each(|block| block.is_stuck = true);

@@ -40,6 +40,13 @@ impl Freeing {
         memory.session.line.wake();
     }
 
+    /// Has frees of a stream wait for another one; returns whether there are any.
+    pub(super) fn replace(&self, stream: Stream, by: Stream) -> bool {
+        let mut list = self.list.lock();
+        let waiting = list.iter_mut().filter(|(waits_for, _)| *waits_for == stream);
+        waiting.map(|(waits_for, _)| *waits_for = by).count() != 0
+    }
+
     /// Uncharges completed frees: those of the stream `passed`, which the program has waited for, and those
     /// that other streams have reached. Returns whether there were any.
     pub(super) fn settle(&self, memory: &Memory, passed: Option<usize>) -> bool {

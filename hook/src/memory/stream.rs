@@ -1,24 +1,29 @@
 //! Identity of a stream that something waits for.
 //!
 //! A handle identifies a stream, except for default streams: each context has its own legacy stream, and each
-//! of its threads its own per-thread stream.
+//! of its threads its own per-thread stream. A destroyed stream whose work runs on has a number instead.
 
 use std::num::NonZero;
 
+use super::Memory;
 use crate::driver;
 use crate::driver::cuda::CUstream;
 use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed};
 use crate::program::Program;
+use crate::program::context::Left;
 use crate::sys;
 
 /// Stream identity, passed in two registers; `Option<Stream>` has the same size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stream {
     handle: NonZero<usize>,
-    /// For a default stream the context's number and, if it is a per-thread stream, the thread's id;
-    /// otherwise 0.
+    /// For a default stream the context's number and, if it is a per-thread stream, the thread's id; for
+    /// [`DEPARTED`] the stream's number; otherwise 0.
     of: u64,
 }
+
+/// In place of the handles of destroyed streams; no stream has it.
+const DEPARTED: NonZero<usize> = NonZero::new(PER_THREAD + 1).unwrap();
 
 impl Stream {
     /// Returns the stream of a handle, as used by the calling thread.
@@ -59,6 +64,9 @@ impl Stream {
 
     /// Returns whether a wait for it may end: the calling thread can ask the driver, and it does not capture.
     pub(crate) fn may_pass(self, program: &Program) -> bool {
+        if self.handle == DEPARTED {
+            return true;
+        }
         if self == Self::of(program, self.handle()) {
             return is_capturing(CUstream::numbered(self.handle())) == Some(false);
         }
@@ -68,6 +76,11 @@ impl Stream {
     /// Returns whether all its work is known to have completed, as far as the calling thread can ask the
     /// driver.
     pub(crate) fn has_passed(self, program: &Program) -> bool {
+        if self.handle == DEPARTED {
+            let contexts = &program.contexts;
+            let exists = |context| contexts.numbered(context).is_some();
+            return contexts.departed.has_passed(self.of, exists);
+        }
         if self == Self::of(program, self.handle()) {
             return has_passed(program, self.handle());
         }
@@ -86,8 +99,29 @@ impl Stream {
     }
 }
 
-/// Returns whether a stream's work has completed, which includes streams that no longer exist.
-pub(super) fn has_passed(program: &Program, stream: usize) -> bool {
+impl Memory {
+    /// Has everything that waits for a stream wait for what it leaves behind, before it is destroyed.
+    pub(crate) fn stream_leaves(&self, leaving: CUstream, left: Left, context: u32) {
+        let departed = &self.program.contexts.departed;
+        let number = departed.enter(left, context);
+        let stream = Stream::of(self.program, leaving.0.addr());
+        let instead = Stream {
+            handle: DEPARTED,
+            of: number,
+        };
+        let waits = [
+            self.freeing.replace(stream, instead),
+            self.reserves.replace(stream, instead),
+            self.physical.replace(stream, instead),
+        ];
+        if waits == [false; 3] {
+            departed.forget(number);
+        }
+    }
+}
+
+/// Returns whether a stream's work has completed, which includes streams that ended with their context.
+fn has_passed(program: &Program, stream: usize) -> bool {
     let handle = CUstream::numbered(stream);
     if stream > PER_THREAD && program.contexts.holder(handle).is_none() {
         return true;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::Memory;
 use super::ledger::Entry;
 use super::physical::{All, Gone, Number, Physical, Rare, Released};
-use super::stream::has_passed;
+use super::stream::Stream;
 use crate::driver::cuda::CUmemGenericAllocationHandle;
 use crate::shared::device::LocalDevice;
 
@@ -95,8 +95,9 @@ impl Memory {
             return;
         }
         let waiting = self.physical.objects.all().waits_for();
+        let passed = passed.map(|stream| Stream::of(self.program, stream));
         for stream in waiting {
-            if passed == Some(stream) || has_passed(self.program, stream) {
+            if passed == Some(stream) || stream.has_passed(self.program) {
                 self.physical(|physical, gone| physical.passed(stream, gone));
             }
         }
@@ -110,6 +111,11 @@ impl Vmm {
 
     pub(crate) fn begin_sparse(&self) {
         self.is_sparse.store(true, Relaxed);
+    }
+
+    /// Has what waits for a stream wait for another one; returns whether anything does.
+    pub(crate) fn replace(&self, stream: Stream, by: Stream) -> bool {
+        self.is_sparse() && self.objects.all().replace(stream, by)
     }
 
     pub(crate) fn renumber(&self, memory: &Memory) {

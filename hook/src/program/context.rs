@@ -26,7 +26,7 @@ use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, relaxed, stream};
 use crate::shared::device::LocalDevice;
 
 pub(crate) use self::moment::Moment;
-pub(crate) use self::pending::{Passed, PendingMarker, ask_all, ask_each};
+pub(crate) use self::pending::{Left, Passed, PendingMarker, ask_all, ask_each};
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -173,10 +173,17 @@ impl Context {
 
     /// Marks the context as destroyed and returns the streams that it had.
     pub(super) fn end(&self) -> Vec<CUstream> {
+        let streams = self.streams();
         let mut inner = self.inner.lock();
         inner.is_gone = true;
-        let streams = std::mem::take(&mut inner.streams);
-        streams.into_iter().map(|(number, _)| stream(number)).collect()
+        inner.streams.clear();
+        streams
+    }
+
+    /// Returns the streams that the program has made and not destroyed.
+    pub(crate) fn streams(&self) -> Vec<CUstream> {
+        let inner = self.inner.lock();
+        inner.streams.iter().map(|(number, _)| stream(*number)).collect()
     }
 
     /// Returns whether the context has the stream.
@@ -218,20 +225,19 @@ impl Context {
         inner.streams.push((made.0.expose_provenance(), needs_own));
     }
 
-    /// Removes a stream before its destruction, leaves a marker if it is busy, and returns whether it needed
-    /// its own.
-    pub(crate) fn take_out(&self, leaving: CUstream) -> bool {
-        let mut needs_own = None;
+    /// Removes a stream before its destruction and leaves a marker if it is busy. Returns whether it needed
+    /// its own, and what it leaves behind.
+    pub(crate) fn take_out(self: &Arc<Self>, leaving: CUstream) -> (bool, Left) {
+        let (mut needs_own, mut left) = (None, Left::Unknown);
         if is_capturing(leaving) == Some(false) {
             self.visit(|inner| {
                 needs_own = inner.take(leaving);
-                self.leave_marker(inner, leaving);
+                left = self.leave_marker(inner, leaving);
                 Passed::Yes
             });
         }
-        needs_own
-            .or_else(|| self.inner.lock().take(leaving))
-            .unwrap_or(false)
+        let needs_own = needs_own.or_else(|| self.inner.lock().take(leaving));
+        (needs_own.unwrap_or(false), left)
     }
 }
 

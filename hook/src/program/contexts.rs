@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::capture::Captures;
 use super::context::Context;
+use super::departed::Departed;
 use crate::driver::cuda::{CUcontext, CUgreenCtx, CUstream};
 use crate::driver::streams::PER_THREAD;
 use crate::shared::device::LocalDevice;
@@ -26,6 +27,7 @@ pub(crate) struct Contexts {
     /// Handles of primary contexts, indexed by device.
     primaries: [AtomicUsize; MAX_DEVICES],
     pub(crate) captures: Captures,
+    pub(crate) departed: Departed,
 }
 
 impl Contexts {
@@ -37,6 +39,7 @@ impl Contexts {
             next_id: AtomicU32::new(1),
             primaries: [const { AtomicUsize::new(0) }; MAX_DEVICES],
             captures: Captures::default(),
+            departed: Departed::default(),
         }
     }
 

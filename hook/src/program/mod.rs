@@ -1,13 +1,15 @@
 //! Contexts and streams of the program, and for each of its threads a slot with counters.
 //!
 //! `contexts` lists the contexts and `context` describes one, with the markers (`marker`) that tell whether
-//! the GPU has reached a position in its work, and `moment`s, of which it tells the time; `capture` knows the
-//! captures in progress. `slots` assigns a `slot` to each thread; `entry_snapshot` is a snapshot of a thread
-//! that is inside submissions. A slot has its thread's in-flight window (`window`).
+//! the GPU has reached a position in its work, and `moment`s, of which it tells the time; `departed` has the
+//! destroyed streams whose work runs on, and `capture` the captures in progress. `slots` assigns a `slot` to
+//! each thread; `entry_snapshot` is a snapshot of a thread that is inside submissions. A slot has its
+//! thread's in-flight window (`window`).
 
 pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod contexts;
+pub(crate) mod departed;
 pub(crate) mod entry_snapshot;
 pub(crate) mod last_stream;
 mod marker;

@@ -7,6 +7,7 @@ use super::bound::{Binding, Bindings};
 use super::names::Mappings;
 use super::{Aligned, Binder, Gone, Held, Number, Object, Region, Released, SHARDS, shard_of};
 use crate::memory::ledger::Entry;
+use crate::memory::stream::Stream;
 
 /// Guard of all shards. Mappings are locked one shard at a time, after these.
 pub(crate) struct All<'a> {
@@ -158,19 +159,24 @@ impl All<'_> {
     }
 
     /// Ends the bindings in a region when `stream` reaches the call.
-    pub(crate) fn unbind_after(&mut self, stream: usize, from: Binder, region: &Region) {
+    pub(crate) fn unbind_after(&mut self, stream: Stream, from: Binder, region: &Region) {
         self.bindings.cut_after(stream, from, region);
     }
 
     /// Ends the bindings that waited for a stream.
-    pub(crate) fn passed(&mut self, stream: usize, gone: &mut Gone) {
+    pub(crate) fn passed(&mut self, stream: Stream, gone: &mut Gone) {
         let ended = self.bindings.passed(stream);
         self.end_bindings(ended, gone);
     }
 
     /// Returns the streams that bindings wait for.
-    pub(crate) fn waits_for(&self) -> Vec<usize> {
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
         self.bindings.waits_for()
+    }
+
+    /// Has bindings that wait for a stream wait for another one; returns whether there are any.
+    pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
+        self.bindings.replace(stream, by)
     }
 
     /// Ends all bindings of a binder that is gone.

@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 
 use super::Number;
 use crate::memory::ledger::Entry;
+use crate::memory::stream::Stream;
 
 /// A multicast object or array to which memory is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +76,7 @@ impl Binding {
 pub(super) struct Bindings {
     bound: HashMap<Binder, Vec<Binding>>,
     /// Bindings that end when a stream reaches the call that ends them.
-    waiting: Vec<(usize, Binding)>,
+    waiting: Vec<(Stream, Binding)>,
 }
 
 impl Bindings {
@@ -102,24 +103,30 @@ impl Bindings {
 
     /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
     /// call.
-    pub(crate) fn cut_after(&mut self, stream: usize, from: Binder, region: &Region) {
+    pub(crate) fn cut_after(&mut self, stream: Stream, from: Binder, region: &Region) {
         let ending = self.cut(from, region);
         self.waiting
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
 
     /// Removes and returns the bindings that waited for a stream.
-    pub(crate) fn passed(&mut self, stream: usize) -> Vec<Binding> {
+    pub(crate) fn passed(&mut self, stream: Stream) -> Vec<Binding> {
         let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
         over.map(|(_, binding)| binding).collect()
     }
 
     /// Returns the streams that bindings wait for.
-    pub(crate) fn waits_for(&self) -> Vec<usize> {
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
         let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
         streams.sort_unstable();
         streams.dedup();
         streams
+    }
+
+    /// Has bindings that wait for a stream wait for another one; returns whether there are any.
+    pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
+        let waiting = self.waiting.iter_mut().filter(|waiting| waiting.0 == stream);
+        waiting.map(|waiting| waiting.0 = by).count() != 0
     }
 
     /// Removes and returns all bindings of a binder.

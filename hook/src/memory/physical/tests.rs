@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::Kind;
 
 use super::*;
+use crate::memory::stream::Stream;
 use crate::shared::device::LocalDevice;
 
 fn of(kind: Kind, size: u64) -> Entry {
@@ -215,14 +216,20 @@ fn sparse_tiles_hold_memory_until_the_stream_unmaps_them() {
             .bind(array, region(start, 64), memory, None, &mut gone);
         assert_eq!(freed(&physical, handle), None);
     }
-    physical.all().unbind_after(5, array, &region(0, 32));
-    physical.all().passed(5, &mut gone);
+    physical
+        .all()
+        .unbind_after(Stream::of_test(5), array, &region(0, 32));
+    physical.all().passed(Stream::of_test(5), &mut gone);
     assert_eq!(gone, Gone::default(), "half of it is still bound");
-    physical.all().unbind_after(5, array, &region(0, 32));
-    physical.all().unbind_after(5, array, &region(32, 32));
-    physical.all().passed(6, &mut gone);
+    physical
+        .all()
+        .unbind_after(Stream::of_test(5), array, &region(0, 32));
+    physical
+        .all()
+        .unbind_after(Stream::of_test(5), array, &region(32, 32));
+    physical.all().passed(Stream::of_test(6), &mut gone);
     assert_eq!(gone, Gone::default());
-    physical.all().passed(5, &mut gone);
+    physical.all().passed(Stream::of_test(5), &mut gone);
     assert_eq!(gone.freed, [entry(10)]);
     physical.created(3, entry(30));
     let memory = physical.all().of_handle(3).unwrap();

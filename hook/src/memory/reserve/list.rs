@@ -215,6 +215,18 @@ impl Reserves {
         })
     }
 
+    /// Has what waits for a stream wait for another one; returns whether anything does.
+    pub(crate) fn replace(&self, stream: Stream, by: Stream) -> bool {
+        let mut any = false;
+        for pool in self.all() {
+            any |= pool.account.lock().replace(stream, by);
+        }
+        let mut over = self.over.lock();
+        let streams = over.iter_mut().flat_map(|(streams, _)| streams);
+        let waiting = streams.filter(|waits_for| **waits_for == stream);
+        any | (waiting.map(|waits_for| *waits_for = by).count() != 0)
+    }
+
     /// Notes that an allocation has waited in vain for what waits now.
     pub(crate) fn give_up_waiting(&self) {
         self.all()

@@ -9,7 +9,7 @@ use crate::driver::streams::{LEGACY, PER_THREAD, is_capturing, stream};
 use crate::program::marker::{Look, Marker, Markers, is_over};
 
 /// A marker in a context's work. It passes when all work submitted before has ended.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PendingMarker {
     context: Arc<Context>,
     marker: Marker,
@@ -18,6 +18,16 @@ pub(crate) struct PendingMarker {
     asked: u32,
     /// Consecutive polls at which the driver gave no answer.
     failed: u32,
+}
+
+/// Work that a stream leaves behind when it is destroyed.
+#[derive(Debug, Clone)]
+pub(crate) enum Left {
+    Nothing,
+    /// Work, with a marker behind it.
+    Marker(PendingMarker),
+    /// Possibly work, but no marker could be set.
+    Unknown,
 }
 
 /// Interval, in polls, at which it is checked whether the context can still run anything.
@@ -62,20 +72,26 @@ fn is_idle(number: usize) -> bool {
 
 impl Context {
     /// Leaves a marker behind on a stream that is to be destroyed, if it is busy.
-    pub(super) fn leave_marker(&self, inner: &mut Inner, leaving: CUstream) {
-        if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
-            && let Ok(marker) = self.markers.set(leaving)
-        {
-            match &self.base {
-                Some((base, _)) => base.inner.lock().orphans.push(marker),
-                None => inner.orphans.push(marker),
-            }
+    pub(super) fn leave_marker(self: &Arc<Self>, inner: &mut Inner, leaving: CUstream) -> Left {
+        if driver::cuStreamQuery(leaving) != Err(CUerror::NOT_READY) {
+            return Left::Nothing;
         }
+        let Ok(marker) = self.markers.set(leaving) else {
+            return Left::Unknown;
+        };
+        match &self.base {
+            Some((base, _)) => base.inner.lock().orphans.push(marker),
+            None => inner.orphans.push(marker),
+        }
+        Left::Marker(PendingMarker::new(self, marker, true))
     }
 
     /// Leaves a marker behind on a part that is about to be destroyed: its work may run on.
-    pub(crate) fn leave_markers(&self) {
-        let Some((base, _)) = &self.base else { return };
+    pub(crate) fn leave_markers(self: &Arc<Self>) -> Left {
+        let Some((base, _)) = &self.base else {
+            return Left::Nothing;
+        };
+        let mut left = Left::Unknown;
         self.visit(|inner| {
             let captures = |entry: &(usize, bool)| is_capturing(stream(entry.0)) != Some(false);
             if inner.streams.iter().any(captures) {
@@ -91,9 +107,13 @@ impl Context {
                 !has_passed
             });
             let marker = self.green().map(|green| self.markers.record_green(green));
-            orphans.extend(marker.and_then(Result::ok));
+            if let Some(Ok(marker)) = marker {
+                orphans.push(marker);
+                left = Left::Marker(PendingMarker::new(self, marker, true));
+            }
             Passed::Yes
         });
+        left
     }
 
     /// Adds markers for all work submitted until now to `pending`; `NotYet` if not all could be set.
