@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use support::{Config, Mount, wait_until};
+use nix::sys::signal::{Signal, kill};
+use support::{Config, Mount, stop, wait_until};
 
 use crate::disk::Over;
 use crate::driver::{Dir, DriverShell};
@@ -97,4 +98,20 @@ fn doctor_fails_without_daemon_and_writes_report() {
     mount.kill9();
     let (status, found) = doctor(&mount, &[]);
     assert_eq!((status, found["daemon"].0.as_str()), (1, "fail"), "{found:?}");
+}
+
+#[test]
+fn doctor_reports_a_daemon_that_hangs() {
+    let mount = Mount::new();
+    let daemon = mount.daemon().expect("a daemon");
+    stop(daemon);
+    let (status, found) = doctor(&mount, &[]);
+    kill(daemon, Signal::SIGCONT).expect("the daemon lives");
+    assert_eq!((status, found["daemon"].0.as_str()), (1, "fail"), "{found:?}");
+    assert!(found["daemon"].1.contains("does not answer"), "{found:?}");
+    assert_eq!(
+        levels(&found, &["kernel", "fuse", "containers"])[..2],
+        ["ok"; 2],
+        "{found:?}"
+    );
 }

@@ -573,3 +573,45 @@ fn worker_that_makes_its_job_again_after_a_kill_is_killed() {
         });
     }
 }
+
+#[test]
+fn job_is_addressed_by_its_name_by_its_user() {
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    let mut command = mount.gcgroupfs_of(ALICE, &["run", "--name", "night", "--memory-limit", "1M", "--"]);
+    command.args(["sleep", "1000"]);
+    let _job = Governed::spawn(command);
+    let path = format!("{}/night", users_group(ALICE));
+    wait_until("the job has its limit", || {
+        fs::read_to_string(mount.file(&path, "memory.limit")).is_ok_and(|limit| limit == "1048576\n")
+    });
+    let of = |uid, arguments: &[&str]| {
+        let output = mount
+            .gcgroupfs_of(uid, arguments)
+            .output()
+            .expect("gcgroupfs runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
+    };
+    assert_eq!(
+        of(ALICE, &["get", "night/memory.limit"]).as_deref(),
+        Some("1048576\n")
+    );
+    assert!(of(ALICE, &["set", "/gcgroup/night/memory.limit", "2M"]).is_some());
+    assert_eq!(mount.read(&path, "memory.limit"), "2097152");
+    for arguments in [
+        &["explain", "night"][..],
+        &["freeze", "--wait", "night"],
+        &["thaw", "night"],
+        &["wait", "--timeout", "60", "night/gcgroup.events", "frozen=0"],
+        &["hold", "--freeze", "night", "--", "true"],
+    ] {
+        assert!(of(ALICE, arguments).is_some(), "{arguments:?}");
+    }
+    assert_eq!(of(BOB, &["get", "night/memory.limit"]), None);
+    // A group in the root has precedence.
+    fs::create_dir(mount.path().join("night")).expect("a new group");
+    assert_eq!(
+        of(ALICE, &["get", "night/memory.limit"]).as_deref(),
+        Some("max\n")
+    );
+}

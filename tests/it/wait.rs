@@ -1,6 +1,7 @@
 //! Tests `gcgroupfs wait` on the mount and without one.
 
-use support::{Config, Governed, Mount, wait_until};
+use nix::sys::signal::{Signal, kill};
+use support::{Config, Governed, Mount, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -174,6 +175,25 @@ fn wait_survives_a_daemon_restart() {
         });
         assert_eq!(wait.wait().code(), Some(0), "{}", wait.stderr());
     }
+}
+
+#[test]
+fn wait_times_out_while_the_daemon_hangs() {
+    everywhere(|mount| {
+        let shell = DriverShell::start(mount);
+        let events = format!("{}/gcgroup.events", shell.pid());
+        let mut begun = waiting(mount, &[&events, "frozen=1", "--timeout", "1"]);
+        wait_until("gcgroupfs wait sleeps", || is_asleep(&begun));
+        let daemon = mount.daemon().expect("a daemon");
+        stop(daemon);
+        assert_eq!(begun.wait().code(), Some(1));
+        for path in [&events, &format!("{}/memory.current", shell.pid())] {
+            let mut wait = waiting(mount, &[path, "=1", "--timeout", "0.1"]);
+            assert_eq!(wait.wait().code(), Some(1));
+            assert!(wait.stderr().contains("does not answer"), "{}", wait.stderr());
+        }
+        kill(daemon, Signal::SIGCONT).expect("the daemon lives");
+    });
 }
 
 #[test]

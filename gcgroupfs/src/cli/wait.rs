@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -28,12 +29,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// Pause between two reads of an events file without a notification. Only a lost wake-up needs it.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long after the deadline an answer of the daemon is waited for.
+const HUNG: Duration = Duration::from_millis(500);
+
 /// How long the daemon, and then a process that it governed, may be absent: both come back after a restart.
 const RESTART: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 all expressions hold; 1 timeout; 2 usage error, or the expression does not fit the file; \
+Exit status: 0 all expressions hold; 1 timeout, also of a daemon that hangs; 2 usage error, or the expression does not fit the file; \
 3 the file does not exist or is gone (its process has ended), or no daemon answers.
 
 Events files notify at once; other files, and all files without a mount, are read every 50 ms.")]
@@ -107,6 +111,7 @@ pub(super) fn until(
     let mut lost: Option<Instant> = None;
     let mut missing = String::new();
     let mut pause = FIRST_PAUSE;
+    let _watchdog = deadline.map(|deadline| watch(path, deadline));
     loop {
         let looked = match &mut source {
             Some(source) => Source::read(source),
@@ -142,6 +147,21 @@ pub(super) fn until(
         }
         pause = PAUSE.min(2 * pause);
     }
+}
+
+/// Ends this program with the status of a timeout if it is still waiting at [`HUNG`] after the deadline: a
+/// daemon that hangs answers no read and no poll of its mount. The wait ends when the guard is dropped.
+fn watch(path: &Path, deadline: Instant) -> Sender<()> {
+    let (guard, end) = mpsc::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if end.recv_timeout(left.saturating_add(HUNG)) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("gcgroupfs: {}: the daemon does not answer", path.display());
+            std::process::exit(1);
+        }
+    });
+    guard
 }
 
 /// Returns whether all expressions hold.
@@ -207,7 +227,11 @@ impl Source {
             let tells = path.extension().is_some_and(|extension| extension == "events");
             match File::open(mounted) {
                 Ok(file) => return Ok(Self::Mounted { file, tells }),
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+                // The daemon also finds a job by its name alone.
+                Err(error)
+                    if path.is_absolute()
+                        && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) =>
+                {
                     return Err(Trouble::of(&error));
                 }
                 // Mounted for another user, or by a daemon that is gone.

@@ -77,6 +77,17 @@ impl Tree {
         self.state.lock().groups.keys().copied().collect()
     }
 
+    /// Returns the group of a user's job of that name, if the user has one such job.
+    pub fn job_of(&self, uid: u32, name: &str) -> Option<GroupId> {
+        let state = self.state.lock();
+        let is_it = |group: &&Group| group.is_job && group.name == name && group.access.owner.uid == uid;
+        let mut found = state.groups.values().filter(is_it);
+        found
+            .next()
+            .filter(|_| found.next().is_none())
+            .map(|group| group.id)
+    }
+
     /// Returns the group `name` of a directory, if the caller made it and it is empty.
     pub fn made_by(&self, parent: Directory, name: &str, caller: Caller) -> Option<Directory> {
         let directory = self.subdirectory(parent, name).ok()?;

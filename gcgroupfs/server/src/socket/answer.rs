@@ -3,6 +3,8 @@
 
 mod reading;
 
+use std::borrow::Cow;
+
 use gcgroup_abi::message::{Answer, Malformed, Operation, Request};
 
 use super::initial_group::may_begin;
@@ -52,7 +54,22 @@ pub fn answer(
 
 /// Resolves a path, if the client may search all directories on it.
 pub(super) fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
-    file::resolve_if(tree, path, |directory| asker.may_search(tree, directory))
+    let path = expand(tree, asker, path);
+    file::resolve_if(tree, &path, |directory| asker.may_search(tree, directory))
+}
+
+/// Returns the path from the root where the client begins a path with the name of a job of its own, as given
+/// to `gcgroupfs run --name`. What lies in the root has precedence.
+fn expand<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Cow<'a, str> {
+    let path = path.trim_matches('/');
+    let (name, rest) = path.split_once('/').unwrap_or((path, ""));
+    if name.is_empty() || !matches!(file::lookup(tree, Directory::ROOT, name), Err(Error::NotFound)) {
+        return path.into();
+    }
+    match tree.job_of(asker.uid, name) {
+        Some(job) => format!("{}/{rest}", tree.path(Some(job))).into(),
+        None => path.into(),
+    }
 }
 
 fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
@@ -107,7 +124,8 @@ fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
 }
 
 fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
-    let (parent, name) = parent(tree, asker, path)?;
+    let path = expand(tree, asker, path);
+    let (parent, name) = parent(tree, asker, &path)?;
     match file::lookup(tree, parent, name)? {
         Node::Dir(_) => {
             tree.finish(file::remove_group(tree, asker.caller(), parent, name)?);

@@ -9,7 +9,7 @@ use std::process::Command;
 use gcgroupfs_model::text::word;
 use gcgroupfs_server::devices;
 
-use super::{Check, Finding, Machine};
+use super::{Check, Daemon, Finding, Machine, PATIENCE};
 use crate::cli::{cdi, paths, run};
 use crate::config;
 
@@ -64,7 +64,7 @@ pub(super) const CHECKS: &[Check] = &[
 /// The oldest kernel with pidfd_open(2) and what the daemon needs besides, as README says.
 const OLDEST_KERNEL: (u32, u32) = (5, 4);
 
-fn kernel(machine: &mut Machine) -> Vec<Finding> {
+fn kernel(machine: &Machine) -> Vec<Finding> {
     let release = fs::read_to_string(machine.path("/proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = release.trim();
     let (major, minor) = OLDEST_KERNEL;
@@ -81,7 +81,7 @@ fn kernel(machine: &mut Machine) -> Vec<Finding> {
     }]
 }
 
-fn fuse(machine: &mut Machine) -> Vec<Finding> {
+fn fuse(machine: &Machine) -> Vec<Finding> {
     let device = machine.path("/dev/fuse");
     let opened = OpenOptions::new().read(true).write(true).open(&device);
     let mut found = vec![match opened {
@@ -101,7 +101,7 @@ fn fuse(machine: &mut Machine) -> Vec<Finding> {
     found
 }
 
-fn driver(_: &mut Machine) -> Vec<Finding> {
+fn driver(_: &Machine) -> Vec<Finding> {
     match devices::summary() {
         Err(error) => vec![Finding::fail(
             format!("NVML: {error}"),
@@ -120,7 +120,7 @@ fn driver(_: &mut Machine) -> Vec<Finding> {
 }
 
 /// The installed libraries, and whether the loader accepts them in another program.
-fn library(_: &mut Machine) -> Vec<Finding> {
+fn library(_: &Machine) -> Vec<Finding> {
     const REINSTALL: &str = "install gcgroupfs again (install.sh)";
     let library = match run::library() {
         Ok(library) => library,
@@ -154,7 +154,7 @@ fn library(_: &mut Machine) -> Vec<Finding> {
     found
 }
 
-fn preload(machine: &mut Machine) -> Vec<Finding> {
+fn preload(machine: &Machine) -> Vec<Finding> {
     let list = fs::read_to_string(machine.path("/etc/ld.so.preload")).unwrap_or_default();
     let ours: Vec<&str> = list
         .split_ascii_whitespace()
@@ -180,7 +180,7 @@ fn preload(machine: &mut Machine) -> Vec<Finding> {
     }]
 }
 
-fn rules(_: &mut Machine) -> Vec<Finding> {
+fn rules(_: &Machine) -> Vec<Finding> {
     let path = paths::configuration();
     if !path.exists() {
         return vec![Finding::ok(format!("no {}: no rules", path.display()))];
@@ -194,17 +194,24 @@ fn rules(_: &mut Machine) -> Vec<Finding> {
     }]
 }
 
-fn daemon(machine: &mut Machine) -> Vec<Finding> {
+fn daemon(machine: &Machine) -> Vec<Finding> {
     let start = "systemctl start gcgroupfs, or: gcgroupfs mount";
-    let client = match &machine.client {
-        Ok(client) => client,
-        Err(error) => return vec![Finding::fail(format!("{error:#}"), start)],
+    let socket = machine.socket.display();
+    let pid = match machine.daemon() {
+        Daemon::Absent(error) => return vec![Finding::fail(format!("{error:#}"), start)],
+        Daemon::Hung { pid } => {
+            let named = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
+            let waited = PATIENCE.as_secs();
+            return vec![Finding::fail(
+                format!("the daemon at {socket}{named} does not answer within {waited} s"),
+                "if a signal or a debugger has stopped it, continue it; otherwise: systemctl restart gcgroupfs",
+            )];
+        }
+        Daemon::Answers { pid } => *pid,
     };
-    let pid = client.daemon();
     // Readable for root and for the daemon's user only.
     let program = pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
     let is_replaced = program.is_some_and(|program| program.to_string_lossy().ends_with(" (deleted)"));
-    let socket = machine.socket.display();
     vec![if is_replaced {
         Finding::warn(
             format!("the daemon at {socket} runs a program that has been replaced since"),
@@ -215,8 +222,9 @@ fn daemon(machine: &mut Machine) -> Vec<Finding> {
     }]
 }
 
-fn mount(machine: &mut Machine) -> Vec<Finding> {
-    if machine.client.is_err() {
+fn mount(machine: &Machine) -> Vec<Finding> {
+    // A mount whose daemon hangs answers nothing.
+    if !machine.answers() {
         return Vec::new();
     }
     let Some(point) = gcgroupfs_fuse::mount::point_of(&machine.socket) else {
@@ -239,7 +247,7 @@ fn mount(machine: &mut Machine) -> Vec<Finding> {
 }
 
 /// The daemon's stored settings.
-fn settings(machine: &mut Machine) -> Vec<Finding> {
+fn settings(machine: &Machine) -> Vec<Finding> {
     let Some(events) = machine.control_file("gcgroup.events") else {
         return Vec::new();
     };
@@ -270,7 +278,7 @@ fn settings(machine: &mut Machine) -> Vec<Finding> {
     found
 }
 
-fn unmanaged(machine: &mut Machine) -> Vec<Finding> {
+fn unmanaged(machine: &Machine) -> Vec<Finding> {
     let Some(list) = machine.control_file("unmanaged") else {
         return Vec::new();
     };
@@ -287,7 +295,7 @@ fn unmanaged(machine: &mut Machine) -> Vec<Finding> {
 const RUNTIMES: &[&str] = &["docker", "podman", "containerd", "crio"];
 const CDI: &[&str] = &["/etc/cdi/gcgroupfs.json", "/var/run/cdi/gcgroupfs.json"];
 
-fn containers(machine: &mut Machine) -> Vec<Finding> {
+fn containers(machine: &Machine) -> Vec<Finding> {
     let runtimes: Vec<_> = RUNTIMES
         .iter()
         .copied()
@@ -323,8 +331,6 @@ fn program(name: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::anyhow;
-
     use super::super::Level;
     use super::*;
 
@@ -336,18 +342,13 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let machine = Machine {
-            root: directory.path().to_owned(),
-            socket: "/nowhere".into(),
-            client: Err(anyhow!("no daemon at /nowhere")),
-            is_root: true,
-        };
+        let machine = Machine::new(directory.path().to_owned(), "/nowhere".into(), true);
         (directory, machine)
     }
 
-    fn levels(look: fn(&mut Machine) -> Vec<Finding>, files: &[(&str, &str)]) -> Vec<Level> {
-        let (_directory, mut machine) = machine(files);
-        let found = look(&mut machine);
+    fn levels(look: fn(&Machine) -> Vec<Finding>, files: &[(&str, &str)]) -> Vec<Level> {
+        let (_directory, machine) = machine(files);
+        let found = look(&machine);
         for finding in &found {
             assert_eq!(
                 finding.level == Level::Ok,

@@ -21,7 +21,7 @@ const COUNTS: &[&str] = &[
 ///
 /// # Errors
 /// The file exists or cannot be written.
-pub(super) fn write(path: &Path, machine: &mut Machine, findings: &str) -> io::Result<()> {
+pub(super) fn write(path: &Path, machine: &Machine, findings: &str) -> io::Result<()> {
     let text = text(machine, findings);
     let mut file = OpenOptions::new()
         .write(true)
@@ -31,7 +31,7 @@ pub(super) fn write(path: &Path, machine: &mut Machine, findings: &str) -> io::R
     file.write_all(text.as_bytes())
 }
 
-fn text(machine: &mut Machine, findings: &str) -> String {
+fn text(machine: &Machine, findings: &str) -> String {
     let mut out = String::new();
     let mut part = |title: &str, text: &str| {
         // Writing to a String cannot fail.
@@ -59,25 +59,18 @@ fn text(machine: &mut Machine, findings: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use anyhow::anyhow;
-
     use super::*;
 
     #[test]
     fn report_is_private_and_replaces_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("report");
-        let mut machine = Machine {
-            root: directory.path().to_owned(),
-            socket: "/nowhere".into(),
-            client: Err(anyhow!("no daemon")),
-            is_root: true,
-        };
-        write(&path, &mut machine, "ok   kernel\n").unwrap();
+        let machine = Machine::new(directory.path().to_owned(), "/nowhere".into(), true);
+        write(&path, &machine, "ok   kernel\n").unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains("== doctor\nok   kernel\n"), "{text}");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let error = write(&path, &mut machine, "").unwrap_err();
+        let error = write(&path, &machine, "").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }
 }
