@@ -13,7 +13,6 @@ mod awaited_members;
 mod bells;
 mod connection;
 mod connections;
-mod ends;
 mod faulty;
 mod initial_group;
 mod journal_listener;
@@ -47,10 +46,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use self::activity_log::ActivityLog;
 use self::bells::Bells;
 use self::connections::Connections;
-use self::ends::EndsWaker;
 use self::faulty::Faulty;
 use self::journal_listener::JournalListener;
-use self::kill::{KillWaker, Kills};
+use self::kill::{Kills, LoopWaker};
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
@@ -172,9 +170,8 @@ impl Server {
         let bells = Arc::new(Bells::default());
         // Doorbells before the journal: a thaw should not wait for the disk.
         tree.listen(bells.clone());
-        tree.listen(Arc::new(EndsWaker::new(waker.try_clone()?)));
         let kills = Arc::new(Kills::default());
-        tree.listen(Arc::new(KillWaker::new(kills.clone(), waker.try_clone()?)));
+        tree.listen(Arc::new(LoopWaker::new(kills.clone(), waker.try_clone()?)));
         let activity_log = Arc::new(ActivityLog::new(&tree));
         tree.listen(activity_log.clone());
         show_condition(&tree, &journal);

@@ -1,4 +1,5 @@
-//! Writes to `gcgroup.kill`, from the threads that receive them to the event loop, which knows the processes.
+//! Requests of other threads to the event loop, which knows the processes: writes to `gcgroup.kill`, and to
+//! notice the ends of processes.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -22,26 +23,30 @@ impl Kills {
     }
 }
 
-/// Notes requests and wakes the event loop.
+/// Notes requests and wakes the event loop. Its turn handles every end that the kernel has reported by then.
 #[derive(Debug)]
-pub(super) struct KillWaker {
+pub(super) struct LoopWaker {
     kills: Arc<Kills>,
     waker: UnixStream,
 }
 
-impl KillWaker {
+impl LoopWaker {
     pub(super) fn new(kills: Arc<Kills>, waker: UnixStream) -> Self {
         Self { kills, waker }
     }
 }
 
-impl Listener for KillWaker {
+impl Listener for LoopWaker {
     fn notice(&self, notice: &Notice) {
-        if let Notice::KillAsked(directory, uid) = notice {
-            let asked = (*directory, *uid);
-            self.kills.0.lock().insert(asked, host::ticks_since_boot());
-            // If the socket is full, the loop has been woken already.
-            let _ = (&self.waker).write(&[0]);
+        match notice {
+            Notice::KillAsked(directory, uid) => {
+                let asked = (*directory, *uid);
+                self.kills.0.lock().insert(asked, host::ticks_since_boot());
+            }
+            Notice::EndsAsked => {}
+            _ => return,
         }
+        // If the socket is full, the loop has been woken already.
+        let _ = (&self.waker).write(&[0]);
     }
 }
