@@ -80,7 +80,7 @@ const CALLS: &[Call] = &[
     call("open, openat", &[sys::SYS_open, sys::SYS_openat], "-"),
     call("poll, ppoll", &[sys::SYS_poll, sys::SYS_ppoll], "the helper thread looks every 10 ms"),
     call("prctl", &[sys::SYS_prctl], "the helper thread has no name, and its timers are less precise"),
-    call("getrlimit, prlimit64, setrlimit", &[sys::SYS_getrlimit, sys::SYS_prlimit64, sys::SYS_setrlimit], "descriptors of the hook have low numbers"),
+    call("getrlimit, prlimit64, setrlimit", &[sys::SYS_getrlimit, sys::SYS_prlimit64, sys::SYS_setrlimit], "the stack of the first thread is measured by /proc"),
     call("pread64, read", &[], "no program loads a library without them"),
     call("recvmsg", &[sys::SYS_recvmsg], "-"),
     call("rt_sigaction", &[sys::SYS_rt_sigaction], "not needed: the C library's, for threads"),

@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
@@ -153,20 +152,14 @@ fn table_size() -> Option<u64> {
     size.trim().parse().ok()
 }
 
-/// Duplicates `file` to one of the last numbers that the program may use, below the bound of select(2).
+/// Least number of a descriptor of the hook, if the program may have that many: below the bound of select(2).
+const HIGH: u64 = 960;
+
+/// Duplicates `file` to a high number.
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: room for the limit.
-    if unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, null(), &raw mut limit) } != 0 {
-        return None;
-    }
-    let least = limit.rlim_cur.min(1024).saturating_sub(64).min(last_cheap());
     // Not a standard stream, which the program may have closed.
-    let least = c_int::try_from(least.max(3)).ok()?;
-    // SAFETY: duplicates a descriptor of ours.
+    let least = c_int::try_from(last_cheap().clamp(3, HIGH)).ok()?;
+    // SAFETY: duplicates a descriptor of ours. Refused where the program may not have as many.
     let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
     // SAFETY: just opened and not owned elsewhere.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
