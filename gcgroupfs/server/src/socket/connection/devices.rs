@@ -6,9 +6,9 @@ use std::time::Instant;
 use gcgroup_abi::message::{Answer, GroupName, Request};
 use nix::errno::Errno;
 
+use super::request::refusal;
 use super::{Kind, governs_user};
 use crate::socket::Server;
-use crate::socket::answer::Reading;
 use crate::socket::initial_group::Prospect;
 use crate::socket::rule_queries::DevicesRequest;
 use gcgroupfs_model::rules::Verdict;
@@ -31,8 +31,7 @@ impl Server {
             _ => return Err(Errno::EINVAL),
         };
         let group = GroupName::new(request.name).ok_or(Errno::EINVAL)?;
-        let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
-        connection.kind = Kind::Client(Reading::default());
+        let connection = self.connections.get(&number).ok_or(Errno::ENOTCONN)?;
         let socket = Arc::clone(&connection.socket);
         // Without lists neither a full queue nor a lack of descriptors hides a device, and no group is made.
         if !self.rule_queries.may_limit_devices() && !self.tree.has_device_lists() {
@@ -77,36 +76,16 @@ impl Server {
         }
         let visible = request.visible.clone();
         let prospect = verdict.and_then(|verdict| self.registry.would_begin(request, &verdict));
-        let is_answered = match prospect {
-            Ok(prospect) => {
-                let Prospect { group, devices } = prospect;
+        match prospect {
+            Ok(Prospect { group, devices }) => {
                 let visible = self
                     .tree
                     .visible_devices(group, devices.as_deref(), visible.as_deref());
                 let text = visible.map(|visible| format!("{}\n{}", visible.allowed.join(","), visible.value));
-                self.send_answer(number, &Answer::part(text.unwrap_or_default().as_bytes(), 0))
+                let text = text.unwrap_or_default();
+                self.end_request(number, begun_at, &Answer::part(text.as_bytes(), 0));
             }
-            Err(errno) => self.send_answer(number, &refusal(errno)),
-        };
-        if let Some(connection) = self.connections.get_mut(&number) {
-            let now = Instant::now();
-            connection.last = now;
-            connection.kind = Kind::Client(Reading::default());
-            let user = connection.user();
-            self.shares.take(user, now.duration_since(begun_at), now);
-        }
-        if !is_answered {
-            self.hang_up(number);
+            Err(errno) => self.end_request(number, begun_at, &refusal(errno)),
         }
     }
-}
-
-/// Returns the answer for a failure. A process that cannot be examined yet, or for which resources are
-/// missing, may try again.
-fn refusal(errno: Errno) -> Answer<'static> {
-    let errno = match errno {
-        Errno::ETIMEDOUT | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Errno::EAGAIN,
-        errno => errno,
-    };
-    Answer::refusal(errno as i32, "")
 }

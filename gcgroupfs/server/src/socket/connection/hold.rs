@@ -1,16 +1,13 @@
 //! Requests to hold settings for the process that asks.
 
-use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, send};
-use nix::unistd::geteuid;
 
-use super::Kind;
+use super::governs_user;
 use crate::socket::Server;
-use crate::socket::answer::{Credentials, Reading, resolve};
+use crate::socket::answer::{Credentials, resolve};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{NewHold, SETTINGS, Setting, Tree};
@@ -23,21 +20,12 @@ impl Server {
     /// Holds settings for the client's process, and answers. Returns whether the connection stays open.
     pub(super) fn take_hold(&mut self, number: u64, request: &Request<'_>, asker: &Credentials) -> bool {
         let begun = Instant::now();
-        let answer: Vec<u8> = match self.hold(number, request, asker) {
-            Ok(()) => Answer::part(&[], 0).to_bytes(),
-            Err((errno, why)) => Answer::refusal(errno, &why).to_bytes(),
-        };
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return false;
-        };
-        let now = Instant::now();
-        connection.last = now;
-        connection.kind = Kind::Client(Reading::default());
-        let user = connection.user();
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let sent = send(connection.socket.as_raw_fd(), &answer, flags);
-        self.shares.take(user, now.duration_since(begun), now);
-        sent.is_ok()
+        let held = self.hold(number, request, asker);
+        self.note_request(number, begun);
+        match held {
+            Ok(()) => self.send_answer(number, &Answer::part(&[], 0)),
+            Err((errno, why)) => self.send_answer(number, &Answer::refusal(errno, &why)),
+        }
     }
 
     fn hold(
@@ -57,8 +45,7 @@ impl Server {
             Errno::ETIMEDOUT => errno(Errno::EAGAIN),
             why => errno(why),
         })?;
-        let own = geteuid();
-        if !own.is_root() && peer.uid != own.as_raw() {
+        if !governs_user(peer.uid) {
             return Err(errno(Errno::EPERM));
         }
         let process = self.new_number();

@@ -1,18 +1,15 @@
 //! Starts jobs: makes a transient group for the command that a client is about to execute.
 
 use std::ffi::OsStr;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, send};
-use nix::unistd::geteuid;
 
-use super::Kind;
+use super::request::refusal;
+use super::{Kind, governs_user};
 use crate::socket::Server;
-use crate::socket::answer::Reading;
 use crate::socket::rule_queries::JobRequest;
 use gcgroupfs_model::error::Result;
 use gcgroupfs_model::file::{check_group_name, check_group_path};
@@ -26,30 +23,18 @@ impl Server {
         let begun = Instant::now();
         let checked = check_names(request);
         let asked = match &checked {
-            Ok(()) => self
-                .queue_job(number, request)
-                .map_err(|errno| (refusal_errno(errno) as i32, "")),
-            Err((errno, why)) => Err((*errno, why.as_str())),
+            Ok(()) => self.queue_job(number, request).map_err(refusal),
+            Err((errno, why)) => Err(Answer::refusal(*errno, why)),
         };
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return false;
-        };
-        let now = Instant::now();
-        connection.last = now;
-        let user = connection.user();
-        self.shares.take(user, now.duration_since(begun), now);
-        match asked {
-            Ok(()) => true,
-            Err((errno, why)) => self.send_answer(number, &Answer::refusal(errno, why)),
-        }
+        self.note_request(number, begun);
+        asked.map_or_else(|refusal| self.send_answer(number, &refusal), |()| true)
     }
 
     fn queue_job(&mut self, number: u64, request: &Request<'_>) -> nix::Result<()> {
         let (name, program) = split(request.value).ok_or(Errno::EINVAL)?;
-        let connection = self.connections.get_mut(&number).ok_or(Errno::ENOTCONN)?;
+        let connection = self.connections.get(&number).ok_or(Errno::ENOTCONN)?;
         let peer = process::peer(&*connection.socket)?;
-        let own = geteuid();
-        if peer.is_contained || (!own.is_root() && peer.uid != own.as_raw()) {
+        if peer.is_contained || !governs_user(peer.uid) {
             return Err(Errno::EPERM);
         }
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
@@ -82,42 +67,10 @@ impl Server {
         let process = self.new_number();
         let begun =
             judged.and_then(|(verdict, users)| (self.registry).begin(request, &verdict, &users, process));
-        let is_answered = match begun {
-            Ok(path) => self.send_answer(number, &Answer::part(path.as_bytes(), 0)),
-            Err(errno) => self.send_answer(number, &Answer::refusal(refusal_errno(errno) as i32, "")),
-        };
-        if let Some(connection) = self.connections.get_mut(&number) {
-            let now = Instant::now();
-            connection.last = now;
-            connection.kind = Kind::Client(Reading::default());
-            let user = connection.user();
-            self.shares.take(user, now.duration_since(begun_at), now);
+        match begun {
+            Ok(path) => self.end_request(number, begun_at, &Answer::part(path.as_bytes(), 0)),
+            Err(errno) => self.end_request(number, begun_at, &refusal(errno)),
         }
-        if !is_answered {
-            self.hang_up(number);
-        }
-    }
-
-    /// Sends an answer without waiting; returns false for a client that does not read its answers.
-    pub(super) fn send_answer(&self, number: u64, answer: &Answer<'_>) -> bool {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let connection = self.connections.get(&number);
-        connection.is_some_and(|connection| {
-            send(
-                connection.socket.as_raw_fd(),
-                &answer.to_bytes::<Vec<u8>>(),
-                flags,
-            )
-            .is_ok()
-        })
-    }
-}
-
-/// Returns the errno of a refusal: a process that cannot be examined yet may ask again.
-fn refusal_errno(errno: Errno) -> Errno {
-    match errno {
-        Errno::ETIMEDOUT => Errno::EAGAIN,
-        errno => errno,
     }
 }
 
@@ -140,15 +93,4 @@ fn split(value: &[u8]) -> Option<(&str, &[u8])> {
     let at = value.iter().position(|byte| *byte == 0)?;
     let (name, program) = (value.get(..at)?, value.get(at + 1..)?);
     Some((str::from_utf8(name).ok()?, program))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn process_that_cannot_be_examined_yet_may_ask_again() {
-        assert_eq!(refusal_errno(Errno::ETIMEDOUT), Errno::EAGAIN);
-        assert_eq!(refusal_errno(Errno::EBUSY), Errno::EBUSY);
-    }
 }

@@ -5,9 +5,10 @@ use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use gcgroup_abi::message::{Answer, Operation, Request};
+use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
-use super::Kind;
+use super::{Connection, Kind};
 use crate::socket::Server;
 use crate::socket::answer::{Credentials, Reading, answer};
 use gcgroupfs_sys as sys;
@@ -19,8 +20,9 @@ impl Server {
             return false;
         };
         let held = connection.held();
-        let reading = match &mut connection.kind {
-            Kind::Client(reading) => std::mem::take(reading),
+        let client = Kind::Client(Reading::default());
+        let reading = match std::mem::replace(&mut connection.kind, client) {
+            Kind::Client(reading) => reading,
             _ => Reading::default(),
         };
         let user = connection.user();
@@ -32,23 +34,17 @@ impl Server {
             is_contained: user.1,
         };
         self.connections.note_text(asker.uid, held, 0);
-        if let Ok(request) = Request::from_bytes(packet)
-            && request.operation == Operation::Begin
-        {
-            return self.ask_for_job(number, &request);
-        }
-        if let Ok(request) = Request::from_bytes(packet)
-            && request.operation == Operation::Hold
-        {
-            return self.take_hold(number, &request, &asker);
-        }
-        if let Ok(request) = Request::from_bytes(packet)
-            && request.operation == Operation::Devices
-        {
-            return self.ask_for_devices(number, &request);
-        }
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
+            Ok(request) if request.operation == Operation::Begin => {
+                return self.ask_for_job(number, &request);
+            }
+            Ok(request) if request.operation == Operation::Hold => {
+                return self.take_hold(number, &request, &asker);
+            }
+            Ok(request) if request.operation == Operation::Devices => {
+                return self.ask_for_devices(number, &request);
+            }
             // A rule may admit a process to a group that its user may not enter: only a registration can
             // tell.
             Ok(request) if request.operation == Operation::MayBegin && self.rule_queries.are_needed() => {
@@ -59,20 +55,58 @@ impl Server {
         let Some((mut answered, mut reading)) = answered else {
             return false;
         };
-        let now = Instant::now();
-        self.shares.take(user, now.duration_since(begun), now);
         if !self.connections.has_room_for_text(asker.uid, reading.size()) {
             let why = "the texts that your clients are reading are too large together; read one at a time";
             let refusal = Answer::refusal(libc::EMFILE, why);
             (answered, reading) = (refusal.to_bytes(), Reading::default());
         }
         self.connections.note_text(asker.uid, 0, reading.size());
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return false;
-        };
-        connection.last = now;
-        connection.kind = Kind::Client(reading);
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        send(connection.socket.as_raw_fd(), &answered, flags).is_ok()
+        if let Some(connection) = self.note_request(number, begun) {
+            connection.kind = Kind::Client(reading);
+        }
+        self.send_packet(number, &answered)
     }
+
+    /// Charges the time since `begun` to the user of a connection, and returns the connection.
+    pub(super) fn note_request(&mut self, number: u64, begun: Instant) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(&number)?;
+        let now = Instant::now();
+        connection.last = now;
+        self.shares
+            .take(connection.user(), now.duration_since(begun), now);
+        Some(connection)
+    }
+
+    /// Sends an answer without waiting; returns false for a client that does not read its answers.
+    pub(super) fn send_answer(&self, number: u64, answer: &Answer<'_>) -> bool {
+        self.send_packet(number, &answer.to_bytes::<Vec<u8>>())
+    }
+
+    /// Sends a packet as [`send_answer`](Self::send_answer) does.
+    pub(super) fn send_packet(&self, number: u64, packet: &[u8]) -> bool {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let connection = self.connections.get(&number);
+        connection.is_some_and(|connection| send(connection.socket.as_raw_fd(), packet, flags).is_ok())
+    }
+
+    /// Answers a request that the rules were asked about. The time since `begun` is charged to the user.
+    pub(super) fn end_request(&mut self, number: u64, begun: Instant, answer: &Answer<'_>) {
+        let is_answered = self.send_answer(number, answer);
+        if let Some(connection) = self.note_request(number, begun) {
+            connection.kind = Kind::Client(Reading::default());
+        }
+        if !is_answered {
+            self.hang_up(number);
+        }
+    }
+}
+
+/// Returns the answer for a failure. A process that cannot be examined yet, or for which resources are
+/// missing, may try again.
+pub(super) fn refusal(errno: Errno) -> Answer<'static> {
+    let errno = match errno {
+        Errno::ETIMEDOUT | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Errno::EAGAIN,
+        errno => errno,
+    };
+    Answer::refusal(errno as i32, "")
 }
