@@ -56,7 +56,7 @@ impl Tree {
 
     /// Returns the innermost group that is held for a job of the process with this pid, and whether the job
     /// was started by a governed process. Without a start time, the pid decides.
-    pub fn job_of(&self, pid: u32, start_time: Option<u64>) -> Option<(GroupId, bool)> {
+    pub fn job_of_process(&self, pid: u32, start_time: Option<u64>) -> Option<(GroupId, bool)> {
         let state = self.state.lock();
         let group = state.holders.job_of(pid, start_time)?;
         let job = state.groups.get(&group)?.job.as_ref()?;

@@ -194,7 +194,7 @@ impl Registry {
     /// # Errors
     /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
     pub(super) fn origin(&self, key: Key, stat: &Stat) -> nix::Result<Option<Ancestry>> {
-        if let Some(job) = self.tree.job_of(key.pid, Some(key.start_time)) {
+        if let Some(job) = self.tree.job_of_process(key.pid, Some(key.start_time)) {
             return Ok(Some(Ancestry::of_job(job)));
         }
         let (mut parent, mut start_time) = (stat.parent, stat.start_time);
@@ -208,14 +208,14 @@ impl Registry {
                         start_time: stat.start_time,
                     };
                     let (known, saved) = (self.live.find(key), self.unregistered.get(key));
-                    let job = self.tree.job_of(parent, Some(key.start_time));
+                    let job = self.tree.job_of_process(parent, Some(key.start_time));
                     (Some(stat), known, saved, job)
                 }
                 Err(Errno::ETIMEDOUT) => (
                     None,
                     self.live.find_pid(parent),
                     self.unregistered.find_pid(parent),
-                    self.tree.job_of(parent, None),
+                    self.tree.job_of_process(parent, None),
                 ),
                 Err(_) => return Ok(None),
             };
