@@ -87,6 +87,29 @@ fn contexts_come_and_go_on_every_device() {
 }
 
 #[test]
+fn contexts_beside_managed_memory_are_charged_as_measured() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok(&format!("cuMemAllocManaged &block {} 1", 100 * MIB));
+    for _ in 0..3 {
+        for nr_contexts in [2, 3] {
+            calls.ok(&format!("cuCtxCreate_v2 &context{nr_contexts} 0 0"));
+            wait_until("the context is measured", || {
+                context(&dir) == nr_contexts * CONTEXT && dir.key("memory.stat", "context_estimated") == 0
+            });
+        }
+        calls.ok("cuCtxDestroy_v2 $context2");
+        assert_eq!(context(&dir), 2 * CONTEXT, "the rest stays charged");
+        assert_eq!(dir.key("memory.stat", "context_estimated"), 0);
+        calls.ok("cuCtxDestroy_v2 $context3");
+        wait_until("the destroyed contexts are uncharged", || {
+            dir.number("memory.current") == CONTEXT + 100 * MIB
+        });
+    }
+}
+
+#[test]
 fn contexts_are_measured_with_longer_nvml_entries() {
     let mount = Mount::with(config().env("SIMGPU_DRIVER", "12.2"));
     let shells: [_; 3] = std::array::from_fn(|_| DriverShell::start(&mount));

@@ -1,6 +1,7 @@
 //! Charges of contexts. Nothing tells beforehand what a context takes, so its size is estimated and charged
 //! before the driver is called. The daemon measures it afterwards, and the charge is corrected.
 
+mod charged;
 #[cfg(test)]
 mod tests;
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{ContextKind, MAX_DEVICES};
 use parking_lot::{Mutex, MutexGuard};
 
+use self::charged::{Charged, spread};
 use super::charge::Charge;
 use super::page_counter::{Sums, Unsettled};
 use super::room::Room;
@@ -33,25 +35,6 @@ const TURN: Duration = Duration::from_secs(5);
 const MOST: u64 = 1 << 30;
 /// Most charges for one context, while other threads charge what was free.
 const MOST_TRIES: usize = 8;
-
-/// Charge of a context.
-#[derive(Debug, Clone, Copy)]
-struct Charged {
-    /// Number of the context.
-    context: u32,
-    local: LocalDevice,
-    /// The device slot in which it is charged.
-    index: usize,
-    bytes: u64,
-    is_estimated: bool,
-}
-
-impl Charged {
-    /// Returns the estimated part, bytes.
-    fn estimated(&self) -> u64 {
-        if self.is_estimated { self.bytes } else { 0 }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Contexts {
@@ -81,8 +64,8 @@ impl Contexts {
     }
 
     fn doubt_all(&self, all: &[Charged]) {
-        let estimated = all.iter().filter(|charged| charged.is_estimated);
-        self.doubt.store(estimated.map(|_| MOST).sum(), Relaxed);
+        let asked = all.iter().filter(|charged| charged.is_asked);
+        self.doubt.store(asked.map(|_| MOST).sum(), Relaxed);
     }
 }
 
@@ -163,13 +146,14 @@ impl NewContext<'_> {
         let bytes = charge.bytes;
         charge.keep(sums);
         let mut all = memory.contexts.charged.lock();
-        let is_other = all.iter().any(|other| other.index == index && other.is_estimated);
+        let is_other = all.iter().any(|other| other.index == index && other.is_asked);
         all.push(Charged {
             context,
             local: self.turn.local,
             index,
             bytes,
-            is_estimated: true,
+            estimated: bytes,
+            is_asked: true,
         });
         memory.contexts.doubt_all(&all);
         memory.ask_size(index, self.kind.filter(|_| !is_other));
@@ -216,13 +200,11 @@ impl Memory {
         };
         let gone = all.remove(at);
         let _unsettled = Unsettled::on(self.usage(), gone.index);
-        let less = [gone.bytes, gone.estimated()].map(u64::wrapping_neg);
+        let less = [gone.bytes, gone.estimated].map(u64::wrapping_neg);
         self.show_context(gone.index, less[0], less[1]);
         self.uncharge(gone.index, gone.bytes);
-        for other in all.iter_mut().filter(|other| other.index == gone.index) {
-            self.show_context(gone.index, 0, other.bytes - other.estimated());
-            other.is_estimated = true;
-        }
+        let others = all.iter_mut().filter(|other| other.index == gone.index);
+        others.for_each(|other| other.is_asked = true);
         self.contexts.doubt_all(&all);
         self.ask_size(gone.index, None);
     }
@@ -232,7 +214,7 @@ impl Memory {
         for charged in self.contexts.charged.lock().iter_mut() {
             let index = self.session.devices.index(charged.local);
             if index != charged.index {
-                let less = [charged.bytes, charged.estimated()].map(u64::wrapping_neg);
+                let less = [charged.bytes, charged.estimated].map(u64::wrapping_neg);
                 self.show_context(charged.index, less[0], less[1]);
                 self.page_counter.transfer_bytes(
                     self.usage(),
@@ -241,43 +223,35 @@ impl Memory {
                     index,
                     charged.bytes,
                 );
-                self.show_context(index, charged.bytes, charged.estimated());
+                self.show_context(index, charged.bytes, charged.estimated);
                 charged.index = index;
                 self.ask_size(index, None);
             }
         }
     }
 
-    /// Corrects the estimated charges of contexts that the daemon has measured. Returns whether all charges
-    /// are measured now.
+    /// Corrects the charges of contexts that the daemon has measured. Returns whether none waits for that.
     pub(crate) fn settle_contexts(&self) -> bool {
         let mut all = self.contexts.charged.lock();
-        let left = all.iter_mut().rev().filter(|charged| charged.is_estimated);
-        let mut left: Vec<&mut Charged> = left.collect();
+        let mut left: Vec<&mut Charged> = all.iter_mut().filter(|charged| charged.is_asked).collect();
         let of = |charged: &&mut Charged| Some((charged.index, self.answered(charged.index)?));
         while let Some((index, missing)) = left.iter().find_map(of) {
-            let mut more = u64::try_from(missing).unwrap_or(0);
-            let mut less = missing.min(0).unsigned_abs();
             let (usage, control) = (self.usage(), self.control());
+            let more = u64::try_from(missing).unwrap_or(0);
             self.page_counter.charge(usage, control, index, more);
             let _unsettled = Unsettled::on(usage, index);
-            // The last context was made after the last measurement.
-            for charged in left.extract_if(.., |charged| charged.index == index) {
-                let excess = less.min(charged.bytes);
-                self.show_context(index, more.wrapping_sub(excess), charged.bytes.wrapping_neg());
-                self.uncharge(index, excess);
-                charged.bytes = charged.bytes + more - excess;
-                charged.is_estimated = false;
-                (more, less) = (0, less - excess);
-            }
+            let mut measured: Vec<_> = left.extract_if(.., |charged| charged.index == index).collect();
+            let less = spread(missing, &mut measured);
+            let estimated: u64 = measured.iter_mut().map(|charged| charged.measured()).sum();
+            self.show_context(index, more.wrapping_sub(less), estimated.wrapping_neg());
+            self.uncharge(index, less);
             // The daemon compares what is charged with the limits of groups.
             self.session.ring();
         }
-        let is_done = left.is_empty();
-        if is_done {
+        if left.is_empty() {
             self.contexts.doubt.store(0, Relaxed);
         }
-        is_done
+        left.is_empty()
     }
 
     /// Waits until contexts are measured, if limits leave less on the device than `bytes` and what is in
@@ -321,7 +295,7 @@ impl Memory {
     /// earlier one is void. Returns the device of the last.
     fn ask_sizes_again(&self) -> Option<usize> {
         let all = self.contexts.charged.lock();
-        let unknown = |charged: &&Charged| charged.is_estimated && self.answered(charged.index).is_none();
+        let unknown = |charged: &&Charged| charged.is_asked && self.answered(charged.index).is_none();
         let mut unknown: Vec<usize> = all.iter().filter(unknown).map(|charged| charged.index).collect();
         unknown.dedup();
         let (now, asked) = (sys::now(), &self.contexts.asked);

@@ -88,6 +88,22 @@ fn contexts_are_corrected_together() {
     assert_eq!(charged(memory), [0; 3]);
 }
 
+/// Contexts that were measured are no estimates: beside managed memory the daemon keeps what it knows.
+#[test]
+fn measured_contexts_stay_measured_when_another_is_destroyed() {
+    let (memory, control) = limited();
+    control.memory_limit.store(1000, Relaxed);
+    for number in [1, 2] {
+        assert_eq!(make(memory, number), Ok(()));
+    }
+    assert!(answer(memory, control, -90), "each takes 15");
+    memory.context_uncharged(1);
+    assert_eq!(charged(memory), [15, 15, 0]);
+    assert!(!memory.settle_contexts(), "it is measured anew");
+    assert!(answer(memory, control, 5));
+    assert_eq!(charged(memory), [20, 20, 0]);
+}
+
 #[test]
 fn answer_to_an_earlier_request_is_ignored() {
     let (memory, control) = limited();
