@@ -189,6 +189,9 @@ fn contexts_are_estimated_where_driver_does_not_tell() {
             all.iter().all(|dir| context(dir) == 4 * CONTEXT / 3)
         });
         assert_eq!(dir.number("memory.current"), 4 * CONTEXT / 3 + 8 * MIB, "{quirk}");
+        // By now the process has corrected its charge by its part, which remains an estimate.
+        let estimated = dir.key("memory.stat", "context_estimated");
+        assert_eq!(estimated, 4 * CONTEXT / 3, "{quirk}");
         let limit = 4 * CONTEXT / 3 + 10 * MIB;
         dir.write("memory.limit", limit);
         assert_eq!(

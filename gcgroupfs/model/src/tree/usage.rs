@@ -49,6 +49,13 @@ impl Sums {
             usage_nsec: charged_nsec(process, slot),
             ..Self::default()
         };
+        let usage = process.usage().device(slot).filter(|_| is_estimated);
+        let contexts = usage.map_or(0, |usage| usage.context_measured(device_total(slot, devices)));
+        // The process may have corrected its charge meanwhile.
+        self.contexts_estimated = self
+            .contexts_estimated
+            .saturating_add(contexts)
+            .min(self.contexts);
     }
 }
 

@@ -125,6 +125,12 @@ impl<'a> UntrustedDevice<'a> {
         self.usage.context_estimated.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns the bytes charged for contexts whose charge was corrected, at most `most`.
+    pub(in crate::tree) fn context_measured(self, most: u64) -> u64 {
+        let charged = self.usage.context_charged.load(Relaxed).min(most).min(MOST);
+        charged.saturating_sub(self.context_estimated(most))
+    }
+
     /// Returns the bytes that the process claims to have swapped out, at most `most`.
     pub(in crate::tree) fn swapped(self, most: u64) -> u64 {
         self.usage.swap_current.load(Relaxed).min(most).min(MOST)
