@@ -218,7 +218,7 @@ impl Measure {
                     && !slots.is_any_inside(compute.session, |device| device == index)
                     && meter.end(compute.usage(), index, end);
                 if is_over {
-                    compute.settle_unknown(index, looks.began);
+                    compute.settle_unknown(index);
                     meter.poll(true);
                     return Phase::Armed(Some(now));
                 }

@@ -96,12 +96,10 @@ impl Compute {
         usage.submitted_nsec.fetch_add(more.wrapping_sub(excess), Relaxed);
     }
 
-    /// Corrects the published GPU time when all work on the device with that index has ended that has been
-    /// submitted since `since`.
-    fn settle_unknown(&self, index: usize, since: u64) {
-        let busy = sys::now().saturating_sub(since);
+    /// Corrects the published GPU time of a device when all of its submissions of unknown cost have ended.
+    fn settle_unknown(&self, index: usize) {
         if let (Some(sampler), Some(usage)) = (self.samplers.get(index), self.usage().devices.get(index)) {
-            usage.submitted_nsec.fetch_sub(sampler.end_unknown(busy), Relaxed);
+            usage.submitted_nsec.fetch_sub(sampler.end_unknown(), Relaxed);
         }
     }
 

@@ -52,8 +52,11 @@ pub(crate) struct Sampler {
     /// I.371), nanoseconds.
     due: AtomicU64,
     epoch: AtomicU32,
-    /// Submissions for which [`UNKNOWN_COST`] is published.
+    /// Submissions for which [`UNKNOWN_COST`] is published and not corrected, and all that have been noted.
     unknown: AtomicU64,
+    noted: AtomicU64,
+    /// When the first of those that are not corrected was noted, nanoseconds.
+    unknown_since: AtomicU64,
     pending: Mutex<VecDeque<Record>>,
     /// Used by the helper alone, which calls the driver meanwhile.
     timelines: Mutex<Timelines>,
@@ -73,6 +76,8 @@ impl Sampler {
             due: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
             unknown: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
+            unknown_since: AtomicU64::new(0),
             pending: Mutex::default(),
             timelines: Mutex::default(),
             results: Mutex::default(),
@@ -91,13 +96,21 @@ impl Sampler {
 
     /// Records that [`UNKNOWN_COST`] is published for a submission.
     pub(super) fn note_unknown(&self) {
-        self.unknown.fetch_add(1, Relaxed);
+        if self.unknown.fetch_add(1, Relaxed) == 0 {
+            self.unknown_since.store(sys::now(), Relaxed);
+        }
+        self.noted.fetch_add(1, Relaxed);
     }
 
-    /// Returns the nanoseconds published in excess for submissions of unknown cost, all of which have ended,
-    /// if there was work for `busy` nanoseconds.
-    pub(super) fn end_unknown(&self, busy: u64) -> u64 {
-        (self.unknown.swap(0, Relaxed) * UNKNOWN_COST).saturating_sub(busy)
+    /// Returns how often a submission of unknown cost has been noted.
+    pub(super) fn nr_noted(&self) -> u64 {
+        self.noted.load(Relaxed)
+    }
+
+    /// Returns the nanoseconds published in excess for submissions of unknown cost, all of which have ended.
+    pub(super) fn end_unknown(&self) -> u64 {
+        let passed = sys::now().saturating_sub(self.unknown_since.load(Relaxed));
+        (self.unknown.swap(0, Relaxed) * UNKNOWN_COST).saturating_sub(passed)
     }
 
     /// Begins a sample of the submission that the calling thread is about to make. Not to be called while any
@@ -231,6 +244,11 @@ impl Sampler {
     /// Returns the nanoseconds by which the GPU time of all submissions has grown since the last call.
     pub(super) fn advance(&self, seen: &Seen) -> u64 {
         let results = &mut *self.results.lock();
-        results.estimate.advance(seen, &results.costs)
+        let more = results.estimate.advance(seen, &results.costs);
+        if results.estimate.count(seen.progress != Progress::Elsewhere, seen) {
+            self.note_unknown();
+            return more + UNKNOWN_COST;
+        }
+        more
     }
 }

@@ -11,7 +11,7 @@ use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Usage, UsageDevice};
 
 use super::Compute;
 use super::meter::{Meter, Used, ring_if_wanted};
-use super::sample::Progress;
+use super::sample::{Progress, Sampler};
 use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
@@ -33,6 +33,8 @@ struct Round {
     again: Vec<Used>,
     /// When markers were last seen not to have passed, nanoseconds.
     last_look: u64,
+    /// Number of submissions of unknown cost when the markers were set.
+    unknown: u64,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,9 @@ impl Watch {
             }
             let since = usage.busy_since.load(Relaxed);
             device.counts = gate == Gate::Track;
+            if !device.counts {
+                compute.account(index, Progress::Elsewhere, 0);
+            }
             let works = device.advance(compute, index, meter, usage);
             is_busy |= works;
             let wants_end = control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
@@ -88,7 +93,6 @@ impl Watch {
             }
             if since != 0 && usage.busy_since.load(Relaxed) == 0 {
                 has_ended = true;
-                compute.settle_unknown(index, since);
                 has_news |= wants_end;
                 if usage.nr_waiting.load(Relaxed) != 0 {
                     // Nothing is queued, but a thread sleeps until the expected time of room.
@@ -128,12 +132,9 @@ impl Device {
     }
 
     fn account(&self, compute: &Compute, index: usize, progress: Progress, passed: u64) {
-        let progress = if self.counts {
-            progress
-        } else {
-            Progress::Elsewhere
-        };
-        compute.account(index, progress, passed);
+        if self.counts {
+            compute.account(index, progress, passed);
+        }
     }
 
     /// Advances one device; returns whether it has work, and so must be polled again.
@@ -181,14 +182,23 @@ impl Device {
         }
         let (end, again) = (round.end(now), std::mem::take(&mut round.again));
         let passed = now.saturating_sub(round.last_look);
+        let unknown = round.unknown;
         self.round = None;
         self.account(compute, index, Progress::Some, passed);
         if !again.is_empty() {
             meter.put_back(&again);
             return true;
         }
+        if nr_unknown(compute, index) == unknown {
+            compute.settle_unknown(index);
+        }
         !meter.end(compute.usage(), index, end)
     }
+}
+
+/// Returns the number of submissions so far whose cost was unknown.
+fn nr_unknown(compute: &Compute, index: usize) -> u64 {
+    compute.samplers.get(index).map_or(0, Sampler::nr_noted)
 }
 
 impl Round {
@@ -196,6 +206,7 @@ impl Round {
     fn of_everything(compute: &Compute, index: usize, now: u64) -> Option<Self> {
         let mut round = Self {
             last_look: now,
+            unknown: nr_unknown(compute, index),
             ..Self::default()
         };
         let contexts = compute
@@ -219,6 +230,7 @@ impl Round {
 
     /// Sets markers on the streams used since the last round.
     fn begin(compute: &Compute, index: usize, meter: &Meter) -> Option<Self> {
+        let unknown = nr_unknown(compute, index);
         let used: Vec<Used> = meter
             .take()
             .into_iter()
@@ -232,6 +244,7 @@ impl Round {
             .is_any_inside(compute.session, |device| device == index);
         let mut round = Self {
             last_look: sys::now(),
+            unknown,
             ..Self::default()
         };
         let is_set = compute.program.contexts.captures.unless_any(|| {
@@ -312,8 +325,8 @@ mod tests {
             .store(Gate::Track as u32, Relaxed);
         assert_eq!(watch.step(compute), Step::default());
         slot.enter(Submission::Kernel);
-        meter.note(compute.session, slot, 1);
         compute.samplers[OTHER_DEVICE].note_unknown();
+        meter.note(compute.session, slot, 1);
         usage.submitted_nsec.store(UNKNOWN_COST + 7, Relaxed);
         for _ in 0..3 {
             assert!(watch.step(compute).wake.is_some());

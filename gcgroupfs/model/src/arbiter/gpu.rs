@@ -49,7 +49,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Returns the GPU time of each observed process, in the order of ids.
     pub(super) fn measure(&mut self, now: Time, seen: &[Seen<Id>], settings: &Settings) -> Vec<Used> {
-        self.meet(seen);
+        self.meet(now, seen);
         let last = std::mem::replace(&mut self.last, now);
         let passed = now.saturating_sub(last);
         let looks = self.members.iter_mut().zip(seen);
@@ -74,7 +74,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Aligns `members` with `seen`: from here on the same index means the same process.
-    fn meet(&mut self, seen: &[Seen<Id>]) {
+    fn meet(&mut self, now: Time, seen: &[Seen<Id>]) {
         let is_same = self.members.len() == seen.len()
             && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
         if is_same {
@@ -83,7 +83,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let known = std::mem::take(&mut self.members);
         let member = |one: &Seen<Id>| match known.binary_search_by_key(&one.id, |(id, _)| *id) {
             Ok(place) => known[place],
-            Err(_) => (one.id, Member::new(one)),
+            Err(_) => (one.id, Member::new(now, one)),
         };
         self.members = seen.iter().map(member).collect();
         let is_gone = |id: &Id| seen.binary_search_by_key(id, |one| one.id).is_err();

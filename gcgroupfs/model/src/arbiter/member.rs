@@ -101,8 +101,6 @@ pub(super) struct Member {
     /// had work that is not charged yet, nanoseconds.
     is_told_late: bool,
     worked: u64,
-    /// Whether it may have work that was submitted before it told that with each submission.
-    has_untold: bool,
     last_busy: Option<Time>,
     /// The pause that ended with the last look, and earlier ones.
     pause: Option<u64>,
@@ -125,7 +123,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new<Id>(seen: &Seen<Id>) -> Self {
+    pub(super) fn new<Id>(now: Time, seen: &Seen<Id>) -> Self {
         Self {
             priority: seen.priority,
             virtual_time: 0,
@@ -140,10 +138,9 @@ impl Member {
             held_since: None,
             is_busy: false,
             busy_nsec: seen.busy_nsec,
-            owed: 0,
+            owed: seen.queued_until.saturating_sub(now).min(MOST_QUEUED),
             is_told_late: false,
             worked: 0,
-            has_untold: true,
             last_busy: None,
             pause: None,
             pauses: Pauses::default(),
@@ -165,8 +162,6 @@ impl Member {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
             false => 0,
         };
-        // If it was idle, all that it had submitted before has ended.
-        self.has_untold &= !self.is_tracked || busy == passed;
         // The hook sets the end of work slightly before the moment in which it was seen, so the counter can
         // step back. What was counted stays counted.
         if seen.busy_nsec >= self.busy_nsec
@@ -216,7 +211,6 @@ impl Member {
         let own = match seen.submitted_nsec {
             0 => busy,
             _ if self.is_told_late => self.worked.min(self.owed).min(passed),
-            _ if self.has_untold => busy,
             _ => busy.min(self.owed),
         };
         Claim { own, most }
@@ -352,7 +346,6 @@ impl Member {
 
     /// Records whether it is to tell the GPU time of its work at its hook's looks, or with each submission.
     pub(super) fn tell(&mut self, is_late: bool) {
-        self.has_untold |= self.is_told_late && !is_late;
         self.is_told_late = is_late;
     }
 

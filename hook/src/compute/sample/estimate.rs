@@ -29,7 +29,7 @@ pub(in crate::compute) enum Progress {
     Some,
     /// All has ended that was submitted before the last look.
     Idle,
-    /// The time is accounted for elsewhere.
+    /// Later submissions are accounted for elsewhere.
     Elsewhere,
 }
 
@@ -51,6 +51,8 @@ pub(super) struct Estimate {
     /// them that have ended, by kind.
     is_open: bool,
     unpriced: [u64; Submission::COUNT],
+    /// Whether submissions since the last look are accounted for here.
+    counts: bool,
 }
 
 impl Estimate {
@@ -86,11 +88,11 @@ impl Estimate {
         }
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
         match seen.progress {
-            Progress::Elsewhere => {
-                self.entered = seen.entered;
-                (self.ended, self.published, self.is_open) = (self.all, self.all, false);
-                return 0;
+            Progress::Elsewhere if !self.counts => {
+                self.ended = self.all;
+                self.published = self.all;
             }
+            Progress::Elsewhere => {}
             Progress::None if !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
             Progress::Some if is_priced => self.ended = self.ended.max(before),
@@ -122,6 +124,21 @@ impl Estimate {
         let published = more as f64;
         self.published += published;
         more
+    }
+
+    /// Ends or begins counting. Returns whether the submissions that have been counted include some in flight
+    /// whose cost is unknown.
+    pub(super) fn count(&mut self, counts: bool, seen: &Seen) -> bool {
+        let has_counted = std::mem::replace(&mut self.counts, counts);
+        if counts {
+            return false;
+        }
+        let is_unknown = KINDS
+            .iter()
+            .any(|kind| self.entered[*kind as usize] != seen.entered[*kind as usize]);
+        self.entered = seen.entered;
+        (self.ended, self.published, self.is_open) = (self.all, self.all, false);
+        has_counted && is_unknown
     }
 }
 
@@ -216,11 +233,24 @@ mod tests {
         assert_eq!(estimate.advance(&shared, &costs), 0, "others may run");
     }
 
+    /// As [`Sampler`](super::super::Sampler) does; also returns whether submissions of unknown cost are in
+    /// flight that have been counted.
+    fn leave(estimate: &mut Estimate, seen: &Seen, costs: &Costs) -> (u64, bool) {
+        (estimate.advance(seen, costs), estimate.count(false, seen))
+    }
+
     #[test]
-    fn time_accounted_for_elsewhere_is_not_published() {
+    fn what_was_counted_is_published_before_time_is_accounted_for_elsewhere() {
         let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let away = |kernels| seen(kernels, 900, Progress::Elsewhere);
+        assert_eq!(leave(&mut estimate, &away(5), &costs), (0, false));
+        estimate.count(true, &away(5));
+        assert_eq!(leave(&mut estimate, &away(7), &costs), (0, true), "never sampled");
         learn(&mut costs, 1000);
-        assert_eq!(estimate.advance(&seen(8, 900, Progress::Elsewhere), &costs), 0);
+        assert_eq!(leave(&mut estimate, &away(8), &costs), (0, false));
         assert_eq!(estimate.advance(&seen(9, 900, Progress::Some), &costs), 1000);
+        estimate.count(true, &away(9));
+        assert_eq!(leave(&mut estimate, &away(12), &costs), (3000, false));
+        assert_eq!(leave(&mut estimate, &away(20), &costs), (0, false));
     }
 }

@@ -366,6 +366,31 @@ fn quota_throttles_until_period_ends_and_tracks_neighbour() {
 }
 
 #[test]
+fn quota_of_a_process_with_pauses_is_charged_what_it_tells() {
+    let mut play = Play::new(1);
+    let id = play.join(100, 8);
+    let usage = play.world.usage(id);
+    let submitted = &usage.devices[0].submitted_nsec;
+    usage.measures_time.store(1, Relaxed);
+    play.tick();
+    submitted.fetch_add(MSEC, Relaxed);
+    // No look at its work falls into a pause.
+    play.begins(id);
+    play.after(100 * MSEC);
+    for quota in ["90000", "max", "90000"] {
+        play.world.store("100/0/compute.max", OWNER, quota).unwrap();
+        for _ in 0..5 {
+            play.after(0);
+            submitted.fetch_add(MSEC, Relaxed);
+            play.after(100 * MSEC);
+            assert_ne!(play.gate(id), Gate::Throttled);
+        }
+    }
+    let charged = play.world.control(id).devices[0].usage_nsec.load(Relaxed);
+    assert_eq!(charged, 16 * MSEC);
+}
+
+#[test]
 fn process_quota_counts_all_devices() {
     let mut play = Play::new(2);
     let id = play.join(100, 8);
