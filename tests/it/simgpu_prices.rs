@@ -19,6 +19,45 @@ fn first_launch_of_each_function_takes_time_and_memory() {
 }
 
 #[test]
+fn calls_take_the_times_of_their_prices() {
+    let prices = [
+        ("launch-nsec=3000000", "launch(spin, 1)", 0.003),
+        ("record-nsec=4000000", "cu.cuEventRecord(event, None)", 0.004),
+        (
+            "record-context-nsec=5000000",
+            "cu.cuCtxRecordEvent(context, event)",
+            0.015,
+        ),
+        (
+            "memory-operation-nsec=6000000",
+            "cu.cuStreamWriteValue32_v2(None, word, 1, 0)",
+            0.006,
+        ),
+        (
+            "pool-query-nsec=7000000",
+            "cu.cuMemPoolGetAttribute(pool, 5, other)",
+            0.007,
+        ),
+        ("module-usec=20000", "load()", 0.02),
+        ("context-usec=30000", "cu.cuCtxCreate_v2(other, 0, 0)", 0.03),
+    ];
+    let all = prices.map(|(price, ..)| price).join(",");
+    let mut program = Machine::new().env("SIMGPU_PRICES", &all).started();
+    program.run("import time");
+    program.run("spin, word = kernel('gcgroup_spin'), alloc(MIB)");
+    program.run("event, context = got(c_uint64, 'cuEventCreate', 0), got(c_uint64, 'cuCtxGetCurrent')");
+    program.run("streams = [got(c_uint64, 'cuStreamCreate', 1) for _ in range(2)]");
+    program.run("pool, other = got(c_uint64, 'cuDeviceGetDefaultMemPool', 0), c_uint64()");
+    program.run("load = lambda: 0 if kernel('gcgroup_spin') else 1");
+    for (price, call, seconds) in prices {
+        program.run("began = time.perf_counter()");
+        program.calls(0, call);
+        program.run("took = time.perf_counter() - began");
+        assert_eq!(program.ask(&format!("took >= {seconds}")), "True", "{price}");
+    }
+}
+
+#[test]
 fn parameters_of_a_kernel_are_told() {
     let mut program = Machine::new().started();
     program.run("fill = kernel('gcgroup_fill')\noffset, size = ctypes.c_size_t(), ctypes.c_size_t()");

@@ -28,6 +28,8 @@
 //!   take (`cost.rs` of the driver).
 //! - `SIMGPU_CONCURRENT_KERNELS`: how many kernels of the process run at once, if they are on different
 //!   streams and so do not fill the device: 1 (the default) to 128.
+//! - `SIMGPU_SWITCH_US`: microseconds for which the device does nothing when it goes from this process to
+//!   another one that waits (0).
 //! - `SIMGPU_PRICES`: time and memory that calls take on real drivers (`price.rs` of the driver).
 //! - `SIMGPU_QUIRKS`: behaviour of other drivers and machines (`quirks`).
 //! - `SIMGPU_HOST_LOCATIONS`: what becomes of `cuMemCreate` at host locations: a list of `LOCATION=OUTCOME`.

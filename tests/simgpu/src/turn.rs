@@ -37,15 +37,20 @@ pub(crate) struct Turn {
     member: &'static Member,
     device: usize,
     slice_ns: u64,
+    /// Nanoseconds for which the device does nothing when it goes to another process that waits
+    /// (`SIMGPU_SWITCH_US`).
+    switch_ns: u64,
 }
 
 impl Turn {
     pub(crate) fn new(member: &'static Member, device: usize) -> Self {
-        let slice_ns = member.machine().config().timeslice_ns.max(2048);
+        let usec = std::env::var("SIMGPU_SWITCH_US").ok();
+        let usec: u64 = usec.and_then(|text| text.parse().ok()).unwrap_or(0);
         Turn {
             member,
             device,
-            slice_ns,
+            slice_ns: member.machine().config().timeslice_ns.max(2048),
+            switch_ns: usec.min(10_000) * 1000,
         }
     }
 
@@ -75,7 +80,7 @@ impl Turn {
                 // Expired, or free since `until`.
                 _ => {
                     let since = match owner {
-                        Some(_) => now,
+                        Some(_) => now + self.switch_ns,
                         None => ready.max(until).min(now),
                     };
                     let until = self.end_of_slice(since);
@@ -134,7 +139,7 @@ impl Turn {
 
     fn give(&self, seen: u64, next: usize, at: u64) {
         self.set_wanted(next, false);
-        let given = pack(next, self.end_of_slice(at));
+        let given = pack(next, self.end_of_slice(at + self.switch_ns));
         let _ = self
             .member
             .shared(self.device)
@@ -272,6 +277,24 @@ mod tests {
             a.ask(until + SLICE + GRACE_NS + 1024, NOW),
             Grant::Wait(_)
         ));
+    }
+
+    #[test]
+    fn switch_delays_the_next_owner_alone() {
+        let (a, b) = two();
+        let a = Turn {
+            switch_ns: SLICE / 4,
+            ..a
+        };
+        a.ask(NOW, NOW);
+        let until = a.renew(NOW + SLICE).expect("no process waits");
+        assert!((NOW + 2 * SLICE..NOW + 2 * SLICE + 1024).contains(&until));
+        b.ask(until, until);
+        a.renew(until);
+        let Grant::Mine { since, .. } = b.ask(until, until) else {
+            panic!("b did not get the turn")
+        };
+        assert!((until + SLICE / 4..until + SLICE / 4 + 1024).contains(&since));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::error::{
     CONTEXT_ALREADY_IN_USE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
     STREAM_DETACHED, UNSUPPORTED_LIMIT,
 };
+use crate::price::Price;
 use crate::process::Process;
 use crate::stream::Stream;
 
@@ -75,6 +76,7 @@ impl Context {
         is_primary: bool,
     ) -> Result<Arc<Context>, CUerror> {
         let one = process.device(device)?;
+        Price::Context.wait(1);
         let cost = Charged::context(process, one.index)?;
         process.member.count_context(one.index, 1);
         let context = Context::new(process, one.engine, device, one.index);

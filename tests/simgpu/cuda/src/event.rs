@@ -11,6 +11,7 @@ use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::op::Op;
+use crate::price::Price;
 use crate::process::Process;
 use crate::shared_event::SharedEvent;
 use crate::{capture, pool};
@@ -179,6 +180,7 @@ fn record(call: Call, event: CUevent, stream: CUstream) -> CUresult {
         return result;
     }
     *event.captured.lock() = None;
+    Price::Record.work(1);
     call.enqueue(&stream, Op::Record(event))
 }
 

@@ -12,6 +12,7 @@ use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE};
 use crate::op::Op;
+use crate::price::Price;
 use crate::stream::Stream;
 use crate::{capture, primary, stream};
 
@@ -117,6 +118,7 @@ impl Context {
         if event.context != self.base().handle {
             return Err(INVALID_HANDLE);
         }
+        Price::RecordContext.work(self.streams(call).len());
         let last = Stream::open(self.handle, self.engine, StreamKind::NonBlocking, 0, 0);
         let (engine, family) = (self.engine, self.family());
         let submitted = engine.submitted();

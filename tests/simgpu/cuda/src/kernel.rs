@@ -292,6 +292,7 @@ pub(crate) fn launch(
         Charged::first_launch(call.process, index)?;
     }
     price::stall();
+    Price::Launch.work(1);
     call.enqueue(&stream, Op::Kernel(launch))
 }
 

@@ -21,6 +21,7 @@ use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT
 use crate::image::{self, Image};
 use crate::kernel::Known;
 use crate::old_launch::Prepared;
+use crate::price::Price;
 
 /// A module loaded into a context.
 pub(crate) struct Module {
@@ -134,6 +135,7 @@ fn load(call: Call, out: Out<CUmodule>, image: Image) -> CUresult {
 
 impl Module {
     fn new(call: Call, context: &Context, image: Image) -> Result<Module, CUerror> {
+        Price::Module.wait(1);
         Ok(Module {
             context: context.base().handle,
             _cost: Charged::module(call.process, context.index, &image)?,

@@ -14,6 +14,7 @@ use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::op::Op;
 use crate::pool::{Freed, Pool, Sharing, Wish, give_up_unused};
 use crate::pool_chunk::Backing;
+use crate::price::Price;
 use crate::process::Process;
 use crate::share::POSIX_FILE_DESCRIPTOR;
 use crate::vmm::{LOCATION_DEVICE, LOCATION_HOST, LOCATION_HOST_NUMA, LOCATION_HOST_NUMA_CURRENT};
@@ -312,6 +313,7 @@ driver! {
     }
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw)
     null { null::pool_attribute(attribute, value) } |call| {
+        Price::PoolQuery.work(1);
         call.pool(pool)?.attribute(attribute, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {

@@ -2,10 +2,12 @@
 //! `SIMGPU_PRICES`, a list of `NAME=NUMBER` separated by commas. Each process reads it for itself; what is
 //! not named costs nothing.
 
+use std::hint::spin_loop;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use simgpu::config::parse_bytes;
 
 macro_rules! prices {
@@ -32,15 +34,43 @@ prices! {
     BareMarker = "bare-marker-nsec";
     /// Microseconds of the host in `cuMemSetAccess` for each location.
     SetAccess = "set-access-usec";
+    /// Microseconds of the host in the creation of a context.
+    Context = "context-usec";
+    /// Microseconds of the host in the load of a module, which may be compiled.
+    Module = "module-usec";
+    /// Nanoseconds of the host, with the driver's lock held: in each launch, each record of an event, each
+    /// operation of a stream on memory, and each query of a pool.
+    Launch = "launch-nsec";
+    Record = "record-nsec";
+    MemoryOperation = "memory-operation-nsec";
+    PoolQuery = "pool-query-nsec";
+    /// Nanoseconds of the host, with the driver's lock held, in each record of an event for a context, for
+    /// each of its streams.
+    RecordContext = "record-context-nsec";
 }
+
+/// The driver's lock.
+static LOCK: Mutex<()> = Mutex::new(());
 
 impl Price {
     /// Returns the number in this process; 0 by default.
     pub(crate) fn get(self) -> u64 {
-        static PRICES: OnceLock<Vec<(Price, u64)>> = OnceLock::new();
-        let prices = PRICES.get_or_init(|| parse(&std::env::var("SIMGPU_PRICES").unwrap_or_default()));
-        let found = prices.iter().find(|(price, _)| *price == self);
+        let found = prices().iter().find(|(price, _)| *price == self);
         found.map_or(0, |(_, number)| *number)
+    }
+
+    /// Has the calling thread work for `times` this price, which is in nanoseconds, with the driver's lock
+    /// held. Without any price there is no lock.
+    pub(crate) fn work(self, times: usize) {
+        if prices().is_empty() {
+            return;
+        }
+        let took = Duration::from_nanos(self.get().saturating_mul(times as u64));
+        let _held = LOCK.lock();
+        let began = Instant::now();
+        while began.elapsed() < took {
+            spin_loop();
+        }
     }
 
     /// Lets the calling thread wait for `times` this price, which is in microseconds.
@@ -50,6 +80,11 @@ impl Price {
             std::thread::sleep(Duration::from_micros(usec));
         }
     }
+}
+
+fn prices() -> &'static [(Price, u64)] {
+    static PRICES: OnceLock<Vec<(Price, u64)>> = OnceLock::new();
+    PRICES.get_or_init(|| parse(&std::env::var("SIMGPU_PRICES").unwrap_or_default()))
 }
 
 /// Lets the calling thread wait in one call of 64. The calls are the same in each run.

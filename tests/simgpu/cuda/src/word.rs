@@ -150,6 +150,7 @@ fn write(call: Call, stream: CUstream, word: (CUdeviceptr, u64, u64), flags: u32
         _ => return Err(INVALID_VALUE),
     };
     let store = Store::new(call, address, value, size)?;
+    Price::MemoryOperation.work(1);
     call.enqueue(
         &stream,
         Op::Store(Store {
