@@ -1,7 +1,8 @@
 #!/bin/sh
-# Makes the packages of scripts/package.sh and tests them: with lintian, and by installation, upgrade, removal
-# and purge in a Debian system of their own (debootstrap). Where scripts/test-aarch64.sh has built a tree,
-# also makes the packages for arm64 and checks their contents. Installs what it needs. Run as root.
+# Makes the packages of scripts/package.sh and tests them: with lintian, and by installation, use by that
+# system's programs, upgrade, removal and purge in Debian systems of their own (debootstrap). Where
+# scripts/test-aarch64.sh has built a tree, also makes the packages for arm64 and checks their contents.
+# Installs what it needs. Run as root.
 set -eu
 
 usage() {
@@ -10,8 +11,9 @@ usage: scripts/test-packages.sh
 
 environment:
   DIST             built tree (<repository>/target/dist)
+  SUITES           the Debian systems (bookworm trixie sid)
   PACKAGE_MINUTES  limit for the whole run (15)
-  XDG_CACHE_HOME   where the Debian system is kept ($HOME/.cache)
+  XDG_CACHE_HOME   where the Debian systems are kept ($HOME/.cache)
 EOF
 }
 
@@ -107,40 +109,12 @@ say "lintian"
 lintian --allow-root --fail-on error,warning "$work"/one/*.deb
 [ ! -d "$work/arm64" ] || lintian --allow-root --fail-on error,warning "$work"/arm64/*.deb
 
-# The archive that this machine uses, which may be a mirror.
-suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-# shellcheck disable=SC2016  # apt-get's own notation
-mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $suite" 2>/dev/null | head -1)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/gcgroupfs
-base=$cache/$suite-$(dpkg --print-architecture).tar
-if [ ! -f "$base" ]; then
-    say "debootstrap $suite $mirror"
-    mkdir -p "$cache" "$work/base"
-    # A machine without a network or without the right to make devices is no fault of the packages.
-    if ! timeout 420 debootstrap --variant=minbase "$suite" "$work/base" ${mirror:+"$mirror"} > "$work/log" 2>&1; then
-        tail -5 "$work/log"
-        echo "test-packages.sh: left out, no Debian system can be made here: installation and purge"
-        exit 0
-    fi
-    rm -rf "$work/base/var/cache/apt" "$work/base/var/lib/apt/lists"
-    tar -C "$work/base" -cf "$base.$$" . || { rm -f "$base.$$"; exit 1; }
-    mv "$base.$$" "$base"
-    rm -rf --one-file-system "$work/base"
-fi
-
-say "installation"
-root=$work/root
-mkdir "$root"
-tar -C "$root" -xf "$base"
-mount -t proc proc "$root/proc"
-mkdir "$root/test"
-cp -a "$work/one" "$work/two" "${DIST:-$repo/target/dist}/simgpu" "$root/test"
-cat > "$root/test/run" <<'EOF'
+cat > "$work/run" <<'EOF'
 set -eu
 
 # state: prints all files but those of dpkg and this test.
 state() {
-    find / \( -path /proc -o -path /test -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log \
+    find / \( -path /proc -o -path /sys -o -path /test -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log \
         -o -path /var/cache \) -prune -o -print | sort
 }
 
@@ -162,10 +136,10 @@ unit=/lib/systemd/system/gcgroupfs.service
 program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' $unit)
 [ -x "$program" ] || fail "$unit starts $program, which is absent"
 
-# A daemon without a mount governs a program on the simulated GPU.
+# The daemon governs programs of this system on the simulated GPU.
 export GCGROUP_SOCKET=/tmp/socket SIMGPU_DIR=/tmp/sim LD_LIBRARY_PATH=/test/simgpu
-mkdir /tmp/sim
-gcgroupfs mount --no-fuse --state-dir /tmp/state > /test/log 2>&1 &
+mkdir /tmp/sim /tmp/mount
+gcgroupfs mount /tmp/mount --state-dir /tmp/state > /test/log 2>&1 &
 daemon=$!
 tries=0
 until grep -q 'gcgroupfs: ready' /test/log; do
@@ -174,9 +148,9 @@ until grep -q 'gcgroupfs: ready' /test/log; do
     sleep 0.1
 done
 gcgroupfs run --memory-limit 1G -- gcgroup-load launches 10
+gcgroupfs run --memory-limit 1G -- python3 /test/program.py /tmp/mount
 kill $daemon
 wait $daemon
-grep -q 'joined' /test/log || fail "the program was not governed: $(cat /test/log)"
 unset LD_LIBRARY_PATH
 
 echo /usr/lib/libgcgroup.so > /etc/ld.so.preload
@@ -194,6 +168,73 @@ dpkg -P gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plug
 state > /test/after
 diff /test/before /test/after || fail "the purge left files, or took some"
 EOF
-chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
-umount -l "$root/proc"
-say "passed"
+
+# Program of the Debian system: reads and writes its own directory between allocations.
+cat > "$work/program.py" <<'EOF'
+import ctypes
+import os
+import pathlib
+import sys
+
+OUT_OF_MEMORY = 2
+directory = pathlib.Path(sys.argv[1], str(os.getpid()))
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+
+
+def allocate(mebibytes):
+    return cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(mebibytes << 20))
+
+
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert allocate(400) == 0
+assert int((directory / "memory.current").read_text()) >= 400 << 20
+assert allocate(800) == OUT_OF_MEMORY
+(directory / "memory.limit").write_text("500M\n")
+assert allocate(200) == OUT_OF_MEMORY
+EOF
+
+# The archive that this machine uses, which may be a mirror.
+here=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+# shellcheck disable=SC2016  # apt-get's own notation
+mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $here" 2>/dev/null | head -1)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/gcgroupfs
+mkdir -p "$cache"
+
+# system SUITE: makes a Debian system, of which a copy is kept.
+system() {
+    kept=$cache/$1-$(dpkg --print-architecture)-python3.tar
+    if [ ! -f "$kept" ]; then
+        say "debootstrap $1 $mirror"
+        timeout 420 debootstrap --variant=minbase --include=python3 "$1" "$work/base" ${mirror:+"$mirror"} \
+            > "$work/log" 2>&1 || return 1
+        rm -rf "$work/base/var/cache/apt" "$work/base/var/lib/apt/lists"
+        tar -C "$work/base" -cf "$kept.$$" . || { rm -f "$kept.$$"; exit 1; }
+        mv "$kept.$$" "$kept"
+        rm -rf --one-file-system "$work/base"
+    fi
+}
+
+for suite in ${SUITES:-bookworm trixie sid}; do
+    # A machine without a network or without the right to make devices is no fault of the packages.
+    system "$suite" || {
+        tail -5 "$work/log"
+        say "left out, no Debian system can be made here: $suite"
+        rm -rf --one-file-system "$work/base"
+        continue
+    }
+    say "installation in $suite"
+    root=$work/$suite
+    mkdir "$root"
+    tar -C "$root" -xf "$kept"
+    mount -t proc proc "$root/proc"
+    [ -e "$root/dev/fuse" ] || mknod "$root/dev/fuse" c 10 229
+    mkdir "$root/test"
+    cp -a "$work/one" "$work/two" "$work/run" "$work/program.py" "${DIST:-$repo/target/dist}/simgpu" "$root/test"
+    chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
+    say "passed in $suite: $(chroot "$root" ldd --version | head -1)"
+    umount -l "$root/proc"
+    rm -rf --one-file-system "$root"
+done
