@@ -1,9 +1,12 @@
-//! Memory cgroups for tests.
+//! Kernel cgroups for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
+use support::Mount;
+
+use crate::driver::{DriverShell, driver_shell};
 
 /// A memory cgroup for one test. Dropping it moves its processes out and removes it.
 #[derive(Debug)]
@@ -63,5 +66,51 @@ impl Drop for Cgroup {
             let _ = fs::write(parent, pid);
         }
         let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// A kernel cgroup for this test, in the first hierarchy that accepts one.
+#[derive(Debug)]
+pub(crate) struct KernelCgroup {
+    path: PathBuf,
+    /// Name as in /proc/PID/cgroup.
+    pub(crate) name: String,
+}
+
+impl KernelCgroup {
+    pub(crate) fn new(below: &str) -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+        let top = format!("gcgroup-test-{}", std::process::id());
+        let points = mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (point, kind) = (fields.next()?, fields.next()?);
+            kind.starts_with("cgroup").then(|| PathBuf::from(point))
+        });
+        points.into_iter().find_map(|point| {
+            let path = point.join(&top).join(below);
+            fs::create_dir_all(&path).ok()?;
+            Some(Self {
+                path,
+                name: format!("/{top}/{below}"),
+            })
+        })
+    }
+
+    /// Starts a driver shell that is in the cgroup from its beginning.
+    pub(crate) fn start_driver_shell(&self, mount: &Mount) -> DriverShell {
+        let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$1\"";
+        let mut command = mount.command("sh");
+        command.args(["-c", script]).arg(&self.path).arg(driver_shell());
+        DriverShell::spawn(command)
+    }
+}
+
+impl Drop for KernelCgroup {
+    fn drop(&mut self) {
+        let mut at: &Path = &self.path;
+        while fs::remove_dir(at).is_ok() {
+            let Some(above) = at.parent() else { break };
+            at = above;
+        }
     }
 }

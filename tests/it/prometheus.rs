@@ -7,10 +7,14 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use support::{Config, Governed, Mount, repository, wait_for, wait_until};
 
+use crate::cgroup::KernelCgroup;
 use crate::driver::{Dir, DriverShell};
 use crate::exporter::{Exporter, command, join};
 
 const MIB: u64 = 1 << 20;
+
+/// UID of a pod.
+const POD: &str = "6d1c2ff8-6e2f-4f0b-9d3a-0a1b2c3d4e5f";
 
 /// Prometheus with its own data directory, at a free port.
 #[derive(Debug)]
@@ -20,17 +24,16 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts Prometheus, which scrapes the exporter every 5 s and evaluates the alert rules each second.
-    fn start(mount: &Mount, exporter: &Exporter) -> Self {
+    /// Starts Prometheus, which scrapes addresses every 5 s and evaluates the alert rules each second.
+    fn start(mount: &Mount, targets: &[&str]) -> Self {
         let directory = mount.root().join("prometheus");
         fs::create_dir(&directory).expect("the directory can be made");
         let configuration = directory.join("prometheus.yml");
         let text = format!(
             "global: {{scrape_interval: 5s, scrape_timeout: 5s, evaluation_interval: 1s}}\n\
              rule_files: ['{}']\n\
-             scrape_configs: [{{job_name: gcgroup, static_configs: [{{targets: ['{}']}}]}}]\n",
+             scrape_configs: [{{job_name: gcgroup, static_configs: [{{targets: {targets:?}}}]}}]\n",
             alerts(),
-            exporter.address()
         );
         fs::write(&configuration, text).expect("the file can be written");
         check(
@@ -111,6 +114,25 @@ impl Prometheus {
     }
 }
 
+/// Serves a scrape that was recorded of DCGM's exporter, with the UUID of a GPU in place of the real one's.
+/// Returns the server and its address.
+fn dcgm(mount: &Mount, uuid: &str) -> (Governed, String) {
+    let recorded = fs::read_to_string(repository().join("tests/data/dcgm-exporter.txt")).expect("a file");
+    let directory = mount.root().join("dcgm");
+    fs::create_dir(&directory).expect("the directory can be made");
+    fs::write(directory.join("metrics"), recorded.replace("@UUID@", uuid)).expect("the file can be written");
+    let mut command = Command::new("python3");
+    command
+        .args(["-um", "http.server", "--bind", "127.0.0.1", "0", "--directory"])
+        .arg(&directory);
+    let mut server = Governed::spawn(command);
+    let line = server.line().expect("the server says where it listens");
+    let mut words = line.split(' ').skip_while(|word| *word != "port");
+    let port = words.nth(1).expect("a port");
+    let address = format!("127.0.0.1:{port}");
+    (server, address)
+}
+
 fn alerts() -> String {
     let path = repository().join("gcgroupfs/integrations/exporter/alerts.yml");
     path.canonicalize()
@@ -147,14 +169,24 @@ fn names(expression: &str) -> Vec<&str> {
 #[test]
 fn alerts_and_dashboard_match_what_prometheus_scrapes() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
-    let mut shell = DriverShell::start(&mount);
+    // As in a pod that the plugin of Kubernetes has named.
+    let cgroup = KernelCgroup::new(&format!("kubepods/pod{POD}")).expect("a hierarchy of cgroups");
+    let pods = mount.root().join("pods.json");
+    let named = format!(
+        r#"{{"pods":{{"{POD}":{{"namespace":"n","name":"p","containers":{{}}}}}},"without_devices":[]}}"#
+    );
+    fs::write(&pods, named).expect("the file can be written");
+    let mut shell = cgroup.start_driver_shell(&mount);
     let _bare = DriverShell::start_bare(&mount);
     join(&mount, "team", &shell);
     mount.write("team", "memory.limit", &(64 * MIB).to_string());
     assert_eq!(shell.ask(&format!("alloc linear {}", 63 * MIB)), "ok 0");
     mount.write(shell.pid(), "memory.limit", &(64 * MIB).to_string());
-    let exporter = Exporter::start(&mount, &[]);
-    let mut prometheus = Prometheus::start(&mount, &exporter);
+    let exporter = Exporter::start(&mount, &["--pods", &pods.display().to_string()]);
+    let devices = mount.read("", "devices");
+    let uuid = devices.split_whitespace().nth(1).expect("a UUID");
+    let (_server, dcgm) = dcgm(&mount, uuid);
+    let mut prometheus = Prometheus::start(&mount, &[exporter.address(), &dcgm]);
     wait_until("Prometheus has scraped the process", || {
         prometheus.labels("gcgroup_process_frozen").is_some()
     });

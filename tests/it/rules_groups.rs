@@ -1,10 +1,10 @@
 //! Tests groups named by rules and requests: created on demand and removed when empty.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use support::{Governed, program_for_all, wait_until};
 
+use crate::cgroup::KernelCgroup;
 use crate::driver::{DriverShell, driver_shell};
 use crate::rules::{ALICE, BOB, Ruled};
 
@@ -275,43 +275,6 @@ fn requested_group_does_not_override_a_rules_group() {
     assert_eq!(ruled.members("users/u1000/night"), [inside.pid()]);
 }
 
-/// A kernel cgroup for this test, in the first hierarchy that accepts one.
-struct KernelCgroup {
-    path: PathBuf,
-    /// Name as in /proc/PID/cgroup.
-    name: String,
-}
-
-impl KernelCgroup {
-    fn new(below: &str) -> Option<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-        let top = format!("gcgroup-test-{}", std::process::id());
-        let points = mounts.lines().filter_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let (point, kind) = (fields.next()?, fields.next()?);
-            kind.starts_with("cgroup").then(|| PathBuf::from(point))
-        });
-        points.into_iter().find_map(|point| {
-            let path = point.join(&top).join(below);
-            fs::create_dir_all(&path).ok()?;
-            Some(Self {
-                path,
-                name: format!("/{top}/{below}"),
-            })
-        })
-    }
-}
-
-impl Drop for KernelCgroup {
-    fn drop(&mut self) {
-        let mut at: &Path = &self.path;
-        while fs::remove_dir(at).is_ok() {
-            let Some(above) = at.parent() else { break };
-            at = above;
-        }
-    }
-}
-
 #[test]
 fn rule_matches_a_kernel_cgroup() {
     let Some(cgroup) = KernelCgroup::new("slurmstepd.scope/job_12/step_0/user/task_0") else {
@@ -323,10 +286,7 @@ fn rule_matches_a_kernel_cgroup() {
          match.cgroup = \"/**/slurmstepd.scope/job_*/**\"
          group.name = \"slurm/{cgroup:job_*}/{cgroup:step_*}\"",
     );
-    let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$1\"";
-    let mut command = ruled.mount.command("sh");
-    command.args(["-c", script]).arg(&cgroup.path).arg(driver_shell());
-    let job = DriverShell::spawn(command);
+    let job = cgroup.start_driver_shell(&ruled.mount);
     assert_eq!(ruled.members("slurm/job_12/step_0"), [job.pid()]);
     let said = ruled.explained(&job);
     assert!(said.contains(&format!("  cgroup {}\n", cgroup.name)), "{said}");
