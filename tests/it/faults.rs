@@ -266,6 +266,15 @@ const GRAPH: &[&str] = &[
     "cuGraphLaunch $exec $stream",
 ];
 
+/// Frees 8 MiB on a stream that waits for `word` and is destroyed.
+const DESTROYED: &[&str] = &[
+    "cuStreamCreate &gone 1",
+    "cuMemAlloc_v2 &a 8388608",
+    "cuStreamWaitValue32_v2 $gone $word 1 0",
+    "cuMemFreeAsync $a $gone",
+    "cuStreamDestroy_v2 $gone",
+];
+
 #[test]
 fn limit_holds_while_any_call_of_the_hook_fails() {
     const LIMIT: u64 = 256 * MIB;
@@ -298,6 +307,20 @@ fn limit_holds_while_any_call_of_the_hook_fails() {
         calls.put("large", 28, 4, 1);
         let _ = calls.call("cuMemPoolCreate &pool &props");
         let pid = calls.pid();
+        for call in ["cuMemAlloc_v2 &word 4", "cuMemsetD32_v2 $word 0 1"] {
+            let _ = calls.call(call);
+        }
+        for _ in 0..40 {
+            // Not on a default stream, if none was made.
+            let _ = DESTROYED.iter().try_for_each(|call| calls.call(call));
+        }
+        let used = truth.used(pid, 0);
+        if used > LIMIT {
+            exceeded.push(format!("{used} on destroyed streams while {name} fails"));
+        }
+        for call in ["cuMemsetD32_v2 $word 1 1", "cuCtxSynchronize"] {
+            let _ = calls.call(call);
+        }
         for call in GREEDY {
             for _ in 0..40 {
                 let _ = calls.call(call);

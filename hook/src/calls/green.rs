@@ -70,7 +70,8 @@ pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     };
     let left = part.leave_markers();
     for stream in part.streams() {
-        hook.memory.stream_leaves(stream, left.clone(), part.base().id());
+        hook.memory
+            .stream_leaves(stream, part.base().id(), || left.clone());
     }
     let device = part.local.device();
     let destroy = || {

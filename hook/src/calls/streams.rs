@@ -161,8 +161,12 @@ pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(context) = hook.program.contexts.holder(leaving) else {
         return next();
     };
-    let (needs_own, left) = context.take_out(leaving);
-    hook.memory.stream_leaves(leaving, left, context.base().id());
+    let mut needs_own = false;
+    hook.memory.stream_leaves(leaving, context.base().id(), || {
+        let taken = context.take_out(leaving);
+        needs_own = taken.0;
+        taken.1
+    });
     let result = next();
     match result {
         Ok(()) => hook.program.contexts.captures.forget(leaving),

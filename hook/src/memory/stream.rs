@@ -100,10 +100,11 @@ impl Stream {
 }
 
 impl Memory {
-    /// Has everything that waits for a stream wait for what it leaves behind, before it is destroyed.
-    pub(crate) fn stream_leaves(&self, leaving: CUstream, left: Left, context: u32) {
+    /// Has everything that waits for a stream wait for what it leaves behind. Runs `take_out`, which removes
+    /// the stream and returns that: a stream that is not known any more counts as passed.
+    pub(crate) fn stream_leaves(&self, leaving: CUstream, context: u32, take_out: impl FnOnce() -> Left) {
         let departed = &self.program.contexts.departed;
-        let number = departed.enter(left, context);
+        let number = departed.enter(context);
         let stream = Stream::of(self.program, leaving.0.addr());
         let instead = Stream {
             handle: DEPARTED,
@@ -114,6 +115,7 @@ impl Memory {
             self.reserves.replace(stream, instead),
             self.physical.replace(stream, instead),
         ];
+        departed.leave(number, take_out());
         if waits == [false; 3] {
             departed.forget(number);
         }

@@ -17,13 +17,18 @@ pub(crate) struct Departed {
 }
 
 impl Departed {
-    /// Adds what a stream of a context leaves behind; returns its number.
-    pub(crate) fn enter(&self, left: Left, context: u32) -> u64 {
+    /// Adds a stream of a context that is about to be destroyed; returns its number.
+    pub(crate) fn enter(&self, context: u32) -> u64 {
         let number = self.next.fetch_add(1, Relaxed);
-        if !matches!(left, Left::Nothing) {
-            self.left.lock().insert(number, (left, context));
-        }
+        self.left.lock().insert(number, (Left::Unknown, context));
         number
+    }
+
+    /// Records what the stream leaves behind.
+    pub(crate) fn leave(&self, number: u64, left: Left) {
+        if let Some((known, _)) = self.left.lock().get_mut(&number) {
+            *known = left;
+        }
     }
 
     /// Removes a stream that nothing waits for.

@@ -71,9 +71,9 @@ fn is_idle(number: usize) -> bool {
 }
 
 impl Context {
-    /// Leaves a marker behind on a stream that is to be destroyed, if it is busy.
+    /// Leaves a marker behind on a stream that is to be destroyed, unless it is known to be idle.
     pub(super) fn leave_marker(self: &Arc<Self>, inner: &mut Inner, leaving: CUstream) -> Left {
-        if driver::cuStreamQuery(leaving) != Err(CUerror::NOT_READY) {
+        if driver::cuStreamQuery(leaving).is_ok() {
             return Left::Nothing;
         }
         let Ok(marker) = self.markers.set(leaving) else {
