@@ -53,7 +53,7 @@ pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>
 }
 
 /// Formats bytes for people, rounded to a tenth: `1.5 GiB`.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes == NO_LIMIT {
         return "max".to_owned();

@@ -3,6 +3,7 @@
 
 mod gather;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,8 @@ use clap::Args;
 use super::Socket;
 use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::diagnose;
-use gcgroupfs_model::tree::Explanation;
+use gcgroupfs_model::text::size;
+use gcgroupfs_model::tree::{Explanation, Line, Section};
 use gcgroupfs_sys::clock::local_time;
 use nix::errno::Errno;
 
@@ -22,7 +24,8 @@ const OLD: u64 = 12 * 3600;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each line begins with the local time at which it came about, if that is known. Origins and refusals are kept \
-until the daemon ends: 8 refusals of each process and group.
+until the daemon ends: 8 refusals of each process and group. Of a process that has ended, the last 64 of \
+which are kept (file exited), the sums are printed.
 
 Exit status: 0 explained; 1 no such process or group, or not permitted; 2 usage error.")]
 pub(super) struct Arguments {
@@ -54,13 +57,72 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
     match (observed, client) {
         (Some(observed), _) => Ok(text(&diagnose(&observed))),
         (None, Err(error)) => Err(error),
-        (None, Ok(_)) => bail!("{}: no such process or group", arguments.name),
+        (None, Ok(mut client)) => match ended(&client.get("exited")??, &path, now()) {
+            Some(explanation) => Ok(text(&explanation)),
+            None => bail!("{}: no such process or group", arguments.name),
+        },
     }
 }
 
-fn text(explanation: &Explanation) -> String {
+/// Figures of a process that has ended: the key in `exited`, what it is, and its format.
+const FIGURES: &[(&str, &str, fn(u64) -> String)] = &[
+    ("memory.peak", "memory.peak", size),
+    ("compute.usage_usec", "GPU time", |usec| {
+        format!("{}.{:03} s", usec / 1_000_000, usec / 1000 % 1000)
+    }),
+    ("nr_launches", "kernels launched", |count| count.to_string()),
+    ("nr_graphs", "graphs launched", |count| count.to_string()),
+    ("nr_copies", "copies", |count| count.to_string()),
+    ("nr_alloc", "allocations", |count| count.to_string()),
+    ("nr_alloc_fail", "allocations that failed", |count| {
+        count.to_string()
+    }),
+    ("oom", "of these by its own memory.limit", |count| {
+        count.to_string()
+    }),
+    ("group_max", "of these by the limit of a group", |count| {
+        count.to_string()
+    }),
+];
+
+/// Explains a process that has ended, from the lines of `exited`; `now` in seconds since 1970.
+fn ended(exited: &str, pid: &str, now: u64) -> Option<Explanation> {
+    let mut lines = exited.lines().filter_map(|line| line.split_once(' '));
+    let (_, line) = lines.find(|(of, _)| *of == pid)?;
+    let pairs: BTreeMap<&str, &str> = line.split(' ').filter_map(|pair| pair.split_once('=')).collect();
+    let number = |key: &str| pairs.get(key)?.parse::<u64>().ok();
+    let at = |text: &str, key: &str| Line {
+        age: number(key).map(|time| now.saturating_sub(time)),
+        text: text.to_owned(),
+    };
+    let figures = FIGURES.iter().filter_map(|(key, what, show)| {
+        Some(Line {
+            age: None,
+            text: format!("{what}: {}", show(number(key)?)),
+        })
+    });
+    let section = |title: &str, lines| Section {
+        title: title.to_owned(),
+        lines,
+    };
+    let comm = pairs.get("comm").unwrap_or(&"unknown");
+    Some(Explanation {
+        title: format!("process {pid} ({comm}) has ended"),
+        sections: vec![
+            section("Life", vec![at("started", "start"), at("ended", "end")]),
+            section("Used in all", figures.collect()),
+        ],
+    })
+}
+
+/// Returns the seconds since 1970.
+fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |since| since.as_secs());
+    now.map_or(0, |since| since.as_secs())
+}
+
+fn text(explanation: &Explanation) -> String {
+    let now = now();
     let mut out = format!("{}\n", explanation.title);
     for section in &explanation.sections {
         // Writing to a String cannot fail.
@@ -85,7 +147,18 @@ fn text(explanation: &Explanation) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gcgroupfs_model::tree::{Line, Section};
+
+    #[test]
+    fn ended_process_is_explained_by_its_latest_line() {
+        let lines = "71 comm=a start=5 end=9 memory.peak=2097152 compute.usage_usec=1500000 nr_alloc=1\n\
+                     7 comm=b start=6 end=8 memory.peak=4096 oom=2\n7 comm=c start=1 end=2\n";
+        let shown = text(&ended(lines, "7", 10).unwrap());
+        assert!(shown.starts_with("process 7 (b) has ended\n"), "{shown}");
+        for line in ["memory.peak: 4 KiB", "of these by its own memory.limit: 2"] {
+            assert!(shown.contains(line), "{shown}");
+        }
+        assert!(ended(lines, "1", 10).is_none());
+    }
 
     #[test]
     fn lines_are_aligned_whether_their_time_is_known() {

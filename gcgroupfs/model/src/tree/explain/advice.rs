@@ -1,9 +1,12 @@
 //! Advice about refusals, freezes and suspensions.
 
+use gcgroup_abi::NO_LIMIT;
+
 use super::{Case, Line, Place, Subject};
+use crate::text::size;
 use crate::tree::process::Process;
-use crate::tree::refused::Cause;
-use crate::tree::settings::{COMPUTE_FREEZE, LEASE, MEMORY_LIMIT, SUSPEND, Setting, Tighter};
+use crate::tree::refused::{Cause, Refused};
+use crate::tree::settings::{COMPUTE_FREEZE, LEASE, MEMORY_LIMIT, SUSPEND, Setting, Tighter, Value};
 
 impl<'a> Case<'a> {
     pub(super) fn advice(&self) -> Vec<Line> {
@@ -12,28 +15,20 @@ impl<'a> Case<'a> {
             Subject::Process(process) => &process.refusals.last,
             Subject::Group(group) => &group.refusals,
         };
-        let mut is_refused = false;
         for refused in refusals.iter().rev() {
-            is_refused = true;
-            let place = match refused.cause {
-                Cause::Memory => {
-                    texts.push(
-                        "free memory of the GPU: gcgroupfs ls shows the processes that hold it".to_owned(),
-                    );
-                    continue;
-                }
-                Cause::Group(group, device) => self.state.groups.get(&group).map(|group| Place {
-                    entity: Subject::Group(group),
-                    device,
-                }),
-                Cause::Device => {
-                    let is_known = refused.device < self.state.devices.len();
-                    is_known.then(|| self.own(Some(refused.device)))
-                }
-                Cause::Process => Some(self.own(None)),
-            };
-            texts.extend(place.and_then(|place| self.change(MEMORY_LIMIT, place, "SIZE")));
+            if refused.cause == Cause::Memory {
+                texts
+                    .push("free memory of the GPU: gcgroupfs ls shows the processes that hold it".to_owned());
+                continue;
+            }
+            let binding: Vec<_> = self.binding(refused).collect();
+            if binding.is_empty() {
+                texts.push(format!("{} fits now: try again", size(refused.bytes)));
+            }
+            let changes = binding.into_iter();
+            texts.extend(changes.filter_map(|place| self.change(MEMORY_LIMIT, place, "SIZE")));
         }
+        let is_refused = refusals.iter().next().is_some();
         if let Subject::Process(process) = self.subject
             && is_refused
             && !process.can_swap()
@@ -66,11 +61,15 @@ impl<'a> Case<'a> {
         lines
     }
 
-    fn own(&self, device: Option<usize>) -> Place<'a> {
-        Place {
-            entity: self.subject,
-            device,
-        }
+    /// Returns the places whose limits would refuse the allocation now, the nearest first.
+    fn binding(&self, refused: &Refused) -> impl Iterator<Item = Place<'a>> {
+        let (slot, bytes) = (refused.device, refused.bytes.max(1));
+        self.places().into_iter().filter(move |place| {
+            let limit = place.settings().written(MEMORY_LIMIT, self.uuid(place.device));
+            let limit = limit.map_or(NO_LIMIT, Value::number);
+            place.device.is_none_or(|device| device == slot)
+                && self.used(*place).saturating_add(bytes) > limit
+        })
     }
 
     /// Returns the command that changes a setting, and the user it needs; `None` if the asker may not see
@@ -88,8 +87,10 @@ impl<'a> Case<'a> {
             Tighter::Any => false,
             _ => root != setting.default,
         });
+        // The user that runs the daemon has root's rights there.
         let by = match (owner, is_bound) {
             (0, _) => "as root".to_owned(),
+            (owner, true) if owner == self.state.owner.uid => format!("as uid {owner} or root"),
             (_, true) => "as root, because root has set it".to_owned(),
             (owner, false) => format!("as uid {owner} or root"),
         };

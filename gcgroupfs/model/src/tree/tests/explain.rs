@@ -134,6 +134,41 @@ fn nearest_value_that_inherits_is_in_force() {
 }
 
 #[test]
+fn advice_names_the_limits_that_bind_now() {
+    let world = World::new(2);
+    let id = world.join(100);
+    let job = world.group("job");
+    world.store("job/gcgroup.procs", ROOT, "100").unwrap();
+    world.store("100/memory.limit", OWNER, "3M").unwrap();
+    world.store("job/memory.limit", ROOT, "4M").unwrap();
+    refuse(&world, id, 5 << 20, [0, 1, 1]);
+    let advice = || {
+        let explanation = explain(&world, "100", &[job]);
+        let lines = lines(&explanation, "What can be done").into_iter();
+        let lines = lines.filter(|line| !line.contains("--swap")).map(str::to_owned);
+        lines.collect::<Vec<_>>()
+    };
+    let process = format!(
+        "gcgroupfs set 100/memory.limit SIZE   (as uid {} or root)",
+        OWNER.uid
+    );
+    let group = "gcgroupfs set job/memory.limit SIZE   (as root)";
+    assert_eq!(advice(), [&process, group]);
+    world.store("100/memory.limit", OWNER, "8M").unwrap();
+    assert_eq!(advice(), [group]);
+    world.store("job/memory.limit", ROOT, "5M").unwrap();
+    assert_eq!(advice(), ["5 MiB fits now: try again"]);
+    // Another GPU's limit does not bind.
+    world.store("100/1/memory.limit", OWNER, "1M").unwrap();
+    assert_eq!(advice(), ["5 MiB fits now: try again"]);
+    world.store("100/0/memory.limit", ROOT, "1M").unwrap();
+    assert_eq!(
+        advice(),
+        ["gcgroupfs set 100/0/memory.limit SIZE   (as root, because root has set it)"]
+    );
+}
+
+#[test]
 fn explanation_of_forged_counts_is_bounded() {
     let world = World::new(2);
     let id = world.join(100);
