@@ -521,6 +521,25 @@ fn new_nvml_entry_identifies_process_in_pid_namespace() {
 }
 
 #[test]
+fn check_without_a_gpu_fails() {
+    if Path::new("/proc/driver/nvidia").exists() {
+        eprintln!("skipped: this machine has a GPU");
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new(repository().join("scripts/gpu-check.sh"))
+        .args(["--parts", "driver,ledger"])
+        .arg(out.path())
+        .env("DIST", artifacts().dist())
+        .env_remove("LD_LIBRARY_PATH")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("nothing was checked on a GPU: "), "{said}");
+}
+
+#[test]
 fn probes_compute_correct_results() {
     let state = tempfile::tempdir().unwrap();
     let output = Command::new("python3")

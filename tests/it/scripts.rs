@@ -58,17 +58,40 @@ fn scripts_report_refusals_of_the_daemon() {
 }
 
 #[test]
-fn gc_autopreempt_without_gcgroupfs_in_the_path_fails() {
+fn scripts_without_gcgroupfs_in_the_path_fail() {
     let mount = Mount::new();
     let (watched, process) = (mount.obedient(), mount.obedient());
     let pids = [watched.pid().to_string(), process.pid().to_string()];
-    let mut command = command(&mount, "gc-autopreempt");
-    let output = command.env("PATH", "/nonexistent").args(pids).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert_eq!(
-        String::from_utf8_lossy(&output.stderr),
-        "gc-autopreempt: gcgroupfs is not in the path\n"
-    );
+    for script in ["gc-autopreempt", "gc-preempt"] {
+        let mut command = command(&mount, script);
+        let output = command.env("PATH", "/nonexistent").args(&pids).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stderr),
+            format!("{script}: gcgroupfs is not in the path\n")
+        );
+    }
+}
+
+#[test]
+fn scripts_without_a_daemon_say_so_in_one_line() {
+    let mut mount = Mount::new();
+    mount.stop();
+    for (script, arguments) in [
+        ("gc-autopreempt", &["1", "2"][..]),
+        ("gc-preempt", &["1", "--", "true"]),
+        ("gc-preempt", &["--suspend", "1", "--", "true"]),
+    ] {
+        let mut command = command(&mount, script);
+        command.env("GCGROUP_SOCKET", mount.socket());
+        let output = command.args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{script}");
+        assert!(
+            said.contains("no daemon at ") && said.lines().count() == 1,
+            "{script}: {said}"
+        );
+    }
 }
 
 #[test]

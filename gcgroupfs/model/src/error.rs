@@ -102,7 +102,7 @@ pub enum Error {
     OutOfRange { expected: &'static str, got: String },
     #[error("a percentage has no meaning here, where the GPUs are not known; write bytes, as 8G")]
     NoMemorySize,
-    #[error("not supported: {0}")]
+    #[error("{0}")]
     NotSupported(&'static str),
     #[error("the open file has a trigger already; open the file again for another")]
     HasTrigger,

@@ -43,7 +43,10 @@ const DYING: Duration = Duration::from_secs(2);
 /// Longest pause after a daemon that has served. Hooks wait for one second before they try again to register.
 const SOON: Duration = Duration::from_millis(250);
 
-/// Longest pause after a daemon that has not served, for instance because the machine is out of memory.
+/// Longest pause after a daemon that a signal has ended before it served: by a user, or for lack of memory.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// Longest pause after a daemon that has ended by itself before it served.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// Runs until SIGTERM or SIGINT, or until a daemon ends with success.
@@ -119,10 +122,13 @@ impl Supervisor {
             self.abandoned
                 .retain_mut(|daemon| matches!(daemon.try_wait(), Ok(None)));
             self.is_ready = false;
-            let end = match self.run_daemon() {
+            let (end, longest) = match self.run_daemon() {
                 Ok(status) if status.success() => return Ok(()),
-                Ok(status) => format!("the daemon has ended ({status})"),
-                Err(error) => format!("{error:#}"),
+                Ok(status) => {
+                    let longest = if status.code().is_none() { KILLED } else { LONGEST };
+                    (format!("the daemon has ended ({status})"), longest)
+                }
+                Err(error) => (format!("{error:#}"), LONGEST),
             };
             if self.is_end_asked {
                 break;
@@ -130,7 +136,7 @@ impl Supervisor {
             if !self.has_served {
                 bail!("{end}");
             }
-            let longest = if self.is_ready { SOON } else { LONGEST };
+            let longest = if self.is_ready { SOON } else { longest };
             pause = match began.elapsed() < longest * 4 {
                 true => (pause * 2).clamp(Duration::from_millis(1), longest),
                 false => Duration::ZERO,

@@ -116,14 +116,16 @@ class Results:
             lines += [f"--- {name}", text[-share:]] if share > 40 else []
         return "\n".join(lines)[-SUMMARY:]
 
-    def status(self):
-        """Prints the summary. Returns 0 if all is well, 1 if a part failed or none passed, 3 if the time did
-        not suffice."""
+    def status(self, no_driver=None):
+        """Prints the summary. Returns 0 if all is well, 1 if a part failed or none passed on a GPU, 3 if the
+        time did not suffice."""
         states = [entry["state"] for entry in self.entries.values()]
         line = ", ".join(f"{states.count(state)} {state}" for state in ("PASS", "FAIL", "SKIP"))
         if self.stem:
             self.say(f"=== summary\n{self.summary()}")
         self.say(line + (f"; {self.left_out} left out for lack of time: run them with --parts" if self.left_out else ""))
-        if "FAIL" in states or "PASS" not in states:
+        if no_driver:
+            self.say(f"nothing was checked on a GPU: {no_driver}")
+        if no_driver or "FAIL" in states or "PASS" not in states:
             return 1
         return 3 if self.left_out else 0

@@ -31,7 +31,7 @@ def arguments():
         prog="gpu-check.sh",
         usage="%(prog)s [--sim] [--list] [--plan first | figures [SECONDS] | again PART,...] [OPTION...] [OUTDIR]",
         description="Checks whether gcgroupfs works on this machine's GPU, and measures its performance.",
-        epilog="Exits with 0 if all parts passed or were skipped, 1 if a part failed or none passed, "
+        epilog="Exits with 0 if all parts passed or were skipped, 1 if a part failed or none passed on a GPU, "
                "3 if parts were left out for lack of time.")
     parser.add_argument("--plan", choices=table.PLANS, help="parts in the order of their importance within a time that "
                         "suffices: first (the default: does it work?), figures, again (parts, after a correction). "
@@ -239,7 +239,7 @@ def main(given):
                 break
         for part in given.otherwise if check.simplest_failed else []:
             check.part(part)
-        return written.status()
+        return written.status(check.no_driver)
     except Ended as reason:
         return 128 + reason.args[0]
     finally:
