@@ -304,7 +304,7 @@ fn containers(machine: &Machine) -> Vec<Finding> {
     if runtimes.is_empty() {
         return vec![Finding::ok("no container runtime is installed")];
     }
-    let make = "gcgroupfs cdi > /etc/cdi/gcgroupfs.json";
+    let make = "gcgroupfs cdi --output /etc/cdi/gcgroupfs.json";
     let installed = CDI
         .iter()
         .find_map(|path| Some((*path, fs::read_to_string(machine.path(path)).ok()?)));
