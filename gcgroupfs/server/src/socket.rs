@@ -13,13 +13,13 @@ mod awaited_members;
 mod bells;
 mod connection;
 mod connections;
-mod faulty;
 mod initial_group;
 mod journal_listener;
 mod kill;
 mod leases;
 mod listener;
 mod live_processes;
+mod logged_once;
 mod rate;
 mod receivers;
 mod registry;
@@ -46,9 +46,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use self::activity_log::ActivityLog;
 use self::bells::Bells;
 use self::connections::Connections;
-use self::faulty::Faulty;
 use self::journal_listener::JournalListener;
 use self::kill::{Kills, LoopWaker};
+use self::logged_once::LoggedOnce;
 use self::rate::Rate;
 use self::receivers::Receivers;
 use self::registry::Registry;
@@ -112,7 +112,7 @@ pub struct Server {
     complaints: Rate,
     shares: Shares,
     next_tidy: Instant,
-    faulty: Faulty,
+    logged_once: LoggedOnce,
     next_tend: Option<Instant>,
     next_journal: Instant,
     /// Next time that a lease may expire.
@@ -215,7 +215,7 @@ impl Server {
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
             next_tidy: Instant::now(),
-            faulty: Faulty::default(),
+            logged_once: LoggedOnce::default(),
             // Processes governed before a restart may register again.
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),

@@ -265,7 +265,7 @@ impl Passing<'_> {
 
     /// Uses one submission of the batch that was let through; returns whether there was one.
     fn spend_credit(&mut self) -> bool {
-        let credit = &self.bound.side.credit;
+        let credit = &self.bound.state.credit;
         let left = credit.load(Relaxed);
         if left == 0 {
             return false;
@@ -305,7 +305,7 @@ impl Passing<'_> {
             queue.disturb(window, sys::now());
             queue.batch(self.shape, window)
         });
-        self.bound.side.credit.store(batch, Relaxed);
+        self.bound.state.credit.store(batch, Relaxed);
     }
 }
 

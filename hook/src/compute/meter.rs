@@ -41,7 +41,7 @@ impl Meter {
     /// passed.
     pub(super) fn note(&self, session: &Session, bound: Bound<'_>, stream: usize) {
         let (round, context) = (self.round.load(SeqCst), bound.context());
-        let last_stream = &bound.side.last_stream;
+        let last_stream = &bound.state.last_stream;
         let device = u32::try_from(bound.index() + 1).unwrap_or(0);
         if last_stream.is(device, round, context, stream) {
             return;

@@ -133,7 +133,7 @@ impl Sampler {
             return self.skip();
         };
         let submitted = sys::now();
-        *bound.side.sample.lock() = Some(Sample {
+        *bound.state.sample.lock() = Some(Sample {
             start,
             shape,
             stream,
@@ -145,7 +145,7 @@ impl Sampler {
 
     /// Ends the thread's sample when the driver has returned.
     pub(super) fn end(&self, bound: Bound<'_>, is_refused: bool) {
-        let Some(sample) = bound.side.sample.lock().take() else {
+        let Some(sample) = bound.state.sample.lock().take() else {
             return;
         };
         let now = sys::now();

@@ -21,7 +21,7 @@ use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct SlotState {
     /// Thread id; 0 if the slot is free.
     pub(super) tid: AtomicU32,
     pub(super) local: AtomicU32,
@@ -42,7 +42,7 @@ pub(crate) struct Side {
     pub(super) captured: [AtomicU64; Submission::COUNT],
 }
 
-impl Side {
+impl SlotState {
     pub(super) const fn new() -> Self {
         Self {
             tid: AtomicU32::new(0),
@@ -77,10 +77,10 @@ pub(crate) struct Sample {
 /// A slot on the heap, for threads that have none in the usage block.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Extra {
+pub(super) struct HeapSlot {
     pub(crate) entrance: Entrance,
     pub(super) thread: Thread,
-    pub(crate) side: Side,
+    pub(crate) state: SlotState,
     /// Exits already added to the device's shared counters, by kind.
     folded: [AtomicU64; Submission::COUNT],
 }
@@ -108,8 +108,8 @@ pub(crate) fn unaccounted() -> *const Entrance {
 pub(crate) struct Bound<'a> {
     pub(crate) entrance: &'a Entrance,
     pub(crate) thread: &'a Thread,
-    pub(crate) side: &'a Side,
-    pub(super) extra: Option<&'a Extra>,
+    pub(crate) state: &'a SlotState,
+    pub(super) heap_slot: Option<&'a HeapSlot>,
 }
 
 impl Bound<'_> {
@@ -119,7 +119,7 @@ impl Bound<'_> {
     }
 
     pub(crate) fn local(&self) -> Option<LocalDevice> {
-        LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
+        LocalDevice::of(self.state.local.load(Relaxed).cast_signed())
     }
 
     /// Returns where the thread allocates.
@@ -134,12 +134,12 @@ impl Bound<'_> {
 
     /// Returns the number of the thread's current context.
     pub(crate) fn context(&self) -> u32 {
-        self.side.context.load(Relaxed)
+        self.state.context.load(Relaxed)
     }
 
     /// Returns the number of the context that owns what the thread allocates.
     pub(crate) fn owner(&self) -> u32 {
-        self.side.owner.load(Relaxed)
+        self.state.owner.load(Relaxed)
     }
 
     pub(crate) fn enter(&self, what: Submission) {
@@ -177,7 +177,7 @@ impl Bound<'_> {
 
     /// Counts a submission that becomes part of a graph; [`Self::discount`] subtracts it after its exit.
     pub(crate) fn count_captured(&self, what: Submission) {
-        if let Some(count) = self.side.captured.get(what as usize) {
+        if let Some(count) = self.state.captured.get(what as usize) {
             add(count, 1);
         }
     }
@@ -186,7 +186,7 @@ impl Bound<'_> {
     /// the slot over.
     pub(crate) fn discount(&self) {
         let counts = self.entrance.entered.iter().zip(self.exits());
-        for ((entered, exited), captured) in counts.zip(&self.side.captured) {
+        for ((entered, exited), captured) in counts.zip(&self.state.captured) {
             let captured = captured.swap(0, Relaxed);
             if captured != 0 {
                 add(entered, captured.wrapping_neg());
@@ -208,30 +208,33 @@ impl Bound<'_> {
 
     /// Returns the thread's id.
     pub(crate) fn tid(&self) -> u32 {
-        self.side.tid.load(Relaxed)
+        self.state.tid.load(Relaxed)
     }
 
     /// Returns whether the slot has no thread or its thread is gone.
     pub(super) fn is_dead(&self) -> bool {
-        let tid = self.side.tid.load(Acquire);
+        let tid = self.state.tid.load(Acquire);
         tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
     }
 
     /// Adds a heap slot's exits to the device's counters, which the daemon sees.
     pub(crate) fn fold(&self, usage: &Usage) {
-        if let (Some(extra), Some(device)) = (self.extra, usage.devices.get(self.index())) {
-            extra.fold(device);
+        if let (Some(heap_slot), Some(device)) = (self.heap_slot, usage.devices.get(self.index())) {
+            heap_slot.fold(device);
         }
     }
 }
 
-impl Extra {
+impl HeapSlot {
     pub(super) fn new() -> &'static Self {
         // SAFETY: consists of atomics, for which all zeroes is a valid value.
-        let extra: &'static Self = Box::leak(unsafe { Box::new(MaybeUninit::zeroed().assume_init()) });
-        extra.bound().lead();
-        extra.entrance.gate.store((&raw const CLOSED).cast_mut(), Relaxed);
-        extra
+        let heap_slot: &'static Self = Box::leak(unsafe { Box::new(MaybeUninit::zeroed().assume_init()) });
+        heap_slot.bound().lead();
+        heap_slot
+            .entrance
+            .gate
+            .store((&raw const CLOSED).cast_mut(), Relaxed);
+        heap_slot
     }
 
     /// Adds new exits to the shared counters. Safe in two threads at once: the swaps' differences add up in
@@ -248,8 +251,8 @@ impl Extra {
         Bound {
             entrance: &self.entrance,
             thread: &self.thread,
-            side: &self.side,
-            extra: Some(self),
+            state: &self.state,
+            heap_slot: Some(self),
         }
     }
 }
@@ -279,7 +282,7 @@ pub(super) fn point(control: &Control, bound: Bound<'_>, index: usize, is_closed
     let Some(device) = control.devices.get(index) else {
         return;
     };
-    if bound.extra.is_none() {
+    if bound.heap_slot.is_none() {
         let gate = if is_closed { &CLOSED } else { &device.gate };
         bound.entrance.gate.store(ptr::from_ref(gate).cast_mut(), Release);
     }

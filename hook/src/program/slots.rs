@@ -15,7 +15,7 @@ use gcgroup_abi::{Entrance, MAX_THREADS, Submission, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::entry_snapshot::EntrySnapshot;
-use super::slot::{Bound, Extra, Side, point};
+use super::slot::{Bound, HeapSlot, SlotState, point};
 use crate::driver::thread;
 use crate::shared::counters::Counts;
 use crate::shared::session::Session;
@@ -30,11 +30,11 @@ pub(crate) struct Slots {
     /// [`MAX_THREADS`] of [`Entrance`], initially zero; untouched pages take no memory.
     entrances: Mapping,
     /// Made on the heap, because 96 KiB exceed the stack of some threads.
-    sides: Box<[Side; MAX_THREADS]>,
+    states: Box<[SlotState; MAX_THREADS]>,
     /// Number of slots of the block that have ever been taken. The block has a copy, which is not read here.
     nr_used: AtomicU32,
     /// Held while a slot is taken. Holds the heap slots.
-    extras: Mutex<Vec<&'static Extra>>,
+    heap_slots: Mutex<Vec<&'static HeapSlot>>,
     /// Whether every submission must take the slow path, which examines its destination.
     are_watched: AtomicBool,
     /// Devices, one bit each, to which the next submission must take the slow path.
@@ -43,12 +43,12 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new() -> io::Result<Self> {
-        let sides: Box<[Side]> = (0..MAX_THREADS).map(|_| Side::new()).collect();
+        let states: Box<[SlotState]> = (0..MAX_THREADS).map(|_| SlotState::new()).collect();
         Ok(Self {
             entrances: Mapping::anonymous(MAX_THREADS * size_of::<Entrance>())?,
-            sides: sides.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?,
+            states: states.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?,
             nr_used: AtomicU32::new(0),
-            extras: Mutex::new(Vec::new()),
+            heap_slots: Mutex::new(Vec::new()),
             are_watched: AtomicBool::new(false),
             armed: AtomicU64::new(0),
         })
@@ -89,7 +89,7 @@ impl Slots {
             return;
         }
         // A thread that takes a slot holds this lock, so it sees the word or its slot is seen below.
-        let _extras = self.extras.lock();
+        let _heap_slots = self.heap_slots.lock();
         self.are_watched.store(is_wanted, Relaxed);
         self.point_all(session, |_| true);
     }
@@ -101,7 +101,7 @@ impl Slots {
     /// Sends submissions to the device with that index through the slow path, or ends that.
     pub(crate) fn arm(&self, session: &Session, index: usize, is_wanted: bool) {
         // As in `watch`.
-        let _extras = self.extras.lock();
+        let _heap_slots = self.heap_slots.lock();
         match is_wanted {
             true => self.armed.fetch_or(1_u64 << index, Relaxed),
             false => self.armed.fetch_and(!(1_u64 << index), Relaxed),
@@ -111,7 +111,7 @@ impl Slots {
 
     fn point_all(&self, session: &Session, is_meant: impl Fn(&Bound<'_>) -> bool) {
         self.in_block(session)
-            .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX) && is_meant(bound))
+            .filter(|bound| !matches!(bound.state.tid.load(Acquire), 0 | u32::MAX) && is_meant(bound))
             .for_each(|bound| self.point(session, bound, bound.index()));
     }
 
@@ -130,10 +130,10 @@ impl Slots {
 
     /// Returns how many submissions of each kind to the device with that index have begun; wraps.
     pub(crate) fn entered(&self, session: &Session, index: usize) -> [u64; Submission::COUNT] {
-        let extras = self.extras.lock();
+        let heap_slots = self.heap_slots.lock();
         let bound = self
             .in_block(session)
-            .chain(extras.iter().map(|extra| extra.bound()));
+            .chain(heap_slots.iter().map(|heap_slot| heap_slot.bound()));
         let entered = bound
             .filter(|bound| bound.index() == index)
             .map(|bound| bound.entered());
@@ -146,19 +146,19 @@ impl Slots {
 
     /// Returns the threads inside submissions to any device.
     pub(crate) fn inside(&self, session: &Session) -> Vec<EntrySnapshot> {
-        let extras = self.extras.lock();
+        let heap_slots = self.heap_slots.lock();
         self.in_block(session)
-            .chain(extras.iter().map(|extra| extra.bound()))
+            .chain(heap_slots.iter().map(|heap_slot| heap_slot.bound()))
             .filter_map(EntrySnapshot::of)
             .collect()
     }
 
     /// Drops the threads that have left their submission from `inside`.
     pub(crate) fn retain_inside(&self, session: &Session, inside: &mut Vec<EntrySnapshot>) {
-        let extras = self.extras.lock();
+        let heap_slots = self.heap_slots.lock();
         inside.retain(|one| {
             self.in_block(session)
-                .chain(extras.iter().map(|extra| extra.bound()))
+                .chain(heap_slots.iter().map(|heap_slot| heap_slot.bound()))
                 .any(|bound| one.is_still(bound))
         });
     }
@@ -181,29 +181,29 @@ impl Slots {
         Some(Bound {
             entrance: self.entrances().get(number)?,
             thread: usage.threads.get(number)?,
-            side: self.sides.get(number)?,
-            extra: None,
+            state: self.states.get(number)?,
+            heap_slot: None,
         })
     }
 
     /// Returns the calling thread's slot, if it has one on its current device.
     #[inline]
     pub(crate) fn current<'a>(&'a self, session: &'a Session) -> Option<Bound<'a>> {
-        self.in_block_now(session).or_else(|| self.current_extra())
+        self.in_block_now(session).or_else(|| self.current_heap_slot())
     }
 
     /// Returns the calling thread's slot, if it is on the heap.
     #[cold]
     #[inline(never)]
-    fn current_extra<'a>(&self) -> Option<Bound<'a>> {
+    fn current_heap_slot<'a>(&self) -> Option<Bound<'a>> {
         let slot = thread::slot();
         if slot == thread::unbound() || slot.is_null() {
             return None;
         }
-        // SAFETY: a slot that is neither the unbound one nor in the block is the first field of an `Extra`,
+        // SAFETY: a slot that is neither the unbound one nor in the block is the first field of a `HeapSlot`,
         // which is never freed.
-        let extra: &'static Extra = unsafe { &*slot.cast::<Extra>() };
-        Some(extra.bound())
+        let heap_slot: &'static HeapSlot = unsafe { &*slot.cast::<HeapSlot>() };
+        Some(heap_slot.bound())
     }
 
     fn in_block<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = Bound<'a>> {
@@ -214,14 +214,14 @@ impl Slots {
 
     /// Points every slot at its device's gate in a new control block.
     pub(crate) fn renumber(&self, session: &Session) {
-        let extras = self.extras.lock();
+        let heap_slots = self.heap_slots.lock();
         for bound in self
             .in_block(session)
-            .chain(extras.iter().map(|extra| extra.bound()))
+            .chain(heap_slots.iter().map(|heap_slot| heap_slot.bound()))
         {
             let Some(local) = bound.local() else { continue };
             let index = session.devices.index(local);
-            if bound.index() != index && bound.side.tid.load(Acquire) != 0 {
+            if bound.index() != index && bound.state.tid.load(Acquire) != 0 {
                 bound.fold(session.usage());
                 self.point(session, bound, index);
             }
@@ -231,9 +231,9 @@ impl Slots {
     /// Returns whether any thread is inside a submission to a device whose index `is_meant`. Exact if no
     /// thread can enter any more.
     pub(crate) fn is_any_inside(&self, session: &Session, is_meant: impl Fn(usize) -> bool) -> bool {
-        let extras = self.extras.lock();
+        let heap_slots = self.heap_slots.lock();
         self.in_block(session)
-            .chain(extras.iter().map(|extra| extra.bound()))
+            .chain(heap_slots.iter().map(|heap_slot| heap_slot.bound()))
             .filter(|bound| is_meant(bound.index()))
             .any(|bound| {
                 bound.fold(session.usage());
@@ -244,8 +244,8 @@ impl Slots {
 
     /// Adds the counts of heap slots to those that the daemon reads.
     pub(crate) fn fold(&self, session: &Session) {
-        for extra in self.extras.lock().iter() {
-            extra.bound().fold(session.usage());
+        for heap_slot in self.heap_slots.lock().iter() {
+            heap_slot.bound().fold(session.usage());
         }
     }
 }

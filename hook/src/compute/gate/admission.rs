@@ -18,15 +18,15 @@ const LEAST_WINDOW: u64 = 50_000;
 
 impl Passing<'_> {
     pub(super) fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
-        let side = self.bound.side;
+        let state = self.bound.state;
         // Taken out, so that no lock is held during driver calls; no other thread uses it.
-        let mut window = side
+        let mut window = state
             .window
             .lock()
             .take()
             .unwrap_or_else(|| Box::new(Window::new()));
         let result = body(&mut window);
-        *side.window.lock() = Some(window);
+        *state.window.lock() = Some(window);
         result
     }
 

@@ -9,7 +9,7 @@ use crate::driver::cuda::CUcontext;
 use crate::driver::streams::{PER_THREAD, stream};
 use crate::driver::{self, thread};
 use crate::program::contexts::Contexts;
-use crate::program::slot::{Bound, Extra, leave_behind, settle};
+use crate::program::slot::{Bound, HeapSlot, leave_behind, settle};
 use crate::shared::device::LocalDevice;
 use crate::shared::session::Session;
 use crate::sys;
@@ -44,9 +44,9 @@ impl Slots {
         let context = contexts.holder(stream(number))?;
         let index = session.devices.index(context.local);
         let bound = self.take(session, sys::gettid(), context.local, index);
-        bound.side.context.store(context.id(), Relaxed);
-        bound.side.owner.store(context.base().id(), Relaxed);
-        bound.side.handle.store(0, Relaxed);
+        bound.state.context.store(context.id(), Relaxed);
+        bound.state.owner.store(context.base().id(), Relaxed);
+        bound.state.handle.store(0, Relaxed);
         Some(bound)
     }
 
@@ -63,7 +63,7 @@ impl Slots {
         };
         let epoch = contexts.epoch();
         let is_same = |bound: &Bound<'_>| {
-            bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
+            bound.state.handle.load(Relaxed) == context.0.addr() && bound.state.epoch.load(Relaxed) == epoch
         };
         if !self.current(session).is_some_and(|bound| is_same(&bound)) {
             thread::set_slot(thread::unbound());
@@ -89,10 +89,10 @@ impl Slots {
             session.ring();
         }
         let bound = self.take(session, sys::gettid(), local, index);
-        bound.side.context.store(known.id(), Relaxed);
-        bound.side.owner.store(known.base().id(), Relaxed);
-        bound.side.handle.store(context.0.addr(), Relaxed);
-        bound.side.epoch.store(epoch, Relaxed);
+        bound.state.context.store(known.id(), Relaxed);
+        bound.state.owner.store(known.base().id(), Relaxed);
+        bound.state.handle.store(context.0.addr(), Relaxed);
+        bound.state.epoch.store(epoch, Relaxed);
         thread::set_slot(ptr::from_ref(bound.entrance).cast_mut());
         Some(bound)
     }
@@ -106,15 +106,16 @@ impl Slots {
         index: usize,
     ) -> Bound<'a> {
         let is_own = |bound: &Bound<'_>| {
-            bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
+            bound.state.tid.load(Relaxed) == tid
+                && bound.state.local.load(Relaxed) == u32::from(local.number())
         };
         // A slot with this thread's id was taken by it, or by an ended thread with the same id: no other
         // thread touches it.
         if let Some(own) = self.in_block(session).find(is_own) {
             return own;
         }
-        let mut extras = self.extras.lock();
-        if let Some(own) = extras.iter().map(|extra| extra.bound()).find(is_own) {
+        let mut heap_slots = self.heap_slots.lock();
+        if let Some(own) = heap_slots.iter().map(|heap_slot| heap_slot.bound()).find(is_own) {
             return own;
         }
         let free = self
@@ -124,11 +125,16 @@ impl Slots {
                 self.release_dead(session);
                 self.free(session, index)
             })
-            .or_else(|| extras.iter().map(|extra| extra.bound()).find(Bound::is_dead));
+            .or_else(|| {
+                heap_slots
+                    .iter()
+                    .map(|heap_slot| heap_slot.bound())
+                    .find(Bound::is_dead)
+            });
         let bound = free.unwrap_or_else(|| {
-            let extra = Extra::new();
-            extras.push(extra);
-            extra.bound()
+            let heap_slot = HeapSlot::new();
+            heap_slots.push(heap_slot);
+            heap_slot.bound()
         });
         self.give(session, bound, tid, local, index);
         bound
@@ -137,7 +143,7 @@ impl Slots {
     /// Returns a slot of the block whose thread has ended, preferably one of the same device, whose counts
     /// may stay.
     fn free<'a>(&'a self, session: &'a Session, index: usize) -> Option<Bound<'a>> {
-        let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
+        let is_free = |bound: &Bound<'_>| bound.state.tid.load(Relaxed) == 0;
         self.in_block(session)
             .find(|bound| is_free(bound) && bound.index() == index)
             .or_else(|| self.in_block(session).find(is_free))
@@ -150,7 +156,7 @@ impl Slots {
         let bound = self.numbered(usage, used as usize)?;
         bound.lead();
         // Set before others can see the slot: a slot in preparation belongs to no thread.
-        bound.side.tid.store(u32::MAX, Relaxed);
+        bound.state.tid.store(u32::MAX, Relaxed);
         self.nr_used.store(used + 1, Release);
         usage.nr_threads.store(used + 1, Release);
         Some(bound)
@@ -159,7 +165,7 @@ impl Slots {
     fn release_dead(&self, session: &Session) {
         for bound in self.in_block(session).filter(Bound::is_dead) {
             settle(bound);
-            bound.side.tid.store(0, Release);
+            bound.state.tid.store(0, Release);
         }
     }
 
@@ -167,14 +173,14 @@ impl Slots {
     fn give(&self, session: &Session, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
         settle(bound);
         let moves = bound.index() != index;
-        match (bound.extra, session.usage().devices.get(bound.index())) {
-            (Some(extra), Some(device)) => extra.fold(device),
+        match (bound.heap_slot, session.usage().devices.get(bound.index())) {
+            (Some(heap_slot), Some(device)) => heap_slot.fold(device),
             (None, Some(device)) if moves => leave_behind(bound, device),
             _ => {}
         }
-        bound.side.local.store(u32::from(local.number()), Relaxed);
+        bound.state.local.store(u32::from(local.number()), Relaxed);
         self.point(session, bound, index);
-        bound.side.tid.store(tid, Release);
+        bound.state.tid.store(tid, Release);
     }
 }
 

@@ -52,7 +52,7 @@ fn slot_of_dead_thread_is_reused_and_counts_stay() {
     let submitted = |device| program.session.usage().submitted(device, Submission::Kernel);
     assert_eq!(submitted(0), 10 * MAX_THREADS as u64);
     let mine = slots.take(program.session, sys::gettid(), local(1), 1);
-    assert!(mine.extra.is_none());
+    assert!(mine.heap_slot.is_none());
     submit(mine, 1);
     assert_eq!((submitted(0), submitted(1)), (10 * MAX_THREADS as u64, 1));
     let again = slots.take(program.session, sys::gettid(), local(0), 0);
@@ -83,21 +83,21 @@ fn threads_beyond_block_are_counted() {
     // One living thread on many devices stands in for many threads on one device.
     for number in 0..MAX_THREADS {
         let slot = slots.take(program.session, me, local(0), 0);
-        slot.side
+        slot.state
             .local
             .store(u32::try_from(number).unwrap() + 1000, Relaxed);
     }
-    let extra = slots.take(program.session, me, local(0), 0);
-    assert!(extra.extra.is_some());
+    let heap_slot = slots.take(program.session, me, local(0), 0);
+    assert!(heap_slot.heap_slot.is_some());
     assert!(ptr::eq(
-        extra.thread,
+        heap_slot.thread,
         slots.take(program.session, me, local(0), 0).thread
     ));
-    submit(extra, 3);
-    extra.enter(Submission::Kernel);
+    submit(heap_slot, 3);
+    heap_slot.enter(Submission::Kernel);
     assert!(slots.is_any_inside(program.session, |device| device == 0));
     assert_eq!(program.session.usage().submitted(0, Submission::Kernel), 3);
-    add(extra.thread.exited(Submission::Kernel), 1);
+    add(heap_slot.thread.exited(Submission::Kernel), 1);
     slots.fold(program.session);
     slots.fold(program.session);
     assert_eq!(program.session.usage().submitted(0, Submission::Kernel), 4);

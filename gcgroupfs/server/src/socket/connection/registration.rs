@@ -229,7 +229,7 @@ impl Server {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
-        if self.faulty.insert(key) && self.registry.may_log_of(peer.uid) {
+        if self.logged_once.insert(key) && self.registry.may_log_of(peer.uid) {
             warn!("{} ({}) of user {} {fault}", peer.pid, peer.stat.comm, peer.uid);
         }
     }

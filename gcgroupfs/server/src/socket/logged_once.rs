@@ -1,5 +1,5 @@
-//! Processes whose hook has another version or lacks something, so that each is logged once however often it
-//! tries to register.
+//! Processes whose hook has another version or lacks something. Each is logged once, however often it tries to
+//! register.
 
 use std::collections::HashSet;
 
@@ -9,9 +9,9 @@ use crate::journal::Key;
 const MOST: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Faulty(HashSet<Key>);
+pub(super) struct LoggedOnce(HashSet<Key>);
 
-impl Faulty {
+impl LoggedOnce {
     /// Adds a process and returns whether it was not in the set.
     pub(super) fn insert(&mut self, key: Key) -> bool {
         if self.0.len() >= MOST {
@@ -28,15 +28,15 @@ mod tests {
     #[test]
     fn process_is_new_once_and_the_set_is_bounded() {
         let key = |pid| Key { pid, start_time: 5 };
-        let mut faulty = Faulty::default();
-        assert!(faulty.insert(key(1)) && !faulty.insert(key(1)));
-        assert!(faulty.insert(Key {
+        let mut logged = LoggedOnce::default();
+        assert!(logged.insert(key(1)) && !logged.insert(key(1)));
+        assert!(logged.insert(Key {
             pid: 1,
             start_time: 6
         }));
         for pid in 0..100_000 {
-            faulty.insert(key(pid));
+            logged.insert(key(pid));
         }
-        assert!(faulty.0.len() <= MOST);
+        assert!(logged.0.len() <= MOST);
     }
 }
