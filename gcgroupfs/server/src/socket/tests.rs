@@ -119,7 +119,7 @@ impl World {
     }
 
     fn register(&self) -> Hook {
-        Hook::register(self.connect(), &Hello::PLAIN, good_usage_file())
+        Hook::register(self, &Hello::PLAIN, good_usage_file())
     }
 
     fn pids(&self) -> Vec<u32> {
@@ -146,7 +146,7 @@ impl World {
     }
 
     /// Waits for a state of the daemon. The deadline is for failures only.
-    fn until(&self, what: &str, condition: impl Fn() -> bool) {
+    fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !condition() {
             assert!(Instant::now() < deadline, "never: {what}");
@@ -182,13 +182,22 @@ struct Hook {
 }
 
 impl Hook {
-    fn register(socket: OwnedFd, hello: &Hello, usage: OwnedFd) -> Self {
-        transmit(&socket, &hello.to_bytes(), &[usage.as_raw_fd()]).unwrap();
-        let (reply, control) = reply(&socket);
-        assert_eq!(reply.unwrap().status, 0);
+    /// Registers; tries again as long as the daemon cannot examine the process in time.
+    fn register(world: &World, hello: &Hello, usage: OwnedFd) -> Self {
+        let mut registered = None;
+        world.until("the process is registered", || {
+            let socket = world.connect();
+            transmit(&socket, &hello.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+            let (reply, control) = reply(&socket);
+            let status = reply.unwrap().status.cast_signed();
+            assert!(matches!(status, 0 | libc::EAGAIN), "{status}");
+            registered = control.map(|control| (socket, control));
+            status == 0
+        });
+        let (socket, control) = registered.unwrap();
         Self {
             socket,
-            control: sys::ControlReader::new(&control.unwrap()).unwrap(),
+            control: sys::ControlReader::new(&control).unwrap(),
         }
     }
 }

@@ -137,7 +137,7 @@ fn group_is_not_frozen_while_a_restarted_daemon_awaits_members() {
         group: GroupName::new("team").unwrap(),
         ..Hello::PLAIN
     };
-    drop(Hook::register(world.connect(), &hello, good_usage_file()));
+    drop(Hook::register(&world, &hello, good_usage_file()));
     let world = world.restart();
     let busy = format!("populated 1\nfrozen 0\nsuspended 0\ndraining {}\n", me());
     assert_eq!(world.show("team/gcgroup.events"), busy);

@@ -8,8 +8,13 @@ use gcgroupfs_model::tree::{Directory, Job, Origins, Settings, Transient};
 impl World {
     /// Asks for a job in `group` with a name; returns the status and the group's path or the reason.
     fn begin(&self, group: &str, name: &str) -> (u32, String) {
-        let (status, text) = ask(&self.connect(), Operation::Begin, group, &value(name));
-        (status, String::from_utf8(text).unwrap())
+        let mut answer = (0, Vec::new());
+        // Refused as long as the daemon cannot examine the process in time.
+        self.until("the daemon answers", || {
+            answer = ask(&self.connect(), Operation::Begin, group, &value(name));
+            answer.0 != libc::EAGAIN.unsigned_abs()
+        });
+        (answer.0, String::from_utf8(answer.1).unwrap())
     }
 }
 

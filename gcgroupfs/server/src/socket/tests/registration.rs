@@ -21,7 +21,7 @@ fn process_with_a_lost_connection_is_still_governed() {
     let world = World::new();
     let usage = good_usage_file();
     sys::publish_usage(&usage);
-    let hook = Hook::register(world.connect(), &Hello::PLAIN, usage);
+    let hook = Hook::register(&world, &Hello::PLAIN, usage);
     let events = format!("{}/gcgroup.events", me());
     assert!(world.show(&events).contains("hook ok\n"));
     drop(hook.socket);
@@ -32,7 +32,7 @@ fn process_with_a_lost_connection_is_still_governed() {
     // It registers again: its own settings hold from the start.
     let usage = good_usage_file();
     sys::publish_usage(&usage);
-    let hook = Hook::register(world.connect(), &Hello::PLAIN, usage);
+    let hook = Hook::register(&world, &Hello::PLAIN, usage);
     assert_eq!(hook.control.devices[0].gate.load(Relaxed), Gate::Frozen as u32);
     assert_eq!(world.pids(), [me()]);
     assert!(world.show(&events).contains("hook ok\n"));
@@ -58,11 +58,11 @@ fn requested_settings_hold_until_a_write() {
         priority: 3,
         ..Hello::PLAIN
     };
-    let hook = Hook::register(world.connect(), &hello, good_usage_file());
+    let hook = Hook::register(&world, &hello, good_usage_file());
     assert_eq!(hook.control.memory_limit.load(Relaxed), 1 << 20);
     assert_eq!(world.show(&format!("{}/compute.priority", me())), "3\n");
     world.store(&format!("{}/memory.limit", me()), "2M");
-    let again = Hook::register(world.connect(), &hello, good_usage_file());
+    let again = Hook::register(&world, &hello, good_usage_file());
     assert_eq!(again.control.memory_limit.load(Relaxed), 2 << 20);
 }
 

@@ -39,7 +39,7 @@ fn settings_of_the_first_rule_hold_from_the_start() {
         priority: 3,
         ..Hello::PLAIN
     };
-    let hook = Hook::register(world.connect(), &hello, good_usage_file());
+    let hook = Hook::register(&world, &hello, good_usage_file());
     assert_eq!(
         hook.control.memory_limit.load(Relaxed),
         4096,
