@@ -1,5 +1,5 @@
-//! Processes whose hook has another version or lacks something. Each is logged once, however often it tries to
-//! register.
+//! Processes whose hook has another version or lacks something. Each is logged once, however often it tries
+//! to register.
 
 use std::collections::HashSet;
 
