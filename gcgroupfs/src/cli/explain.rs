@@ -64,8 +64,10 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
     }
 }
 
-/// Figures of a process that has ended: the key in `exited`, what it is, and its format.
-const FIGURES: &[(&str, &str, fn(u64) -> String)] = &[
+/// Figure of a process that has ended: the key in `exited`, what it is, and its format.
+type Figure = (&'static str, &'static str, fn(u64) -> String);
+
+const FIGURES: &[Figure] = &[
     ("memory.peak", "memory.peak", size),
     ("compute.usage_usec", "GPU time", |usec| {
         format!("{}.{:03} s", usec / 1_000_000, usec / 1000 % 1000)
