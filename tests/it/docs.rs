@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use support::{artifacts, repository};
+use support::{Mount, artifacts, repository};
 use tempfile::TempDir;
+
+use crate::driver::DriverShell;
 
 fn document(name: &str) -> String {
     fs::read_to_string(repository().join(name)).unwrap()
@@ -77,6 +79,8 @@ fn links_in_documents_lead_to_files() {
         "CONTRIBUTING.md",
         "SECURITY.md",
         "ARCHITECTURE.md",
+        "gcgroupfs/doc/choosing.md",
+        "gcgroupfs/doc/coming-from.md",
         "tests/bench/README.md",
     ] {
         let text = document(name);
@@ -151,4 +155,41 @@ fn stale_names_and_wrapped_tables_in_a_note_are_found() {
     let found = String::from_utf8(output.stdout).unwrap();
     assert_eq!(found.lines().collect::<Vec<_>>(), expected);
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// Returns the commands in the last column of the tables of a document.
+fn commands(text: &str) -> Vec<&str> {
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| `") || line.starts_with("| remove"));
+    rows.map(|row| {
+        row.rsplit('|')
+            .nth(1)
+            .and_then(|cell| cell.split('`').nth(1))
+            .expect(row)
+    })
+    .collect()
+}
+
+#[test]
+fn commands_for_users_of_other_systems_work() {
+    let text = document("gcgroupfs/doc/coming-from.md");
+    let commands = commands(&text);
+    assert!(commands.len() > 20, "{commands:?}");
+    let mount = Mount::new();
+    fs::create_dir(mount.path().join("team")).unwrap();
+    let programs = artifacts().gcgroupfs().parent().unwrap().display().to_string();
+    for command in commands {
+        let shell = DriverShell::start(&mount);
+        let filled = command
+            .replace("/gcgroup/", &format!("{}/", mount.path().display()))
+            .replace("4711", &shell.pid().to_string())
+            .replace("./train", "true");
+        let ran = mount
+            .command("sh")
+            .args(["-c", &format!("PATH={programs}:$PATH; {filled}")])
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{command}: {ran:?}");
+    }
 }
