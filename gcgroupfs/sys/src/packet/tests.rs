@@ -13,6 +13,14 @@ fn send(socket: &OwnedFd, packet: &[u8], descriptors: &[i32]) {
     sendmsg::<()>(socket.as_raw_fd(), &parts, rights, MsgFlags::empty(), None).unwrap();
 }
 
+/// Closes the other end of a socket, and waits until it is closed: a process that another test starts has a
+/// copy between fork(2) and exec(2).
+fn close(theirs: OwnedFd, ours: &OwnedFd) {
+    drop(theirs);
+    let mut watched = [PollFd::new(ours.as_fd(), PollFlags::empty())];
+    assert_eq!(poll(&mut watched, 60_000_u16), Ok(1));
+}
+
 #[test]
 fn packet_with_descriptors_stays_in_the_socket() {
     let (ours, theirs) = packet_pair().unwrap();
@@ -39,7 +47,7 @@ fn packet_with_descriptors_stays_in_the_socket() {
         assert_eq!(receive_plain(&ours, &mut buffer), Ok(expected));
         receive(&ours, &mut buffer).unwrap();
     }
-    drop(theirs);
+    close(theirs, &ours);
     assert_eq!(receive_plain(&ours, &mut buffer), Ok(Plain::Senseless), "the end");
 }
 
@@ -60,7 +68,12 @@ fn connection_with_any_packet_is_known_without_reading() {
             for (packet, has_rights) in packets {
                 send(&theirs, packet, if *has_rights { &[0] } else { &[] });
             }
-            let theirs = (!is_closed).then_some(theirs);
+            let theirs = if is_closed {
+                close(theirs, &ours);
+                None
+            } else {
+                Some(theirs)
+            };
             assert_eq!(is_hung_up(&ours), is_closed);
             shutdown(ours.as_raw_fd(), Shutdown::Both).unwrap();
             for _ in 0..2 {
@@ -85,6 +98,6 @@ fn packets_behind_an_error_of_the_socket_are_known() {
     send(&ours, b"never read", &[]);
     send(&theirs, b"rights", &[0]);
     // Closed with an unread packet, so the next call fails with ECONNRESET.
-    drop(theirs);
+    close(theirs, &ours);
     assert!(holds_packets(&ours));
 }
