@@ -92,8 +92,7 @@ impl PluginNode {
 
     /// Reads everything again, and makes the terms of all pods hold. Problems are logged when they change.
     pub(crate) async fn refresh(self: &Arc<Self>) {
-        let source = self.setup.pods.as_ref();
-        let pods = match source {
+        let pods = match &self.setup.pods {
             Some(source) => source.changed().await,
             None => None,
         };
@@ -102,12 +101,16 @@ impl PluginNode {
             Ok(warnings) => warnings,
             Err(error) => return eprintln!("gcgroup-kubelet-plugin: {error}"),
         };
-        let Some(source) = source else { return };
-        for (pod, warning) in warnings {
-            if let Err(error) = source.warn(&pod, &warning).await {
-                eprintln!("gcgroup-kubelet-plugin: {error:#}");
+        let node = Arc::clone(self);
+        // Apart, since a server that does not answer would hold up the next refresh.
+        tokio::spawn(async move {
+            let Some(source) = &node.setup.pods else { return };
+            for (pod, warning) in warnings {
+                if let Err(error) = source.warn(&pod, &warning).await {
+                    eprintln!("gcgroup-kubelet-plugin: {error:#}");
+                }
             }
-        }
+        });
     }
 
     /// Returns the warnings that the pods' events are to have.
