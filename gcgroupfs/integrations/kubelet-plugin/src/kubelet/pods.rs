@@ -1,5 +1,5 @@
 //! The node's pods, as the API server or the kubelet's read-only port lists them: names, annotations, phase.
-//! What is granted does not depend on it.
+//! Granted limits do not depend on this list.
 
 use std::collections::BTreeMap;
 use std::fs;
