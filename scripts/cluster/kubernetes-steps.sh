@@ -193,7 +193,7 @@ annotations_change_a_running_pod() {
     pod live "$(units 2)" 'gcgroup.io/memory-swap-max: "4Gi"' | kubectl apply -f - > /dev/null
     holds fixed 2
     annotate fixed gcgroup.io/memory-limit=lots
-    stays fixed $limit $((2 * gib)) '"lots": no number of bytes'
+    stays fixed $limit $((2 * gib)) '"lots": expected bytes'
     annotate fixed gcgroup.io/memory-limit=3Gi
     stays fixed $limit $((2 * gib)) '"3Gi": more than the resources'
     annotate fixed gcgroup.io/memory-limit=1Gi

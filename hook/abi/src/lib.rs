@@ -31,6 +31,7 @@ pub mod message;
 #[cfg(test)]
 mod orderings;
 mod preload_order;
+pub mod size;
 mod stall;
 mod usage;
 

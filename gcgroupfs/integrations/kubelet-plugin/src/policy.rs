@@ -2,6 +2,8 @@
 //! quality-of-service class.
 
 use anyhow::{Context, bail, ensure};
+use gcgroup_abi::NO_LIMIT;
+use gcgroup_abi::size::{BYTES, parse_bytes};
 
 use crate::kubelet::Pod;
 
@@ -98,22 +100,13 @@ fn permitted(text: &str, highest: u8) -> anyhow::Result<String> {
     Ok(priority.to_string())
 }
 
-/// Returns a number of bytes without its suffix (`Ki` to `Ti`, also `K` and `KB` as in control files: powers
-/// of 1024).
+/// Returns a size as the daemon shows it: a number of bytes, or `max`.
 fn bytes(text: &str) -> anyhow::Result<String> {
-    const FORM: &str = "no number of bytes, as 512Mi or 4Gi";
-    let (number, suffix) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
-    let shift = match suffix.to_ascii_lowercase().as_str() {
-        "" => 0,
-        "k" | "kb" | "ki" | "kib" => 10,
-        "m" | "mb" | "mi" | "mib" => 20,
-        "g" | "gb" | "gi" | "gib" => 30,
-        "t" | "tb" | "ti" | "tib" => 40,
-        _ => bail!(FORM),
-    };
-    let number: u64 = number.parse().context(FORM)?;
-    let bytes = number.checked_mul(1 << shift).context(FORM)?;
-    Ok(bytes.to_string())
+    match parse_bytes(text) {
+        Ok(NO_LIMIT) => Ok("max".to_owned()),
+        Ok(bytes) => Ok(bytes.to_string()),
+        Err(_) => bail!("expected {BYTES}"),
+    }
 }
 
 /// Returns the annotation of a pod for a setting: `gcgroup.io/NAME` for the pod, `NAME.gcgroup.io/CONTAINER`
@@ -241,19 +234,28 @@ mod tests {
                 "{refused:?}"
             );
         }
-        for text in ["lots", "", "-1", "1.5Gi", "Gi", "9E", "20000000000000Ti", "1Gii"] {
+        for text in [
+            "lots",
+            "",
+            "-1",
+            "1.5",
+            "Gi",
+            "9E",
+            "50%",
+            "20000000000000Ti",
+            "1Gii",
+        ] {
             let (own, _, refused) = of(json!({ "gcgroup.io/memory-limit": text }));
             assert_eq!(own, ["compute.priority 8", "compute.max max"], "{text}");
             assert_eq!(refused.len(), 1, "{text}");
         }
         for (text, bytes) in [
-            ("4Gi", 4_u64 << 30),
-            ("4gb", 4 << 30),
-            ("1K", 1024),
-            ("7", 7),
-            ("2TiB", 2 << 40),
+            ("4Gi", "4294967296"),
+            ("1.5Gi", "1610612736"),
+            ("1K", "1024"),
+            ("max", "max"),
         ] {
-            assert_eq!(super::bytes(text).unwrap(), bytes.to_string(), "{text}");
+            assert_eq!(super::bytes(text).unwrap(), bytes, "{text}");
         }
     }
 }

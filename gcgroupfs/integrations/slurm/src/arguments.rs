@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-
-use crate::size::is_size;
+use gcgroup_abi::size::{BYTES, parse_bytes};
 
 /// Action when Slurm suspends a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +100,8 @@ impl Arguments {
                     Ok(number @ 0..=15) => arguments.highest_priority = number,
                     _ => bail!("highest-priority: a number from 0 to 15 is expected, not {value:?}"),
                 },
-                "swap-max" if is_size(value) => arguments.swap_max = value.to_owned(),
-                "swap-max" => bail!("swap-max: a size, 0 or max is expected, not {value:?}"),
+                "swap-max" if parse_bytes(value).is_ok() => arguments.swap_max = value.to_owned(),
+                "swap-max" => bail!("swap-max: {BYTES} is expected, not {value:?}"),
                 "without-gres" => match value {
                     "allow" => arguments.denies_without_gres = false,
                     "deny" => arguments.denies_without_gres = true,

@@ -12,7 +12,6 @@ mod daemon;
 mod options;
 mod plugin;
 mod shares;
-mod size;
 mod spank;
 mod step;
 mod suspend;

@@ -1,9 +1,9 @@
 //! Options of srun, sbatch and salloc: a row for each.
 
 use anyhow::{Context, bail, ensure};
+use gcgroup_abi::size::{Decimal, parse_bytes};
 
 use crate::arguments::Arguments;
-use crate::size::{is_percentage, is_size};
 
 /// A value for all GPUs of the node together, or for one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,9 @@ pub(crate) const ROWS: &[Row] = &[
         value: Some("SIZE[:GPU]"),
         help: "most GPU memory of the step on each node, as 8G or 50%; of one GPU: 8G:0; several: 8G:0,4G:1",
         set: |options, text| {
-            options.memory = values(text, |text| is_size(text) || is_percentage(text))?;
+            options.memory = values(text, "a size as 8G, a percentage as 50% or max", |text| {
+                parse_bytes(text).is_ok() || is_percentage(text)
+            })?;
             Ok(())
         },
     },
@@ -59,7 +61,7 @@ pub(crate) const ROWS: &[Row] = &[
         value: Some("PERCENT[:GPU]"),
         help: "most GPU time of the step on each node, in percent of one GPU's, as 50%; of one GPU: 50%:0",
         set: |options, text| {
-            options.max = values(text, is_percentage)?;
+            options.max = values(text, "a percentage as 50% or max", is_percentage)?;
             Ok(())
         },
     },
@@ -115,13 +117,13 @@ impl Options {
 }
 
 /// Parses `VALUE[:GPU]`, or several separated by commas.
-fn values(text: &str, check: fn(&str) -> bool) -> anyhow::Result<Vec<Value>> {
+fn values(text: &str, expected: &str, check: fn(&str) -> bool) -> anyhow::Result<Vec<Value>> {
     let mut values: Vec<Value> = Vec::new();
     for part in text.split(',') {
         let (value, gpu) = part
             .split_once(':')
             .map_or((part, None), |(value, gpu)| (value, Some(gpu)));
-        ensure!(check(value), "{value:?} is no valid value");
+        ensure!(check(value), "{expected} is expected, not {value:?}");
         if let Some(gpu) = gpu
             && !is_gpu(gpu)
         {
@@ -138,6 +140,11 @@ fn values(text: &str, check: fn(&str) -> bool) -> anyhow::Result<Vec<Value>> {
         });
     }
     Ok(values)
+}
+
+/// Returns whether the text is a positive percentage, or `max`. The daemon checks the range.
+fn is_percentage(text: &str) -> bool {
+    text == "max" || matches!(Decimal::percent(text), Some(Ok(percent)) if percent.is_above(0))
 }
 
 fn is_gpu(text: &str) -> bool {

@@ -1,28 +1,23 @@
 //! Parsers of values that are written to control files.
 
+use gcgroup_abi::size::{self, Decimal, Unreadable};
 use gcgroup_abi::{NO_LIMIT, VISIBLE_LIMIT, VISIBLE_SWAP};
 
 use crate::arbiter::{self, Policy};
 use crate::error::{Error, Result};
 use crate::quota::Quota;
 
-/// Formats of [`parse_bytes`] and of [`parse_size`], for error messages.
-const BYTES: &str = "bytes (as 8589934592, 8G, 8GB or 1.5GiB) or max";
+/// Format of [`parse_size`], for error messages.
 const SIZE: &str =
     "bytes (as 8589934592, 8G, 8GB or 1.5GiB), a percentage of the GPU's memory (as 50%) or max";
 
-/// Most digits of a fraction.
-const MOST_DECIMALS: usize = 9;
-
-/// Parses bytes: decimal, with an optional suffix (`K` `M` `G` `T` `P`, also `KB`, `Ki` and `KiB`, any case),
-/// or `max`. All suffixes are powers of 1024; before one, a fraction of up to 9 digits is allowed. 2^64 - 1
-/// means `max` too, as tools written for GVM use it.
+/// Parses bytes, as [`size::parse_bytes`].
 ///
 /// # Errors
 /// * `ERANGE`: beyond 2^64 - 1.
 /// * `EINVAL`: anything else.
 pub fn parse_bytes(text: &str) -> Result<u64> {
-    parse_bytes_or(text, BYTES)
+    parse_bytes_or(text, size::BYTES)
 }
 
 /// Parses bytes as [`parse_bytes`] does, or a percentage of `memory` bytes, as `50%` or `12.5%`.
@@ -32,11 +27,11 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 /// * `EOPNOTSUPP`: a percentage without `memory`.
 /// * `EINVAL`: anything else.
 pub fn parse_size(text: &str, memory: Option<u64>) -> Result<u64> {
-    let Some(percent) = text.strip_suffix('%') else {
+    let Some(part) = Decimal::percent(text) else {
         return parse_bytes_or(text, SIZE);
     };
-    let part = Fraction::parse(percent, SIZE, text)?;
-    if part.times(1) > 100 || (part.times(1) == 100 && !part.is_whole()) {
+    let part = part.map_err(|reason| unreadable(reason, SIZE, text))?;
+    if part.is_above(100) {
         return Err(Error::range("from 0% to 100%", text));
     }
     let memory = memory.ok_or(Error::NoMemorySize)?;
@@ -44,62 +39,13 @@ pub fn parse_size(text: &str, memory: Option<u64>) -> Result<u64> {
 }
 
 fn parse_bytes_or(text: &str, expected: &'static str) -> Result<u64> {
-    if text == "max" {
-        return Ok(NO_LIMIT);
-    }
-    let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'.';
-    let (number, suffix) = text.split_at(text.bytes().take_while(is_number).count());
-    let shift = match suffix.to_ascii_lowercase().as_str() {
-        "" => 0,
-        "k" | "kb" | "ki" | "kib" => 10,
-        "m" | "mb" | "mi" | "mib" => 20,
-        "g" | "gb" | "gi" | "gib" => 30,
-        "t" | "tb" | "ti" | "tib" => 40,
-        "p" | "pb" | "pi" | "pib" => 50,
-        _ => return Err(Error::bad(expected, text)),
-    };
-    let number = Fraction::parse(number, expected, text)?;
-    if shift == 0 && number.has_point {
-        return Err(Error::bad(expected, text));
-    }
-    u64::try_from(number.times(1 << shift))
-        .map_err(|_| Error::range("at most 18446744073709551615 bytes", text))
+    size::parse_bytes(text).map_err(|reason| unreadable(reason, expected, text))
 }
 
-/// A decimal number with an optional fraction.
-struct Fraction {
-    /// The number times 10^`nr_decimals`.
-    digits: u64,
-    nr_decimals: u32,
-    has_point: bool,
-}
-
-impl Fraction {
-    /// Parses decimal digits with an optional point between two of them.
-    fn parse(number: &str, expected: &'static str, text: &str) -> Result<Self> {
-        let (whole, decimals) = match number.split_once('.') {
-            Some((_, decimals)) if decimals.is_empty() || decimals.len() > MOST_DECIMALS => {
-                return Err(Error::bad(expected, text));
-            }
-            Some((whole, decimals)) => (whole, decimals),
-            None => (number, ""),
-        };
-        // Checked apart, since a point must follow a digit.
-        decimal(whole, expected, text)?;
-        Ok(Self {
-            digits: decimal(&format!("{whole}{decimals}"), expected, text)?,
-            nr_decimals: u32::try_from(decimals.len()).unwrap_or(0),
-            has_point: !decimals.is_empty(),
-        })
-    }
-
-    /// Returns the product, rounded down. It fits: both factors have 64 bits.
-    fn times(&self, factor: u64) -> u128 {
-        u128::from(self.digits) * u128::from(factor) / 10_u128.pow(self.nr_decimals)
-    }
-
-    fn is_whole(&self) -> bool {
-        u128::from(self.digits).is_multiple_of(10_u128.pow(self.nr_decimals))
+fn unreadable(reason: Unreadable, expected: &'static str, text: &str) -> Error {
+    match reason {
+        Unreadable::Format => Error::bad(expected, text),
+        Unreadable::TooLarge => Error::range(expected, text),
     }
 }
 
@@ -192,9 +138,12 @@ pub fn parse_quota(text: &str, period_usec: u64) -> Result<Quota> {
     };
     let period = period.map(|digits| decimal(digits, EXPECTED, text)).transpose()?;
     let period_usec = period.unwrap_or(period_usec);
-    let quota = match (first, first.strip_suffix('%')) {
+    let quota = match (first, Decimal::percent(first)) {
         ("max", _) => None,
-        (_, Some(percent)) => Some(Fraction::parse(percent, EXPECTED, text)?.times(period_usec) / 100),
+        (_, Some(percent)) => {
+            let percent = percent.map_err(|reason| unreadable(reason, EXPECTED, text))?;
+            Some(percent.times(period_usec) / 100)
+        }
         (digits, None) => Some(decimal(digits, EXPECTED, text)?.into()),
     };
     let usec = match quota.map(u64::try_from) {
