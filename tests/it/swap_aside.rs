@@ -5,7 +5,7 @@ use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
-use crate::swap_faults::Before;
+use crate::swap_faults::Fault;
 
 const MIB: u64 = 1 << 20;
 
@@ -24,19 +24,19 @@ fn mount_with(driver: &str, memory: &str, locations: &str) -> Mount {
     )
 }
 
-/// Starts a program with `count` movable blocks of 16 MiB, on a driver with injected faults.
+/// Starts a program with `count` movable blocks of 16 MiB.
 #[track_caller]
-fn blocks(mount: &Mount, count: usize, faults: &str) -> Governed {
+fn blocks(mount: &Mount, count: usize, environment: &[(&str, &str)]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command
         .arg("obey")
         .env("GCGROUP_SWAP", "max")
-        .env("SIMGPU_FAULTS", faults);
+        .envs(environment.iter().copied());
     let mut program = Governed::spawn(command);
     program.expect("ready");
     for _ in 0..count {
         let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
-        assert!(answer.starts_with("allocated "), "{faults}: {answer}");
+        assert!(answer.starts_with("allocated "), "{environment:?}: {answer}");
     }
     program
 }
@@ -76,7 +76,7 @@ fn frozen_memory_moves_out_and_back_before_resuming() {
         ),
     ] {
         let mount = mount_with(driver, "1G", locations);
-        let mut program = blocks(&mount, 2, faults);
+        let mut program = blocks(&mount, 2, &[("SIMGPU_FAULTS", faults)]);
         let dir = Dir::of(&mount, program.pid());
         // Exactly as much as needed on the host, so a wrong charge does not fit.
         std::fs::create_dir(mount.path().join("team")).unwrap();
@@ -123,7 +123,7 @@ fn frozen_memory_moves_out_and_back_before_resuming() {
 #[test]
 fn running_process_stays_and_is_reported_once() {
     let mount = mount("11.8", "1G");
-    let mut program = blocks(&mount, 2, "");
+    let mut program = blocks(&mount, 2, &[]);
     let dir = Dir::of(&mount, program.pid());
     dir.write("memory.limit", 16 * MIB);
     wait_until("the failed move is counted", || {
@@ -150,10 +150,10 @@ fn running_process_stays_and_is_reported_once() {
 #[test]
 fn thaw_waits_for_room_regardless_of_limits() {
     let mount = mount("11.8", "64M");
-    let mut program = blocks(&mount, 3, "");
+    let mut program = blocks(&mount, 3, &[]);
     let dir = Dir::of(&mount, program.pid());
     freeze_and_put_out(&dir, 3);
-    let mut other = blocks(&mount, 2, "");
+    let mut other = blocks(&mount, 2, &[]);
     dir.write("memory.limit", 16 * MIB);
     let submitted = || ["nr_launches", "nr_copies"].map(|key| dir.key("compute.stat", key));
     let before = submitted();
@@ -179,7 +179,7 @@ fn thaw_waits_for_room_regardless_of_limits() {
 #[test]
 fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     let mut mount = mount("11.8", "1G");
-    let mut program = blocks(&mount, 2, "");
+    let mut program = blocks(&mount, 2, &[]);
     let pid = program.pid();
     freeze_and_put_out(&Dir::of(&mount, pid), 2);
     mount.kill9();
@@ -193,7 +193,7 @@ fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     freeze_and_put_out(&dir, 2);
     all_is_freed(&mount, &mut program, 2);
     dir.write("compute.freeze", 0);
-    let killed = blocks(&mount, 2, "");
+    let killed = blocks(&mount, 2, &[]);
     let pid = killed.pid();
     freeze_and_put_out(&Dir::of(&mount, pid), 2);
     drop(killed);
@@ -204,26 +204,26 @@ fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
 #[test]
 fn failed_call_in_a_move_costs_one_attempt() {
     let mount = mount("11.8", "1G");
-    let before = Before::of(&mount, 16 * MIB);
     for (call, nth) in [
-        ("cuMemCreate", 2),
-        ("cuMemCreate", 3),
-        ("cuMemcpyAsync", 1),
-        ("cuMemcpyAsync", 2),
-        ("cuMemcpyAsync", 3),
-        ("cuMemcpyAsync", 4),
-        ("cuStreamSynchronize", 1),
-        ("cuStreamSynchronize", 3),
-        ("cuStreamCreate", 2),
-        ("cuStreamDestroy_v2", 1),
-        ("cuMemUnmap", 1),
-        ("cuMemMap", 1),
-        ("cuMemSetAccess", 1),
-        ("cuMemRelease", 2),
-        ("cuMemHostUnregister", 1),
+        ("cuMemCreate", "2"),
+        ("cuMemCreate", "3"),
+        ("cuMemcpyAsync", "1"),
+        ("cuMemcpyAsync", "2"),
+        ("cuMemcpyAsync", "3"),
+        ("cuMemcpyAsync", "4"),
+        ("cuStreamSynchronize", "1"),
+        ("cuStreamSynchronize", "3"),
+        ("cuStreamCreate", "2"),
+        ("cuStreamDestroy_v2", "1"),
+        ("cuMemUnmap", "1"),
+        ("cuMemMap", "1"),
+        ("cuMemSetAccess", "1"),
+        ("cuMemRelease", "2"),
+        ("cuMemHostUnregister", "1"),
     ] {
-        let fault = &before.fault(call, 999, nth, "");
-        let mut program = blocks(&mount, 2, fault);
+        let fault = &Fault::new(&mount, call, 999, nth);
+        let mut program = blocks(&mount, 2, &fault.variables());
+        fault.begin();
         let dir = Dir::of(&mount, program.pid());
         dir.write("compute.freeze", 1);
         wait_until("the process is frozen and drained", || dir.is_frozen());
@@ -245,6 +245,7 @@ fn failed_call_in_a_move_costs_one_attempt() {
         assert_eq!(mount.truth().used(program.pid(), 0), 32 * MIB, "{fault}");
         let failed = dir.key("memory.events", "swap_fail");
         assert!(failed <= 1, "{fault}: {failed}");
+        fault.end();
         all_is_freed(&mount, &mut program, 2);
     }
 }

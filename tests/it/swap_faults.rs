@@ -1,7 +1,8 @@
 //! Tests moves that fail: the bytes are complete in one place, the charges are correct, and moves that can be
 //! repeated are repeated.
 
-use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use simgpu::Held;
@@ -17,13 +18,13 @@ fn mount() -> Mount {
     Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// Starts a program with two movable blocks of 8 MiB on a driver with that fault.
+/// Starts a program with two movable blocks of 8 MiB.
 #[track_caller]
-fn two_blocks(mount: &Mount, fault: &str) -> Governed {
-    let mut program = obeying(mount, &[("SIMGPU_FAULTS", fault)]);
+fn two_blocks(mount: &Mount, environment: &[(&str, &str)]) -> Governed {
+    let mut program = obeying(mount, environment);
     for _ in 0..2 {
         let answer = program.ask("alloc linear 8388608");
-        assert!(answer.starts_with("allocated "), "{fault}: {answer}");
+        assert!(answer.starts_with("allocated "), "{environment:?}: {answer}");
     }
     program
 }
@@ -40,36 +41,45 @@ fn obeying(mount: &Mount, environment: &[(&str, &str)]) -> Governed {
     program
 }
 
-/// Counts of the driver calls made until the program has two blocks; later calls belong to moves.
-pub(crate) struct Before(HashMap<String, usize>);
+/// A fault of the calls that are made from [`Fault::begin`] to [`Fault::end`]. Calls before and after do not
+/// count: their number depends on chance.
+pub(crate) struct Fault {
+    name: String,
+    file: PathBuf,
+}
 
-impl Before {
-    #[track_caller]
-    pub(crate) fn of(mount: &Mount, bytes: u64) -> Self {
-        let trace = mount.simgpu_dir().join("trace");
-        let mut program = obeying(mount, &[("SIMGPU_TRACE", trace.to_str().unwrap())]);
-        for _ in 0..2 {
-            program.ask(&format!("alloc linear {bytes}"));
-        }
-        let lines = std::fs::read_to_string(&trace).unwrap();
-        let mut calls = HashMap::new();
-        for name in lines.lines().filter_map(|line| line.split_whitespace().nth(1)) {
-            *calls.entry(name.to_owned()).or_default() += 1;
-        }
-        assert_eq!(calls.get("cuMemCreate"), Some(&2), "{calls:?}");
-        std::fs::remove_file(trace).unwrap();
-        Self(calls)
+impl Fault {
+    /// `nth` counts from 1; a `+` after it stands for all later calls.
+    pub(crate) fn new(mount: &Mount, call: &str, error: u32, nth: &str) -> Self {
+        let name = format!("{call}={error}@{nth}");
+        let file = mount.simgpu_dir().join(&name);
+        Self { name, file }
     }
 
-    /// Returns a fault for the `nth` call after these; with `more` set to `+` also for all later ones.
-    pub(crate) fn fault(&self, call: &str, error: u32, nth: usize, more: &str) -> String {
-        let before = self.0.get(call).copied().unwrap_or_default();
-        format!("{call}={error}@{}{more}", before + nth)
+    pub(crate) fn variables(&self) -> [(&str, &str); 2] {
+        let file = self.file.to_str().unwrap();
+        [("SIMGPU_FAULTS", &self.name), ("SIMGPU_FAULTS_WHILE", file)]
+    }
+
+    #[track_caller]
+    pub(crate) fn begin(&self) {
+        std::fs::write(&self.file, "").unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn end(&self) {
+        std::fs::remove_file(&self.file).unwrap();
+    }
+}
+
+impl Display for Fault {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.name)
     }
 }
 
 #[track_caller]
-fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &str) {
+fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &impl Display) {
     let dir = Dir::of(mount, program.pid());
     assert_eq!(program.ask("verify"), "verified 2", "{fault}");
     assert_eq!(program.ask("free all"), "freed 2", "{fault}");
@@ -113,12 +123,14 @@ const CALLS: [(&str, usize); 16] = [
     ("cuThreadExchangeStreamCaptureMode", 2),
 ];
 
-/// Runs `body` on every fault, several at a time.
-fn each(faults: &[String], body: impl Fn(&str) + Sync) {
+/// Runs `body` with every fault and a program with two blocks, several at a time. The fault has begun.
+fn each(mount: &Mount, faults: &[Fault], body: impl Fn(&Fault, &mut Governed) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(fault) = faults.get(next.fetch_add(1, Relaxed)) {
-            body(fault);
+            let mut program = two_blocks(mount, &fault.variables());
+            fault.begin();
+            body(fault, &mut program);
         }
     };
     std::thread::scope(|scope| {
@@ -131,18 +143,20 @@ fn each(faults: &[String], body: impl Fn(&str) + Sync) {
 #[test]
 fn any_call_failing_once_costs_one_attempt() {
     let mount = mount();
-    let before = Before::of(&mount, 8 * MIB);
     let mut faults = Vec::new();
     for (call, count) in CALLS {
         for nth in 1..=count {
-            faults.push(before.fault(call, 999, nth, ""));
+            faults.push(Fault::new(&mount, call, 999, &nth.to_string()));
         }
     }
-    for (call, nth) in [("cuMemCreate", 1), ("cuMemCreate", 2), ("cuMemAddressReserve", 1)] {
-        faults.push(before.fault(call, 2, nth, ""));
+    for (call, nth) in [
+        ("cuMemCreate", "1"),
+        ("cuMemCreate", "2"),
+        ("cuMemAddressReserve", "1"),
+    ] {
+        faults.push(Fault::new(&mount, call, 2, nth));
     }
-    each(&faults, |fault| {
-        let mut program = two_blocks(&mount, fault);
+    each(&mount, &faults, |fault, program| {
         let dir = Dir::of(&mount, program.pid());
         // Exactly as much as needed on the host, so a wrong charge does not fit.
         let group = format!("of-{}", program.pid());
@@ -171,27 +185,36 @@ fn any_call_failing_once_costs_one_attempt() {
         wait_until(&format!("one block is swapped out: {fault}"), || {
             dir.number("memory.current") == 8 * MIB
         });
-        all_is_freed(&mount, &mut program, fault);
+        fault.end();
+        all_is_freed(&mount, program, fault);
     });
+}
+
+/// Tests that no call of the hook's own fails a free: the driver's cuMemFree pushes no context.
+#[test]
+fn free_with_its_context_current_pushes_none() {
+    let mount = mount();
+    let fault = Fault::new(&mount, "cuCtxPushCurrent_v2", 999, "1+");
+    let mut program = two_blocks(&mount, &fault.variables());
+    fault.begin();
+    all_is_freed(&mount, &mut program, &fault);
 }
 
 /// Tests that failing moves under a lowered limit are repeated until the limit is raised again.
 #[test]
 fn moves_out_that_always_fail_leave_memory_on_device() {
     let mount = mount();
-    let before = Before::of(&mount, 8 * MIB);
     let faults = [
-        ("cuMemCreate", 2, 1),
-        ("cuMemCreate", 999, 1),
-        ("cuMemAddressReserve", 999, 1),
-        ("cuMemMap", 999, 1),
-        ("cuMemSetAccess", 999, 1),
-        ("cuMemcpyAsync", 999, 1),
-        ("cuStreamCreate", 999, 1),
+        ("cuMemCreate", 2, "1+"),
+        ("cuMemCreate", 999, "1+"),
+        ("cuMemAddressReserve", 999, "1+"),
+        ("cuMemMap", 999, "1+"),
+        ("cuMemSetAccess", 999, "1+"),
+        ("cuMemcpyAsync", 999, "1+"),
+        ("cuStreamCreate", 999, "1+"),
     ]
-    .map(|(call, error, nth)| before.fault(call, error, nth, "+"));
-    each(&faults, |fault| {
-        let mut program = two_blocks(&mount, fault);
+    .map(|(call, error, nth)| Fault::new(&mount, call, error, nth));
+    each(&mount, &faults, |fault, program| {
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         wait_until(&format!("the repeated failure is counted: {fault}"), || {
@@ -201,26 +224,24 @@ fn moves_out_that_always_fail_leave_memory_on_device() {
         assert_eq!(dir.number("memory.swap.current"), 0, "{fault}");
         assert_eq!(program.ask("verify"), "verified 2", "{fault}");
         dir.write("memory.limit", "max");
-        all_is_freed(&mount, &mut program, fault);
+        all_is_freed(&mount, program, fault);
     });
 }
 
 #[test]
 fn moves_in_that_always_fail_leave_memory_usable_on_host() {
     let mount = mount();
-    let before = Before::of(&mount, 8 * MIB);
     let faults = [
-        ("cuMemCreate", 2, 3),
-        ("cuMemCreate", 999, 3),
-        ("cuMemAddressReserve", 999, 3),
-        ("cuMemMap", 999, 4),
-        ("cuMemSetAccess", 999, 4),
-        ("cuMemcpyAsync", 999, 2),
-        ("cuStreamCreate", 999, 2),
+        ("cuMemCreate", 2, "3+"),
+        ("cuMemCreate", 999, "3+"),
+        ("cuMemAddressReserve", 999, "3+"),
+        ("cuMemMap", 999, "4+"),
+        ("cuMemSetAccess", 999, "4+"),
+        ("cuMemcpyAsync", 999, "2+"),
+        ("cuStreamCreate", 999, "2+"),
     ]
-    .map(|(call, error, nth)| before.fault(call, error, nth, "+"));
-    each(&faults, |fault| {
-        let mut program = two_blocks(&mount, fault);
+    .map(|(call, error, nth)| Fault::new(&mount, call, error, nth));
+    each(&mount, &faults, |fault, program| {
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         wait_until(&format!("one block is swapped out: {fault}"), || {
@@ -232,7 +253,7 @@ fn moves_in_that_always_fail_leave_memory_usable_on_host() {
             assert_eq!(program.ask("verify"), "verified 2", "{fault}");
             assert_eq!(dir.number("memory.swap.current"), 8 * MIB, "{fault}");
         }
-        all_is_freed(&mount, &mut program, fault);
+        all_is_freed(&mount, program, fault);
     });
 }
 
@@ -241,10 +262,10 @@ fn moves_in_that_always_fail_leave_memory_usable_on_host() {
 #[test]
 fn driver_that_cannot_unmap_keeps_memory_used_and_charged() {
     let mount = mount();
-    let before = Before::of(&mount, 8 * MIB);
-    for (nth, is_out) in [(1, false), (2, false), (3, false), (4, true)] {
-        let fault = &before.fault("cuMemUnmap", 999, nth, "+");
-        let mut program = two_blocks(&mount, fault);
+    for (nth, is_out) in [("1+", false), ("2+", false), ("3+", false), ("4+", true)] {
+        let fault = &Fault::new(&mount, "cuMemUnmap", 999, nth);
+        let mut program = two_blocks(&mount, &fault.variables());
+        fault.begin();
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         if is_out {
@@ -311,14 +332,14 @@ fn moves_never_request_more_host_memory_than_available() {
     });
     assert_eq!(dir.number("memory.swap.current"), 8 * MIB);
     dir.write("memory.limit", "max");
-    all_is_freed(&mount, &mut program, "");
+    all_is_freed(&mount, &mut program, &"");
 }
 
 #[test]
 fn process_killed_in_a_move_leaves_nothing() {
     let mount = mount();
     for _ in 0..3 {
-        let program = two_blocks(&mount, "");
+        let program = two_blocks(&mount, &[]);
         let pid = program.pid();
         Dir::of(&mount, pid).write("memory.limit", MIB);
         drop(program);
@@ -330,7 +351,7 @@ fn process_killed_in_a_move_leaves_nothing() {
 #[test]
 fn daemon_killed_in_a_move_learns_where_memory_is() {
     let mut mount = mount();
-    let mut program = two_blocks(&mount, "");
+    let mut program = two_blocks(&mount, &[]);
     let pid = program.pid();
     Dir::of(&mount, pid).write("memory.limit", 8 * MIB);
     mount.kill9();
@@ -343,7 +364,7 @@ fn daemon_killed_in_a_move_learns_where_memory_is() {
     wait_until("only the other block is charged to the device", || {
         dir.number("memory.current") == 8 * MIB
     });
-    all_is_freed(&mount, &mut program, "");
+    all_is_freed(&mount, &mut program, &"");
 }
 
 fn swapping_calls() -> Mount {

@@ -162,10 +162,13 @@ impl Context {
     }
 
     /// Waits until all submitted work has completed. Called in a thread of the program, which keeps the
-    /// context alive.
+    /// context alive. Usually the context is current already: then no other call can fail.
     pub(crate) fn synchronize(&self) -> CUresult {
-        let handle = CUcontext::numbered(self.handle);
-        driver::cuCtxPushCurrent_v2(handle)?;
+        let mut current = CUcontext(std::ptr::null_mut());
+        if driver::cuCtxGetCurrent(&mut current).is_ok() && current.0.addr() == self.handle {
+            return driver::cuCtxSynchronize();
+        }
+        driver::cuCtxPushCurrent_v2(CUcontext::numbered(self.handle))?;
         let result = driver::cuCtxSynchronize();
         let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
         result

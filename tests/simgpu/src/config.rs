@@ -14,6 +14,7 @@
 //!   or `stop`: the process is stopped (SIGSTOP), and the call is made when it continues; or `cancel`: the
 //!   call is a cancellation point, as calls of the real driver may be. If several entries match, the first
 //!   counts. Functions that are not simulated can have faults too.
+//! - `SIMGPU_FAULTS_WHILE`: a file. The faults count and strike calls only while it exists.
 //! - `SIMGPU_TRACE`: a file to which each call appends a line: pid, name, result.
 //! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` device memory that are kept for reuse with their content, as
 //!   on a real device. With 0 (the default) freed pages are returned to the system; later allocations fault

@@ -1,11 +1,16 @@
 //! Injected faults: which call of which function returns an error instead of being executed.
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The faults of a process, parsed from `SIMGPU_FAULTS` (see `config`).
+/// The faults of a process (`SIMGPU_FAULTS` and `SIMGPU_FAULTS_WHILE`, see `config`).
 #[derive(Debug, Default)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults {
+    list: Vec<Fault>,
+    /// Calls count and are struck only while this file exists.
+    only_while: Option<PathBuf>,
+}
 
 #[derive(Debug)]
 struct Fault {
@@ -48,8 +53,16 @@ enum When {
 }
 
 impl Faults {
+    /// Returns the faults that the environment names.
+    pub fn from_env() -> Faults {
+        Faults {
+            only_while: std::env::var_os("SIMGPU_FAULTS_WHILE").map(PathBuf::from),
+            ..Faults::parse(&std::env::var("SIMGPU_FAULTS").unwrap_or_default())
+        }
+    }
+
     /// Parses a list. Invalid entries are reported on standard error and skipped.
-    pub fn parse(list: &str) -> Faults {
+    fn parse(list: &str) -> Faults {
         let rows = list.split(',').map(str::trim).filter(|row| !row.is_empty());
         let faults = rows.filter_map(|row| {
             let fault = Fault::parse(row);
@@ -60,17 +73,23 @@ impl Faults {
             }
             fault
         });
-        Faults(faults.collect())
+        Faults {
+            list: faults.collect(),
+            only_while: None,
+        }
     }
 
     /// Returns whether there are no faults.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     /// Counts a call of a function, and returns the effect of the first fault that strikes it.
     pub fn strike(&self, name: &str) -> Option<Strike> {
-        let struck = self.0.iter().map(|fault| fault.strike(name));
+        if self.only_while.as_ref().is_some_and(|file| !file.exists()) {
+            return None;
+        }
+        let struck = self.list.iter().map(|fault| fault.strike(name));
         // Every matching fault counts the call, also after one that strikes.
         struck.fold(None, |first, next| first.or(next))
     }
@@ -164,6 +183,21 @@ mod tests {
         let calls = ["a", "b", "a"];
         let (stop, cancel) = (Some(Strike::Stop), Some(Strike::Cancel));
         assert_eq!(strikes("a=stop@2,b=cancel", &calls), [None, cancel, stop]);
+    }
+
+    #[test]
+    fn fault_neither_strikes_nor_counts_without_its_file() {
+        let file = std::env::temp_dir().join(format!("simgpu-faults-{}", std::process::id()));
+        let faults = Faults {
+            only_while: Some(file.clone()),
+            ..Faults::parse("a=2@2+")
+        };
+        let strike = || faults.strike("a").is_some();
+        assert_eq!([strike(), strike()], [false, false]);
+        std::fs::write(&file, "").unwrap();
+        assert_eq!([strike(), strike()], [false, true]);
+        std::fs::remove_file(&file).unwrap();
+        assert!(!strike());
     }
 
     #[test]

@@ -106,14 +106,13 @@ struct Watch {
 fn watch() -> &'static Watch {
     static WATCH: OnceLock<Watch> = OnceLock::new();
     WATCH.get_or_init(|| {
-        let faults = std::env::var("SIMGPU_FAULTS").unwrap_or_default();
         let trace = std::env::var_os("SIMGPU_TRACE").and_then(|path| {
             let file = OpenOptions::new().append(true).create(true).open(path);
             file.map_err(|error| eprintln!("simgpu: SIMGPU_TRACE: {error}"))
                 .ok()
         });
         Watch {
-            faults: Faults::parse(&faults),
+            faults: Faults::from_env(),
             trace: trace.map(Mutex::new),
         }
     })

@@ -36,8 +36,7 @@ pub(crate) use nvml;
 
 /// Returns the error that the next call of a function returns instead of being executed (`SIMGPU_FAULTS`).
 pub(crate) fn injected(name: &str) -> Option<u32> {
-    static FAULTS: LazyLock<Faults> =
-        LazyLock::new(|| Faults::parse(&std::env::var("SIMGPU_FAULTS").unwrap_or_default()));
+    static FAULTS: LazyLock<Faults> = LazyLock::new(Faults::from_env);
     match FAULTS.strike(name)? {
         Strike::Error(error) => Some(error),
         Strike::Stop | Strike::Cancel => None,
