@@ -7,9 +7,7 @@
 
 mod cuda;
 #[cfg(test)]
-mod nvml;
-#[cfg(test)]
-mod report;
+mod tests;
 
 use crate::rows::without_twin;
 

@@ -1,7 +1,7 @@
 //! Functions of NVML that are not hooked, by exact name.
 
-use super::Family;
-use super::How::Passed;
+use crate::coverage::Family;
+use crate::coverage::How::Passed;
 
 pub(super) static FAMILIES: &[Family] = &[
     Family {

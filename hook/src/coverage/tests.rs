@@ -1,9 +1,11 @@
 //! The coverage report, and tests of its completeness.
 
+mod nvml;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{Family, How, cuda, has, nvml};
+use super::{Family, How, cuda, has};
 use crate::table::{GROUPS, ROWS};
 
 const CUDA_12: &str = include_str!("../../../tests/data/libcuda-12.8.symbols");
