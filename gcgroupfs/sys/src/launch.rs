@@ -6,40 +6,30 @@
 //! it blocks every reader of the process's files in /proc. The launcher has never had a client's connection,
 //! so its children have none.
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg, setsockopt, sockopt};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
-use nix::unistd::Pid;
 use parking_lot::Mutex;
 
-/// Longest time that the launcher may take to start a process.
-const PATIENCE: TimeVal = TimeVal::new(5, 0);
+/// Longest time that the launcher may take to start a process, seconds.
+const PATIENCE: u16 = 5;
 
 /// Longest wait for another thread's use of the launcher.
 const SHORT_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Longest request, bytes.
 const MAX_REQUEST: usize = 8192;
-
-/// First byte of a request: start a helper without an answer.
-const START_UNWATCHED: u8 = b'u';
-/// First byte of a request: start a helper that needs the driver, and answer with its pid.
-const START_WITH_DRIVER: u8 = b'd';
-/// First byte of a request: stop tracking a helper, and reap it when it ends.
-const RELEASE: u8 = b'r';
 
 /// The daemon's end of the connection to the launcher.
 #[derive(Debug)]
@@ -56,8 +46,7 @@ struct Running {
 /// A running helper. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Helper {
-    launcher: Arc<Launcher>,
-    pid: Pid,
+    pidfd: OwnedFd,
 }
 
 impl Launcher {
@@ -77,20 +66,12 @@ impl Launcher {
     ///
     /// # Errors
     /// The launcher does not answer in time, or cannot start it.
-    pub fn launch_with_driver(
-        self: &Arc<Self>,
-        arguments: &[&OsStr],
-        input: &impl AsFd,
-    ) -> io::Result<Helper> {
+    pub fn launch_with_driver(&self, arguments: &[&OsStr], input: &impl AsFd) -> io::Result<Helper> {
         let errors = io::stderr();
         let mut running = self.running.lock();
-        let answer = with(&mut running, |running| {
-            running.ask(START_WITH_DRIVER, arguments, &[input.as_fd(), errors.as_fd()])?;
+        with(&mut running, |running| {
+            running.ask(arguments, &[input.as_fd(), errors.as_fd()], MsgFlags::empty())?;
             running.answer()
-        })?;
-        Ok(Helper {
-            launcher: self.clone(),
-            pid: Pid::from_raw(answer),
         })
     }
 
@@ -102,16 +83,8 @@ impl Launcher {
         let running = self.running.try_lock_for(SHORT_PATIENCE);
         let mut running = running.ok_or(io::ErrorKind::WouldBlock)?;
         with(&mut running, |running| {
-            running.ask(START_UNWATCHED, arguments, &[input.as_fd()])
+            running.ask(arguments, &[input.as_fd()], MsgFlags::MSG_DONTWAIT)
         })
-    }
-
-    fn release(&self, pid: Pid) {
-        let request = [&[RELEASE][..], &pid.as_raw().to_le_bytes()].concat();
-        if let Some(running) = &*self.running.lock() {
-            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-            let _ = send(running.socket.as_raw_fd(), &request, flags);
-        }
     }
 }
 
@@ -142,8 +115,7 @@ fn is_gone(error: &io::Error) -> bool {
 impl Running {
     fn start() -> io::Result<Self> {
         let (ours, theirs) = crate::packet_pair()?;
-        setsockopt(&ours, sockopt::ReceiveTimeout, &PATIENCE)?;
-        setsockopt(&ours, sockopt::SendTimeout, &PATIENCE)?;
+        setsockopt(&ours, sockopt::SendTimeout, &TimeVal::new(PATIENCE.into(), 0))?;
         let child = command_with_environment(&[OsStr::new("launch")])
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -151,34 +123,32 @@ impl Running {
         Ok(Self { child, socket: ours })
     }
 
-    fn ask(&self, kind: u8, arguments: &[&OsStr], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Sends a request: the helper's arguments with its standard input and, where it needs the driver, its
+    /// standard error.
+    fn ask(&self, arguments: &[&OsStr], descriptors: &[BorrowedFd<'_>], flags: MsgFlags) -> io::Result<()> {
         let words = arguments.iter().map(|word| word.as_bytes()).collect::<Vec<_>>();
-        let request = [&[kind][..], &words.join(&0)].concat();
-        let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [ControlMessage::ScmRights(&raw)];
-        let parts = [IoSlice::new(&request)];
-        let flags = match kind {
-            START_UNWATCHED => MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
-            _ => MsgFlags::MSG_NOSIGNAL,
-        };
-        sendmsg::<()>(self.socket.as_raw_fd(), &parts, &rights, flags, None)?;
-        Ok(())
+        let request = words.join(&0);
+        send(&self.socket, &request, descriptors, flags)
     }
 
-    /// Returns the pid of the helper started last.
-    fn answer(&self) -> io::Result<i32> {
-        let mut bytes = [0; 4];
-        let length = loop {
-            match nix::unistd::read(&self.socket, &mut bytes) {
+    /// Receives the helper that was started for the last request with standard error.
+    fn answer(&self) -> io::Result<Helper> {
+        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let is_ready = loop {
+            match poll(&mut ready, PATIENCE * 1000) {
                 Err(Errno::EINTR) => {}
-                // A late answer would be taken for the next one, so the launcher is replaced.
-                Err(Errno::EAGAIN) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                result => break result?,
+                result => break result? > 0,
             }
         };
-        match (length, i32::from_le_bytes(bytes)) {
-            (4, pid @ 1..) => Ok(pid),
-            (4, error) => Err(io::Error::from_raw_os_error(-error)),
+        // A late answer would be taken for the next one, so the launcher is replaced.
+        if !is_ready {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut errno = [0; 4];
+        let received = crate::receive(&self.socket, &mut errno)?;
+        match (received.length, received.descriptors.into_iter().next()) {
+            (4, Some(pidfd)) => Ok(Helper { pidfd }),
+            (4, None) => Err(io::Error::from_raw_os_error(i32::from_le_bytes(errno))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
@@ -193,10 +163,29 @@ impl Drop for Running {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Until it is released, no other process can have its pid.
-        let _ = kill(self.pid, Signal::SIGKILL);
-        self.launcher.release(self.pid);
+        let _ = crate::send_signal(&self.pidfd, Signal::SIGKILL);
     }
+}
+
+/// Sends one packet with descriptors.
+fn send(
+    socket: &impl AsFd,
+    packet: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    flags: MsgFlags,
+) -> io::Result<()> {
+    let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let rights = if raw.is_empty() { &[][..] } else { &rights };
+    let flags = flags | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(
+        socket.as_fd().as_raw_fd(),
+        &[IoSlice::new(packet)],
+        rights,
+        flags,
+        None,
+    )?;
+    Ok(())
 }
 
 /// Returns a helper's command: this program, without environment, in its own process group, so that stopping
@@ -230,57 +219,41 @@ pub fn run() -> anyhow::Result<()> {
     // on exec).
     let _ = crate::close_from(3);
     let daemon = io::stdin();
-    // Helpers that are tracked until they are released, and helpers to reap when they end.
-    let mut watched: HashMap<u32, Child> = HashMap::new();
-    let mut released: Vec<(Child, OwnedFd)> = Vec::new();
+    let mut children: Vec<(Child, OwnedFd)> = Vec::new();
     loop {
-        let ends = released.iter().map(|(_, pidfd)| pidfd.as_fd());
+        let ends = children.iter().map(|(_, pidfd)| pidfd.as_fd());
         let descriptors = std::iter::once(daemon.as_fd()).chain(ends);
         let mut ready: Vec<_> = descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut ready, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        released.retain_mut(|(child, _)| matches!(child.try_wait(), Ok(None)));
+        children.retain_mut(|(child, _)| matches!(child.try_wait(), Ok(None)));
         let mut buffer = [0; MAX_REQUEST];
         let received = match crate::receive(&daemon, &mut buffer) {
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
             received => received?,
         };
         let request = buffer.get(..received.length).unwrap_or_default();
-        match request.split_first() {
-            Some((&RELEASE, pid)) => {
-                let pid = pid.try_into().map(u32::from_le_bytes).unwrap_or(0);
-                released.extend(watched.remove(&pid).and_then(with_pidfd));
-            }
-            Some((&START_WITH_DRIVER, words)) => {
-                let answer = match spawn(words, true, received.descriptors) {
-                    Ok(child) => {
-                        let pid = child.id();
-                        watched.insert(pid, child);
-                        pid.cast_signed()
-                    }
-                    Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
-                };
-                nix::unistd::write(&daemon, &answer.to_le_bytes())?;
-            }
-            // If it cannot be started, the other end of its input is closed: that is the answer.
-            Some((&START_UNWATCHED, words)) => {
-                let child = spawn(words, false, received.descriptors).ok();
-                released.extend(child.and_then(with_pidfd));
-            }
-            _ => return Ok(()),
+        if request.is_empty() {
+            return Ok(());
         }
+        let needs_driver = received.descriptors.len() > 1;
+        let started = spawn(request, needs_driver, received.descriptors);
+        // If another helper cannot be started, the other end of its input is closed: that is the answer.
+        if needs_driver {
+            let (errno, pidfd) = match &started {
+                Ok((_, pidfd)) => (0, Some(pidfd.as_fd())),
+                Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), None),
+            };
+            send(&daemon, &errno.to_le_bytes(), pidfd.as_slice(), MsgFlags::empty())?;
+        }
+        children.extend(started.ok());
     }
 }
 
-/// Returns a child with its pidfd, which is readable when it has ended.
-fn with_pidfd(child: Child) -> Option<(Child, OwnedFd)> {
-    let pidfd = crate::pidfd_open(child.id().cast_signed()).ok()?;
-    Some((child, pidfd))
-}
-
-fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Result<Child> {
+/// Starts a helper. Returns it with its pidfd, which is readable when it has ended.
+fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Result<(Child, OwnedFd)> {
     let words: Vec<_> = words
         .split(|byte| *byte == 0)
         .map(|word| OsString::from_vec(word.to_vec()))
@@ -297,5 +270,7 @@ fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Res
         // Where every program is governed, a library in it finds no daemon.
         command.env(GCGROUP_SOCKET.name, "/dev/null").stderr(errors);
     }
-    command.spawn()
+    let child = command.spawn()?;
+    let pidfd = crate::pidfd_open(child.id().cast_signed())?;
+    Ok((child, pidfd))
 }
