@@ -94,9 +94,10 @@ run_tests() {
         else
             echo "FAILED $name"
             {
+                tail -n 10 "$WORK/slurmd-${NODES%% *}.log" "$WORK/slurmctld.log" "$WORK/daemon-${NODES%% *}.log"
+                # Last, so that the end of a log has the reason.
                 echo "--- $name"
                 cat "$output"
-                tail -n 10 "$WORK/slurmd-${NODES%% *}.log" "$WORK/slurmctld.log" "$WORK/daemon-${NODES%% *}.log"
             } >> "$WORK/failures" 2>&1
             # shellcheck disable=SC2086  # a list
             restore_nodes $NODES
