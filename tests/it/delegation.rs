@@ -383,6 +383,94 @@ fn unreadable_group_is_hidden_on_the_socket() {
 }
 
 #[test]
+fn mode_and_owner_of_file_decide_as_in_kernfs() {
+    let mut mount = shared();
+    let mut process = shell_of(&mount, 0);
+    assert_eq!(process.ask("alloc linear 512"), "ok 0");
+    let pid = process.pid();
+    delegate(&mount, "team", 0);
+    mount.write("team", "gcgroup.procs", &pid.to_string());
+    let root = |script: &str| may(&mount, 0, script);
+    // By the file and by the socket alike.
+    let check = |mount: &Mount, uid, file: &str, value: &str, is_allowed: bool| {
+        let (done, said) = mount.sh_of(uid, &format!("echo {value} > {file}"));
+        assert_eq!(done, is_allowed, "{uid} {file}: {said}");
+        let mut set = mount.gcgroupfs_of(uid, &["set", file, value]);
+        let set = set.output().expect("the command starts");
+        assert_eq!(set.status.success(), is_allowed, "{uid} {file}: {set:?}");
+    };
+    for path in [pid.to_string(), "team".to_owned()] {
+        let limit = format!("{path}/0/memory.limit");
+        check(&mount, ALICE, &limit, "4096", false);
+        root(&format!("chown {ALICE} {limit}"));
+        check(&mount, ALICE, &limit, "8192", true);
+        check(&mount, BOB, &limit, "4096", false);
+        check(&mount, ALICE, &format!("{path}/memory.limit"), "4096", false);
+        root(&format!("echo 4096 > {limit}"));
+        check(&mount, ALICE, &limit, "8192", false);
+        check(&mount, ALICE, &limit, "1024", true);
+        root(&format!("chgrp {BOB} {limit} && chmod g+w,u-w {limit}"));
+        check(&mount, BOB, &limit, "2048", true);
+        check(&mount, ALICE, &limit, "1024", false);
+        root(&format!("chmod 444 {limit}"));
+        for uid in [ALICE, BOB] {
+            check(&mount, uid, &limit, "1024", false);
+        }
+        may_not(&mount, 0, &format!("echo 1024 > {limit}"), DENIED);
+        root(&format!("chmod 600 {limit} {path}/memory.current"));
+        for uid in [ALICE, BOB] {
+            let is_owner = uid == ALICE;
+            assert_eq!(mount.sh_of(uid, &format!("cat {limit}")).0, is_owner);
+            let get = mount.gcgroupfs_of(uid, &["get", &limit]).output();
+            assert_eq!(get.expect("the command starts").status.success(), is_owner);
+            may_not(&mount, uid, &format!("cat {path}/memory.current"), DENIED);
+            let explain = mount.gcgroupfs_of(uid, &["explain", &path]).output();
+            assert!(!explain.expect("the command starts").status.success());
+        }
+    }
+    let listed = [0, BOB].map(|uid| {
+        let listed = mount.gcgroupfs_of(uid, &["ls", "--json"]).output();
+        let listed = listed.expect("the command starts").stdout;
+        let listed: serde_json::Value = serde_json::from_slice(&listed).expect("JSON");
+        listed["processes"][0]["memory"]["current"].as_u64()
+    });
+    assert!(listed[0] > listed[1], "{listed:?}");
+
+    // A script of GVM's users, which ends with its first failed command.
+    let open = "set -e; chmod -R 777 . && test $(stat -c %a team/0/compute.freeze) = 777";
+    root(open);
+    for value in ["1", "0"] {
+        check(&mount, BOB, &format!("{pid}/compute.freeze"), value, true);
+        check(&mount, BOB, "team/0/compute.freeze", value, true);
+    }
+    may_not(&mount, BOB, &format!("echo 1 > {pid}/memory.current"), DENIED);
+    may_not(&mount, 0, &format!("echo 1 > {pid}/memory.current"), DENIED);
+    may_not(&mount, BOB, &format!("chmod 700 {pid}"), NOT_PERMITTED);
+    may_not(
+        &mount,
+        BOB,
+        &format!("chown {BOB} {pid}/memory.limit"),
+        NOT_PERMITTED,
+    );
+    // Writing gcgroup.procs does not suffice to move the processes of others.
+    may_not(&mount, BOB, &format!("echo {pid} > gcgroup.procs"), NOT_PERMITTED);
+
+    root(&format!(
+        "chown {ALICE} {pid}/compute.max; chmod 640 team/compute.max"
+    ));
+    mount.kill9();
+    mount.restart();
+    wait_until("the process has registered again", || {
+        mount.sh_of(0, &format!("test -e {pid}/compute.max")).0
+    });
+    let script = format!("stat -c '%u %a' {pid}/compute.max team/compute.max {pid}/0/memory.limit {pid}");
+    assert_eq!(
+        mount.sh_of(0, &script).1,
+        format!("{ALICE} 777\n0 640\n{ALICE} 777\n0 777\n")
+    );
+}
+
+#[test]
 fn delegation_survives_restart() {
     let mut mount = shared();
     delegate(&mount, "team", ALICE);

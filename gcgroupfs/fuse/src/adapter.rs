@@ -113,8 +113,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// Accepts and ignores size and times, since `echo 1 > file` truncates first. Mode and owner can be
-    /// changed for the directories of the root and of groups only.
+    /// Accepts and ignores size and times, since `echo 1 > file` truncates first.
     fn setattr(
         &self,
         request: &Request,

@@ -91,7 +91,7 @@ impl Nodes {
     }
 
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let Node::File(_, file) = self.reached(ino)? else {
+        let Node::File(directory, file) = self.reached(ino)? else {
             return Err(Error::IsDirectory);
         };
         let wanted = match flags.acc_mode() {
@@ -99,11 +99,14 @@ impl Nodes {
             OpenAccMode::O_WRONLY => 0o200,
             OpenAccMode::O_RDWR => 0o600,
         };
-        // The kernel has checked the mode for the caller, but lets root pass in any case.
-        if file.mode() & wanted != wanted {
-            return Err(match file.mode() & 0o200 {
-                0 => Error::ReadOnly,
-                _ => Error::WriteOnly,
+        // The kernel has checked the mode for the caller, but lets root pass in any case. As with cgroups,
+        // root cannot do what the file cannot, or what nobody may.
+        let mode = self.tree.access(file.item(directory))?.mode;
+        let anybody = (mode | mode << 3 | mode << 6) & file.mode();
+        if anybody & wanted != wanted {
+            return Err(match wanted & !anybody & 0o200 {
+                0 => Error::WriteOnly,
+                _ => Error::ReadOnly,
             });
         }
         self.handles.open_file(OpenFile::new(caller, ino))

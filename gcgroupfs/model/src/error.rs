@@ -78,7 +78,7 @@ pub enum Error {
     WriteOnly,
     #[error("only its owner (uid {owner}) and root can write it")]
     NotOwner { owner: u32 },
-    #[error("a directory of the path is closed to you; its owner can open it with chmod")]
+    #[error("the file or a directory of its path is closed to you; its owner can open it with chmod")]
     Closed,
     #[error(
         "groups can be made and removed here by its owner, root, and those whom the mode allows to write"

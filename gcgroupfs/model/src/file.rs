@@ -10,7 +10,7 @@ use std::time::Duration;
 use gcgroup_abi::Pressure;
 
 use crate::error::{Error, Result};
-use crate::tree::{Action, Caller, Change, Directory, Edit, Level, Setting, Tree, Trigger, View};
+use crate::tree::{Action, Caller, Change, Directory, Edit, Item, Level, Setting, Tree, Trigger, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_name, check_group_path, files_in, is_taken, lookup,
@@ -186,11 +186,20 @@ impl ControlFile {
         }
     }
 
+    /// Returns the permission bits unless changed; those of the owner are what the file supports.
     pub fn mode(&self) -> u16 {
         match self.io {
             Io::Read(_) => 0o444,
             Io::ReadWrite(..) | Io::Setting(_) | Io::Pressure(_) => 0o644,
             Io::Write(_) => 0o200,
+        }
+    }
+
+    /// Returns the file in a directory as the object of owners and modes.
+    pub fn item(&self, directory: Directory) -> Item {
+        Item {
+            directory,
+            file: Some((self.name, self.mode())),
         }
     }
 
@@ -334,7 +343,7 @@ impl ControlFile {
         if self.mode() & 0o200 == 0 {
             return Err(Error::ReadOnly);
         }
-        tree.check_owner(directory, caller)?;
+        tree.check_writer(self.item(directory), caller)?;
         if data.is_empty() {
             return Err(Error::bad("a value", ""));
         }

@@ -98,6 +98,7 @@ use crate::user_counts::UserCounts;
 
 pub use crate::arbiter::MAX_PRIORITY;
 pub use crate::quota::Quota;
+pub use access::GivenAccess;
 pub use activity::{Activity, DeviceActivity};
 pub use arbitration::{Arbitration, Opened};
 pub use change::Change;
@@ -105,7 +106,9 @@ pub use contexts::{Awaited, Measured};
 pub use counter_records::add_to_ancestors;
 pub use device::{Device, Host};
 pub use device_stat::{DeviceSample, DeviceStat};
-pub use directory::{Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Level, Owner, ProcessId};
+pub use directory::{
+    Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Item, Level, Owner, ProcessId,
+};
 pub use edit::Edit;
 pub use enforce::GateOrder;
 pub use exited::Exited;

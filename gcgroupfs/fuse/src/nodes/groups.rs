@@ -1,4 +1,4 @@
-//! Creates and removes directories of groups, and changes their owner and mode.
+//! Creates and removes directories of groups, and changes owners and modes.
 
 use std::ffi::OsStr;
 
@@ -69,7 +69,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Changes the owner or the mode of a group's directory or of the root.
+    /// Changes the owner or the mode of a directory or file.
     pub(in super::super) fn set_access(
         &self,
         caller: Caller,
@@ -77,12 +77,10 @@ impl Nodes {
         owner: (Option<u32>, Option<u32>),
         mode: Option<u32>,
     ) -> Result<FileAttr> {
-        let Node::Dir(directory) = self.node(ino)? else {
-            return Err(Error::FixedShape);
-        };
+        let node = self.node(ino)?;
         let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
-        let change = file::set_access(&self.tree, directory, caller, owner, mode)?;
+        let change = file::set_access(&self.tree, node, caller, owner, mode)?;
         self.tree.finish(change);
-        self.attributes(Node::Dir(directory))
+        self.attributes(node)
     }
 }

@@ -4,7 +4,7 @@ use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::tree::{
-    Access, Action, Caller, Change, Directory, GroupId, MAX_DEPTH, NewGroup, Owner, Transient, Tree,
+    Access, Action, Caller, Change, Directory, GroupId, Item, MAX_DEPTH, NewGroup, Owner, Transient, Tree,
     check_name,
 };
 
@@ -28,6 +28,14 @@ impl Node {
     /// Returns whether the node is a list, whose size depends on its contents.
     pub fn is_list(self) -> bool {
         matches!(self, Self::File(_, file) if file.contents.are_list())
+    }
+
+    /// Returns the node as the object of owners and modes.
+    pub fn item(self) -> Item {
+        match self {
+            Self::Dir(directory) => directory.into(),
+            Self::File(directory, file) => file.item(directory),
+        }
     }
 }
 
@@ -54,21 +62,23 @@ pub fn remove_group(tree: &Tree, caller: Caller, parent: Directory, name: &str) 
     Ok(tree.remove_group(parent, name)?.by_user(Some(by_user)))
 }
 
-/// Changes owner and mode of a directory.
+/// Changes owner and mode of a directory or file.
 ///
 /// # Errors
 /// As [`Tree::set_access`].
 pub fn set_access(
     tree: &Tree,
-    directory: Directory,
+    node: Node,
     caller: Caller,
     owner: (Option<u32>, Option<u32>),
     mode: Option<u16>,
 ) -> Result<Change> {
-    let old = tree.access(directory)?;
-    let change = tree.set_access(directory, caller, owner, mode)?;
-    let new = tree.access(directory)?;
-    let by_user = tree.user_change(caller, directory, Action::SetAccess { old, new });
+    let item = node.item();
+    let old = tree.access(item)?;
+    let change = tree.set_access(item, caller, owner, mode)?;
+    let new = tree.access(item)?;
+    let file = item.file.map(|(name, _)| name);
+    let by_user = tree.user_change(caller, item.directory, Action::SetAccess { file, old, new });
     Ok(change.by_user((new != old).then_some(by_user)))
 }
 
@@ -200,25 +210,14 @@ pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
 /// # Errors
 /// `ENODEV` if it is gone.
 pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
-    match node {
-        Node::Dir(directory) => {
-            let Access { owner, mode } = tree.access(directory)?;
-            Ok(Attributes { owner, mode, size: 0 })
-        }
-        Node::File(directory, file) => {
-            let length = if node.is_list() {
-                file.show(tree, directory)?.len()
-            } else {
-                PAGE
-            };
-            let size = length.max(1).next_multiple_of(PAGE) as u64;
-            Ok(Attributes {
-                owner: tree.owner(directory)?,
-                mode: file.mode(),
-                size,
-            })
-        }
-    }
+    let Access { owner, mode } = tree.access(node.item())?;
+    let length = match node {
+        Node::Dir(_) => 0,
+        Node::File(directory, file) if node.is_list() => file.show(tree, directory)?.len().max(1),
+        Node::File(..) => PAGE,
+    };
+    let size = length.next_multiple_of(PAGE) as u64;
+    Ok(Attributes { owner, mode, size })
 }
 
 #[cfg(test)]

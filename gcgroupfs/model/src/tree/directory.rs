@@ -28,7 +28,7 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// Owner and mode of a directory.
+/// Owner and mode of a directory or file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     #[serde(flatten)]
@@ -110,6 +110,37 @@ impl Directory {
             device: Some(device),
             ..self
         })
+    }
+}
+
+/// A directory, or with `file`, the name and the unchanged mode of a control file in it.
+#[derive(Debug, Clone, Copy)]
+pub struct Item {
+    pub directory: Directory,
+    pub file: Option<(&'static str, u16)>,
+}
+
+impl From<Directory> for Item {
+    fn from(directory: Directory) -> Self {
+        Self {
+            directory,
+            file: None,
+        }
+    }
+}
+
+impl Item {
+    /// `gcgroup.procs` of a group or the root.
+    pub fn procs(directory: Directory) -> Self {
+        Self {
+            directory,
+            file: Some(("gcgroup.procs", 0o644)),
+        }
+    }
+
+    /// Returns whether this is a directory that is not of one device.
+    pub(super) fn is_whole_directory(self) -> bool {
+        self.file.is_none() && self.directory.device.is_none()
     }
 }
 

@@ -289,7 +289,7 @@ impl<'a> Edit<'a> {
     /// Sets the scheduling policy of all GPUs.
     pub fn set_policy(&mut self, policy: &'static Policy) {
         let mut settings = self.state.root.clone();
-        settings.set_policy(policy);
+        settings.set_policy(Some(policy));
         if settings != self.state.root {
             self.state.root = settings;
             self.notices.push(Notice::RootChanged);

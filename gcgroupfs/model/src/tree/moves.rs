@@ -4,7 +4,7 @@
 use super::group::Counted;
 use super::inherited::Inherited;
 use super::process::Process;
-use super::{Caller, Directory, Edit, Entity, GroupId, Notice, ProcessId, State, Sums};
+use super::{Caller, Directory, Edit, Entity, GroupId, Item, Notice, ProcessId, State, Sums};
 use crate::error::{Error, Result};
 
 impl State {
@@ -73,13 +73,10 @@ impl State {
             entered.pop();
         }
         if !self.is_root(caller) {
-            let may_write = match common.and_then(|id| self.groups.get(&id)) {
-                Some(group) => group.access.owner.uid == caller.uid,
-                None => false,
-            };
+            let may_write = self.lets(Item::procs(Directory::of(common)), caller, 0o2)?;
             if caller.uid != process.identity.uid || !may_write {
                 return Err(Error::NotYours(
-                    "moving a process needs ownership of it and of the closest common ancestor group",
+                    "moving a process needs ownership of it, and to write gcgroup.procs of the closest common ancestor",
                 ));
             }
         }

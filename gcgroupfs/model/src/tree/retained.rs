@@ -138,6 +138,7 @@ impl State {
         let is_retained = |group: &&Group| {
             let mut settings = group.settings.clone();
             settings.holds.clear();
+            settings.given_access.clear();
             let has_settings = settings != Settings::default();
             group.is_job || group.is_requested && has_settings || self.retained.has_below(&path)
         };

@@ -23,6 +23,7 @@ use self::values::{Bounded, Values};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 use crate::quota::Quota;
+use crate::tree::GivenAccess;
 
 pub use self::devices::DeviceSet;
 pub use self::held::Holder;
@@ -47,6 +48,9 @@ pub struct Settings {
     /// Set for groups only.
     #[serde(skip_serializing_if = "is_default")]
     device_list: DeviceList,
+    /// Owners and modes of control files and directories.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(in crate::tree) given_access: GivenAccess,
     /// Values that are held beside these.
     #[serde(skip_serializing_if = "is_default")]
     pub(in crate::tree) holds: Vec<Hold>,
@@ -288,8 +292,9 @@ impl Settings {
         self.policy
     }
 
-    pub fn set_policy(&mut self, policy: &'static Policy) {
-        self.policy = Some(policy);
+    /// Sets `compute.policy`; `None`: the one of the command line or the configuration.
+    pub fn set_policy(&mut self, policy: Option<&'static Policy>) {
+        self.policy = policy;
     }
 
     /// Returns `gcgroup.devices`; `None`: all devices.

@@ -18,8 +18,12 @@ pub enum Action {
     Make,
     /// A group was removed.
     Remove,
-    /// Owner or mode of a directory was changed.
-    SetAccess { old: Access, new: Access },
+    /// Owner or mode of a directory or file was changed.
+    SetAccess {
+        file: Option<&'static str>,
+        old: Access,
+        new: Access,
+    },
 }
 
 /// A change that a user has requested and that is in force.
@@ -41,7 +45,9 @@ impl UserChange {
     /// Returns the path of what was changed: the file or the directory.
     pub fn path(&self) -> String {
         match &self.action {
-            Action::Write { file, .. } => format!("{}/{file}", self.directory.trim_end_matches('/')),
+            Action::Write { file, .. } | Action::SetAccess { file: Some(file), .. } => {
+                format!("{}/{file}", self.directory.trim_end_matches('/'))
+            }
             _ => self.directory.clone(),
         }
     }

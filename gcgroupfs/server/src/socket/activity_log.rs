@@ -232,7 +232,9 @@ fn log_change(change: &UserChange) {
         Action::Write { old, new, .. } => ("wrote", old.clone(), Some(new.clone())),
         Action::Make => ("made", None, None),
         Action::Remove => ("removed", None, None),
-        Action::SetAccess { old, new } => ("changed owner or mode of", Some(access(old)), Some(access(new))),
+        Action::SetAccess { old, new, .. } => {
+            ("changed owner or mode of", Some(access(old)), Some(access(new)))
+        }
     };
     let values = match (&old, &new) {
         (Some(old), Some(new)) => format!(": {old:?} -> {new:?}"),

@@ -55,7 +55,7 @@ pub fn answer(
 /// Resolves a path, if the client may search all directories on it.
 pub(super) fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
     let path = expand(tree, asker, path);
-    file::resolve_if(tree, &path, |directory| asker.may_search(tree, directory))
+    file::resolve_if(tree, &path, |directory| asker.lets(tree, directory, 0o1))
 }
 
 /// Returns the path from the root where the client begins a path with the name of a job of its own, as given
@@ -76,6 +76,9 @@ fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
     match resolve(tree, asker, path)? {
         Node::File(directory, file) => {
             // Does not wait for the process's answer: it is shown to the next reader.
+            if !asker.lets(tree, file.item(directory), file.mode() >> 6 & 0o4)? {
+                return Err(Error::Closed);
+            }
             file.ask(tree, directory)?;
             Ok(file.show(tree, directory)?.into_bytes())
         }
@@ -89,7 +92,11 @@ fn explain(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
         Node::Dir(directory) => directory.whole(),
         Node::File(directory, _) => directory.whole(),
     };
-    if !asker.may_search(tree, directory)? {
+    let files = file::files_in(tree, directory)?.filter(|file| file.mode() & 0o4 != 0);
+    let mut items = files
+        .map(|file| (file.item(directory), 0o4))
+        .chain([(directory.into(), 0o1)]);
+    if !items.all(|(item, wanted)| asker.lets(tree, item, wanted).unwrap_or(false)) {
         return Err(Error::Closed);
     }
     let groups = tree.groups_of(directory).into_iter();
@@ -103,6 +110,11 @@ fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match resolve(tree, asker, request.name)? {
         Node::File(..) if asker.is_contained => Err(Error::Contained),
         Node::File(directory, file) => {
+            let item = file.item(directory);
+            tree.check_writer(item, asker.caller())?;
+            if !asker.lets(tree, item, file.mode() >> 6 & 0o2)? {
+                return Err(Error::Closed);
+            }
             tree.finish(file.store(tree, directory, asker.caller(), request.value)?);
             Ok(())
         }
@@ -151,10 +163,10 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
 /// Returns whether the client could find the group on the mount and see its members.
 fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
     let mut directory = Directory::of(group);
-    let mut open = asker.may_search(tree, directory).unwrap_or(false);
+    let mut open = asker.lets(tree, directory, 0o1).unwrap_or(false);
     while open && directory != Directory::ROOT {
         directory = tree.parent(directory);
-        open = asker.may_find(tree, directory).unwrap_or(false);
+        open = asker.lets(tree, directory, 0o5).unwrap_or(false);
     }
     open
 }

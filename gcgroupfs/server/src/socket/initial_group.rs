@@ -13,7 +13,8 @@ use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file;
 use gcgroupfs_model::rules::{Group, Verdict};
 use gcgroupfs_model::tree::{
-    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, NewGroup, Origins, Owner, Settings, Transient, Tree,
+    Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Item, NewGroup, Origins, Owner, Settings, Transient,
+    Tree,
 };
 use gcgroupfs_sys::process::Peer;
 
@@ -64,42 +65,32 @@ impl Credentials {
     /// # Errors
     /// [`Error::Gone`].
     pub fn may_change(&self, tree: &Tree, directory: Directory) -> Result<bool> {
-        Ok(!self.is_contained && tree.may_change(directory, self.in_group_of(tree, directory)?)?)
+        Ok(!self.is_contained && self.lets(tree, directory, 0o3)?)
     }
 
-    /// Returns whether the client may search a directory, by the mode bits. For a client in a container only
-    /// the bits for others count.
+    /// Returns whether the client has all `wanted` permission bits (read 4, write 2, search 1) on a directory
+    /// or file. For a client in a container only the bits for others count.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn may_search(&self, tree: &Tree, directory: Directory) -> Result<bool> {
+    pub fn lets(&self, tree: &Tree, item: impl Into<Item>, wanted: u16) -> Result<bool> {
+        let item = item.into();
         if self.is_contained {
-            return Ok(tree.access(directory)?.mode & 0o1 != 0);
+            return Ok(tree.access(item)?.mode & wanted == wanted);
         }
-        tree.may_search(directory, self.in_group_of(tree, directory)?)
+        tree.lets(item, self.in_group_of(tree, item)?, wanted)
     }
 
-    /// Returns whether the client may read and search a directory, by the mode bits.
-    ///
-    /// # Errors
-    /// [`Error::Gone`].
-    pub fn may_find(&self, tree: &Tree, directory: Directory) -> Result<bool> {
-        if self.is_contained {
-            return Ok(tree.access(directory)?.mode & 0o5 == 0o5);
-        }
-        tree.may_find(directory, self.in_group_of(tree, directory)?)
-    }
-
-    /// Returns the client's uid, with the directory's gid if the client is in that group.
-    fn in_group_of(&self, tree: &Tree, directory: Directory) -> Result<Caller> {
-        let Owner { gid, .. } = tree.access(directory)?.owner;
+    /// Returns the client's uid, with the item's gid if the client is in that group.
+    fn in_group_of(&self, tree: &Tree, item: Item) -> Result<Caller> {
+        let Owner { gid, .. } = tree.access(item)?.owner;
         let gid = if self.groups.contains(&gid) { gid } else { self.gid };
         Ok(Caller { gid, ..self.caller() })
     }
 
-    /// Returns whether the client may write `gcgroup.procs`: only the owner and root may.
+    /// Returns whether the client may write `gcgroup.procs`, by the mode bits.
     fn may_enter(&self, tree: &Tree, directory: Directory) -> Result<bool> {
-        Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(directory)?.uid == self.uid))
+        Ok(!self.is_contained && self.lets(tree, Item::procs(directory), 0o2)?)
     }
 }
 
@@ -331,7 +322,7 @@ pub(super) fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()
     let mut directory = Directory::ROOT;
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
-        if !who.may_search(tree, directory)? {
+        if !who.lets(tree, directory, 0o1)? {
             return Err(Error::Closed);
         }
         match tree.subdirectory(directory, name) {

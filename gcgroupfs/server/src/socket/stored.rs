@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Server;
 use crate::journal::{Condition, Journal, Key};
-use gcgroupfs_model::tree::{GroupId, Saved, Settings, Tree, add_to_ancestors};
+use gcgroupfs_model::tree::{GroupId, Saved, Tree, add_to_ancestors};
 use gcgroupfs_sys::process;
 
 impl Server {
@@ -46,7 +46,7 @@ fn is_kept(key: Key) -> bool {
 pub fn restore(tree: &Tree, journal: &Journal, records: &mut BTreeMap<Key, Saved>, has_policy: bool) {
     let mut root = records.remove(&Key::ROOT).unwrap_or_default();
     if has_policy {
-        root.settings = Settings::default();
+        root.settings.set_policy(None);
     }
     let groups = records.extract_if(.., |key, _| key.group_number().is_some());
     let groups = groups.filter_map(|(key, saved)| Some((GroupId(key.group_number()?), saved)));

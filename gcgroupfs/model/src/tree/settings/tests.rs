@@ -283,7 +283,7 @@ fn settings_survive_json() {
     settings
         .set(COMPUTE_MAX, GPU, quota(5_000, 10_000), true)
         .unwrap();
-    settings.set_policy(STRICT);
+    settings.set_policy(Some(STRICT));
     let json = serde_json::to_string(&settings).unwrap();
     assert_eq!(
         serde_json::from_str::<Settings>(&json).unwrap(),

@@ -398,8 +398,15 @@ fn group_owner_is_bounded_by_root() {
     let file::Node::Dir(process) = process else {
         panic!()
     };
-    assert_eq!(
-        errno(world.tree.set_access(process, ROOT, (Some(0), None), None)),
-        libc::EPERM
-    );
+    let of_process = |caller| world.tree.set_access(process, caller, (None, None), Some(0o777));
+    assert_eq!(errno(of_process(OWNER)), libc::EPERM);
+    world.tree.finish(of_process(ROOT).unwrap());
+    assert_eq!(world.tree.access(process).unwrap().mode, 0o777);
+    let id = world.tree.find(100).unwrap();
+    world.tree.leave(id, 0);
+    world.join(100);
+    let file::Node::Dir(process) = file::resolve(&world.tree, "100").unwrap() else {
+        panic!()
+    };
+    assert_eq!(world.tree.access(process).unwrap().mode, 0o755, "a new directory");
 }

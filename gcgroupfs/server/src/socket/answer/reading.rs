@@ -11,7 +11,7 @@ use super::super::initial_group::Credentials;
 use super::is_open;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
-use gcgroupfs_model::tree::{Directory, GroupId, ProcessId, Tree};
+use gcgroupfs_model::tree::{Directory, GroupId, Item, ProcessId, Tree};
 
 /// Time after which a part of a list ends, although there is room for more.
 const PART_TIME: Duration = Duration::from_millis(1);
@@ -105,7 +105,7 @@ impl Reading {
     }
 
     fn of_list(tree: &Tree, asker: &Credentials, names: &str, rest: Rest) -> Result<Self> {
-        if !asker.may_search(tree, Directory::ROOT)? {
+        if !asker.lets(tree, Directory::ROOT, 0o1)? {
             return Err(Error::Closed);
         }
         Ok(Self {
@@ -191,7 +191,7 @@ fn list_process(
             uid: identity.uid,
             comm: &identity.comm,
             group,
-            files: names.show(tree, directory),
+            files: names.show(tree, asker, directory),
         };
         push_line(out, &line);
     };
@@ -218,7 +218,7 @@ fn list_group(
             group: path,
             device,
             uid: owner.uid,
-            files: names.show(tree, directory),
+            files: names.show(tree, asker, directory),
         };
         push_line(out, &line);
     };
@@ -237,10 +237,14 @@ impl<'a> Names<'a> {
         Self(names.lines().take(MAX_FILES).collect())
     }
 
-    /// Returns the contents of those files that the directory has.
-    fn show(&self, tree: &Tree, directory: Directory) -> Files {
+    /// Returns the contents of those files that the directory has and the client may read.
+    fn show(&self, tree: &Tree, asker: &Credentials, directory: Directory) -> Files {
+        let may = |item: Item, wanted| asker.lets(tree, item, wanted).unwrap_or(false);
+        let is_visible = [directory.whole(), directory]
+            .into_iter()
+            .all(|directory| may(directory.into(), 0o1));
         let shown = |name: &&str| match file::lookup(tree, directory, name) {
-            Ok(Node::File(directory, file)) => {
+            Ok(Node::File(directory, file)) if is_visible && may(file.item(directory), 0o4) => {
                 Some(((*name).to_owned(), file.show(tree, directory).ok()?.into()))
             }
             _ => None,
