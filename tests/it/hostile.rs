@@ -41,8 +41,13 @@ fn daemon_without_descriptors_serves_known_processes() {
     wait_until("the first process is governed", || {
         governed_pids(&mount).len() == 1
     });
+    let dir = Dir::of(&mount, first.pid());
+    let nr_open = nr_descriptors(daemon);
+    // None is free.
+    limit_descriptors(daemon, 3);
+    dir.write("memory.limit", 2 * MIB);
     // Room for a few more processes; each takes two descriptors, and one more while it registers.
-    limit_descriptors(daemon, nr_descriptors(daemon) + 8);
+    limit_descriptors(daemon, nr_open + 8);
     let mut shells: Vec<_> = (0..10).map(|_| DriverShell::start(&mount)).collect();
     for shell in &mut shells {
         assert_eq!(
@@ -51,7 +56,6 @@ fn daemon_without_descriptors_serves_known_processes() {
             "a process that cannot register does not run ungoverned"
         );
     }
-    let dir = Dir::of(&mount, first.pid());
     dir.write("memory.limit", MIB);
     assert_eq!(dir.number("memory.limit"), MIB);
     let governed = governed_pids(&mount);

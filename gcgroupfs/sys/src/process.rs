@@ -113,11 +113,16 @@ fn other_end(socket: &impl AsFd) -> nix::Result<(UnixCredentials, u32, OwnedFd)>
 }
 
 /// Returns whether a process is in our pid namespace and not in one below it: then it has as many pids as we
-/// have (`NSpid`, Linux 4.1).
+/// have (`NSpid`, Linux 4.1). Without a free descriptor for that the links to the namespaces are compared,
+/// which the kernel shows of fewer processes.
 fn shares_our_pids(pid: u32) -> bool {
     let depth = |pid| procfs::status(pid, "NSpid").map(|pids| pids.len());
-    let own = depth(std::process::id());
-    own.is_some() && depth(pid) == own
+    let link = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let own = std::process::id();
+    match (depth(pid), depth(own)) {
+        (Some(depth), Some(own)) => depth == own,
+        _ => link(pid).is_some_and(|namespace| link(own) == Some(namespace)),
+    }
 }
 
 /// Returns the real, effective and saved uid of a process, without waiting for it.
