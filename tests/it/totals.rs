@@ -34,14 +34,17 @@ fn nr_alloc(mount: &Mount, directory: &str) -> u64 {
 #[track_caller]
 fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
     let file = mount.state_dir().join("settings.jsonl");
-    let (own, count) = (
-        format!("\"pid\":{},", shell.pid()),
-        format!("\"nr_alloc\":{nr_alloc},"),
-    );
+    let count = format!("\"nr_alloc\":{nr_alloc},");
     wait_until("the journal contains the count of allocations", || {
         let text = fs::read_to_string(&file).expect("the journal exists");
-        let last = text.lines().rfind(|line| line.contains(&own));
-        last.is_some_and(|line| line.contains(&count))
+        let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap_or_default();
+        let last = text.lines().rfind(|line| parse(line)["pid"] == shell.pid());
+        // A line counts once the first line has its number.
+        let number = text
+            .lines()
+            .next()
+            .and_then(|line| parse(line)["last"].as_str()?.parse().ok());
+        last.is_some_and(|line| line.contains(&count) && parse(line)["n"].as_u64() <= number)
     });
 }
 
