@@ -220,25 +220,25 @@ impl Socket {
 }
 
 /// Result of a handler.
-trait Outcome {
-    fn finish(self) -> ExitCode;
+trait IntoExitCode {
+    fn exit_code(self) -> ExitCode;
 }
 
-impl Outcome for ExitCode {
-    fn finish(self) -> ExitCode {
+impl IntoExitCode for ExitCode {
+    fn exit_code(self) -> ExitCode {
         self
     }
 }
 
-impl Outcome for anyhow::Result<()> {
-    fn finish(self) -> ExitCode {
-        self.map(|()| ExitCode::SUCCESS).finish()
+impl IntoExitCode for anyhow::Result<()> {
+    fn exit_code(self) -> ExitCode {
+        self.map(|()| ExitCode::SUCCESS).exit_code()
     }
 }
 
-impl Outcome for anyhow::Result<ExitCode> {
+impl IntoExitCode for anyhow::Result<ExitCode> {
     /// Prints the error on standard error.
-    fn finish(self) -> ExitCode {
+    fn exit_code(self) -> ExitCode {
         self.unwrap_or_else(|error| {
             eprintln!("gcgroupfs: {error:#}");
             ExitCode::FAILURE
@@ -246,8 +246,12 @@ impl Outcome for anyhow::Result<ExitCode> {
     }
 }
 
-fn handle<A, O: Outcome>(handler: impl FnOnce(Socket, A) -> O, socket: Socket, arguments: A) -> ExitCode {
-    handler(socket, arguments).finish()
+fn handle<A, O: IntoExitCode>(
+    handler: impl FnOnce(Socket, A) -> O,
+    socket: Socket,
+    arguments: A,
+) -> ExitCode {
+    handler(socket, arguments).exit_code()
 }
 
 /// Runs the command that the arguments name. Errors are printed on standard error.

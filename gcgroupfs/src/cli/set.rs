@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::expression::Verdict;
 use super::wait::{Failure, deadline, seconds, until};
-use super::{Outcome as _, Socket};
+use super::{IntoExitCode as _, Socket};
 use gcgroup_client::Client;
 use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
@@ -112,7 +112,7 @@ pub(super) fn run(socket: Socket, arguments: &Set) -> ExitCode {
             return ExitCode::from(NO_DAEMON);
         }
     };
-    set(client, &socket, &path, arguments).finish()
+    set(client, &socket, &path, arguments).exit_code()
 }
 
 fn set(mut client: Client, socket: &Path, file: &str, arguments: &Set) -> Result<()> {

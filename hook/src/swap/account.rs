@@ -10,7 +10,7 @@ use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, uncharge};
 use super::Swap;
 use super::allocation::Allocation;
 use super::block::{Block, Goal, Placed, Where};
-use super::counts::Outcome;
+use super::counts::MoveResult;
 use crate::driver::cuda::CUerror;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Full;
@@ -174,7 +174,7 @@ impl Swap {
     /// Counts a settled move, charges host memory that was reserved, and drops the charge of the old place.
     /// The bytes of a block count as linear memory only while they are on the device.
     pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
-        self.count_swap(block.local, Outcome::Moved(to, block.size));
+        self.count_swap(block.local, MoveResult::Moved(to, block.size));
         match to {
             Where::Device => {
                 self.uncharge_swap(index, block.size);

@@ -15,7 +15,7 @@ use crate::sys::log;
 
 /// Result of a move.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Outcome {
+pub(super) enum MoveResult {
     /// Destination and size, bytes.
     Moved(Where, u64),
     Failed,
@@ -50,7 +50,7 @@ fn words(usage: &UsageDevice) -> [&AtomicU64; NUMBERS] {
     ]
 }
 
-impl Outcome {
+impl MoveResult {
     fn numbers(self) -> [u64; NUMBERS] {
         match self {
             Self::Moved(Where::Host, bytes) => [1, bytes, 0, 0, 0],
@@ -75,15 +75,17 @@ impl Counted {
 }
 
 impl Swap {
-    /// Counts the outcome of a move of a device.
-    pub(super) fn count_swap(&self, local: LocalDevice, outcome: Outcome) {
+    /// Counts the result of a move of a device.
+    pub(super) fn count_swap(&self, local: LocalDevice, result: MoveResult) {
         let index = self.session.devices.index(local);
-        log::line(|| match outcome {
-            Outcome::Moved(Where::Host, bytes) => format!("moved {bytes} bytes from GPU {index} to the host"),
-            Outcome::Moved(Where::Device, bytes) => {
+        log::line(|| match result {
+            MoveResult::Moved(Where::Host, bytes) => {
+                format!("moved {bytes} bytes from GPU {index} to the host")
+            }
+            MoveResult::Moved(Where::Device, bytes) => {
                 format!("moved {bytes} bytes from the host to GPU {index}")
             }
-            Outcome::Failed => format!("move failed on GPU {index}"),
+            MoveResult::Failed => format!("move failed on GPU {index}"),
         });
         let mut all = self.counts.0.lock();
         let Some(counted) = all.get_mut(usize::from(local.number())) else {
@@ -93,7 +95,7 @@ impl Swap {
         counted.follow(devices, index);
         if let Some(usage) = devices.get(counted.index) {
             let each = words(usage).into_iter().zip(&mut counted.numbers);
-            for ((word, mine), number) in each.zip(outcome.numbers()) {
+            for ((word, mine), number) in each.zip(result.numbers()) {
                 word.fetch_add(number, Relaxed);
                 *mine = mine.wrapping_add(number);
             }
@@ -118,7 +120,7 @@ impl Swap {
             _ => of_slot(),
         };
         if let Some(local) = local {
-            self.count_swap(local, Outcome::Failed);
+            self.count_swap(local, MoveResult::Failed);
         }
     }
 

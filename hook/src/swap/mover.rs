@@ -10,7 +10,7 @@ use gcgroup_abi::MAX_DEVICES;
 use gcgroup_abi::environment::{GCGROUP_RECLAIM, GCGROUP_SWAP_AHEAD, GCGROUP_THAW};
 
 use super::Swap;
-use super::counts::Outcome;
+use super::counts::MoveResult;
 use super::device::Device;
 use super::prefill::Prefill;
 use super::settings::SwapSettings;
@@ -173,7 +173,7 @@ fn settle(swap: &Swap) -> bool {
     };
     if let Some(Err(_)) = in_driver(|| block.settle(swap)) {
         swap.is_stuck.store(true, Relaxed);
-        swap.count_swap(block.local, Outcome::Failed);
+        swap.count_swap(block.local, MoveResult::Failed);
     }
     true
 }

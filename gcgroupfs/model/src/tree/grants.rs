@@ -43,7 +43,7 @@ pub(super) struct Refusal {
 
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum GrantResult {
     Granted,
     /// Granted beyond a `memory.high`: see [`Grants::above`].
     GrantedAbove,
@@ -250,45 +250,45 @@ impl Grants {
         id: ProcessId,
         device: usize,
         (bytes, below_high): (u64, bool),
-    ) -> Outcome {
+    ) -> GrantResult {
         let (Ok(Some(at)), Some(member)) = (self.position(Some(device)), self.members.get_mut(&id)) else {
-            return Outcome::Granted;
+            return GrantResult::Granted;
         };
         let group = member.group;
         let before = member.charge(at);
         let Some((_, held)) = member.refresh(at) else {
-            return Outcome::Granted;
+            return GrantResult::Granted;
         };
         let (need, is_open) = (member.wanted(at, bytes).saturating_sub(held), member.is_open(at));
         let now = member.charge(at);
         self.charge(group, at, Recharge::of(before, now));
         if need == 0 && is_open && bytes > 0 {
-            return Outcome::Granted;
+            return GrantResult::Granted;
         }
         if self.chain(group).iter().any(|id| self.is_unsure(*id)) {
-            return Outcome::Unknown;
+            return GrantResult::Unknown;
         }
-        let outcome = match self.find_room(group, (id, at), need) {
+        let result = match self.find_room(group, (id, at), need) {
             Ok(slack) => {
                 let below = self.slack_below_high((id, at), need, slack);
                 if below.is_none() && below_high {
                     self.publish(group);
-                    return Outcome::TooHigh;
+                    return GrantResult::TooHigh;
                 }
                 let all = held.saturating_add(need).saturating_add(below.unwrap_or(0));
                 self.change(id, at, |member| member.grant(at, all, bytes));
                 match below {
-                    Some(_) => Outcome::Granted,
-                    None => Outcome::GrantedAbove,
+                    Some(_) => GrantResult::Granted,
+                    None => GrantResult::GrantedAbove,
                 }
             }
             Err(refusal) => {
                 self.concede(id, at);
-                Outcome::Refused(refusal)
+                GrantResult::Refused(refusal)
             }
         };
         self.publish(group);
-        outcome
+        result
     }
 
     /// Returns the bytes that the process may have charged on the device of a slot; `None` without a limit

@@ -7,7 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 
 use super::claims::device_total;
 use super::enforce::SwapAnswer;
-use super::grants::{Outcome, Resource};
+use super::grants::{GrantResult, Resource};
 use super::process::{Process, slots};
 use super::protection::{Source, choose};
 use super::untrusted::GrantRequest;
@@ -58,24 +58,24 @@ impl State {
                 below_high,
                 is_again,
             } = request;
-            let outcome = self.grants.request(id, device, (bytes, below_high));
-            if outcome == Outcome::Unknown {
+            let result = self.grants.request(id, device, (bytes, below_high));
+            if result == GrantResult::Unknown {
                 self.asking.insert(id);
                 continue;
             }
-            if let Outcome::Refused(refusal) = outcome
+            if let GrantResult::Refused(refusal) = result
                 && self.is_estimate_awaited(id, (device, number), refusal.group)
             {
                 // The process rings while it waits.
                 continue;
             }
-            let is_granted = matches!(outcome, Outcome::Granted | Outcome::GrantedAbove);
+            let is_granted = matches!(result, GrantResult::Granted | GrantResult::GrantedAbove);
             // Before the process is told and charges.
             if is_granted {
                 self.observe_grant(id, device, bytes);
             }
-            match outcome {
-                Outcome::GrantedAbove => self.throttle(id, device, is_again, notices),
+            match result {
+                GrantResult::GrantedAbove => self.throttle(id, device, is_again, notices),
                 _ => self.end_wait(id, device),
             }
             let Some(process) = self.processes.get(&id) else {
@@ -83,7 +83,7 @@ impl State {
             };
             enforce::answer(process, device, number, is_granted);
             notices.push(Notice::Answered { id, device });
-            if let Outcome::Refused(refusal) = outcome {
+            if let GrantResult::Refused(refusal) = result {
                 self.note_group_refusal(id, device, request, refusal);
             }
         }
@@ -103,13 +103,15 @@ impl State {
             };
             let number = request.number;
             let answer = match self.swap_grants.request(id, device, (request.bytes, false)) {
-                Outcome::Unknown => {
+                GrantResult::Unknown => {
                     self.asking.insert(id);
                     continue;
                 }
-                Outcome::Granted | Outcome::GrantedAbove => SwapAnswer::Granted,
-                Outcome::Refused(refusal) if self.recall(refusal.group, id, notices) => SwapAnswer::Recalled,
-                Outcome::Refused(_) | Outcome::TooHigh => SwapAnswer::Refused,
+                GrantResult::Granted | GrantResult::GrantedAbove => SwapAnswer::Granted,
+                GrantResult::Refused(refusal) if self.recall(refusal.group, id, notices) => {
+                    SwapAnswer::Recalled
+                }
+                GrantResult::Refused(_) | GrantResult::TooHigh => SwapAnswer::Refused,
             };
             if let Some(process) = self.processes.get(&id) {
                 enforce::answer_swap(process, device, number, answer);

@@ -82,9 +82,9 @@ impl Grants {
                 Ok(_) => return Ok(()),
                 Err(Short::Limit) => panic!("overflow"),
                 Err(Short::Grant) => match self.request(id, device, (bytes, false)) {
-                    Outcome::Granted | Outcome::GrantedAbove => {}
-                    Outcome::Refused(refusal) => return Err(refusal),
-                    outcome @ (Outcome::Unknown | Outcome::TooHigh) => panic!("{outcome:?}"),
+                    GrantResult::Granted | GrantResult::GrantedAbove => {}
+                    GrantResult::Refused(refusal) => return Err(refusal),
+                    result @ (GrantResult::Unknown | GrantResult::TooHigh) => panic!("{result:?}"),
                 },
             }
         }
@@ -313,13 +313,13 @@ fn existing_memory_is_held_beyond_the_limit() {
     grants.force(A, 0, 10);
     assert_eq!(
         grants.request(A, 0, (0, false)),
-        Outcome::Granted,
+        GrantResult::Granted,
         "there is room"
     );
     grants.force(A, 0, 30);
     assert_eq!(
         grants.request(A, 0, (0, false)),
-        Outcome::Refused(Refusal {
+        GrantResult::Refused(Refusal {
             group: LEFT,
             device: Some(0)
         })
@@ -345,7 +345,7 @@ fn restart_keeps_charges_and_grants_after_all_registered() {
     usage.memory_granted.store(90, Relaxed);
     grants.join(A, Some(LEFT), old.clone());
     assert_eq!(grants.word(A, 0), 30);
-    assert_eq!(grants.request(A, 0, (10, false)), Outcome::Unknown);
+    assert_eq!(grants.request(A, 0, (10, false)), GrantResult::Unknown);
     grants.add(C, RIGHT);
     grants.allocate(C, 0, 10).unwrap();
     let other = blocks();
@@ -424,7 +424,7 @@ fn added_group_inherits_limits_and_removed_one_is_not_awaited() {
     // A process awaited in a group that is removed is not waited for any longer.
     grants.add_group(new, Some(TOP));
     grants.await_member(new);
-    assert_eq!(grants.request(A, 0, (1, false)), Outcome::Unknown);
+    assert_eq!(grants.request(A, 0, (1, false)), GrantResult::Unknown);
     grants.remove_group(new);
     grants.told(new);
     grants.free(A, 0, 1);
@@ -448,12 +448,12 @@ fn request_beyond_high_is_granted_exactly() {
     let slack = grants.word(A, 0) - 60 * MIB;
     assert!(slack > 0 && slack <= 20 * MIB, "{slack}");
     // What A does not use is taken back first.
-    assert_eq!(grants.request(B, 0, (40 * MIB, false)), Outcome::Granted);
+    assert_eq!(grants.request(B, 0, (40 * MIB, false)), GrantResult::Granted);
     assert_eq!((grants.word(A, 0), grants.above(B, 0)), (60 * MIB, vec![]));
     grants.allocate(B, 0, 40 * MIB).unwrap();
-    assert_eq!(grants.request(B, 0, (1, true)), Outcome::TooHigh);
+    assert_eq!(grants.request(B, 0, (1, true)), GrantResult::TooHigh);
     assert_eq!(grants.word(B, 0), 40 * MIB);
-    assert_eq!(grants.request(B, 0, (MIB, false)), Outcome::GrantedAbove);
+    assert_eq!(grants.request(B, 0, (MIB, false)), GrantResult::GrantedAbove);
     assert_eq!(grants.word(B, 0), 41 * MIB, "nothing beyond the request");
     grants.allocate(B, 0, MIB).unwrap();
     let above = Above {
@@ -476,7 +476,7 @@ fn limit_refuses_what_high_would_allow() {
     grants.set_process_high(A, None, 10);
     grants.set_limit(LEFT, None, 100);
     assert_eq!(grants.control(A, 0).high.load(Relaxed), HIGH_IN_FORCE);
-    assert_eq!(grants.request(A, 0, (100, false)), Outcome::GrantedAbove);
+    assert_eq!(grants.request(A, 0, (100, false)), GrantResult::GrantedAbove);
     assert_eq!(grants.allocate(A, 0, 101), refused(LEFT, None));
     assert_eq!(grants.allocate(A, 0, 100), Ok(()));
     grants.set_limit(LEFT, None, NO_LIMIT);

@@ -49,7 +49,7 @@ fn live(grants: &Mutex<Grants>, committed: &Committed, number: usize) -> u64 {
                 nr_charged += 1;
                 break;
             }
-            if grants.lock().request(id, device, (bytes, false)) != Outcome::Granted {
+            if grants.lock().request(id, device, (bytes, false)) != GrantResult::Granted {
                 break;
             }
         }
